@@ -218,10 +218,5 @@ def roofline_of(work: Work, ceilings: Ceilings) -> RooflineTime:
     size, flops = work.total_bytes, work.flops_by_dtype or {ceilings.dtype: work.total_flops}
     return RooflineTime(
         memory_ms=1e3 * size / ceilings.bytes_per_s(size),
-        compute_ms=sum(compute_ms_by_dtype(flops, ceilings).values()),
+        compute_ms=sum(ceilings.compute_ms(flops).values()),
     )
-
-
-def compute_ms_by_dtype(flops: Mapping[str, int], ceilings: Ceilings) -> dict[str, float]:
-    """Return the milliseconds that FLOPs by dtype take at the ceilings of their dtypes."""
-    return {dtype: 1e3 * count / ceilings.flops_ceiling(dtype) for dtype, count in flops.items()}

@@ -157,6 +157,7 @@ def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
             share=sum(each) / whole_us if whole_us else 0.0,
             count=len(each) / calls,
             mean_us=sum(each) / len(each),
+            typical_us=_typical(each),
             gbps=work[name].bytes / sum(each) / 1e3 if name in work and work[name].bytes and sum(each) > 0 else None,
             tflops=work[name].flops / sum(each) / 1e6 if name in work and work[name].flops and sum(each) > 0 else None,
             dtype=only_dtype(work[name].arguments) if name in work else None,
@@ -335,12 +336,19 @@ def _kernel(name: str, kind: str, items: Sequence[KernelAttribution], total_us: 
         share=microseconds / total_us if total_us else 0.0,
         count=len(items) / calls,
         mean_us=microseconds / len(items),
+        typical_us=_typical([item.work.length for item in items]),
         gbps=rate("bytes", 1e3),
         tflops=rate("flops", 1e6),
         dtype=only_dtype(item.arguments for item in items if item.flops),
         blocks=_mean([item.work.blocks for item in items]),
         occupancy=_mean([item.work.occupancy for item in items]),
     )
+
+
+def _typical(lengths: Sequence[float]) -> float | None:
+    """Return the mean of lengths, each weighted by itself."""
+    whole = sum(lengths)
+    return sum(length * length for length in lengths) / whole if whole > 0 else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

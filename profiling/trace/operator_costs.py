@@ -378,8 +378,12 @@ def only_dtype(arguments: Iterable[Mapping[str, Any]]) -> str | None:
 
 def tensors_of(operator: Operator) -> tuple[Tensor, ...]:
     """Return the tensors among the operator's arguments, on the meta device; empty without recorded shapes."""
-    count = len(operator.arguments.get("Input Dims", ()))
-    found = (_meta_tensor(operator.arguments, place) for place in range(count))
+    return recorded_tensors(operator.arguments)
+
+
+def recorded_tensors(arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Return the tensors among the arguments of an operator in a trace, on the meta device."""
+    found = (_meta_tensor(arguments, place) for place in range(len(arguments.get("Input Dims", ()))))
     return tuple(tensor for tensor in found if tensor is not None)
 
 
