@@ -2,7 +2,7 @@
 
 It runs three networks under two variants with counters=true on a GPU with ncu (Nsight Compute) on the PATH. For each
 cell and for all cells it prints the share of the time of the longest kernels for which both name the same ceiling:
-memory bandwidth, compute, or neither (profiling/roofline/kernel_bounds.py). A kernel that one of them cannot judge
+memory bandwidth, compute, or neither (profiling/roofline/rules.py). A kernel that one of them cannot judge
 counts as disagreement. Expected: at least 90% over all cells.
 
 For comparison it prints the agreement with L2 bandwidth as a fourth class, which no trace shows; that of always

@@ -18,7 +18,7 @@ _MEANING = (
     "memory bandwidth (DRAM), compute (tensor or FMA pipes), or L2 bandwidth: L2 alone, because the kernel reads the "
     "same data several times, or little of each sector that it fetches; one that reads each byte once would be faster. "
     "Neither: a kernel below, which is short, waits, or is busy with other instructions (SM: multiprocessors, "
-    "instructions of any kind). Bound by trace: the same threshold, as 71% of a measured ceiling, for the bytes and "
+    "instructions of any kind). Bound by trace: the same threshold, as 70% of a measured ceiling, for the bytes and "
     "FLOPs of its operators. Neither by trace: below both ceilings; a trace does not show the reason. Where it is L2, "
     "the last column says so, and L2 over bytes says how often the kernel asks for the bytes of its operators."
 )

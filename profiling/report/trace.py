@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from profiling.errors import printable
 from profiling.report.charts import (
@@ -28,7 +29,6 @@ from profiling.report.hardware_counters import counters_table
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words, itself, name_of
 from profiling.report.table import Column
-from profiling.results.environment import Ceilings
 from profiling.results.judgement import by_component, fastest_correct
 from profiling.results.record import HostWait, Kernel, KernelClass, ModuleTime, Record, TraceAnalysis
 
@@ -48,15 +48,13 @@ _IDLE = (("idle, waiting for the host", "host_ms", RED), ("idle, between kernels
 _OPERATOR = "operator"
 #: Names of nodes that no module's path can be.
 _ROOT, _LOST = ".", ".."
-#: Copies over the bus, as CUPTI names them: the bandwidth of the device's memory does not bound them.
-_CROSSES = re.compile(r"Memcpy (HtoD|DtoH)")
 
 _BUS = "Waits of the host, and copies between host and device"
 _PROFILED = "The profiler slows down the host, and replays by up to 10%: idle time is longer here than when timed."
 _OF_CEILINGS = (
-    "Of the bandwidth: share of the faster of the copy and read ceilings; above 100%, bytes came from a cache. "
-    "Of the FLOP ceiling: share of the ceiling of matrix products in the run's dtype. Why a kernel is far below both, "
-    "because of L2 for example, no trace shows: counters=true measures it."
+    "Of the bandwidth: share of the ceiling for the bytes of a launch, which a cache may hold. Of the FLOP "
+    "ceiling: share of that of the operands' dtype. Why a kernel is far below both, because of L2 for example, no "
+    "trace shows: counters=true measures it."
 )
 _OPERATORS = (
     "On a CPU: operators, with their self time and its share of the call under the profiler. The self time of a "
@@ -234,16 +232,13 @@ def _kernels(records: Sequence[Record], data: RunData) -> Iterator[_Kernel]:
     """Yield the longest kernels of each cell, and the sum of its others."""
     most, ceilings = max(_KERNELS, _ROWS // max(1, len(records))), data.environment.ceilings
     for record in records:
-        bandwidth = None
-        if ceilings is not None:
-            bandwidth = max(ceilings.copy_bytes_per_s, ceilings.read_bytes_per_s) / 1e9
         kernels = sorted(_trace(record).kernels, key=lambda kernel: -kernel.ms)
         for each in kernels[:most]:
-            limit = None if _CROSSES.match(each.name) else bandwidth
-            flops = None if ceilings is None else _flops_ceiling(ceilings, each.dtype or record.dtype)
+            typed = each if each.dtype is not None else replace(each, dtype=record.dtype)
+            memory, compute = (0.0, 0.0) if ceilings is None else ceilings.shares(typed)
             yield _Kernel(
-                *(record, each.name, each.kind, each.count, each.ms, each.share, each.mean_us, each.gbps),
-                *(_of(each.gbps, limit), each.tflops, _of(each.tflops, flops)),
+                *(record, each.name, each.kind, each.count, each.ms, each.share, each.mean_us),
+                *(each.gbps, memory or None, each.tflops, compute or None),
             )
         if rest := kernels[most:]:
             count, ms, share = (_added(rest, name) for name in ("count", "ms", "share"))
@@ -253,19 +248,13 @@ def _kernels(records: Sequence[Record], data: RunData) -> Iterator[_Kernel]:
             yield _Kernel(record, "outside of operators: Python, the profiler", None, None, ms / share - ms, 1 - share)
 
 
-def _flops_ceiling(ceilings: Ceilings, dtype: str | None) -> float | None:
-    """Return the TFLOP/s of products of `dtype`; None where they were not measured."""
-    measured = dtype in (ceilings.dtype, *ceilings.other_flops_per_s)
-    return ceilings.flops_ceiling(dtype) / 1e12 if measured else None
-
-
 def _on_cpu(record: Record) -> bool:
     """Return whether the trace lists operators of the host in place of kernels."""
     return any(kernel.kind == _OPERATOR for kernel in _trace(record).kernels)
 
 
-def _of(rate: float | None, ceiling: float | None) -> float | None:
-    return rate / ceiling if rate is not None and ceiling else None
+def _of(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _added(items: Iterable[Kernel | ModuleTime], name: str) -> float | None:

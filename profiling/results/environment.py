@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,9 +11,14 @@ import msgspec
 
 from profiling.results.field import Section, about
 from profiling.results.jsonl import read_content, read_file, repaired
-from profiling.results.record import LaunchCalibration
+from profiling.results.record import Kernel, KernelFinding, LaunchCalibration
 
 ENVIRONMENT_FILE = "environment.json"
+#: Share of a measured ceiling from which a kernel is as fast as kernels get: 60% of the peak, where the measured
+#: ceilings are about 85% of the peak of the data sheet (H200: read 0.91, copy 0.88, product 0.80, convolution 0.75).
+NEAR_CEILING = 0.7
+#: Copies between host and device, as CUPTI names them: the bus bounds them, and no ceiling of the memory.
+_OVER_THE_BUS = re.compile(r"Memcpy (HtoD|DtoH)")
 
 
 class Device(Section, frozen=True, kw_only=True):
@@ -82,16 +88,30 @@ class Ceilings(Section, frozen=True, kw_only=True):
         rate = self.other_flops_per_s.get(dtype or "", self.flops_per_s)
         return max(rate, self.flops_per_s) if dtype in ("int8", "float8") else rate
 
-    def shares(
-        self, gbps: float | None, tflops: float | None, mean_us: float, dtype: str | None = None
-    ) -> tuple[float, float]:
+    def compute_ms(self, flops: Mapping[str, int]) -> dict[str, float]:
+        """Return the milliseconds that FLOPs by dtype take at the ceilings of their dtypes."""
+        return {dtype: 1e3 * count / self.flops_ceiling(dtype) for dtype, count in flops.items()}
+
+    def times_us(self, size: float, flops: float, dtype: str | None) -> tuple[float, float]:
+        """Return the microseconds of `size` bytes at the bandwidth and of `flops` on `dtype` at the FLOP ceiling."""
+        return 1e6 * size / self.bytes_per_s(size) if size else 0.0, 1e6 * flops / self.flops_ceiling(dtype)
+
+    def shares(self, kernel: Kernel | KernelFinding) -> tuple[float, float]:
         """Return which share of the bandwidth and of the FLOP ceiling (0 to 1) a kernel reaches; 0 where not known.
 
-        `gbps` and `tflops` are its rates, `mean_us` the duration of a launch: few bytes may come from a cache. `dtype`
-        is that of its operands, None where it is not known.
+        Few bytes may come from a cache, so the bandwidth is that for the bytes of a launch, of launches of several
+        sizes one that takes the time. On a CPU it is that of a large copy: an operator writes memory that was just
+        allocated. Copies over the bus have none, and neither have FLOPs in a dtype that was not measured.
         """
-        memory = 0.0 if not gbps else gbps * 1e9 / self.bytes_per_s(gbps * mean_us * 1e3)
-        return memory, (tflops or 0.0) * 1e12 / self.flops_ceiling(dtype)
+        us, name, dtype = 1e3 * kernel.ms / (kernel.count or 1.0), "", None
+        if isinstance(kernel, Kernel):
+            us, name, dtype = kernel.typical_us or kernel.mean_us or us, kernel.name, kernel.dtype
+        size = 0.0 if _OVER_THE_BUS.match(name) else (kernel.gbps or 0.0) * us * 1e3
+        flops = (kernel.tflops or 0.0) * us * 1e6 if dtype in (None, self.dtype, *self.other_flops_per_s) else 0.0
+        memory_us, compute_us = self.times_us(size, flops, dtype)
+        if kernel.kind == "operator":
+            memory_us = 1e6 * size / self.copy_bytes_per_s
+        return (memory_us / us, compute_us / us) if us else (0.0, 0.0)
 
     def bytes_per_s(self, size: float) -> float:
         """Return the best bandwidth, in bytes/s, for a call that touches `size` bytes.

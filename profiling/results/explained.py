@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from profiling.results.field import Section, about
 from profiling.results.measured import Interval, MemoryKinds
 
-Bound = Literal[
-    "launch overhead", "memory bandwidth", "compute", "underfilled GPU", "slow kernels", "slow operators", "host",
-    "transfers",
-]  # fmt: skip
+Bound = Literal["launch overhead", "memory bandwidth", "compute", "underfilled GPU", "host", "transfers"]
 FindingKind = Literal[
     "reduction", "layout conversion", "cast", "bias or activation", "grouped convolution", "1x1 convolution",
     "convolution", "split-K", "memset", "few rows", "product", "attention", "elementwise",
@@ -218,6 +215,10 @@ class KernelFile(Section, frozen=True, kw_only=True):
     runnable: Annotated[bool | None, about("whether the file times itself when run")] = None
 
 
+#: Longest short kernel, in microseconds: most of its time is start-up and one access to memory.
+SHORT_US = 5.0
+
+
 class DeviceWork(Section, frozen=True, kw_only=True):
     """The GPU's work in a call."""
 
@@ -264,6 +265,7 @@ class Kernel(KernelClass, frozen=True, kw_only=True):
 
     name: Annotated[str, about("name of the kernel, at most 200 characters")]
     mean_us: Annotated[float | None, about("mean duration of a launch", "us")] = None
+    typical_us: Annotated[float | None, about("the same, each launch weighted by its duration", "us")] = None
     gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s")] = None
     tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s")] = None
     dtype: Annotated[str | None, about("dtype of the operands of its FLOPs; absent: not known, or several")] = None
@@ -302,7 +304,13 @@ class RooflinePart(Section, frozen=True, kw_only=True):
     uncounted: Annotated[tuple[str, ...], about("operators whose FLOPs have no formula")] = ()
     device_work: Annotated[DeviceWork | None, about("the GPU's work in a call")] = None
     idle_share: Annotated[float | None, about("share of wall time in which the GPU was idle", "0 to 1")] = None
-    bound: Annotated[Bound | None, about("what bounds the call")] = None
+    bound: Annotated[
+        str | None,
+        about(
+            f"what bounds the call: {', '.join(get_args(Bound))}; where none of these, the kernels, or operators, that "
+            "take most of it, with their share (slow kernels, slow operators: in runs of earlier versions)"
+        ),
+    ] = None
     evidence: Annotated[tuple[str, ...], about("why, the decisive observation first")] = ()
     next_step: Annotated[str | None, about("the next step in a few words: a variant to try, or what to change")] = None
     advice: Annotated[str | None, about("the next step as a sentence, with its reason")] = None

@@ -32,6 +32,7 @@ from profiling.results.check import (  # noqa: F401 - readers and producers impo
 )
 from profiling.results.energy import Energy, EnergyWindow  # noqa: F401 - readers and producers import them from here
 from profiling.results.explained import (  # noqa: F401 - readers and producers import every struct from here
+    SHORT_US,
     BeforeAfter,
     Bound,
     Choices,

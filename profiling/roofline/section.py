@@ -6,12 +6,11 @@ import os
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -21,9 +20,9 @@ from profiling.components.component import Component
 from profiling.machine.tf32 import tf32_allowed
 from profiling.results.environment import Ceilings
 from profiling.results.record import Kernel, Roofline, RooflinePart, TraceAnalysis
-from profiling.roofline.evidence import Facts
-from profiling.roofline.verdict import judge
-from profiling.roofline.work import compute_ms_by_dtype, roofline_of, work_of
+from profiling.roofline.evidence import Conditions, evidence_on
+from profiling.roofline.rules import judge
+from profiling.roofline.work import roofline_of, work_of
 from profiling.trace.analysis import kernels_by_name, operators_by_name
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.device_work import device_events, exported_events, summarize
@@ -90,17 +89,6 @@ def operators_of(call: Callable[[], object], calls: int) -> tuple[Kernel, ...]:
     return operators_by_name(timeline(exported_events(profiler)))
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """How a call ran: its device, whether a compiler fused its operators, TF32, and whether torch.compile works."""
-
-    device: Literal["cuda", "cpu"]
-    fused: bool
-    tf32: bool = False
-    compiles: bool = True
-    multiprocessors: int | None = None
-
-
 def can_compile(device: torch.device) -> bool:
     """Return whether torch.compile finds what generates code for `device`; does not import the compiler."""
     if device.type == "cuda":
@@ -131,51 +119,24 @@ def judged_again(
     """Return the section with the verdict that follows from its numbers and, where there is one, the call's trace."""
     if wall_ms is None:
         return section
-    least_ms, memory_ms = section.roofline_ms or 0.0, section.memory_ms or 0.0
-    gpu: Mapping[str, Any] = {} if section.device_work is None else msgspec.structs.asdict(section.device_work)
-    traffic, total = section.traffic_bytes, section.bytes.get("total", 0)
-    facts = Facts(
-        device=here.device,
-        wall_ms=wall_ms,
-        memory_ms=memory_ms,
-        compute_ms=section.compute_ms or 0.0,
-        traffic_ms=None if here.fused or traffic is None else 1e3 * traffic / ceilings.bytes_per_s(traffic),
-        operators=None if here.fused else section.operators,
-        launch_us=ceilings.launch_us,
-        gap_us=ceilings.gap_us,
-        replay_us=ceilings.replay_us,
-        dtype=_slowest_dtype(section.flops_by_dtype, ceilings),
-        disturbed=ceilings.disturbed,
-        tf32=here.tf32,
-        kernels_by_time=traced.kernels if traced is not None and traced.kernels else section.kernels,
-        findings=traced.findings if traced is not None else (),
-        traced=traced is not None,
-        ceilings=ceilings,
-        multiprocessors=here.multiprocessors,
-        compiles=here.compiles,
-        weights_share=section.bytes.get("weights", 0) / total if total else 0.0,
-        **gpu,
-    )
-    over_roofline = wall_ms / least_ms if least_ms > 0 else None
-    verdict = judge(facts)
-    prediction = None if verdict is None else verdict.prediction
-    return msgspec.structs.replace(
+    evidence = evidence_on(section, wall_ms, ceilings, here, traced)
+    verdict, least_ms = judge(evidence), section.roofline_ms or 0.0
+    judged = msgspec.structs.replace(
         section,
-        over_roofline=over_roofline,
-        idle_share=facts.idle_share,
-        bound=None if verdict is None else verdict.bound,
-        evidence=() if verdict is None else verdict.evidence,
-        next_step=None if verdict is None else verdict.next_step,
-        advice=None if verdict is None else verdict.advice,
-        predicted=prediction,
-        steps=() if verdict is None else verdict.steps,
+        over_roofline=wall_ms / least_ms if least_ms > 0 else None,
+        idle_share=None if section.device_work is None else evidence.idle,
     )
-
-
-def _slowest_dtype(flops: Mapping[str, int], ceilings: Ceilings) -> str:
-    """Return the dtype whose FLOPs take most of the time at the ceilings; without FLOPs the run's dtype."""
-    spent = compute_ms_by_dtype(flops, ceilings)
-    return max(spent, key=lambda dtype: spent[dtype], default=ceilings.dtype)
+    if verdict is None:
+        return judged
+    return msgspec.structs.replace(
+        judged,
+        bound=verdict.bound,
+        evidence=verdict.evidence,
+        next_step=verdict.steps[0].words if verdict.steps else None,
+        advice=verdict.advice,
+        predicted=verdict.prediction,
+        steps=verdict.steps,
+    )
 
 
 def frame_roofline(

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.flex_attention import flex_attention
 from torch._higher_order_ops.out_dtype import out_dtype, out_dtype_dense
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.flop_counter import flop_registry
@@ -26,6 +27,7 @@ from profiling.trace.operator_costs import (
     address_of,
     distinct_bytes,
     extent_of,
+    flex_accesses,
     is_custom,
     union_bytes,
 )
@@ -89,7 +91,8 @@ def work_of(component: Component) -> Work:
         "state_read": state_read,
         "state_written": state_written + weights_written,
     }
-    uncounted = {func._schema.name for func in recorder.custom if func.overloadpacket not in flop_registry}
+    unknown = {func._schema.name for func in recorder.custom if func.overloadpacket not in flop_registry}
+    uncounted = unknown | flops.uncounted
     return Work(size, flops.by_class, recorder.operators, recorder.traffic, tuple(sorted(uncounted)), flops.by_dtype)
 
 
@@ -138,7 +141,7 @@ class AccessRecorder(TorchDispatchMode):
     only make a view, `traffic` the sum of the bytes that they read and wrote, `custom` the set of custom operators.
     """
 
-    supports_higher_order_operators = True  # such as flex_attention; the operators that they call arrive as well
+    supports_higher_order_operators = True
 
     def __init__(self, kinds: Iterable[tuple[str, Iterable[Tensor]]]) -> None:
         super().__init__()
@@ -160,6 +163,8 @@ class AccessRecorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         if isinstance(func, torch._ops.OpOverload):
             self._record(func, *accesses_of(func, args, kwargs, result))
+        elif func is flex_attention:
+            self._record(func, *flex_accesses(args, result[0]))
         return result
 
     def holds(self, tensor: Tensor) -> bool:
@@ -176,7 +181,7 @@ class AccessRecorder(TorchDispatchMode):
             return
         self.operators += 1
         self.traffic += sum(access.bytes for access in (*reads, *writes))
-        if is_custom(func):
+        if isinstance(func, torch._ops.OpOverload) and is_custom(func):
             self.custom.add(func)
         for access in reads:
             if (storage := self._storages.get(address_of(access.tensor))) is not None:
@@ -213,10 +218,5 @@ def roofline_of(work: Work, ceilings: Ceilings) -> RooflineTime:
     size, flops = work.total_bytes, work.flops_by_dtype or {ceilings.dtype: work.total_flops}
     return RooflineTime(
         memory_ms=1e3 * size / ceilings.bytes_per_s(size),
-        compute_ms=sum(compute_ms_by_dtype(flops, ceilings).values()),
+        compute_ms=sum(ceilings.compute_ms(flops).values()),
     )
-
-
-def compute_ms_by_dtype(flops: Mapping[str, int], ceilings: Ceilings) -> dict[str, float]:
-    """Return the milliseconds that FLOPs by dtype take at the ceilings of their dtypes."""
-    return {dtype: 1e3 * count / ceilings.flops_ceiling(dtype) for dtype, count in flops.items()}

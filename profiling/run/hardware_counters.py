@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from profiling.results.environment import Ceilings, read_environment
 from profiling.results.record import CountedKernel, HardwareCounters, Kernel, TraceAnalysis, TraceFiles, decode_section
-from profiling.roofline.kernel_bounds import bound_by_counters, bound_by_trace
+from profiling.roofline.rules import bound_by_counters, bound_by_trace
 from profiling.run.job import Job
 from profiling.trace import nsight_compute
 from profiling.trace.events import GpuWork, TracedCall, read_events, timeline, traced_calls
@@ -230,6 +230,7 @@ def _merged(kernels: Sequence[Kernel]) -> Kernel:
         share=sum(kernel.share or 0.0 for kernel in kernels),
         count=count,
         mean_us=1e3 * spent / count if count else None,
+        typical_us=rate("typical_us"),
         gbps=rate("gbps"),
         tflops=rate("tflops"),
     )
@@ -247,7 +248,6 @@ def counted(
     """
     of_trace = [spent for group, spent in times.items() if group.name[:_NAME_LENGTH] == kernel.name]
     whole = sum(microseconds for microseconds, _ in of_trace)
-    typical_us = sum(us * us / count for us, count in of_trace) / whole if whole else kernel.mean_us
     met = [
         (times.get(group, (0.0, 0)), measured)
         for group, measured in launches.items()
@@ -281,7 +281,7 @@ def counted(
         sm=_mean(by_time, "sm"),
         occupancy=_mean(by_time, "occupancy"),
         bound_by_counters=None if covered is not None and covered < _KNOWN else bound_by_counters(*rates),
-        bound_by_trace=bound_by_trace(kernel.gbps, kernel.tflops, typical_us, ceilings, kernel.dtype),
+        bound_by_trace=bound_by_trace(kernel, ceilings),
     )
 
 

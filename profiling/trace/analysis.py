@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,20 @@ from profiling.trace.attribution import (
     class_by_name,
     with_eager_modules,
 )
-from profiling.trace.events import GpuWork, HostCall, Operator, Timeline, launches_by_correlation, traced_calls
+from profiling.trace.events import (
+    MODULE,
+    GpuWork,
+    HostCall,
+    Operator,
+    Span,
+    Timeline,
+    launches_by_correlation,
+    traced_calls,
+)
 from profiling.trace.findings import kernel_findings
 from profiling.trace.host_waits import waits_and_copies
 from profiling.trace.kernel_classes import CLASSES
-from profiling.trace.modules import module_times, paths_in, self_times
+from profiling.trace.modules import module_times, paths_in
 from profiling.trace.operator_costs import Cost, OperatorCosts, only_dtype
 
 _NAME_LENGTH = 200
@@ -148,6 +157,7 @@ def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
             share=sum(each) / whole_us if whole_us else 0.0,
             count=len(each) / calls,
             mean_us=sum(each) / len(each),
+            typical_us=_typical(each),
             gbps=work[name].bytes / sum(each) / 1e3 if name in work and work[name].bytes and sum(each) > 0 else None,
             tflops=work[name].flops / sum(each) / 1e6 if name in work and work[name].flops and sum(each) > 0 else None,
             dtype=only_dtype(work[name].arguments) if name in work else None,
@@ -155,6 +165,27 @@ def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
         for name, each in times.items()
     )
     return tuple(sorted(operators, key=lambda operator: -operator.ms))
+
+
+def self_times(spans: Iterable[Span]) -> list[tuple[str, float]]:
+    """Return (name, microseconds) of each span without the spans inside it, never negative.
+
+    `spans` are sorted by begin, outer ones first. A span that begins when another ends is beside it, spans of different
+    threads are never inside each other, and one that outlasts the span around it counts until that ends.
+    """
+    times: list[tuple[str, float]] = []
+    open_spans: dict[object, list[tuple[float, int]]] = {}  # by thread: (end, place in times), the innermost last
+    for span in spans:
+        around = open_spans.setdefault(span.row, [])
+        while around and around[-1][0] <= span.begin:
+            around.pop()
+        end = min(span.end, around[-1][0]) if around else span.end
+        if around:
+            name, microseconds = times[around[-1][1]]
+            times[around[-1][1]] = (name, microseconds - (end - span.begin))
+        around.append((end, len(times)))
+        times.append((span.name.removeprefix(MODULE), end - span.begin))
+    return times
 
 
 @dataclass
@@ -188,7 +219,7 @@ def _work_by_name(
         work.setdefault(longest, _OperatorWork()).add(cost, outer.arguments)
 
     for each, microseconds in zip(operators, spent, strict=True):
-        if outer is not None and each.row == outer.row and each.begin <= outer.end:
+        if outer is not None and each.row == outer.row and each.begin < outer.end:
             if microseconds > longest_us:
                 longest, longest_us = each.name, microseconds
             continue
@@ -305,12 +336,19 @@ def _kernel(name: str, kind: str, items: Sequence[KernelAttribution], total_us: 
         share=microseconds / total_us if total_us else 0.0,
         count=len(items) / calls,
         mean_us=microseconds / len(items),
+        typical_us=_typical([item.work.length for item in items]),
         gbps=rate("bytes", 1e3),
         tflops=rate("flops", 1e6),
         dtype=only_dtype(item.arguments for item in items if item.flops),
         blocks=_mean([item.work.blocks for item in items]),
         occupancy=_mean([item.work.occupancy for item in items]),
     )
+
+
+def _typical(lengths: Sequence[float]) -> float | None:
+    """Return the mean of lengths, each weighted by itself."""
+    whole = sum(lengths)
+    return sum(length * length for length in lengths) / whole if whole > 0 else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

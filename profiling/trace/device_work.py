@@ -18,7 +18,7 @@ import torch
 from torch.autograd.profiler import profile
 from torch.profiler import ProfilerActivity
 
-from profiling.results.record import DeviceWork
+from profiling.results.record import SHORT_US, DeviceWork
 from profiling.trace.events import CUDA_CALLS, GPU_WORK, TRANSFERS, WAITS, read_events, sizes_of
 
 #: Calls of the CUDA runtime and driver that launch work.
@@ -43,10 +43,6 @@ def host_launches(call: Callable[[], object], *, calls: int = 3) -> float | None
 
 
 _MARK = "profiling: device work"
-#: Longest short kernel, in microseconds: most of its time is start-up and one access to memory.
-SHORT_US = 5.0
-
-
 #: Kernels with fewer blocks than multiprocessors underfill a GPU up to this duration in microseconds; a longer one has
 #: enough work to fill it, and is slow.
 FILLABLE_US = 20.0

@@ -1,4 +1,4 @@
-"""Kernel findings: kernels of a call that could take less time at the ceilings, or be left out, and what that saves.
+"""Findings: kernels of a call that could take less time at the ceilings, or be left out, and what that saves.
 
 The rules read names of kernels (ATen, cuDNN, cuBLAS, CUTLASS, inductor) and the shapes of the operators that launched
 them. A kernel whose bytes and FLOPs are not known is listed only if it can be left out.
@@ -14,14 +14,12 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from profiling.results.environment import Ceilings
+from profiling.results.environment import NEAR_CEILING, Ceilings
 from profiling.results.record import FindingKind, KernelFinding
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.events import TRANSFERS
-from profiling.trace.operator_costs import product_dtype_of
+from profiling.trace.operator_costs import product_dtype_of, recorded_tensors
 
-#: A kernel at this share of a ceiling, or more, is as fast as kernels get.
-FAST = 0.7
 #: Shortest duration of a kernel in microseconds: a saving that assumes less is none.
 SHORTEST_US = 2.0
 #: Rows of a matrix product up to which its weights decide its time.
@@ -31,21 +29,25 @@ WORTH = 0.01
 #: Kernel names that a finding keeps, the longest first.
 _NAMES, _NAME_LENGTH = 3, 120
 
-_LAYOUT = re.compile(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|transpose(?!d?_?conv)|permute", re.IGNORECASE)
-_SPLIT_K = re.compile(r"split_?k_?reduce|reduce_?split_?k", re.IGNORECASE)
-_FILL = re.compile(r"FillFunctor|^Memset", re.IGNORECASE)
-_COPIES = re.compile(r"aten::(copy_?|_to_copy|clone|contiguous|to)")
-_TRITON = re.compile(r"triton_(?:poi|red|per|tem|split)\w*?_fused_(?P<operators>\w*?)_?\d*$")
-#: What a compiler fuses behind a product only because the product's kernel does not do it: bias and activation.
-_EPILOGUE = re.compile(
-    r"_*(convolution|addmm|mm|bmm|linear)(_+(add|relu|leaky_relu|silu|gelu|sigmoid|tanh|hardtanh|elu|clamp))*"
+_FUSED = re.compile(r"triton_(?:poi|red|per|tem|split)\w*?_fused_(?P<operators>\w*?)_?\d*$")
+_MOVES = "clone|copy|permute|transpose|contiguous|view|to_copy"
+_ACTIVATIONS = "add|relu|leaky_relu|silu|gelu|sigmoid|tanh|hardtanh|elu|clamp"
+#: Kernels that better code would not launch, by their names: (kind, words, pattern). The first that matches counts.
+_BY_NAME: tuple[tuple[FindingKind, str, re.Pattern[str]], ...] = (
+    ("memset", "memsets and fills", re.compile("FillFunctor|^Memset", re.IGNORECASE)),
+    ("split-K", "split-K reductions", re.compile("split_?k_?reduce|reduce_?split_?k", re.IGNORECASE)),
+    (
+        *("layout conversion", "layout conversions"),
+        re.compile("nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|transpose(?!d?_?conv)|permute", re.IGNORECASE),
+    ),
 )
-_EPILOGUE_OPERATOR = re.compile(r"aten::(add|relu|leaky_relu|silu|gelu|sigmoid|tanh|hardtanh|elu|clamp)_?")
-_MOVES = re.compile(
-    r"_*(convolution|addmm|mm|bmm|clone|copy|permute|transpose|contiguous|view|to_copy)"
-    r"(_+(clone|copy|permute|transpose|contiguous|view|to_copy|unsqueeze|expand))*"
+#: The operators that only move a tensor, those that only cast, and biases and activations that the product's own kernel
+#: could do: by what a generated kernel fuses, or else by the operator that launched it.
+_COPIES = re.compile(
+    rf"_*(convolution|addmm|mm|bmm|{_MOVES})(_+({_MOVES}|unsqueeze|expand))*|aten::(copy_?|_to_copy|clone|contiguous|to)"
 )
-_CAST = re.compile(r"_*(to_copy|convert_element_type)(_+(view|clone|permute|unsqueeze|expand))*")
+_CASTS = re.compile(r"_*(to_copy|convert_element_type)(_+(view|clone|permute|unsqueeze|expand))*")
+_EPILOGUES = re.compile(rf"_*(convolution|addmm|mm|bmm|linear)(_+({_ACTIVATIONS}))*|aten::({_ACTIVATIONS})_?")
 _REDUCTIONS = re.compile(
     r"(?<![a-z])((?:group|layer|batch|rms|instance|weight|vector)_norm|log_softmax|softmax|var_mean|var|mean|sum|amax|amin"
     r"|argmax|argmin|logsumexp|cumsum|prod|norm|std|max|min|any|all|topk|sort)(?![a-z])"
@@ -56,11 +58,6 @@ _REDUCTION_NAMES = (
     *(("LayerNorm", "layer norm"), ("batch_norm", "batch norm"), ("softmax", "softmax"), ("SoftMax", "softmax")),
     *(("MeanOps", "mean"), ("WelfordOps", "variance"), ("sum_functor", "sum"), ("NormTwoOps", "norm")),
 )
-#: Bytes of an element, by the names of floating-point dtypes in a trace.
-_ITEM_BYTES = {
-    **{"c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1, "c10::BFloat16": 2, "c10::Half": 2},
-    **{"float": 4, "double": 8},
-}
 
 
 @dataclass(frozen=True)
@@ -102,60 +99,43 @@ def _judged(item: KernelAttribution, before: KernelAttribution | None, ceilings:
     if avoidable is not None:
         return _Piece(*avoidable, item, 0.0)
     least_us = _least_us(item, ceilings)
-    if least_us is None or least_us >= FAST * item.work.length:
+    if not least_us or least_us >= NEAR_CEILING * item.work.length:
         return None
-    kind, what = _slow(item)
-    return _Piece(kind, what, item, min(item.work.length, max(least_us, SHORTEST_US)))
+    return _Piece(*_slow(item), item, min(item.work.length, max(least_us, SHORTEST_US)))
 
 
-def _least_us(item: KernelAttribution, ceilings: Ceilings) -> float | None:
-    """Return the microseconds at the ceilings of the kernel's bytes or FLOPs, the longer; None where none is known."""
-    if not item.bytes and not item.flops:
-        return None
-    moved = 1e6 * item.bytes / ceilings.bytes_per_s(item.bytes) if item.bytes else 0.0
-    return max(moved, 1e6 * (item.flops or 0) / ceilings.flops_ceiling(product_dtype_of(item.arguments)))
+def _least_us(item: KernelAttribution, ceilings: Ceilings) -> float:
+    """Return the microseconds at the ceilings of the kernel's bytes or FLOPs, the longer; 0 where none is known."""
+    return max(ceilings.times_us(item.bytes or 0, item.flops or 0, product_dtype_of(item.arguments)))
 
 
 def _avoidable(item: KernelAttribution, before: KernelAttribution | None) -> tuple[FindingKind, str] | None:
     """Return (kind, words) of a kernel that better code would not launch; None for all others."""
-    name, operator = item.work.name, item.operator or ""
-    generated = _TRITON.match(name)
-    fused = generated["operators"] if generated else None
-    if item.work.kind == "gpu_memset" or _FILL.search(name):
-        return "memset", "memsets and fills"
-    if _SPLIT_K.search(name):
-        return "split-K", "split-K reductions"
-    if _LAYOUT.search(name) and item.kind in ("copy", "conv", "other"):
-        return "layout conversion", "layout conversions"
-    if _COPIES.fullmatch(operator) or (fused is not None and _MOVES.fullmatch(fused)):
-        copied = _copied(item.arguments)
-        if copied is not None:
-            return copied
-    if fused is not None and _CAST.fullmatch(fused):
+    for kind, words, pattern in _BY_NAME:
+        if pattern.search(item.work.name) and (kind != "layout conversion" or item.kind in ("copy", "conv", "other")):
+            return kind, words
+    generated = _FUSED.match(item.work.name)
+    does = generated["operators"] if generated else item.operator or ""
+    if _COPIES.fullmatch(does) and (copied := _copied(item.arguments)) is not None:
+        return copied
+    if generated and _CASTS.fullmatch(does):
         return "cast", "casts"
-    after = before is not None and before.kind in ("gemm", "conv")
-    epilogue = _EPILOGUE.fullmatch(fused) if fused is not None else _EPILOGUE_OPERATOR.fullmatch(operator)
-    if epilogue and item.kind == "pointwise" and (after or fused is not None):
+    after = generated or (before is not None and before.kind in ("gemm", "conv"))
+    if after and item.kind == "pointwise" and _EPILOGUES.fullmatch(does):
         return "bias or activation", "bias and activation"
     return None
 
 
 def _copied(arguments: Mapping[str, Any]) -> tuple[FindingKind, str] | None:
     """Return whether a kernel that writes a tensor of the shape that it reads casts it or converts its layout."""
-    tensors = [
-        (kind, tuple(shape), tuple(strides))
-        for kind, shape, strides in zip(
-            *(arguments.get(name, ()) for name in ("Input type", "Input Dims", "Input Strides")), strict=False
-        )
-        if kind in _ITEM_BYTES and shape
-    ]
-    if len(tensors) != 2 or prod(tensors[0][1]) != prod(tensors[1][1]):
+    tensors = [tensor for tensor in recorded_tensors(arguments) if tensor.is_floating_point() and tensor.dim()]
+    if len(tensors) != 2 or tensors[0].numel() != tensors[1].numel():
         return None
-    (one, shape, strides), (other, _, other_strides) = tensors
-    if one != other:
-        sizes = sorted((_ITEM_BYTES[one], _ITEM_BYTES[other]))
-        return "cast", "casts" if sizes[0] == sizes[1] else f"casts between {8 * sizes[0]} and {8 * sizes[1]} bits"
-    if len(strides) == len(other_strides) and _order(shape, strides) != _order(shape, other_strides):
+    one, other = tensors
+    if one.dtype != other.dtype:
+        sizes = sorted(8 * tensor.element_size() for tensor in tensors)
+        return "cast", "casts" if sizes[0] == sizes[1] else f"casts between {sizes[0]} and {sizes[1]} bits"
+    if one.dim() == other.dim() and _order(one.shape, one.stride()) != _order(one.shape, other.stride()):
         return "layout conversion", "layout conversions"
     return None
 
@@ -174,8 +154,8 @@ def _slow(item: KernelAttribution) -> tuple[FindingKind, str]:
     if item.kind == "gemm":
         rows = _rows(item.arguments)
         if rows is not None and rows <= FEW_ROWS:
-            return "few rows", f"products of {rows} row{'' if rows == 1 else 's'}"
-        return "product", "matrix products"
+            return "few rows", f"GEMMs (M={rows})"
+        return "product", "GEMMs"
     if item.kind == "attention":
         return "attention", "attention"
     return "elementwise", _elementwise(item) if item.kind == "pointwise" else "copies"
@@ -193,7 +173,7 @@ def _reduction(item: KernelAttribution) -> str:
 
 def _elementwise(item: KernelAttribution) -> str:
     """Return words for an elementwise kernel: by its operator, or for a fused one whether it reads by an index."""
-    generated = _TRITON.match(item.work.name)
+    generated = _FUSED.match(item.work.name)
     if generated:
         by_index = re.search("index|gather|embedding|arange", generated["operators"])
         return "fused kernels that index" if by_index else "fused elementwise kernels"
@@ -203,11 +183,11 @@ def _elementwise(item: KernelAttribution) -> str:
 
 def _convolution(arguments: Mapping[str, Any]) -> tuple[FindingKind, str]:
     """Return the kind of a convolution, from the shapes of its input and weight."""
-    shapes = [shape for shape in arguments.get("Input Dims", ()) if _is_shape(shape) and len(shape) >= 3]
+    shapes = [tensor.shape for tensor in recorded_tensors(arguments) if tensor.dim() >= 3]
     if len(shapes) >= 2:
-        (_, channels, *_), (_, per_group, *kernel) = shapes[:2]
-        transposed = shapes[1][0] == channels != per_group and _is_true(arguments, 6)
-        groups = _integer(arguments, 8) or (1 if transposed or not per_group else channels // per_group)
+        (_, channels, *_), (first, per_group, *kernel) = shapes[:2]
+        transposed = first == channels != per_group and _value(arguments, 6) is True
+        groups = _value(arguments, 8) or (1 if transposed or not per_group else channels // per_group)
         if groups > 1:
             return "grouped convolution", "grouped convolutions"
         if all(size == 1 for size in kernel):
@@ -215,34 +195,22 @@ def _convolution(arguments: Mapping[str, Any]) -> tuple[FindingKind, str]:
     return "convolution", "convolutions"
 
 
+def _value(arguments: Mapping[str, Any], place: int) -> Any:
+    """Return the recorded value at `place` of a convolution's nine arguments, or more; None for anything else."""
+    values = arguments.get("Concrete Inputs", ())
+    try:
+        return ast.literal_eval(values[place]) if len(values) in (9, 12, 13) else None
+    except (ValueError, SyntaxError):
+        return None
+
+
 def _rows(arguments: Mapping[str, Any]) -> int | None:
     """Return the rows of a matrix product's first factor; None where its shapes were not recorded."""
-    shapes = [shape for shape in arguments.get("Input Dims", ()) if _is_shape(shape) and len(shape) >= 2]
+    shapes = [tensor.shape for tensor in recorded_tensors(arguments) if tensor.dim() >= 2]
     for left, right in pairwise(shapes):
         if left[-1] in (right[-2], right[-1]) and len(left) >= len(right):
             return prod(left[:-1]) if len(right) == 2 else left[-2]
     return None
-
-
-def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, list) and bool(shape) and all(isinstance(size, int) for size in shape)
-
-
-def _integer(arguments: Mapping[str, Any], place: int) -> int | None:
-    """Return the recorded integer at `place` of a convolution's nine arguments; None for anything else."""
-    values = arguments.get("Concrete Inputs", ())
-    if len(values) <= place or len(values) not in (9, 12, 13):
-        return None
-    try:
-        value = ast.literal_eval(values[place])
-    except (ValueError, SyntaxError):
-        return None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _is_true(arguments: Mapping[str, Any], place: int) -> bool:
-    values = arguments.get("Concrete Inputs", ())
-    return len(values) > place and str(values[place]) == "True"
 
 
 def _finding(pieces: Sequence[_Piece], total_us: float, calls: int, ceilings: Ceilings) -> KernelFinding:
@@ -256,7 +224,7 @@ def _finding(pieces: Sequence[_Piece], total_us: float, calls: int, ceilings: Ce
     for piece in pieces:
         longest[piece.item.work.name] = longest.get(piece.item.work.name, 0.0) + piece.item.work.length
     known = [piece.item for piece in pieces if piece.item.bytes or piece.item.flops]
-    least = sum(_least_us(item, ceilings) or 0.0 for item in known)
+    least = sum(_least_us(item, ceilings) for item in known)
     return KernelFinding(
         kind=pieces[0].kind,
         what=pieces[0].what,

@@ -1,20 +1,25 @@
 """FLOPs by class of operator and by dtype: `counted_flops` counts those that run in a block.
 
-torch's counter has the formulas of products, convolutions and attention. Here are those of operators that it lacks or
-counts wrongly: fused layers, recurrent layers, sparse and complex products, products of 8-bit integers.
+torch's counter has the formulas of products and convolutions. Here are those of operators that it lacks or counts
+wrongly: attention (causal, grouped heads, FlexAttention), fused layers, recurrent layers, sparse and complex products,
+products of 8-bit integers.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch._higher_order_ops.flex_attention import flex_attention
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
 from profiling.components.trees import stored_parts
@@ -25,14 +30,6 @@ _aten = torch.ops.aten
 _FLOP_CLASSES = {"attention": "atten", "convolution": "conv", "matmul": ""}
 
 
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query, key, value)
-
-
-def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(gradient, query, key, value)
-
-
 Formula = Callable[..., int]
 
 
@@ -40,6 +37,82 @@ def _of_tensors(formula: Formula) -> Formula:
     """Mark a formula that is to be given tensors; torch's counter gives the others their shapes."""
     formula._get_raw = True  # type: ignore[attr-defined]
     return formula
+
+
+def _attention(packet: Any, *, backward: bool = False, heads_first: bool = True) -> Formula:
+    """Return the formula of an attention operator: two products for each pair of a query and a key that it attends.
+
+    Tensors are [..., heads, tokens, depth], without `heads_first` [..., tokens, heads, depth], or sequences of
+    different lengths one after the other, [tokens, heads, depth], with their offsets. The backward pass has five
+    products. A mask that is passed as a tensor leaves out no pair: kernels compute them all.
+    """
+    names = [argument.name for argument in packet.default._schema.arguments]
+
+    @_of_tensors
+    def formula(*args: Any, **kwargs: Any) -> int:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        query, key, value = (given[name] for name in ("query", "key", "value"))
+        offsets = [given.get(f"cum_seq_{side}", given.get(f"cu_seqlens_{side}")) for side in "qk"]
+        place = -2 if heads_first else -3
+        if isinstance(offsets[0], Tensor) and isinstance(offsets[1], Tensor):
+            sides = [_lengths(query, offsets[0]), _lengths(key, offsets[1])]
+            heads = query.shape[-2]
+        else:
+            sides = [[part.shape[place] for part in _sequences(side)] for side in (query, key)]
+            parts = [_sequences(side)[0] for side in (query, key)]
+            heads = max(prod(part.shape[:-1]) // max(1, part.shape[place]) for part in parts)
+        causal = given.get("is_causal") is True or given.get("custom_mask_type") == 1
+        pairs = sum(_pairs(*lengths, causal=causal) for lengths in zip(*sides, strict=True))
+        depth, width = query.size(-1), value.size(-1)
+        return 2 * heads * pairs * (3 * depth + 2 * width if backward else depth + width)
+
+    return formula
+
+
+def _pairs(queries: int, keys: int, *, causal: bool) -> int:
+    """Return the number of pairs of a query and a key that it attends: with `causal`, query i the first i + 1 keys."""
+    if not causal:
+        return queries * keys
+    fewer = min(queries, keys)
+    return fewer * (fewer + 1) // 2 + (queries - fewer) * keys
+
+
+def _lengths(tokens: Tensor, offsets: Tensor) -> list[int]:
+    """Return the lengths of sequences from their offsets; where a trace recorded no values, equal ones."""
+    count = offsets.shape[0] - 1
+    return [tokens.shape[-3] // count] * count if offsets.is_meta else offsets.diff().tolist()
+
+
+@dataclass(frozen=True)
+class FlexBlocks:
+    """The work of a FlexAttention call by its block mask, of which each block counts whole.
+
+    `pairs` is the number of pairs of a query and a key in blocks that are not masked, over all batches and heads;
+    `keys` the part (0 to 1) of the keys and values in such blocks.
+    """
+
+    pairs: int
+    keys: float
+
+    @classmethod
+    def of(cls, query: Tensor, key: Tensor, mask: Sequence[Any]) -> FlexBlocks:
+        """Count blocks; `mask` is `BlockMask.as_tuple()`: lengths, then counts and indices of partial and full blocks.
+
+        Counts are [batch, heads, blocks of queries], indices have a dimension more; batch and heads may be 1.
+        """
+        rows, columns = (
+            (length - torch.arange(-(-length // size), device=query.device) * size).clamp(max=size)
+            for length, size in ((query.shape[-2], mask[-3]), (key.shape[-2], mask[-2]))
+        )
+        attended = torch.zeros(*mask[2].shape, len(columns), dtype=torch.bool, device=query.device)
+        for counts, indices in (mask[2:4], mask[4:6]):
+            if counts is not None:
+                listed = torch.arange(indices.shape[-1], device=query.device) < counts[..., None]
+                places = indices.long().clamp(max=len(columns) - 1)
+                attended |= torch.zeros_like(attended, dtype=torch.uint8).scatter_add_(-1, places, listed.byte()) > 0
+        pairs = int((attended * rows[:, None] * columns).sum())
+        masks, needed = prod(mask[2].shape[:2]), int((attended.any(-2) * columns).sum())
+        return cls(pairs * prod(query.shape[:-2]) // masks, needed / masks / max(1, key.shape[-2]))
 
 
 @_of_tensors
@@ -159,13 +232,25 @@ def _sequences(x: Tensor) -> Sequence[Tensor]:
     return x.unbind() if x.is_nested else (x,)
 
 
+#: Attention operators of [batch, heads, tokens, depth], some with a backward operator.
+_HEADS_FIRST = (
+    "scaled_dot_product_attention",
+    "_cudnn_attention_forward",
+    *(f"_scaled_dot_product_{backend}_attention" for backend in ("flash", "efficient", "cudnn")),
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_fused_attention_overrideable",
+)
+#: The same of [batch, tokens, heads, depth], or of sequences one after the other.
+_TOKENS_FIRST = ("_flash_attention_forward", "_efficient_attention_forward")
 #: FLOP formulas, by name, for operators that torch's counter lacks or counts as real and dense; some versions of torch
 #: lack some of the operators.
 _FLOP_FORMULAS: Mapping[str, Formula] = {
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_fused_attention_overrideable": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-    "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
+    **{
+        name: _attention(packet, backward=name.endswith("_backward"), heads_first=forward not in _TOKENS_FIRST)
+        for forward in (*_HEADS_FIRST, *_TOKENS_FIRST)
+        for name in (forward, f"{forward}_backward")
+        if (packet := getattr(_aten, name, None)) is not None
+    },
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "_sparse_mm", "_int_mm", "_scaled_mm_v2"), _product),
     **dict.fromkeys(("cdist", "_cdist_forward", "_euclidean_dist"), _distances),
     "_trilinear": _trilinear,
@@ -195,10 +280,14 @@ class _NoModules(ModuleTracker):
 
 @dataclass
 class FlopCount:
-    """FLOPs by class of operator (matmul, convolution, attention), and by dtype of the operands, without those of 0."""
+    """FLOPs by class of operator (matmul, convolution, attention), and by dtype of the operands, without those of 0.
+
+    `uncounted` names the operators of higher order that ran without being counted.
+    """
 
     by_class: dict[str, int] = field(default_factory=dict)
     by_dtype: dict[str, int] = field(default_factory=dict)
+    uncounted: set[str] = field(default_factory=set)
 
     @property
     def total(self) -> int:
@@ -219,7 +308,8 @@ def counted_flops() -> Iterator[FlopCount]:
 
     A multiply-add counts as two. Matrix products, convolutions and attention are counted. Elementwise operators,
     reductions and custom operators without a registered formula are not, so the count is a lower bound. A convolution
-    is counted as the direct algorithm, of whose FLOPs Winograd needs a fraction.
+    is counted as the direct algorithm, of whose FLOPs Winograd needs a fraction. Compiled functions run eagerly, and
+    FlexAttention returns zeros: run eagerly, it would hold all scores in memory.
     """
     count = FlopCount()
     extra = {packet: formula for name, formula in _FLOP_FORMULAS.items() if (packet := getattr(_aten, name, None))}
@@ -227,8 +317,43 @@ def counted_flops() -> Iterator[FlopCount]:
     counter.mod_tracker = _NoModules()
     formulas = counter.flop_registry.items()
     counter.flop_registry = {operator: _noting(count, str(operator), formula) for operator, formula in formulas}
-    with counter:
+    # Named by its overload, it is not taken apart into what the backend of this device computes.
+    whole = _aten.scaled_dot_product_attention
+    counter.flop_registry[whole.default] = counter.flop_registry[whole]
+    compiles = "torch._dynamo" in sys.modules or "torch.nn.attention.flex_attention" in sys.modules
+    with torch.compiler.set_stance("force_eager") if compiles else nullcontext(), counter, _HigherOrder(count):
         yield count
+
+
+class _HigherOrder(TorchDispatchMode):
+    """Runs operators of higher order, of which torch's counter knows `cond` alone and refuses the others."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, count: FlopCount) -> None:
+        super().__init__()
+        self._count = count
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not isinstance(func, HigherOrderOperator) or func is torch.ops.higher_order.cond:
+            return func(*args, **(kwargs or {}))
+        if func is flex_attention:
+            query, key, value, _, mask, *_ = args
+            flops = 2 * FlexBlocks.of(query, key, mask).pairs * (query.shape[-1] + value.shape[-1])
+            self._count.add("attention", product_dtype(query.dtype), flops)
+            return _unattended(query, value)
+        self._count.uncounted.add(str(func))
+        with _disable_current_modes():
+            return func(*args, **(kwargs or {}))
+
+
+def _unattended(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return zeros as the output of attention, in the layout of the queries, its logsumexp and its largest scores."""
+    order = sorted(range(query.dim()), key=lambda dim: -query.stride(dim))
+    shape = (*query.shape[:-1], value.shape[-1])
+    output = query.new_zeros([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(query.dim())])
+    row = query.new_zeros(query.shape[:-1], dtype=torch.float32)
+    return output, row, row
 
 
 def _noting(count: FlopCount, operator: str, formula: Formula) -> Formula:

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 
 from profiling.components.trees import stored_parts, tensors_in, written_tensors
 from profiling.trace.events import Operator
-from profiling.trace.flops import counted_flops, product_dtype
+from profiling.trace.flops import FlexBlocks, counted_flops, product_dtype
 
 _aten = torch.ops.aten
 
@@ -137,6 +137,15 @@ def accesses_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
     ]
     reads += writes if updates else []
     return reads, [*writes, *(Access(tensor, bytes_of(tensor)) for tensor in fresh)]
+
+
+def flex_accesses(args: Sequence[Any], output: Tensor) -> tuple[list[Access], ...]:
+    """Return (reads, writes) of a FlexAttention call: of keys and values those in blocks that are not masked."""
+    query, key, value, _, mask = args[:5]
+    part = FlexBlocks.of(query, key, mask).keys
+    given = [Access(tensor, bytes_of(tensor)) for tensor in (query, *tensors_in((mask, *args[7:])))]
+    given += [Access(tensor, round(part * bytes_of(tensor))) for tensor in (key, value)]
+    return given, [Access(output, bytes_of(output))]
 
 
 def _stored_in(tree: Any) -> list[Tensor]:
@@ -369,8 +378,12 @@ def only_dtype(arguments: Iterable[Mapping[str, Any]]) -> str | None:
 
 def tensors_of(operator: Operator) -> tuple[Tensor, ...]:
     """Return the tensors among the operator's arguments, on the meta device; empty without recorded shapes."""
-    count = len(operator.arguments.get("Input Dims", ()))
-    found = (_meta_tensor(operator.arguments, place) for place in range(count))
+    return recorded_tensors(operator.arguments)
+
+
+def recorded_tensors(arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Return the tensors among the arguments of an operator in a trace, on the meta device."""
+    found = (_meta_tensor(arguments, place) for place in range(len(arguments.get("Input Dims", ()))))
     return tuple(tensor for tensor in found if tensor is not None)
 
 

@@ -169,7 +169,7 @@ def test_fields_of_a_later_version_are_passed_over():
         ("metrics.extra", '{"deep": ' + '{"a": ' * 500 + "1" + "}" * 500 + "}", "metrics.extra.deep"),
         ("memory", '{"phases": {"start": {"allocated": "x"}}, "graph_pool": 3}', "memory.phases"),
         ("passes", '[{"name": "a"}, {"name": 3}]', "passes"),
-        ("roofline", '{"bound": "magic", "roofline_ms": 1.0}', "roofline.bound"),
+        ("roofline", '{"bound": 3, "roofline_ms": 1.0}', "roofline.bound"),
     ],
 )  # fmt: skip
 def test_damage_costs_the_smallest_field_that_holds_it(path, value, lost):

@@ -62,7 +62,7 @@ def ceilings() -> Ceilings:
         (Elementwise(), (2**22,), "memory bandwidth", "aten::neg"),
         (Products(), (1024, 1024), "compute", "aten::mm"),
         (Tiny(), (8,), "host", ""),
-        (Sorted(), (2**20,), "slow operators", "aten::sort"),
+        (Sorted(), (2**20,), "aten::sort", "aten::sort"),
     ],
     ids=["memory", "compute", "host", "slow"],
 )
@@ -79,10 +79,11 @@ def test_a_tiny_module_of_a_known_class(
             planted.call()
             walls.append(1e3 * (perf_counter() - start))
         seen.append(call_roofline(planted, planted.call, ceilings, sorted(walls)[2], fused=False))
-        if seen[-1].bound == bound:
+        if (seen[-1].bound or "").startswith(bound):
             break
-    if ceilings.disturbed and bound not in [section.bound for section in seen]:
+    found = any((section.bound or "").startswith(bound) for section in seen)
+    if ceilings.disturbed and not found:
         pytest.skip("other processes ran while the ceilings were measured")
-    assert bound in [section.bound for section in seen], seen
+    assert found, seen
     if operator:
         assert any(operator in line for line in seen[-1].evidence), seen[-1].evidence

@@ -2,10 +2,15 @@
 
 import pytest
 from fake_ncu import sample
+from msgspec.structs import replace
 
 from profiling.results.environment import Ceilings
-from profiling.roofline.evidence import _of_ceiling, _scaled, short_name
-from profiling.roofline.kernel_bounds import bound_by_counters, bound_by_trace
+from profiling.results.record import Kernel
+from profiling.roofline.rules import bound_by_counters, bound_by_trace
+from profiling.trace.analysis import kernels_by_name
+from profiling.trace.attribution import KernelAttribution
+from profiling.trace.events import GpuWork
+from profiling.trace.findings import kernel_findings
 from profiling.trace.nsight_compute import read_launches
 
 CEILINGS = Ceilings(
@@ -32,8 +37,38 @@ CEILINGS = Ceilings(
     ],
 )
 def test_by_trace(gbps, tflops, mean_us, bound):
-    assert bound_by_trace(gbps, tflops, mean_us, CEILINGS) == bound
-    assert bound_by_trace(gbps, tflops, mean_us, None) is None
+    assert bound_by_trace(kernel(gbps, tflops, mean_us), CEILINGS) == bound
+    assert bound_by_trace(kernel(gbps, tflops, mean_us), None) is None
+
+
+def kernel(gbps, tflops, mean_us):
+    return Kernel(name="k", kind="gemm", ms=1.0, mean_us=mean_us, gbps=gbps, tflops=tflops)
+
+
+def launches(*sizes):
+    """Return launches of one kernel, given as (number, bytes, us)."""
+    return [
+        KernelAttribution(GpuWork("elementwise", "kernel", 0.0, us, 1, 1, None, 7, None), "pointwise", bytes=size)
+        for number, size, us in sizes
+        for _ in range(number)
+    ]
+
+
+def test_a_kernel_has_one_ceiling():
+    """Half of a cache's rate: for its row, its bound, and the finding on it."""
+    (row,) = kernels_by_name([launches((3, 1_000_000, 0.25))])
+    assert CEILINGS.shares(row) == (0.5, 0.0)
+    (row,) = kernels_by_name([launches((3, 100_000_000, 100))])
+    (found,) = kernel_findings([launches((3, 100_000_000, 100))], CEILINGS)
+    assert CEILINGS.shares(row) == (found.of_ceiling, 0.0)
+
+
+def test_the_ceiling_is_that_of_the_launches_that_take_the_time():
+    """20 launches of 1 MB and one of 4 GB, all at 4 TB/s: the mean has 191 MB, which a cache might pass at 8."""
+    (row,) = kernels_by_name([launches((20, 1_000_000, 0.25), (1, 4_000_000_000, 1000))])
+    ceilings = replace(CEILINGS, bandwidth=((100_000_000, 8e12), (4_000_000_000, 4e12)))
+    assert ceilings.shares(row)[0] == pytest.approx(1.0)
+    assert bound_by_trace(row, ceilings) == "memory bandwidth"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +137,7 @@ def test_counters_and_bytes_name_the_same_bound_on_an_h200(row, touched, flops, 
     assert bound_by_counters(launch.dram, launch.l2, launch.tensor, None) == bound
     seconds = launch.seconds
     assert seconds is not None
-    assert bound_by_trace(touched / seconds / 1e9, flops / seconds / 1e12, 1e6 * seconds, H200) == bound
+    assert bound_by_trace(kernel(touched / seconds / 1e9, flops / seconds / 1e12, 1e6 * seconds), H200) == bound
 
 
 def test_a_gemm_of_17_rows_that_reads_34_mb_is_at_the_limit():
@@ -112,24 +147,3 @@ def test_a_gemm_of_17_rows_that_reads_34_mb_is_at_the_limit():
     assert bound_by_counters(launch.dram, launch.l2, launch.tensor, None) == "memory bandwidth"
     assert launch.seconds is not None
     assert 2 * 4096 * 4096 / launch.seconds / H200.read_bytes_per_s == pytest.approx(0.66, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "name"),
-    [
-        ("void at::native::(anonymous namespace)::RowwiseMoments<float>(long, float const*)", "RowwiseMoments"),
-        ("Torch-Compiled Region: 0/0", "code that torch.compile generated"),
-        ("TorchDynamo Cache Lookup", "checking the guards of torch.compile"),
-    ],
-)
-def test_a_kernel_is_named_in_words(kernel, name):
-    assert short_name(kernel) == name
-
-
-@pytest.mark.parametrize(
-    ("gbps", "words"),
-    [(9.9e-5, "under 0.1 GB/s"), (0.67, "0.67 GB/s"), (24.0, "24 GB/s"), (3350.0, "3.4 TB/s"), (None, ""), (0.0, "")],
-)
-def test_a_rate_is_in_the_unit_that_fits_it(gbps, words):
-    assert _scaled(gbps, "GB/s", "TB/s") == words
-    assert (_of_ceiling(3e-5), _of_ceiling(0.16)) == ("under 1% of the ceiling", "16% of the ceiling")

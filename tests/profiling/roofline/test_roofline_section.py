@@ -1,6 +1,7 @@
 """The roofline section of a call and of a frame: parts counted by hand, and runs on a CPU as a user starts them."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from profiling.variants.variant import Step
 
 #: 1 MB a ms and 1 MFLOP a ms.
 CEILINGS = ceilings_of(1e9)
-BOUNDS = ("host", "memory bandwidth", "compute", "slow operators")
+BOUNDS = ("host", "memory bandwidth", "compute")
 KINDS = {"weights", "inputs", "outputs", "state_read", "state_written", "total"}
 
 
@@ -21,8 +22,8 @@ KINDS = {"weights", "inputs", "outputs", "state_read", "state_written", "total"}
 def test_of_a_compiled_call_the_eager_operators_are_no_evidence():
     planted = component(Chain(), x=torch.ones(64))
     eager, fused = (call_roofline(planted, planted.call, CEILINGS, 10.0, fused=fused) for fused in (False, True))
-    assert any("500 operators" in line for line in eager.evidence)
-    assert not any("500 operators" in line or "reads and writes of single" in line for line in fused.evidence)
+    assert any("reads and writes of single operators" in line for line in eager.evidence)
+    assert not any("reads and writes of single operators" in line for line in fused.evidence)
     assert any(line.startswith("Python and operators that take little more") for line in fused.evidence), "the bound"
     assert eager.bound == fused.bound == "host"
     assert eager.next_step != fused.next_step
@@ -114,7 +115,7 @@ def test_a_loop_has_a_roofline(realtime, monkeypatch, tmp_path, schedule, parts)
     for name, part in found.parts.items():
         host_ms = record.realtime.budget.parts[name].host_ms
         assert part.over_roofline == pytest.approx(host_ms / part.roofline_ms)
-        assert part.bound in BOUNDS
+        assert part.bound in BOUNDS or re.search(r"\d%$", part.bound)
     assert found.bytes["state_written"] > 0, "the cache of the world model, the window of the sound"
     assert found.bytes["weights"] <= 4 * record.parameters * 1.2
     assert "### Roofline" in (outcome.folder / "report.md").read_text()
@@ -155,7 +156,7 @@ def test_no_cell_of_a_run_is_faster_than_its_roofline(profile, tmp_path):
         assert found.roofline_ms <= 1.1 * wall_ms
         assert found.over_roofline == wall_ms / found.roofline_ms
         assert found.bytes["weights"] <= 4 * record.parameters * 1.2, "parameters, and a few constants"
-        assert found.bound in BOUNDS
+        assert found.bound in BOUNDS or re.search(r"\d%$", found.bound)
         assert found.evidence
         assert found.kernels, "the longest operators"
     assert next(each for each in records if each.component == "world_model_step").roofline.bytes["state_written"] > 0

@@ -8,6 +8,7 @@ from torch import nn
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.flop_counter import register_flop_formula
 
 from profiling.roofline.work import Work, roofline_of, work_of
@@ -102,6 +103,69 @@ def test_attention():
     work = work_of(component(_Attention(), q=q, k=k, v=v))
     assert work.flops == {"attention": 2 * (2 * (2 * 3) * 5 * 7 * 8)}, "scores, and their product with the values"
     assert work.bytes["inputs"] == 4 * (2 * 3 * 5 * 8 + 2 * (2 * 3 * 7 * 8))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(7, 7), (5, 7), (7, 5)])
+@pytest.mark.parametrize("inference", [True, False])
+def test_causal_attention_counts_the_pairs_that_it_attends(queries, keys, inference):
+    """Query i attends the first i + 1 keys."""
+    pairs = int(torch.ones(queries, keys).tril().sum())
+    q, k, v = torch.randn(2, 3, queries, 8), torch.randn(2, 3, keys, 8), torch.randn(2, 3, keys, 8)
+    with torch.inference_mode(inference), torch.no_grad(), counted_flops() as flops:
+        F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert flops.by_class == {"attention": 2 * (2 * 3) * pairs * (8 + 8)}
+
+
+def test_kernels_of_attention_count_alike():
+    """Flash attention takes tokens before heads, and key and value with fewer heads than queries."""
+    ops = torch.ops.aten
+    q, k = torch.empty(2, 8, 64, 16, device="meta"), torch.empty(2, 2, 64, 16, device="meta")
+    pairs = 64 * 65 // 2
+    for call in (
+        lambda: ops._scaled_dot_product_flash_attention(q, k, k, 0.0, True),
+        lambda: ops._scaled_dot_product_cudnn_attention(q, k, k, None, False, 0.0, True),
+        lambda: ops._flash_attention_forward(
+            *(x.transpose(1, 2) for x in (q, k, k)), None, None, 64, 64, 0.0, True, False
+        ),
+        lambda: ops._efficient_attention_forward(
+            *(x.transpose(1, 2) for x in (q, q, q)), None, None, None, None, None, 0.0, 1
+        ),
+    ):
+        with counted_flops() as flops:
+            call()
+        assert flops.by_class == {"attention": 2 * (2 * 8) * pairs * (16 + 16)}
+
+
+class _Flex(nn.Module):
+    """FlexAttention over the last 64 tokens of 300, in blocks of 128: those of the diagonal and one left of it."""
+
+    def __init__(self, compiles, mask=lambda b, h, q, k: (q >= k) & (q - k < 64)):
+        super().__init__()
+        self.attend = torch.compile(flex_attention, fullgraph=True) if compiles else flex_attention
+        self.mask = create_block_mask(mask, None, None, 300, 300, device="cpu") if mask is not None else None
+
+    def forward(self, q, k, v):
+        return self.attend(q, k, v, block_mask=self.mask).transpose(1, 2).flatten(-2)
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_flex_attention_counts_the_blocks_of_its_mask(compiles):
+    q, k, v = (torch.randn(2, 4, 300, 16) for _ in range(3))
+    blocks = 128 * 128 + 128 * 256 + 44 * (128 + 44)
+    work = work_of(component(_Flex(compiles), q=q, k=k, v=v))
+    assert work.flops == {"attention": 2 * (2 * 4) * blocks * (16 + 16)}
+    assert work.bytes["inputs"] == 3 * q.nbytes
+    assert work.bytes["outputs"] == q.nbytes
+    full = work_of(component(_Flex(compiles, None), q=q, k=k, v=v))
+    assert full.total_flops == 2 * (2 * 4) * 300 * 300 * (16 + 16)
+
+
+def test_flex_attention_reads_the_keys_in_blocks_that_are_not_masked():
+    work = work_of(
+        component(_Flex(False, lambda b, h, q, k: k >= 256), **{n: torch.randn(2, 4, 300, 16) for n in "qkv"})
+    )
+    assert work.total_flops == 2 * (2 * 4) * 300 * 44 * (16 + 16)
+    assert work.bytes["inputs"] == 4 * (2 * 4 * 16) * (300 + 44 + 44)
 
 
 def test_an_embedding_counts_the_rows_that_it_reads_and_unused_weights_count_nothing():
@@ -326,11 +390,13 @@ def test_an_operator_of_higher_order_has_a_roofline():
 
 def test_state_is_read_and_written_by_what_a_call_touches():
     planted = component(Ring(), x=torch.randn(1, 64))
+    planted.reset()
+    before = [tensor.clone() for tensor in planted.state()]
     work = work_of(planted)
     assert work.bytes["state_read"] == 4 * 10 * 64 + 8, "all slots, and the position"
     assert work.bytes["state_written"] == 4 * 64 + 8, "one slot, and the position"
     assert work.bytes["weights"] == 0
-    assert not any(tensor.any() for tensor in planted.state()), "reset as it was"
+    assert all(map(torch.equal, planted.state(), before)), "as it was"
 
 
 class _Grows(nn.Module):
@@ -348,9 +414,10 @@ class _Grows(nn.Module):
 def test_a_cache_that_each_call_replaces_is_read():
     planted = component(_Grows(), x=torch.randn(1, 64))
     planted.reset()
+    held = planted.module.keys.nbytes
     planted.call()  # a metric that came before
     work = work_of(planted)
-    assert work.bytes["state_read"] == 4 * 50 * 64
+    assert work.bytes["state_read"] == held
     assert work.bytes["inputs"] == 4 * 64
 
 

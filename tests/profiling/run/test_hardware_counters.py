@@ -8,7 +8,6 @@ import pytest
 from fake_ncu import counters, install, printed, sample
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.results.environment import Ceilings
 from profiling.results.record import Kernel, encode_sections
 from profiling.run import process
 from profiling.run.compile_caches import CompileCaches
@@ -17,7 +16,6 @@ from profiling.run.hardware_counters import (
     CounterPass,
     Group,
     NoCountersError,
-    counted,
     grouped,
     launches_to_measure,
     longest,
@@ -149,16 +147,6 @@ def test_few_launches_do_not_say_what_bounds_a_kernel(tmp_path, traced, monkeypa
     gemm, _ = measure(tmp_path, traced).kernels
     assert (gemm.covered, gemm.dram) == (0.25, 0.8)
     assert (gemm.bound_by_counters, gemm.bound_by_trace) == (None, "memory bandwidth")
-
-
-def test_the_ceiling_by_trace_is_that_of_the_launches_that_take_the_time():
-    """20 launches of 1 MB and one of 400 MB, all at 4 TB/s: the mean has 20 MB, which the cache would pass at 8."""
-    kernel = Kernel(name="k", kind="pointwise", ms=0.105, share=1.0, count=21, mean_us=5.0, gbps=4000.0)
-    small, large = (Group("k", (blocks, 1, 1), (128, 1, 1)) for blocks in (1, 400))
-    limits = {"dtype": "float32", "copy_bytes_per_s": 4e12, "read_bytes_per_s": 4e12, "matmul_flops_per_s": 8e14}
-    ceilings = Ceilings(**limits, bandwidth=((10_000_000, 8e12), (10**9, 4e12)), launch_us=4.0, seconds=1.0)
-    found = counted(kernel, {}, {small: (5.0, 20), large: (100.0, 1)}, ceilings)
-    assert (found.bound_by_trace, found.bound_by_counters) == ("memory bandwidth", None)
 
 
 def test_a_grid_that_the_trace_does_not_have_needs_an_equal_name():

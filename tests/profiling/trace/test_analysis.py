@@ -14,10 +14,11 @@ from profiling.trace.analysis import (
     gpu_time,
     kernel_classes,
     kernels_by_name,
+    self_times,
 )
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.events import Span, Timeline, launches_by_correlation, timeline
-from profiling.trace.modules import module_times, self_times
+from profiling.trace.modules import module_times
 
 EMPTY = Timeline((), (), (), (), (), ())
 TICK_US = 0.01
@@ -151,6 +152,14 @@ def test_self_time_is_without_inner_spans():
         Span("module: c", 50, 55, row),
     ]
     assert self_times(spans) == [("", 65), ("a", 20), ("a.b", 10), ("c", 5)]
+
+
+def test_self_times_are_never_negative():
+    """A span that begins when another ends, one of another thread, and one that outlasts the span around it."""
+    row, other = (1, 1), (1, 2)
+    assert self_times([Span("a", 0, 5, row), Span("b", 5, 20, row)]) == [("a", 5), ("b", 15)]
+    assert self_times([Span("a", 0, 5, row), Span("b", 1, 20, other)]) == [("a", 5), ("b", 19)]
+    assert self_times([Span("a", 0, 5, row), Span("b", 1, 5.5, row)]) == [("a", 1), ("b", 4)]
 
 
 def launches(*calls):

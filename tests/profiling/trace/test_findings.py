@@ -9,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from profiling.report.run_data import load_run
-from profiling.results.environment import Ceilings
+from profiling.results.environment import NEAR_CEILING, Ceilings
 from profiling.results.record import TraceAnalysis
 from profiling.trace.analysis import Traces, analyze_trace, kernels_by_name
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.events import GpuWork, read_events, timeline
-from profiling.trace.findings import FAST, kernel_findings
+from profiling.trace.findings import kernel_findings
 from profiling.trace.kernel_classes import class_of_name
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results" / "h200"
@@ -83,11 +83,11 @@ ADD = "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor
         ),
         (
             piece("nvjet_tst_64x8", 50, bytes=10_000_000, arguments=shapes(([17, 512], BF16), ([512, 2048], BF16))),
-            *("few rows", "products of 17 rows", 40),
+            *("few rows", "GEMMs (M=17)", 40),
         ),
         (
             piece("nvjet_tst_64x8", 50, bytes=10_000_000, arguments=shapes(([900, 512], BF16), ([512, 2048], BF16))),
-            *("product", "matrix products", 40),
+            *("product", "GEMMs", 40),
         ),
         (piece(ADD, 50, operator="aten::mul", bytes=10_000_000), "elementwise", "mul kernels", 40),
     ],
@@ -132,10 +132,10 @@ def test_a_product_is_held_against_the_ceiling_of_its_dtype(kind: str, dtype: st
     ceilings = replace(CEILINGS, other_flops_per_s={"float8": 2e14, "int8": 2e14, "float32": 5e13})
     assert kernel_findings([[product]], CEILINGS) == (), "80% of the only ceiling that is known"
     found = kernel_findings([[product]], ceilings)
-    assert [each.of_ceiling for each in found] == ([pytest.approx(of_ceiling)] if of_ceiling < FAST else [])
+    assert [each.of_ceiling for each in found] == ([pytest.approx(of_ceiling)] if of_ceiling < NEAR_CEILING else [])
     (kernel,) = kernels_by_name([[product]])
     assert kernel.dtype == dtype
-    assert ceilings.shares(None, kernel.tflops, 50.0, kernel.dtype) == (0.0, pytest.approx(of_ceiling))
+    assert ceilings.shares(kernel) == (0.0, pytest.approx(of_ceiling))
 
 
 def test_an_activation_after_a_product_could_be_part_of_it() -> None:
