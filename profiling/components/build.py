@@ -222,6 +222,7 @@ class Blueprint:
             frames_per_call=self.spec.frames_per_call,
             weights=self.weights,
             kind=self.spec.kind,
+            cast=self.spec.cast,
             policy=state.policy,
             seed=seed,
             warm_calls=state.warm_calls,

@@ -24,6 +24,11 @@ Form = Literal["run", "float32", "upcast"]
 HALF = (torch.bfloat16, torch.float16)
 #: Dtypes that a cast changes; float8 and integers of quantised weights are not numbers to be rounded.
 _CAST = (*HALF, torch.float32, torch.float64)
+#: Names of floating dtypes in torch's messages, in small letters: those of C++ and Python.
+_FLOATING = {
+    **{"half": "float16", "float": "float32", "double": "float64"},
+    **{name: name for name in ("float16", "float32", "float64", "bfloat16")},
+}
 #: Functions that read where a tensor lies; a copy of it is freed before the address is used.
 _ADDRESSES = ("data_ptr", "untyped_storage", "storage", "__dlpack__", "__cuda_array_interface__")
 
@@ -108,6 +113,14 @@ def bytes_to_float32(module: nn.Module) -> tuple[int, int]:
     changed = [tensor for tensor in tensors if tensor.dtype in HALF]
     total = sum(tensor.nbytes for tensor in tensors) + sum(2 * tensor.numel() for tensor in changed)
     return total, sum(2 * tensor.numel() for tensor in changed)
+
+
+def mixes_dtypes(error: BaseException) -> bool:
+    """Return whether an operator of torch refused operands of different floating dtypes; each has words of its own."""
+    names = {
+        _FLOATING.get(name, name) for name in re.findall(r"[a-z]+[0-9]*", str(error).lower().replace("tensor", ""))
+    }
+    return "mixed dtype" in str(error) or len(names & set(_FLOATING.values())) > 1
 
 
 def call_under(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from profiling.components.casting import parameter_dtypes
+from profiling.components.casting import mixes_dtypes, parameter_dtypes
 from profiling.components.effects import WARM_CALLS, Effects
 from profiling.components.instantiate import is_device_failure
 from profiling.components.state import State
@@ -60,6 +60,7 @@ class Component:
     extra_inputs: tuple[Mapping[str, Any], ...] = ()  # inputs of other shapes that a step is prepared for
     warmup_inputs: tuple[Mapping[str, Any], ...] = ()  # inputs of the calls that come before all others
     priority: int = 0  # of its capture's CUDA streams; lower numbers are scheduled first
+    cast: str = "none"  # how the run's dtype reaches the module, as in its spec
     policy: str = "snapshot"  # how `reset` restores the module's state
     seed: int = 0  # of the run
     warm_calls: int | None = None  # None: until the structure of the state repeats
@@ -236,6 +237,13 @@ class Component:
             return (
                 "Calls run under torch.inference_mode(): begin what needs gradients with torch.inference_mode(False) "
                 "and torch.enable_grad(), on clones of the inputs."
+            )
+        if self.cast == "module" and mixes_dtypes(error):
+            dtype = str(self.dtype).removeprefix("torch.")
+            return (
+                f"The run casts weights to {dtype} (cast: module), and forward has tensors of another dtype. With "
+                "cast: autocast weights stay as built, and torch.autocast casts what operators read; with cast: none "
+                "nothing is cast (from Python: autocast=, or no dtype=)."
             )
         return f"Correct component.{self.key}.inputs or the module."
 

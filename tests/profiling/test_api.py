@@ -290,6 +290,19 @@ def test_a_module_that_runs_out_of_memory_is_no_wrong_input():
     assert not record.bad_input
 
 
+class MakesFloats(nn.Linear):
+    def forward(self, x):
+        return super().forward(x * torch.ones(8))
+
+
+def test_a_module_that_mixes_dtypes_once_it_is_cast():
+    with pytest.raises(InputError, match=r"same dtype.* casts weights to bfloat16 \(cast: module\).* cast: autocast"):
+        profiling.profile(MakesFloats(8, 8), {"x": torch.ones(2, 8)}, dtype=torch.bfloat16, **ONE)
+    for options in ({"autocast": torch.bfloat16}, {}):
+        (record,) = profiling.profile(MakesFloats(8, 8), {"x": torch.ones(2, 8)}, **options, **ONE).records
+        assert record.status == "ok", record.reason
+
+
 class OnlyMask(nn.Module):
     def forward(self, mask):
         return mask * torch.ones(4)

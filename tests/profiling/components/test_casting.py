@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from profiling.components.casting import call_under, cast_module, floating_dtype, parameter_dtypes
+from profiling.components.casting import call_under, cast_module, floating_dtype, mixes_dtypes, parameter_dtypes
 from profiling.components.outputs import relative_l2
 from profiling.errors import InputError
 
@@ -156,3 +156,38 @@ def test_the_dtype_of_most_elements():
     tensors = [torch.zeros(3, dtype=torch.int64), torch.zeros(2), torch.zeros(4, dtype=torch.bfloat16)]
     assert floating_dtype(tensors, torch.float16) == torch.bfloat16
     assert floating_dtype(tensors[:1], torch.float16) == torch.float16
+
+
+def lstm(x):
+    return nn.LSTM(2, 2).bfloat16()(x)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: x @ x.bfloat16(),
+        nn.Linear(2, 2).bfloat16(),
+        nn.Conv1d(2, 2, 1).bfloat16(),
+        nn.Conv1d(2, 2, 1, bias=False).bfloat16(),
+        nn.LayerNorm(2).bfloat16(),
+        lstm,
+        lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None].bfloat16(), x[None].bfloat16()),
+        lambda x: x.index_copy_(0, torch.tensor([0]), x[:1].bfloat16()),
+        lambda x: torch.lerp(x, x.half(), 0.5),
+        lambda x: torch.mm(x, x, out=x.double()),
+    ],
+)
+def test_operators_that_refuse_mixed_dtypes(call):
+    with pytest.raises((RuntimeError, ValueError)) as raised:
+        call(torch.ones(2, 2))
+    assert mixes_dtypes(raised.value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [lambda x: x @ torch.ones(3, 2), nn.Embedding(2, 2), lambda x: x.view(3), lambda x: torch.fft.rfft(x.half())],
+)
+def test_other_errors_are_not_of_mixed_dtypes(call):
+    with pytest.raises(RuntimeError) as raised:
+        call(torch.ones(2, 2))
+    assert not mixes_dtypes(raised.value)
