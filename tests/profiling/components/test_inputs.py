@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from profiling.cli.config import SET_BY_THE_TOOL, read_component
 from profiling.components.build import build, draw_input
 from profiling.components.component import Component
-from profiling.components.outputs import relative_l2
 from profiling.components.reference import first_call
 from profiling.components.spec import ComponentSpec, Settings, input_tree
 from profiling.components.trees import named_tensors, other_form, overwrite, tensors_in
@@ -50,65 +49,6 @@ def test_yaml_gives_forward_what_it_describes(component):
     assert inputs["grid"].tolist() == [[1, 4, 4], [1, 4, 4]]
     assert sorted(inputs["position"]["index"].tolist()) == [0, 1]
     assert -1 <= inputs["cond"]["embed"]["text"].min() < 0 < inputs["cond"]["embed"]["text"].max() < 1
-
-
-class Cache:
-    """An object of a library: keys that a call overwrites, reached by two names."""
-
-    def __init__(self, keys):
-        self.keys, self.layers = keys, [{"keys": keys}]
-
-
-def cache_of(module, *, generator, device, dtype):
-    return Cache(torch.randn(1, 8, generator=generator, device=device).to(dtype))
-
-
-class Reader(torch.nn.Linear):
-    def forward(self, x, cache):
-        cache.keys.copy_(super().forward(x) + cache.keys)
-        return cache.keys + 0
-
-
-def test_the_reference_reads_an_object_of_a_factory_in_float32():
-    inputs = {"x": {"shape": [1, 8]}, "cache": {"_target_": f"{__name__}.cache_of"}}
-    spec = ComponentSpec(
-        name="net",
-        module={"_target_": f"{__name__}.Reader", "in_features": 8, "out_features": 8},
-        inputs=inputs,
-    )
-    run, wide = (build(spec, SETTINGS).cast(form).component(seed=0).inputs["cache"] for form in ("run", "float32"))
-    assert wide.layers[0]["keys"] is wide.keys
-    assert run.keys.dtype == torch.bfloat16
-    assert wide.keys.dtype == torch.float32
-    assert torch.equal(run.keys.float(), wide.keys)
-
-
-LLAMA = """
-module:
-  _target_: transformers.LlamaForCausalLM
-  config:
-    _target_: transformers.LlamaConfig
-    vocab_size: 64
-    hidden_size: 32
-    intermediate_size: 64
-    num_hidden_layers: 2
-    num_attention_heads: 4
-    num_key_value_heads: 2
-inputs:
-  input_ids: {shape: [1, 1], dtype: int64, low: 0, high: 64}
-  past_key_values: {_target_: models.language_steps.static_cache, length: 16, filled: 8}
-"""
-
-
-def test_a_decode_step_by_yaml_alone():
-    pytest.importorskip("transformers")
-    spec, logits = read_component("llama", yaml.safe_load(LLAMA)), []
-    for form in ("run", "float32"):
-        with torch.inference_mode():
-            calls = first_call(build(spec, SETTINGS).cast(form).component(seed=0), 7).calls
-        logits.append([leaf.numbers.float() for call in calls for path, leaf in call.items() if "logits" in str(path)])
-    for half, full in zip(*logits, strict=True):
-        assert 0 < relative_l2(half, full) < 0.05
 
 
 def test_the_reference_reads_the_same_numbers_in_another_dtype(spec, component):
