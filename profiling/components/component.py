@@ -37,7 +37,8 @@ class Place:
     call: int = 0
     calls: int = CALLS
     call_s: float = 0.0  # seconds of the last warm call; 0: none was made
-    drawn: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)  # by call, as `State.pairs`
+    #: By call, as `State.pairs`; -1: those of the warm calls.
+    drawn: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,10 @@ class Component:
             self.start()
         else:
             self.kept.restore()
-            if self.policy == "reset":
+            if self.policy == "reset":  # the warm calls again, with what they were given the first time
+                if -1 not in self.place.drawn:
+                    self.place.drawn[-1] = self._pairs(self.seed)
+                self._put(self.place.drawn[-1], -self.kept.warm_calls)
                 self._warm_up()
         self.place.call = 0
 
@@ -183,7 +187,10 @@ class Component:
         self.kept.settle(self._warm_up())
 
     def _warm_up(self) -> int:
-        """Call the module eagerly until the structure of its state repeats; return the number of calls."""
+        """Call the module eagerly until the structure of its state repeats; return the number of calls.
+
+        Positions among the inputs advance from call to call, and are as before at the end.
+        """
         if self.policy == "reset":
             module: Any = self.module
             module.reset()
@@ -198,10 +205,11 @@ class Component:
                     f"{reason_of(error)}. Correct the entry; what it leaves out is as in component.{self.key}.inputs."
                 ) from error
         known = self.kept.warm_calls if self.kept.is_started else self.warm_calls
-        form, calls = self.kept.form() if known is None else None, 0
+        form, calls, advanced = self.kept.form() if known is None else None, 0, 0
         while calls < (WARM_CALLS if known is None else known):
-            for path, step in self.advances.items():
-                _at(self.inputs, path).add_(step * bool(calls))
+            if calls:
+                self._move(1)
+                advanced += 1
             started = perf_counter()
             try:
                 self.call()
@@ -216,6 +224,7 @@ class Component:
                 before, form = form, self.kept.form()
                 if form == before:
                     break
+        self._move(-advanced)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # a step may run on another stream
         return calls
@@ -260,8 +269,12 @@ class Component:
     def _put(self, pairs: Iterable[tuple[Tensor, Tensor]], call: int) -> None:
         for target, fresh in pairs:
             copy_values(target, fresh)
+        self._move(self.kept.warm_calls + call)
+
+    def _move(self, calls: int) -> None:
+        """Add to positions among the inputs what so many calls add."""
         for path, step in self.advances.items():
-            _at(self.inputs, path).add_(step * (self.kept.warm_calls + call))
+            _at(self.inputs, path).add_(step * calls)
 
 
 def _at(inputs: Mapping[str, Any], path: str) -> Tensor:

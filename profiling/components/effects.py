@@ -11,7 +11,8 @@ call reads such an attribute is tested: eager calls are repeated with other valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +23,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiling.components.outputs import Outputs, difference
-from profiling.components.snapshot import GENERATORS, MISSING, Holder, Kept, Structure, differ, generator_state, same
+from profiling.components.snapshot import (
+    GENERATORS,
+    MISSING,
+    Holder,
+    Kept,
+    Structure,
+    bits,
+    differ,
+    generator_state,
+    same,
+)
 from profiling.components.trees import map_tensors, tensors_in, written_tensors
 
 #: Most calls before the state of a module is known: they end once its structure repeats.
@@ -61,10 +72,11 @@ class Watch(TorchDispatchMode):
             return func(*args, **kwargs)
         for tensor in written_tensors(func, args, kwargs):
             address = storage_of(tensor)
+            if not address:  # an empty tensor has none
+                continue
             if address in self._guarded and address not in self.written:
                 self.kept.add(address, *self._guarded[address])
-            if address:
-                self.written.add(address)
+            self.written.add(address)
         return func(*args, **kwargs)
 
 
@@ -81,7 +93,8 @@ class Effects:
 
     Attributes:
         numbers: each value that Python code changed (numbers, flags, text), before the first call and after each.
-        assigned: attributes and entries of containers to which calls assigned other tensors, or added some.
+        assigned: attributes and entries of containers to which calls assigned other tensors, or added some, and those
+            that hold an input: the next call has another one.
         unread: those of `assigned` that no later call reads: they only hold what a call has made.
         written: tensors of the module, or of objects among the inputs, that calls wrote to in place.
         inputs: tensors given as arguments that calls wrote to.
@@ -144,8 +157,8 @@ class Effects:
             return f"each call assigns another tensor to `{self.carried[0]}`. {_COPY}"
         if self.generators:
             return f"`{self.generators[0]}` is a random number generator, which draws other numbers in each call"
-        if self.written:
-            return f"calls write to `{self.written[0]}`"
+        if self.written or self.inputs:
+            return f"calls write to `{(*self.written, *self.inputs)[0]}`"
         return None
 
     def notes(self) -> list[str]:
@@ -188,15 +201,17 @@ _COPY = "Keep one tensor and write to it in place (copy_)."
 
 def _kind(values: Sequence[Any]) -> str:
     kinds = {type(value) for value in values if value is not None}
-    return (
-        {int: "number", float: "number", bool: "flag", str: "text"}.get(kinds.pop(), "value")
-        if len(kinds) == 1
-        else "value"
-    )
+    if len(kinds) != 1:
+        return "value"
+    kind = kinds.pop()
+    if issubclass(kind, numpy.number):
+        return "number"
+    return {int: "number", float: "number", bool: "flag", str: "text"}.get(kind, "value")
 
 
 def _sequence(values: Sequence[Any]) -> str:
-    shown = [repr(value) if len(repr(value)) < 20 else f"{repr(value)[:20]}…" for value in values[:_SHOWN]]
+    texts = [repr(value.item() if isinstance(value, numpy.generic) else value) for value in values[:_SHOWN]]
+    shown = [text if len(text) < 20 else f"{text[:20]}…" for text in texts]
     return " → ".join(shown) + (" → …" if len(values) > _SHOWN else "")
 
 
@@ -261,9 +276,17 @@ class Observer:
             if self._states.setdefault(path, state) != state:
                 self._found["generators"][path] = None
                 self._states[path] = state
+        given = {storage_of(before.tensors[key][1]) for key in self._inputs if key in before.tensors} - {0}
+        for path, each in now.values.items():
+            if isinstance(each, Tensor) and storage_of(each) in given and not is_below(path, "inputs"):
+                entry = now.entries.get(path)
+                self._found["assigned"][path if entry is None else name_of(*entry)] = None
         held = {storage_of(each): path for path, each in now.values.items() if isinstance(each, Tensor)}
         held.pop(0, None)
-        for number, tensor in enumerate(tensors_in(output)):
+        tensors = list[Tensor]()
+        with suppress(RecursionError):  # it contains itself, which is said where outputs are compared
+            tensors = tensors_in(output)
+        for number, tensor in enumerate(tensors):
             if (path := held.get(storage_of(tensor))) is not None:
                 self._found["aliases"][f"output {number} is {path}"] = None
         self.before = now
@@ -273,13 +296,13 @@ class Observer:
         holds, moved = (Tensor, numpy.ndarray, *GENERATORS), set[str]()
         for path in {**before.values, **now.values}:
             old, new = before.values.get(path, MISSING), now.values.get(path, MISSING)
-            if same(old, new) or id(old) in self._inputs or id(new) in self._inputs:
+            if same(old, new):
                 continue
             entry = now.entries.get(path) or before.entries.get(path)
-            is_list = entry is not None and entry[0].kind not in ("attributes", "slots")
-            if isinstance(old, holds) or isinstance(new, holds) or (MISSING in (old, new) and is_list):
-                self._found["assigned"][path if entry is None else name_of(*entry)] = None
-            elif MISSING not in (old, new):
+            grown = old is MISSING or new is MISSING
+            if isinstance(old, holds) or isinstance(new, holds) or (grown and _is_part(path, entry)):
+                self._found["assigned"][path if entry is None else name_of(*entry, grown=grown)] = None
+            elif not grown:
                 self._numbers.setdefault(path, [old]).append(new)
                 moved.add(path)
         return moved
@@ -290,9 +313,15 @@ def _fingerprint(generator: Any) -> Any:
     return state.cpu().numpy().tobytes() if isinstance(state, Tensor) else repr(state)
 
 
-def name_of(holder: Holder, key: Any) -> str:
-    """Return the path of an entry: that of the list where it is one of a list."""
-    return holder.path if holder.kind in ("sequence", "set") else holder.place(key)
+def name_of(holder: Holder, key: Any, *, grown: bool = False) -> str:
+    """Return the path of an entry: that of the list where it is one of a list, or of the dict that has `grown`."""
+    whole = holder.kind in ("sequence", "set") or (grown and holder.kind == "items" and not holder.dotted)
+    return holder.path if whole else holder.place(key)
+
+
+def _is_part(path: str, entry: tuple[Holder, Any] | None) -> bool:
+    """Return whether a value is one of a container, and no attribute of its own: the container's length may be read."""
+    return entry is not None and (entry[0].kind not in ("attributes", "slots") or path != entry[0].place(entry[1]))
 
 
 def read_later(
@@ -341,43 +370,48 @@ class _Frozen:
 
     def __init__(self, roots: Mapping[str, Any], paths: Sequence[str]) -> None:
         self._roots, self._paths = roots, paths
-        self._places: list[tuple[Holder, dict[Any, Any]]] | None = None
+        self._first: dict[Any, tuple[Holder, dict[Any, Any]]] | None = None  # by place: a call may replace the holder
 
     def __call__(self) -> None:
-        if self._places is None:
-            self._places = list(self._found())
-        for holder, first in self._places:
-            others = {key: _other(value) for key, value in first.items() if value is not MISSING}
-            if holder.kind in ("sequence", "set"):
-                holder.write(others)
-            else:
-                content = {key: value for key, value in holder.read().items() if key not in first}
-                holder.write(content | others)
+        holders = [(_place(holder), holder, content) for holder, content in Structure.of(self._roots).contents.values()]
+        if self._first is None:
+            found = ((place, holder, self._frozen(holder, content)) for place, holder, content in holders)
+            self._first = {place: (holder, first) for place, holder, first in found if first is not None}
+        for place, holder, now in holders:
+            if place in self._first:
+                first = self._first[place][1]
+                others = {key: value if value is MISSING else _other(value) for key, value in first.items()}
+                holder.write(self._merged(holder, now, others))
 
     def undo(self) -> None:
         """Let the places hold the objects again that they held at first."""
-        for holder, first in self._places or ():
-            content = {key: value for key, value in holder.read().items() if key not in first}
-            kept = {key: value for key, value in first.items() if value is not MISSING}
-            holder.write(kept if holder.kind in ("sequence", "set") else content | kept)
+        for holder, first in (self._first or {}).values():
+            holder.write(self._merged(holder, holder.read(), first))
 
-    def _found(self) -> Iterator[tuple[Holder, dict[Any, Any]]]:
-        for holder, content in Structure.of(self._roots).contents.values():
-            if holder.kind in ("sequence", "set"):
-                if holder.path in self._paths:
-                    yield holder, content
-            else:
-                keys = {holder.place(key): key for key in content}
-                found = {keys[path]: content[keys[path]] for path in self._paths if path in keys}
-                missing = {
-                    path.rpartition(".")[2]: MISSING
-                    for path in self._paths
-                    if holder.kind in ("attributes", "slots")
-                    and path.rpartition(".")[0] == holder.path
-                    and path not in keys
-                }
-                if found or missing:
-                    yield holder, found | missing
+    def _frozen(self, holder: Holder, content: Mapping[Any, Any]) -> dict[Any, Any] | None:
+        """Return what of a holder is put back, MISSING for attributes that later calls add; None: nothing."""
+        if holder.path in self._paths:
+            return dict(content)
+        named = {holder.place(key): key for key in content if not isinstance(content[key], _LISTS)}
+        added = () if holder.kind == "items" and not holder.dotted else (path.rpartition(".") for path in self._paths)
+        first: dict[Any, Any] = {name: MISSING for above, _, name in added if above == holder.path}
+        first = {name: MISSING for name in first if name not in content}
+        first |= {named[path]: content[named[path]] for path in self._paths if path in named}
+        return first or None
+
+    def _merged(self, holder: Holder, now: Mapping[Any, Any], first: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Return the content of a holder with that of `first` in it, in the order that it has."""
+        if holder.path in self._paths:
+            return dict(first)
+        return {key: value for key, value in {**now, **first}.items() if value is not MISSING}
+
+
+#: Containers that are holders of their own, and keep their identity.
+_LISTS = (list, deque, set, MutableMapping)
+
+
+def _place(holder: Holder) -> tuple[Any, ...]:
+    return holder.path, holder.kind, id(holder.owner) if holder.dotted else 0
 
 
 def _other(value: Any) -> Any:
@@ -393,7 +427,7 @@ def _other_values(tensor: Tensor) -> Tensor:
         return tensor
     flat = tensor.detach().clone().reshape(-1)
     rolled = flat.roll(1)
-    if not torch.equal(rolled.view(torch.uint8), flat.view(torch.uint8)):
+    if not torch.equal(bits(rolled), bits(flat)):
         return rolled.view(tensor.shape)
     if tensor.dtype == torch.bool:
         return (~flat).view(tensor.shape)

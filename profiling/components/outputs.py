@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d, avg_pool2d
 from torch.utils._pytree import GetAttrKey
 
+from profiling.components.snapshot import bits
 from profiling.components.trees import children
 
 #: A sparse tensor with more elements is not made dense, which would take more than 2 GiB in float64.
@@ -81,16 +82,25 @@ class OutputLog:
         place = 0
         for leaves in self._leaves:
             self._file.seek(place)
-            numbers = pickle.load(self._file)
+            numbers = {path: _unpacked(*packed) for path, packed in pickle.load(self._file).items()}
             place = self._file.tell()
             yield {path: replace(leaf, numbers=numbers.get(path)) for path, leaf in leaves.items()}
 
     def append(self, outputs: Outputs) -> None:
         """Add the outputs of a call."""
-        numbers = {path: leaf.numbers for path, leaf in outputs.items() if leaf.numbers is not None}
+        numbers = {path: _packed(leaf.numbers) for path, leaf in outputs.items() if leaf.numbers is not None}
         self._file.seek(0, SEEK_END)
         pickle.dump(numbers, self._file)
         self._leaves.append({path: replace(leaf, numbers=None) for path, leaf in outputs.items()})
+
+
+def _packed(numbers: Tensor) -> tuple[numpy.ndarray, torch.dtype, torch.Size]:
+    """Return bytes, dtype and shape: pickle knows no tensors of 8-bit floats."""
+    return bits(numbers).numpy(), numbers.dtype, numbers.shape
+
+
+def _unpacked(packed: numpy.ndarray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
+    return torch.from_numpy(packed).view(dtype).view(shape)
 
 
 @dataclass(frozen=True)
@@ -332,12 +342,11 @@ def _relative_l2(output: Tensor, reference: Tensor) -> tuple[float, float, str |
 
 def _worst_part(output: Tensor, reference: Tensor) -> tuple[float, str]:
     """Return (RMS error of the worst part over the RMS of the reference, that part in words)."""
-    if reference.is_complex():
-        output, reference = (torch.view_as_real(each.resolve_conj()).flatten(-2) for each in (output, reference))
-    wide = torch.float64 if reference.numel() <= _EXACT else torch.float32
-    expected = reference.to(wide)
-    square = (output.to(wide) - expected).square()
-    square, energy = square.where(square.isfinite(), 0), float(expected.where(expected.isfinite(), 0).square().mean())
+    exact = reference.numel() <= _EXACT
+    real, imaginary = (torch.float64, torch.complex128) if exact else (torch.float32, torch.complex64)
+    expected = reference.to(imaginary if reference.is_complex() else real)
+    square = (output.to(expected.dtype) - expected).abs().square()
+    square, energy = square.where(square.isfinite(), 0), float(expected.where(expected.isfinite(), 0).abs().square().mean())
     if energy <= 0 or not math.isfinite(energy):
         return 0.0, ""
     parts: list[tuple[float, str]] = [(0.0, "")]

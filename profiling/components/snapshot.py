@@ -34,7 +34,10 @@ _CLOSED = (
     # The engine that captures a call may stand for the module's forward, and a tick of a loop holds its stages.
     *("profiling.graphs", "profiling.components", "profiling.realtime"),
 )
-_ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.Size, Enum)
+_ATOMS = (
+    *(type(None), bool, int, float, complex, str, bytes, numpy.generic),
+    *(torch.dtype, torch.device, torch.layout, torch.Size, Enum),
+)
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 MISSING = object()
 
@@ -161,10 +164,7 @@ class Structure:
 
     def form(self) -> dict[str, Any]:
         """Return dtype and shape of each tensor and the type of each other value, by path."""
-        return {
-            path: (value.dtype, value.shape) if isinstance(value, Tensor | numpy.ndarray) else type(value)
-            for path, value in self.values.items()
-        }
+        return {path: _form(value) for path, value in self.values.items()}
 
     def _visit(self, path: str, value: Any, entry: _Entry | None) -> Iterator[_Found]:
         """Add what `value` is, which `entry` holds; yield what it contains."""
@@ -199,13 +199,20 @@ class Structure:
                 yield from ((f"{path}.{name}".lstrip("."), each, None) for name, each in own)
 
 
+def _form(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.is_nested:
+        return value.dtype, tuple(part.shape for part in value.unbind())
+    return (value.dtype, value.shape) if isinstance(value, Tensor | numpy.ndarray) else type(value)
+
+
 def _holders(path: str, value: Any) -> Iterator[Holder]:
     """Yield the parts of an object that hold others."""
     if isinstance(value, nn.Module):
-        yield Holder(path, value, "attributes")
-        for name in ("_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"):
+        # Submodules first: a list of them in an attribute gives them no other path.
+        for name in ("_modules", "_buffers", "_forward_hooks", "_forward_pre_hooks"):
             if isinstance(vars(value).get(name), dict):
                 yield Holder(path, vars(value)[name], "items", dotted=True)
+        yield Holder(path, value, "attributes")
         return
     if isinstance(value, MutableMapping):
         yield Holder(path, value, "items")
@@ -234,7 +241,7 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, tuple):
         return len(one) == len(other) and all(map(same, one, other))
-    return isinstance(one, _ATOMS) and (one == other or (one != one and other != other))
+    return isinstance(one, _ATOMS) and bool(one == other or (one != one and other != other))
 
 
 def differ(one: Mapping[Hashable, Any], other: Mapping[Hashable, Any]) -> bool:
@@ -260,8 +267,7 @@ class KeptTensor:
         """Return whether the tensor has its kept values, bit by bit: some dtypes have no comparison."""
         if self._is_swapped():
             return False
-        now, kept = self._narrow, self.values.to(self._narrow.device)
-        return torch.equal(now.reshape(-1).view(torch.uint8), kept.reshape(-1).view(torch.uint8))
+        return torch.equal(bits(self._narrow), bits(self.values.to(self._narrow.device)))
 
     def follow(self, tensor: Tensor) -> None:
         """Keep the present values of `tensor` if it was replaced or has other memory by now."""
@@ -281,6 +287,12 @@ class KeptTensor:
     def _is_swapped(self) -> bool:
         now, kept = self.tensor, self._memory
         return now.data_ptr() != kept.data_ptr() or now.shape != kept.shape or now.stride() != kept.stride()
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor of any strides, in one dimension."""
+    dense = (tensor.int_repr() if tensor.is_quantized else tensor).resolve_conj().resolve_neg().contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # one element may have any stride
 
 
 def _without_repeats(tensor: Tensor) -> Tensor:

@@ -68,7 +68,6 @@ class State:
         """Take the present state as S0."""
         self.warm_calls = warm_calls
         self.carried |= {key for key, kept in self._given.tensors.items() if not kept.is_unchanged()}
-        self._given = Kept({}, {})
         drawn = {id(each) for _, each in self._input_tensors()} - self.carried
         self._start = Snapshot(self._restored, drawn)
         if self._cold is not None:
@@ -125,8 +124,12 @@ class State:
         copies = Kept({**copied, **Kept.of(others).tensors}, {})
         return Observer(self.roots, copies, inputs)
 
-    def learn(self, observer: Observer, ignored: Collection[str] = ()) -> None:
-        """Take over what calls change: only that is put back from now on."""
+    def learn(self, observer: Observer, ignored: Collection[str] = ()) -> bool:
+        """Take over what calls change: only that is put back from now on.
+
+        Return whether calls write to an input that the warm calls left as it was: it is state from now on, and what was
+        observed began with other values in it.
+        """
         assert self._start is not None
         self.effects = observer.effects.without(ignored)
         self._parameters = observer.watch.kept
@@ -136,11 +139,11 @@ class State:
             del kept[key]
         contents = self._start.structure.contents
         self._start.structure.contents = {key: entry for key, entry in contents.items() if key in observer.touched}
-        late = {key for key in observer.changed if key not in kept} - self.carried
-        for path, each in self._input_tensors():
-            if id(each) in late:  # the warm calls wrote to it the values that were there
-                self.carried |= {id(each)}
-                self._start.kept.add(id(each), f"inputs{path}", each)
+        late = (self._given.tensors.keys() & observer.changed.keys()) - self.carried
+        kept.update({key: self._given.tensors[key] for key in late})
+        self.carried |= late
+        self._given = Kept({}, {})
+        return bool(late)
 
     def set_unread(self, paths: tuple[str, ...]) -> None:
         """Note which of the attributes that calls assign anew no later call reads."""
@@ -164,6 +167,8 @@ class State:
     def load(self, values: Mapping[str, Any]) -> list[str]:
         """Write the tensors of another module's `values()` into this one, in its dtypes, and take that as S0.
 
+        Inputs among them are state here, too.
+
         Return the paths that do not exist here.
         """
         now = Structure.of(self.roots).values
@@ -173,8 +178,10 @@ class State:
                 here = now.get(path)
                 if isinstance(value, Tensor) and isinstance(here, Tensor) and here.shape == value.shape:
                     here.copy_(value)
+                    self.carried |= {id(here)} & {id(each) for _, each in self._tensors}
                 elif isinstance(value, Tensor):
                     missing.append(path)
+        self._given = Kept({}, {})
         self.settle(self.warm_calls)
         return missing
 

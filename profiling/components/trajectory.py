@@ -138,7 +138,7 @@ def learn(component: Component) -> Played:
     """
     for watched in (True, False):
         component.reset()
-        observer, log, state = component.kept.observer(), OutputLog(), None
+        observer, log = component.kept.observer(), OutputLog()
         wanted, started, failure = component.place.calls, perf_counter(), None
 
         def observed(run: Callable[[], Any], watched: bool = watched, observer: Any = observer) -> Any:
@@ -167,14 +167,16 @@ def learn(component: Component) -> Played:
             if not len(log):
                 raise component.explained(failure) from failure
             component.place.calls = len(log)
-        component.kept.learn(observer, component.ignore)
-        if component.place.calls == wanted or failure is None:
-            state = state_of(component)
-        effects = component.kept.effects
+        if component.kept.learn(observer, component.ignore):
+            component.place.drawn.clear()
+            component.place.calls = wanted
+            return learn(component)
+        state, effects = state_of(component), component.kept.effects
         if effects.assigned:
             carried = read_later(effects.assigned, component.kept.roots, partial(_replayed, component))
             component.kept.set_unread(tuple(path for path in effects.assigned if path not in carried))
-            state = None if failure is not None else _state_again(component)
+        if effects.assigned or failure is not None:
+            state = _state_again(component)
         return Played(log, state)
     raise AssertionError("the second attempt returns or raises")
 
@@ -191,7 +193,7 @@ def _affordable(calls: int, first: Outputs, seconds: float) -> int:
     elements = max(1, sum(leaf.numbers.numel() for leaf in first.values() if leaf.numbers is not None))
     while calls > 2 and (calls * seconds > SECONDS or calls * elements > ELEMENTS):
         calls //= 2
-    return min(calls, max(calls, 1))
+    return calls
 
 
 def _replayed(component: Component, before: Callable[[], None]) -> list[Outputs]:
@@ -255,12 +257,19 @@ def kept_generators() -> Iterator[None]:
 Moves = Sequence[Mapping[Path, tuple[float, float]]]
 
 
-def moves(one: Iterable[Outputs], other: Iterable[Outputs]) -> Moves:
-    """Return how far the outputs of two trajectories are apart, call by call; both have one structure."""
-    return [
-        {each.path: (each.error, each.local) for each in leaf_errors(b, a) if each.error > 0}
-        for a, b in zip(one, other, strict=False)
-    ]
+def moves(one: Played, other: Played) -> Moves:
+    """Return how far two trajectories are apart, call by call, and with the last one their state."""
+    found = [_moved(*pair) for pair in zip(one.log, other.log, strict=False)]
+    if found and one.state is not None and other.state is not None:
+        found[-1] |= _moved(one.state, other.state)
+    return found
+
+
+def _moved(one: Outputs, other: Outputs) -> dict[Path, tuple[float, float]]:
+    """Return how far outputs are apart, where that is a number: a value next to one of no logarithm is no measure."""
+    if mismatch(other, one) is not None:
+        return {}
+    return {each.path: (each.error, each.local) for each in leaf_errors(other, one) if 0 < each.error < math.inf}
 
 
 @dataclass(frozen=True)
@@ -307,7 +316,7 @@ class Reference:
     @cached_property
     def spread_moves(self) -> Moves:
         """How far two eager trajectories are apart, call by call."""
-        return [] if self.repeat is None else moves(self.eager.log, self.repeat.log)
+        return [] if self.repeat is None else moves(self.eager, self.repeat)
 
     def nondeterminism(self, dtype: torch.dtype) -> str | None:
         """Return in one line how far two eager trajectories differ; None up to the rounding of sums in another order.
@@ -433,10 +442,17 @@ class _Limits:
         for each in eager:
             self._first.setdefault(each.path, each.error)
             self._worst[each.path] = _largest(self._worst.get(each.path), (each.error, each.local))
-            if not each.exact and self._rules.factor * each.error >= 1:
+            own, grown = self._rules.tolerance, self._growth(each)
+            if not each.exact and (self._rules.factor * each.error >= 1 if own is None else own < 1 <= own * grown):
                 self.chaotic.add(each.path)
         for path, moved in (self._rules.excuse[call] if call < len(self._rules.excuse) else {}).items():
             self._moved[path] = _largest(self._moved.get(path), moved)
+
+    def _growth(self, error: LeafError) -> float:
+        """Return how many times as far as in the first call eager is off: state carries an error on."""
+        floor = max(self._rules.floor, ROUNDINGS * error.rounding)
+        eager, _ = self._worst.get(error.path, (0.0, 0.0))
+        return max(eager, floor) / max(self._first.get(error.path, 0.0), floor)
 
     def excused(self, path: Path) -> float:
         """Return how far an output may be off because something else moves it."""
@@ -454,8 +470,7 @@ class _Limits:
         whole = max(rules.factor * eager, least, rules.floor, ROUNDINGS * rounding)
         if rules.tolerance is None:
             return whole, part
-        first = self._first.get(error.path, 0.0)
-        own = rules.tolerance * (eager / first if first else 1.0)  # an error that state carries on grows with eager's
+        own = rules.tolerance * self._growth(error)
         return max(own, whole if rules.several else least), max(part, LOCAL_OF_OWN * own)
 
 
@@ -494,7 +509,7 @@ def judge(
             return Verdict(reason, tuple(found), numbers, call, call)
         if found and (not worst or found[0].excess > worst[0].excess):
             worst = tuple(found)
-        if limits.chaotic and rules.tolerance is None:
+        if limits.chaotic:
             return Verdict(None, worst, numbers, call - 1)
     sides = (reference.outputs, reference.eager)
     if all(each.calls == call and each.state is not None for each in sides) and (after := state()) is not None:
@@ -530,7 +545,7 @@ def _judged(
     limits.see(eager_errors, call - 1)
     own = max((each.error for each in eager_errors if not each.exact), default=0.0)
     numbers["eager_rel_l2"] = max(own, numbers.get("eager_rel_l2", 0.0))
-    if call == 1 and limits.chaotic and rules.tolerance is None:
+    if call == 1 and limits.chaotic:
         if rules.words and any(limits.excused(path) >= 1 for path in limits.chaotic):
             return f"cannot tell: {rules.words}"
         reason = f"eager in {dtype} has itself an error of {own:.2g}, so that an output of zeros would pass"
@@ -539,12 +554,16 @@ def _judged(
         return f"other outputs than eager's in {dtype}: {fault}"
     judged = []
     for each in leaf_errors(output, fp32):
-        if each.path in limits.chaotic and rules.tolerance is None:
+        if each.path in limits.chaotic:
             continue
         as_eager = each.exact and torch.equal(_numbers(output, each.path), _numbers(eager, each.path))
         leaf = JudgedLeaf(each, *limits.of(each), as_eager)
-        if rules.words and limits.excused(each.path) >= 1 and each.error > max(rules.floor, rules.tolerance or 0.0):
-            return f"cannot tell: {rules.words}"
+        unknown = rules.words and limits.excused(each.path) >= 1 and each.fault is None
+        if unknown and each.error > max(rules.floor, rules.tolerance or 0.0):
+            if call == 1:
+                return f"cannot tell: {rules.words}"
+            limits.chaotic.add(each.path)
+            continue
         judged.append(leaf)
     judged.sort(key=lambda leaf: leaf.excess, reverse=True)
     floating = [leaf for leaf in judged if not leaf.error.exact]
@@ -589,27 +608,35 @@ def check(
 ) -> tuple[Verdict, Rules]:
     """Play the trajectory with `run` and judge it; return the verdict and the rules that led to it.
 
-    A step that is found wrong is played again, with what else than a mistake may move its outputs: the random numbers
-    of the module, or rounding errors that it amplifies. `compiled` steps may draw random numbers of their own. `around`
+    Where a step is found wrong, what else than a mistake may move its outputs is looked for: the random numbers of the
+    module, or rounding errors that it amplifies. The same outputs are judged again, and then those of the later calls. `compiled` steps may draw random numbers of their own. `around`
     makes the calls the first time. `on_output` is given each output and that of the reference.
     """
 
-    def judged(rules: Rules, around: Callable[[Callable[[], Any]], Any] | None) -> Verdict:
-        outputs = _seen(play(component, run, reference.calls, around=around), reference.outputs.log, on_output)
-        return judge(reference, outputs, partial(state_of, component), rules, component.dtype)
+    log, after = OutputLog(), list[Outputs | None]()
 
-    verdict = judged(rules, around)
+    def outputs(around: Callable[[Callable[[], Any]], Any] | None = None) -> Iterator[Outputs]:
+        made = play(component, run, reference.calls, around=around)
+        for output, expected in zip(made, reference.outputs.log, strict=False):
+            on_output(output, expected)
+            yield output
+
+    def logged() -> Iterator[Outputs]:
+        for output in outputs(around):
+            log.append(output)
+            yield output
+
+    def state() -> Outputs | None:
+        after.append(state_of(component))
+        return after[0]
+
+    verdict = judge(reference, logged(), state, rules, component.dtype)
     if verdict.passed or (excused := _excused(component, reference, rules, compiled)) is rules:
         return verdict, rules
-    return judged(excused, None), excused
-
-
-def _seen(
-    outputs: Iterable[Outputs], expected: Iterable[Outputs], on_output: Callable[[Outputs, Outputs], None]
-) -> Iterator[Outputs]:
-    for output, other in zip(outputs, expected, strict=False):
-        on_output(output, other)
-        yield output
+    verdict = judge(reference, log, lambda: after[0] if after else None, excused, component.dtype)
+    if verdict.passed and not after:  # the first time, calls after the wrong one were not made
+        verdict = judge(reference, outputs(), partial(state_of, component), excused, component.dtype)
+    return verdict, excused
 
 
 #: Added to what is said of a random module whose variant is compiled.
@@ -646,9 +673,8 @@ def rounding_moves(component: Component) -> Moves:
             return component.call()
 
     with suppress(Exception), eager:
-        one, other = (play(component, each, component.place.calls) for each in (component.call, run))
-        first = list(one)
-        found = moves(first, other)
+        one, other = (played(component, each, component.place.calls) for each in (component.call, run))
+        found = moves(one, other)
         return found if any(found) else []
     return []
 

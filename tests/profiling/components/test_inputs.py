@@ -93,7 +93,7 @@ def test_another_form_is_named_by_its_path(other, says):
 def test_a_failing_forward_is_described_by_all_of_its_inputs(spec):
     wrong = replace(spec, inputs={**spec.inputs, "cond": {"weight": 0.5, "embed": [{"shape": [2, 8]}, 1]}})
     with pytest.raises(InputError, match=r"cond\.embed\.0 bfloat16 \[2, 8\].* scale 2.* and 1 more\)") as caught:
-        first_call(build(wrong, SETTINGS).cast("run").component(0), 1)
+        build(wrong, SETTINGS).cast("run").component(0).reset()
     assert "\n" not in str(caught.value)
 
 

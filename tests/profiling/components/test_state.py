@@ -7,25 +7,21 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy
+import playing
 import pytest
 import torch
+from playing import Net
 from torch import nn
 
 from profiling.components.component import Component
-from profiling.components.outputs import difference, to_host
-from profiling.components.reference import CHECK_SEED, outputs_of
+from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.state import Snapshot, State
+from profiling.components.trajectory import inputs_of, learn, play
 from profiling.graphs.engine import CudaGraphed
 
-CPU = torch.device("cpu")
 
-
-def component_of(module: nn.Module, policy="snapshot") -> Component:
-    def make(generator: torch.Generator) -> dict[str, torch.Tensor]:
-        return {"x": torch.randn(2, 4, generator=generator)}
-
-    inputs = make(torch.Generator().manual_seed(0))
-    return Component("planted", module, inputs, make, CPU, torch.float32, 1, "random", policy=policy)
+def component_of(module: nn.Module, policy: str = "snapshot", **fields) -> Component:
+    return playing.component_of(module, playing.normal(2, 4), policy=policy, **fields)
 
 
 class Slotted:
@@ -154,25 +150,99 @@ class Planted(nn.Module):
 KINDS = [name[5:].replace("_", " ") for name in vars(Planted) if name.startswith("with_")]
 
 
+def outputs_of(component: Component, calls: int = 4) -> list[Outputs]:
+    """Return the outputs of the first calls of a trajectory, and the state after them."""
+    return [*play(component, component.call, calls), to_host(state=component.kept.values())]
+
+
+def assert_equal(some: list[Outputs], others: list[Outputs]) -> None:
+    for one, other in zip(some, others, strict=True):
+        found = difference(one, other)
+        assert (found.error, found.fault) == (0, None)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_state_is_put_back(kind):
     component = component_of(Planted(kind))
-    check = outputs_of(component, CHECK_SEED, repeat=True)
-    assert check.repeated is not None
-    assert difference(check.repeated, check.calls[0]).error == 0
-    if kind != "lazy mask":
-        assert difference(check.calls[1], check.calls[0]).error > 0, "planted: a call changes the next one"
+    learn(component)
+    first = outputs_of(component)
+    component.feed(0)
+    again = to_host(output=component.call(), inputs=inputs_of(component))
+    if kind not in ("lazy mask", "first call"):  # over after the warm calls
+        assert difference(again, first[0]).error > 0, "planted: a call changes the next one"
+    assert_equal(outputs_of(component), first)
+    cold = Planted(kind)
+    component = component_of(cold, warm_calls=0)
+    learn(component)
+    assert_equal(outputs_of(component), outputs_of(component))
+
+
+#: Dtypes of state, and how a call changes it.
+DTYPES = {
+    torch.int64: lambda state: state.add_(1),
+    torch.uint8: lambda state: state.add_(1),
+    torch.uint16: lambda state: state.copy_((state.int() + 1).to(torch.uint16)),
+    torch.bool: torch.Tensor.logical_not_,
+    torch.bfloat16: lambda state: state.add_(1),
+    torch.float64: lambda state: state.add_(1e-9),
+    torch.complex64: lambda state: state.add_(1),
+    torch.float8_e4m3fn: lambda state: state.copy_((state.float() * 1.5 + 1).to(torch.float8_e4m3fn)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [(), (32,), (0,), (3, 2**19)], ids=str)
+def test_state_of_any_dtype_and_size_is_put_back(dtype, size):
+    """Integer positions of a batch of 32, for example; a write is found where no operator is watched, too."""
+
+    def write(x):
+        DTYPES[dtype](state)
+        return x + state.reshape(-1)[:1].float().sum()
+
+    state = torch.zeros(size).to(dtype)
+    module = Net(write)
+    module.register_buffer("state", state)
+    component = component_of(module)
+    learn(component)
+    component.reset()
+    before = state.clone()
     for _ in range(3):
         component.call()
+    moved = not torch.equal(state.reshape(-1).view(torch.uint8), before.reshape(-1).view(torch.uint8))
+    assert moved is bool(state.numel())
     component.reset()
-    component.refill(CHECK_SEED)
-    assert torch.equal(component.call(), check.calls[0]["output",].numbers)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(state.reshape(-1).view(torch.uint8), before.reshape(-1).view(torch.uint8))
+
+
+UNUSUAL = {
+    "sparse": torch.eye(3).to_sparse(),
+    "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "conjugate": torch.ones(3, dtype=torch.complex64).conj(),
+    "negative": torch._neg_view(torch.ones(3)),
+    "expanded": torch.ones(1).expand(4),
+    "one column": torch.ones(4, 4)[:, 1],
+    "one element": torch.ones(1, 1).expand(1, 4)[:, :1],
+    "empty": torch.empty(0, 3),
+    "meta": torch.empty(3, device="meta"),
+}
+
+
+@pytest.mark.parametrize("form", UNUSUAL)
+@torch.inference_mode()
+def test_a_tensor_of_any_form_in_a_module_does_no_harm(form):
+    module = Planted("buffer")
+    module.plain = UNUSUAL[form]
+    component = component_of(module)
+    learn(component)
+    assert component.kept.effects.written == ("count",)
+    assert_equal(outputs_of(component), outputs_of(component))
 
 
 @pytest.mark.parametrize("kind", ["buffer", "views of one storage", "lazy memory", "cycle"])
 def test_memory_keeps_its_address(kind):
     component = component_of(Planted(kind))
-    outputs_of(component, CHECK_SEED)
+    learn(component)
     component.reset()
     before = {path: tensor.data_ptr() for path, tensor in component.kept.named_tensors()}
     component.call()
@@ -195,104 +265,92 @@ class InstallsHooks(nn.Module):
         return self.layer(x)
 
 
-class StartsOnce(nn.Module):
-    """Keeps a flag of its first call that goes with a state elsewhere, which is restored."""
-
-    def __init__(self):
-        super().__init__()
-        self.started, self.of = False, SimpleNamespace(total=None)
-
-    def forward(self, x):
-        self.of.total = self.of.total + x if self.started else 2 * x
-        self.started = True
-        return self.of.total
-
-
-@pytest.mark.parametrize("kind", [InstallsHooks, StartsOnce])
-def test_a_flag_of_the_first_call_stays_only_where_the_next_call_is_right_with_it(kind):
-    component = component_of(kind())
-    with torch.inference_mode():
-        first = outputs_of(component, 0).calls[0]
-        for _ in range(3):
-            component.reset()
-            component.refill(0)
-            assert difference(to_host(output=component.call(), inputs=component.inputs), first).error == 0
-    assert len(component.module.layer._forward_hooks if kind is InstallsHooks else "1") == 1
-
-
-def test_what_is_made_once_stays():
+def test_what_the_warm_calls_made_stays():
+    component = component_of(InstallsHooks())
+    learn(component)
+    assert_equal(outputs_of(component), outputs_of(component))
+    assert len(component.module.layer._forward_hooks) == 1
     component = component_of(Planted("lazy mask"))
-    outputs_of(component, CHECK_SEED)
+    learn(component)
     mask = component.module.mask
     component.reset()
     assert component.module.mask is mask is not None
-    assert not component.kept.counting
+    assert component.kept.warm_calls == 2, "one makes it, one shows that nothing else is made"
     assert component.kept.changed == ()
+    assert not component.has_state
 
 
-@pytest.mark.parametrize(
-    ("kind", "paths"),
-    [
-        ("number", ("calls",)),
-        ("list", ("history",)),
-        ("lazy memory", ("allocated.at",)),
-        ("plain tensor", ()),
-        ("buffer", ()),
-    ],
-)
-def test_what_counts_or_grows_is_rewound(kind, paths):
+@pytest.mark.parametrize(("kind", "calls"), [("buffer", 1), ("lazy memory", 2), ("list", 4), ("number", 1)])
+def test_warm_calls_go_on_until_the_structure_repeats(kind, calls):
     component = component_of(Planted(kind))
-    first = outputs_of(component, CHECK_SEED).calls[0]["output",].numbers
-    assert component.kept.counting == paths
     component.reset()
-    component.refill(CHECK_SEED)
-    for _ in range(20 if paths else 0):
-        component.kept.rewind()
-        assert torch.equal(component.call(), first)  # pyright: ignore[reportArgumentType]
+    assert component.kept.warm_calls == calls
+    component = component_of(Planted(kind), warm_calls=3)
+    component.reset()
+    assert component.kept.warm_calls == 3
 
 
-def test_what_is_assigned_in_each_call_is_named():
-    component = component_of(Planted("tuple"))
-    outputs_of(component, CHECK_SEED)
-    assert component.kept.reassigned == ("cache",)
+@pytest.mark.parametrize("kind", ["number", "list", "lazy memory", "generator"])
+def test_a_trajectory_is_followed_by_another_from_the_same_state(kind):
+    component = component_of(Planted(kind))
+    learn(component)
+    component.reset()
+    outputs = []
+    for _ in range(3 * component.place.calls):
+        component.advance()
+        outputs.append(component.call())
+    calls = component.place.calls
+    for first, second, third in zip(outputs, outputs[calls:], outputs[2 * calls :], strict=False):
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
+    assert not torch.equal(outputs[0], outputs[1])
 
 
 def test_large_tensors_that_calls_leave_alone_are_not_kept_twice():
     module = Planted("buffer")
     module.register_buffer("table", torch.zeros(2**19))  # 2 MiB
     component = component_of(module)
-    outputs_of(component, CHECK_SEED)
+    learn(component)
     assert 0 < component.kept.bytes < 2**20
 
 
-def test_a_parameter_that_a_call_writes_to_is_named():
+@torch.inference_mode()
+def test_a_parameter_that_a_call_writes_to_is_put_back():
     module = Planted("buffer")
     component = component_of(module)
-    with torch.inference_mode():
-        module.with_buffer = lambda x: module.weight.add_(1) * x  # pyright: ignore[reportAttributeAccessIssue]
-        outputs_of(component, CHECK_SEED)
-    assert component.kept.not_restored == {"weight": "a parameter that the call writes to"}
+    module.with_buffer = lambda x: module.weight.add_(1) * x  # pyright: ignore[reportAttributeAccessIssue]
+    learn(component)
+    component.reset()
+    before = module.weight.clone()
+    component.call()
+    assert not torch.equal(module.weight, before)
+    component.reset()
+    assert torch.equal(module.weight, before)
+    assert component.kept.effects.parameters == ("weight",)
 
 
-@pytest.mark.parametrize(("policy", "second"), [("reset", 7.0), ("none", 2.0)])
-def test_the_other_policies(policy, second):
-    class Counts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.calls = 0.0
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0.0
 
-        def reset(self):
-            self.calls = 6.0
+    def reset(self):
+        self.calls = 6.0
 
-        def forward(self, x):
-            self.calls += 1
-            return torch.tensor(self.calls)
+    def forward(self, x):
+        self.calls += 1
+        return torch.tensor(self.calls)
 
+
+@pytest.mark.parametrize(("policy", "next_call"), [("snapshot", 2.0), ("reset", 8.0), ("none", 4.0)])
+def test_the_policies(policy, next_call):
+    """A warm call comes before: after `reset()`, it is made again."""
     component = component_of(Counts(), policy)
     component.reset()
-    component.call()
+    for _ in range(2):
+        component.call()
     component.reset()
-    assert component.call() == second
+    assert component.call() == next_call
 
 
 def test_a_copy_of_a_component_shares_its_state_and_another_module_has_its_own():
@@ -309,7 +367,7 @@ def test_what_cannot_be_read_or_copied_is_named():
     module = Planted("buffer")
     module.stubborn = Stubborn(a=1)
     component = component_of(module)
-    outputs_of(component, CHECK_SEED)
+    learn(component)
     assert component.kept.not_restored == {"stubborn": "Stubborn cannot be read: OSError: gone"}
 
 
@@ -338,7 +396,7 @@ class Language(nn.Module):
             **{"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64},
         )
         self.model = transformers.LlamaForCausalLM(config).eval()
-        self.cache = {"static": lambda: transformers.StaticCache(config=config, max_cache_len=8)}.get(
+        self.cache = {"static": lambda: transformers.StaticCache(config=config, max_cache_len=16)}.get(
             cache or "", lambda: transformers.DynamicCache(config=config) if cache else None
         )()
 
@@ -351,76 +409,47 @@ def language(held: str | None, given: str | None = None) -> Component:
         ids = torch.randint(32, (1, 2), generator=generator)
         return {"ids": ids, "cache": Language(given).cache} if given else {"ids": ids}
 
-    module = Language(held)
-    inputs = make(torch.Generator().manual_seed(0))
-    return Component("language", module, inputs, make, CPU, torch.float32, 1, "random")
+    return playing.component_of(Language(held), make)
 
 
+@pytest.mark.parametrize("place", ["in the module", "as an input"])
 @pytest.mark.parametrize("cache", ["static", "dynamic"])
 @torch.inference_mode()
-def test_a_cache_of_transformers_in_the_module(cache):
-    component = language(cache)
-    check = outputs_of(component, CHECK_SEED, repeat=True)
-    assert difference(check.repeated, check.calls[0]).error == 0  # pyright: ignore[reportArgumentType]
-    assert difference(check.calls[1], check.calls[0]).error > 0
-    assert component.kept.counting
-    component.reset()
-    component.refill(CHECK_SEED)
-    layer = component.module.cache.layers[0] if cache == "static" else None
-    keys = None if layer is None else layer.keys.data_ptr()
-    for _ in range(10):  # the static cache has room for four calls
-        component.kept.rewind()
-        output = component.call()
-    torch.testing.assert_close(output, check.calls[0]["output",].numbers)
-    if layer is not None:
-        assert layer.keys.data_ptr() == keys, "a captured graph reads it there"
-
-
-@pytest.mark.parametrize("cache", ["static", "dynamic"])
-@torch.inference_mode()
-def test_a_cache_of_transformers_as_an_input(cache):
-    component = language(None, given=cache)
-    check = outputs_of(component, CHECK_SEED, repeat=True)
-    assert difference(check.repeated, check.calls[0]).error == 0  # pyright: ignore[reportArgumentType]
-    assert difference(check.calls[1], check.calls[0]).error == 0, "each call gets the cache as it was given"
-    assert any(path.startswith("inputs['cache']") for path in component.kept.counting)
-    component.reset()
-    component.refill(CHECK_SEED)
-    layer = component.inputs["cache"].layers[0] if cache == "static" else None
-    keys = None if layer is None else layer.keys.data_ptr()
-    for _ in range(10):
-        component.kept.rewind()
-        output = component.call()
-    torch.testing.assert_close(output, check.calls[0]["output",].numbers)
-    if layer is not None:
-        assert layer.keys.data_ptr() == keys, "the first call makes them, and no timed call makes them again"
+def test_a_cache_of_transformers(cache, place):
+    """A static one has room for eight calls, of which two are warm calls; a dynamic one grows."""
+    component = language(cache) if place == "in the module" else language(None, given=cache)
+    learn(component)
+    calls = component.place.calls
+    assert calls == (6 if cache == "static" else 8)
+    first = outputs_of(component, calls)
+    assert difference(first[1], first[0]).error > 0
+    made = component.module.cache if place == "in the module" else component.inputs["cache"]
+    keys = made.layers[0].keys.data_ptr()
+    assert_equal(outputs_of(component, calls), first)
+    if cache == "static":
+        assert made.layers[0].keys.data_ptr() == keys, "a captured graph reads it there"
+    assert (component.refusal() is None) is (cache == "static")
 
 
 class AppendsToLists(nn.Module):
     """Changes a list among its inputs, and one in an object."""
 
     def forward(self, x, history, store):
-        history.append(x)
-        store.items.append(x)
+        history.append(x + 0)
+        store.items.append(x + 0)
         return x * len(history) + sum(store.items)
 
 
-def test_lists_and_objects_among_the_inputs_are_put_back_before_each_call():
+def test_lists_and_objects_among_the_inputs_are_state():
     def make(generator):
         return {"x": torch.randn(3, generator=generator), "history": [], "store": SimpleNamespace(items=[])}
 
-    inputs = make(torch.Generator().manual_seed(0))
-    component = Component("appends", AppendsToLists(), inputs, make, CPU, torch.float32, 1, "random")
-    check = outputs_of(component, 0, repeat=True)
-    assert difference(check.calls[1], check.calls[0]).error == 0
-    assert difference(check.repeated, check.calls[0]).error == 0  # pyright: ignore[reportArgumentType]
-    assert set(component.kept.counting) == {"inputs['history']", "inputs['store'].items"}
-    component.reset()
-    component.refill(0)
-    for _ in range(3):
-        component.kept.rewind()
-        output = component.call()
-    torch.testing.assert_close(output, check.calls[0]["output",].numbers)
+    component = playing.component_of(AppendsToLists(), make)
+    learn(component)
+    assert set(component.kept.effects.assigned) == {"inputs['history']", "inputs['store'].items"}
+    first = outputs_of(component)
+    assert len(component.inputs["history"]) == component.kept.warm_calls + 4, "carried over from call to call"
+    assert_equal(outputs_of(component), first)
 
 
 def test_the_engine_that_stands_for_forward_is_no_state():

@@ -1,12 +1,16 @@
 """Times of calls in a row against a clock that is known."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from playing import component_of
+from torch import nn
 
+from profiling.components.trajectory import learn
 from profiling.errors import InputError
 from profiling.metrics.calls import Calls, time_rows
+from profiling.metrics.latency import Latency
+from profiling.metrics.metric import Subject
+from profiling.variants.variant import Step
 
 
 def clock(first, each):
@@ -37,9 +41,8 @@ def test_what_others_took_of_the_rows_is_kept(monkeypatch):
             return 0.4
 
     monkeypatch.setattr("profiling.metrics.calls.RunQueueMonitor", Busy)
-    subject = SimpleNamespace(
-        component=SimpleNamespace(device=torch.device("cpu")), step=SimpleNamespace(call=lambda: None)
-    )
+    component = component_of(lambda x: x)
+    subject = Subject(component, Step(component.call), None, None, 0)
     measured = Calls(calls=(1, 10)).measure(subject).sections["calls"]
     assert (measured.cpu_lost_share, measured.gpu_lost_share) == (0.4, None)
     assert [point.calls for point in measured.points] == [1, 10]
@@ -56,3 +59,49 @@ def test_one_call_is_always_measured():
 def test_nonsense_is_refused(options):
     with pytest.raises(InputError):
         Calls(**options)
+
+
+class Fills(nn.Module):
+    """A cache with room for the calls of one trajectory, and a warm call; it notes what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.at, self.cache = torch.zeros((), dtype=torch.int64), torch.zeros(9, 8)
+
+    def forward(self, x):
+        self.cache[self.at] = x[0]  # raises where it is full
+        self.at += 1
+        return self.cache.sum(0)
+
+
+def subject_of(seen):
+    component = component_of(Fills())
+    learn(component)
+    component.reset()
+
+    def run():
+        output = component.call()
+        seen.append((int(component.module.at), float(component.inputs["x"].sum())))
+        return output
+
+    return Subject(component, Step(run, advance=component.advance, rewind=component.rewind), None, None, 0)
+
+
+def test_no_call_of_a_row_goes_where_eager_has_not_been():
+    seen = []
+    measured = Calls(calls=(1, 20)).measure(subject_of(seen)).sections["calls"]
+    assert [point.calls for point in measured.points] == [1, 20]
+    assert len(seen) == 10 + 3 + 3 * 20, "ten calls predict, and each short row is timed three times"
+    assert len(set(seen)) == 8, "each call of a trajectory has its state and its inputs"
+    assert [at for at, _ in seen[:10]] == [2, 3, 4, 5, 6, 7, 8, 9, 2, 3]
+
+
+def test_a_timed_window_is_a_whole_number_of_trajectories_on_their_inputs():
+    seen = []
+    limits = {"min_iterations": 20, "max_iterations": 20, "warmup_max_iterations": 11, "warmup_max_seconds": 1}
+    measured = Latency(**limits).measure(subject_of(seen)).sections
+    assert measured["wall_ms"].n == 24
+    timed = seen[-24:]
+    assert [at for at, _ in timed] == [*range(2, 10)] * 3
+    assert timed[:8] == timed[8:16] == timed[16:]
+    assert len(set(timed)) == 8

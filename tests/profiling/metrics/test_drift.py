@@ -40,7 +40,7 @@ def subject_of(error_per_call=0.0):
 
     component = Component(
         "adds", module, make_inputs(torch.Generator().manual_seed(0)), make_inputs, torch.device("cpu"),
-        torch.float64, 1, "random",
+        torch.float64, 1, "random", warm_calls=0,
     )  # fmt: skip
 
     def run():

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from profiling.components.component import Component
-from profiling.components.outputs import relative_l2, to_host
-from profiling.components.reference import CHECK_SEED, CheckCalls, Reference, outputs_of
+from profiling.components.outputs import OutputLog, relative_l2, to_host
+from profiling.components.trajectory import Played, Reference, eager_reference, learn
 from profiling.errors import InputError
 from profiling.metrics.metric import Subject
 from profiling.metrics.parity import Parity, similarity
@@ -36,19 +36,19 @@ def component(dtype=torch.float32, kind=None):
 
 
 def subject(run, made, eager=None, tolerance=None):
-    reference = outputs_of(made, CHECK_SEED)
+    reference = learn(made)
     made.refill(0)
     return Subject(made, Step(run=run(made)), Reference(reference, eager or reference), tolerance, 0)
 
 
-def scaled(calls, factor):
-    """Return the calls of a check with other numbers in the output."""
-    return CheckCalls(
-        tuple(
+def scaled(exact, factor):
+    """Return the calls of a trajectory with other numbers in the output."""
+    log = OutputLog()
+    for call in exact.log:
+        log.append(
             {p: replace(leaf, numbers=leaf.numbers * factor) if p == ("output",) else leaf for p, leaf in call.items()}
-            for call in calls.calls
         )
-    )
+    return Played(log, exact.state)
 
 
 def test_the_same_is_right_and_the_inputs_are_put_back():
@@ -69,7 +69,7 @@ def test_an_error_is_measured_as_large_as_it_is(error):
 
 def test_twice_as_far_as_eager_is_allowed_and_no_more():
     made = component()
-    exact = outputs_of(made, CHECK_SEED)
+    exact = learn(made)
     eager = scaled(exact, 1.01)
     near = subject(lambda c: lambda: c.call() * 1.019, component(), eager)
     far = subject(lambda c: lambda: c.call() * 1.021, component(), eager)
@@ -141,9 +141,9 @@ def checked(module, run=None, size=8):
         return {"x": torch.randn(4, size, generator=generator)}
 
     made = Component("c", module, make(torch.Generator()), make, torch.device("cpu"), torch.float32, 1, "random")
-    eager = outputs_of(made, CHECK_SEED, repeat=True)
+    reference = eager_reference(made)
     step = Step(run=made.call if run is None else run(made))
-    return Parity().measure(Subject(made, step, Reference(eager, eager), None, 0))
+    return Parity().measure(Subject(made, step, reference, None, 0))
 
 
 @pytest.mark.parametrize("level", [0.1, 5.0])

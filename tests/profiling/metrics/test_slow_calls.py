@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from profiling.components.component import Place
 from profiling.graphs import engine
 from profiling.metrics import monitor
 from profiling.metrics.latency import Latency
 from profiling.metrics.metric import Subject
 from profiling.metrics.monitor import CALLS_EVERY, CallMonitor
 from profiling.results.record import SlowFrames
+from profiling.variants.variant import Step
 
 CALLS, FAULT, EXCESS_MS = 300, 200, 30.0
 #: Causes that a shared machine may add to any call.
@@ -152,11 +154,10 @@ def timed(faulty: Callable[[], object], device: str = "cpu") -> SlowFrames:
         if calls == 700:
             faulty()
 
-    step: Any = SimpleNamespace(run=run, rewind=None)
-    component: Any = SimpleNamespace(device=torch.device(device), frames_per_call=1)
+    component: Any = SimpleNamespace(device=torch.device(device), frames_per_call=1, place=Place(), reset=lambda: None)
     limits = {"min_iterations": 800, "max_iterations": 800, "warmup_max_iterations": 100, "interval": 1e-9}
     metric = Latency(**limits, warmup_max_seconds=1.0)
-    subject = Subject(component, step, None, None, 0)
+    subject = Subject(component, Step(run), None, None, 0)
     slow = metric.measure(subject).sections["slow_calls"]
     assert isinstance(slow, SlowFrames)
     return slow

@@ -1,0 +1,484 @@
+"""Is an output right? Steps that go wrong in one place, in one call, or only in the state, and steps that are right."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from playing import Net, component_of, normal, reference_of, verdict_of
+from torch import nn
+
+from profiling.components.outputs import leaf_errors, to_host
+from profiling.components.trajectory import Rules, Verdict, check, eager_reference, judge, learn, play, played
+
+
+class Ring(nn.Module):
+    """A stream: a ring of past inputs, a running sum, and a residual that is computed in every second call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ring", torch.zeros(16, 8))
+        self.register_buffer("at", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("residual", torch.zeros(8))
+        self.register_buffer("hidden", torch.zeros(8))
+
+    def forward(self, x):
+        self.ring.index_copy_(0, self.at[None] % 16, x)
+        self.residual.copy_(torch.where(self.at % 2 == 0, 3 * x[0], self.residual))
+        self.hidden.add_(x[0])
+        self.at += 1
+        return x + self.ring.cumsum(0)[-1:] + self.residual, self.at + 0
+
+
+def stale_buffer(component):
+    first = component.inputs["x"].clone()
+    calls = []
+
+    def run():
+        if calls:
+            component.inputs["x"].copy_(first)
+        else:
+            first.copy_(component.inputs["x"])
+        calls.append(1)
+        return component.call()
+
+    return run
+
+
+def frozen_number(component):
+    calls = []
+
+    def run():
+        output, _ = component.call()
+        calls.append(1)
+        component.module.at.fill_(component.kept.warm_calls + 1)
+        return output, component.module.at + 0
+
+    return run
+
+
+def frozen_residual(component):
+    kept = []
+
+    def run():
+        output, at = component.call()
+        now = component.module.residual
+        kept[:] = kept or [now.clone()]
+        return output - now + kept[0], at
+
+    return run
+
+
+def output_of_the_call_before(component):
+    before = []
+
+    def run():
+        output = component.call()
+        before.append(output)
+        return before[max(0, len(before) - 2)]
+
+    return run
+
+
+def wrong_end_state(component):
+    calls = []
+
+    def run():
+        output = component.call()
+        calls.append(1)
+        if len(calls) == 8:
+            component.module.hidden.mul_(1.5)
+        return output
+
+    return run
+
+
+def other_parity(component):
+    def run():
+        output = component.call()
+        component.module.hidden.add_(1)
+        return output
+
+    return run
+
+
+WRONG = {
+    stale_buffer: ("wrong from call 2 on: ", 2),
+    frozen_number: ("wrong from call 2 on: 1 of the elements of output[1]", 2),
+    frozen_residual: ("wrong from call 2 on: relative L2 error ", 2),
+    output_of_the_call_before: ("wrong from call 2 on: ", 2),
+    wrong_end_state: ("the state after 8 calls: relative L2 error 0.5 of state['hidden'] ", 8),
+    other_parity: ("the state after 8 calls: relative L2 error ", 8),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_step_that_is_right_in_the_first_call_and_wrong_later(wrong, dtype):
+    """The state of `output_of_the_call_before` ends right: only its outputs are late."""
+    makes = normal(1, 8, dtype=dtype)
+    component = component_of(Ring().to(dtype), makes, dtype=dtype, warm_calls=1)
+    component.kept.begin()
+    exact = component_of(Ring(), lambda generator: {"x": makes(generator)["x"].float()}, warm_calls=1)
+    assert verdict_of(component, exact=exact).passed
+    verdict = verdict_of(component, wrong, exact)
+    reason, wrong_from = WRONG[wrong]
+    assert verdict.reason is not None
+    assert verdict.reason.startswith(reason), verdict.reason
+    assert verdict.wrong_from == wrong_from
+
+
+# --- damage in one place
+
+
+def picture(generator):
+    """Return a smooth picture with texture."""
+    rows = torch.linspace(0, 6, 512)
+    waves = rows[:, None].sin() * rows[None].cos() + 0.3 * torch.randn(512, 512, generator=generator)
+    return {"x": waves.expand(1, 3, 512, 512).clone()}
+
+
+def tokens(generator):
+    return {"x": torch.randn(4, 77, 64, generator=generator)}
+
+
+def sound(generator):
+    return {"x": torch.randn(1, 2, 48_000, generator=generator)}
+
+
+def garbage(*place, size=1.0):
+    def plant(output):
+        output = output.clone()
+        wrong = torch.randn(output[place].shape, generator=torch.Generator().manual_seed(5)) * size
+        output[place] = wrong.to(output.dtype) + (output[place] if size < 1 else 0)
+        return output
+
+    return plant
+
+
+ROWS, COLUMNS = slice(301, 305), slice(206, 210)
+DAMAGE = {
+    "a tile of a picture": (picture, garbage(0, slice(None), ROWS, COLUMNS, size=0.3), "the tile [288:304, 208:224]"),
+    "a tile of one channel": (picture, garbage(0, 1, ROWS, COLUMNS, size=0.3), "the tile ["),
+    "a token": (tokens, garbage(slice(None), 40), "index 40 of dimension 1"),
+    "a row of the batch": (tokens, garbage(2), "the tile ["),
+    "a row of the batch that is that of another": (tokens, lambda y: y[[0, 1, 1, 3]], "the tile ["),
+    "a block of sound": (sound, garbage(0, 0, slice(7680, 8448)), "the block [7680:8448]"),
+    "a click": (sound, garbage(0, 1, slice(9000, 9040)), "the block [8448:9216]"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_in_one_place_is_found_and_honest_rounding_is_not(damage, dtype):
+    make, plant, place = DAMAGE[damage]
+
+    def shape(x):
+        return x * torch.sigmoid(x) * 0.7
+
+    def fused(x):  # in float32 inside, rounded once: other numbers than eager's
+        return shape(x.float()).to(x.dtype)
+
+    exact = component_of(shape, make)
+    near = component_of(shape, lambda g: {"x": make(g)["x"].to(dtype)}, dtype=dtype)
+    for each in (exact, near):
+        each.place.calls = 2
+    reference = reference_of(near, exact)
+
+    def verdict(function):
+        run = lambda: function(near.inputs["x"])  # noqa: E731
+        return check(near, run, reference, Rules())[0]
+
+    assert verdict(fused).passed
+    wrong = verdict(lambda x: plant(fused(x)))
+    assert wrong.wrong_from == 1
+    assert "is off by" in (wrong.reason or "") or "relative L2 error" in (wrong.reason or "")
+    assert place in wrong.leaves[0].error.place
+    if "tile" in damage:
+        assert wrong.leaves[0].error.error < 4 * torch.finfo(torch.bfloat16).eps / 2, "as a whole it is little"
+
+
+def test_each_output_has_the_tolerance_of_its_own_error():
+    """Eager errs by 30% in one output: that allows nothing in another."""
+    exact = component_of(lambda x: {"picture": x * 2, "rough": x})
+    near = component_of(lambda x: {"picture": x * 2, "rough": x * 1.3})
+    passed = verdict_of(near, lambda c: lambda: {"picture": c.inputs["x"] * 2, "rough": c.inputs["x"] * 1.5}, exact)
+    assert passed.passed
+    wrong = verdict_of(near, lambda c: lambda: {"picture": c.inputs["x"] * 3, "rough": c.inputs["x"]}, exact)
+    assert "relative L2 error 0.5 of output['picture']" in (wrong.reason or "")
+
+
+# --- errors that grow
+
+
+class Grows(nn.Module):
+    """Keeps an error: off by `first` in call 1, and `by` times as far in each later call."""
+
+    def __init__(self, first, by):
+        super().__init__()
+        self.off, self.by = torch.tensor(first), by
+
+    def forward(self, x):
+        output = x * (1 + self.off)
+        self.off.mul_(self.by)
+        return output
+
+
+def growing(first, by, **fields):
+    return component_of(Grows(first, by), warm_calls=0, **fields)
+
+
+@pytest.mark.parametrize(("factor", "judged"), [(2.0, 4), (4.0, 3)])
+def test_calls_before_eager_itself_is_too_far_are_judged(factor, judged):
+    """Eager's error is 0.04, 0.08, 0.16, 0.32, 0.64: from 1 / factor on any output would pass."""
+    exact, near = growing(0.0, 2.0), growing(0.04, 2.0)
+    passed = verdict_of(near, exact=exact, rules=Rules(factor=factor))
+    assert (passed.passed, passed.calls) == (True, judged)
+    wrong = verdict_of(near, lambda c: lambda: c.call() * 1.5, exact, Rules(factor=factor))
+    assert not wrong.passed
+    near.place.calls = 8
+
+
+def test_an_eager_that_is_too_far_at_once_is_no_measure():
+    verdict = verdict_of(growing(0.6, 1.0), exact=growing(0.0, 1.0))
+    assert "so that an output of zeros would pass: use dtype=float32" in (verdict.reason or "")
+
+
+def test_a_recipe_s_own_tolerance_grows_with_eager_s_error():
+    """Eager is off by 0.01 to 0.08 in four calls; a quantised step of tolerance 0.05 by five times as much."""
+    exact, near = growing(0.0, 2.0), growing(0.01, 2.0)
+    near.place.calls = 4
+
+    def off(times, from_call=0):
+        def made(component):
+            calls = []
+
+            def run():
+                calls.append(1)
+                wrong = times * 0.01 * 2 ** (len(calls) - 1)
+                component.call()
+                return component.inputs["x"] * (1 + wrong)
+
+            return run
+
+        return made
+
+    own = Rules(tolerance=0.05)
+    assert verdict_of(near, off(4.9), exact, own).passed
+    wrong = verdict_of(near, off(5.1), exact, own)
+    assert wrong.wrong_from == 1
+    assert "allowed 0.05" in (wrong.reason or "")
+
+
+def test_a_recipe_s_own_tolerance_never_allows_an_output_of_zeros():
+    """Eager's error grows from 0.001 to 0.4: 0.05 times that ratio would be 20."""
+    exact, near = growing(0.0, 2.4), growing(0.001, 2.4)
+
+    def zeros_from_call_4(component):
+        calls = []
+
+        def run():
+            calls.append(1)
+            return component.call() * (len(calls) < 4)
+
+        return run
+
+    assert verdict_of(near, exact=exact, rules=Rules(tolerance=0.05)).calls == 4
+    assert not verdict_of(near, zeros_from_call_4, exact, Rules(tolerance=0.05)).passed
+
+
+class Logistic(nn.Module):
+    """A chaotic map: rounding errors double in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = torch.linspace(0.1, 0.9, 64)
+
+    def forward(self, x):
+        for _ in range(6):
+            self.state.copy_(3.99 * self.state * (1 - self.state))
+        return self.state + 0 * x[0, 0]
+
+
+def reordered(component):
+    """Return a step that computes the same with other roundings."""
+
+    def run():
+        state = component.module.state
+        for _ in range(6):
+            state.copy_(3.99 * state - 3.99 * state * state)
+        return state + 0
+
+    return run
+
+
+def test_in_float32_calls_before_rounding_decides_are_judged():
+    component = component_of(Logistic())
+    verdict = verdict_of(component, reordered)
+    assert verdict.passed, verdict.reason
+    assert 1 <= verdict.calls < 8
+    assert not verdict_of(component, lambda c: lambda: reordered(c)() * 1.5).passed
+
+
+# --- numbers that are none
+
+
+def test_nan_is_called_nan():
+    """In its second call, so that all else is right; and where rounding alone would make it."""
+    for function in (lambda x: x + 1, lambda x: (x / x.abs()).acos()):
+
+        def broken(component):
+            calls = []
+
+            def run():
+                calls.append(1)
+                return component.call() * (math.nan if len(calls) == 2 else 1)
+
+            return run
+
+        verdict = verdict_of(component_of(function), broken)
+        assert verdict.wrong_from == 2
+        assert "output (float32 [4, 8] on cpu) has NaN" in (verdict.reason or "")
+        assert "rounding" not in (verdict.reason or "")
+
+
+def test_nan_of_eager_itself_is_named():
+    verdict = verdict_of(component_of(lambda x: x.log()))
+    assert "eager's own output in float32 is not finite" in (verdict.reason or "")
+    assert "rounding" not in (verdict.reason or "")
+
+
+# --- random numbers
+
+
+class Walk(nn.Module):
+    """A random walk, whose state is random, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = torch.ones(8)
+
+    def forward(self, x):
+        self.at.add_(torch.randn(8) * 0.03)
+        return x + self.at
+
+
+def test_state_that_is_random_may_differ_as_two_eager_trajectories_do():
+    def other(component):
+        generator = torch.Generator().manual_seed(3)
+
+        def run():
+            component.module.at.add_(torch.randn(8, generator=generator) * 0.03)
+            return component.inputs["x"] + component.module.at
+
+        return run
+
+    assert verdict_of(component_of(Walk()), other).passed
+    wrong = verdict_of(component_of(Walk()), other_state)
+    assert (wrong.reason or "").startswith("the state after 8 calls: ")
+
+
+def other_state(component):
+    calls = []
+
+    def run():
+        output = component.call()
+        calls.append(1)
+        if len(calls) == 8:
+            component.module.at.mul_(3)
+        return output
+
+    return run
+
+
+# --- how a trajectory is played
+
+
+class Full(nn.Module):
+    """A cache with room for six calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys, self.at = torch.zeros(6, 8), torch.zeros((), dtype=torch.int64)
+
+    def forward(self, x):
+        if int(self.at) == 6:
+            raise IndexError("the cache is full")
+        self.keys[self.at] = x[0]
+        self.at += 1
+        return self.keys.sum(0)
+
+
+def test_a_trajectory_ends_before_a_cache_is_full_and_its_state_is_compared():
+    component = component_of(Full())
+    assert eager_reference(component).calls == 5, "and a warm call"
+    assert verdict_of(component).calls == 5
+    wrong = verdict_of(component, lambda c: lambda: (c.call(), c.module.keys[5:].add_(1))[0])
+    assert not wrong.passed
+
+
+class Attends(nn.Module):
+    """Writes to a cache, made in its first call, at the position that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = None
+
+    def forward(self, x, position):
+        if self.cache is None:
+            self.cache = torch.zeros(32, 8)
+        self.cache[position] = x[0]
+        return self.cache.cumsum(0)[-1], position + 0
+
+
+def positions(generator):
+    return {"x": torch.randn(1, 8, generator=generator), "position": torch.tensor([3])}
+
+
+def test_positions_advance_from_call_to_call_and_begin_anew():
+    component = component_of(Attends(), positions, advances={"position": 1})
+
+    def seen():
+        return [int(each["output", list(each)[2][1]].numbers) for each in play(component, component.call, 8)]
+
+    with torch.inference_mode():
+        learn(component)
+        warm = component.kept.warm_calls
+        assert warm == 2, "the first made the cache"
+        assert seen() == seen() == list(range(3 + warm, 11 + warm))
+    assert component.kept.effects.inputs == ()
+    assert verdict_of(component).passed
+
+
+class Sums(nn.Module):
+    """Adds up its inputs; `reset` begins anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.total, self.resets = torch.zeros(8), 0
+
+    def reset(self):
+        self.total.zero_()
+
+    def forward(self, x):
+        self.total.add_(x[0])
+        return self.total + 0
+
+
+@pytest.mark.parametrize("warm_calls", [None, 3])
+def test_a_module_that_is_reset_begins_each_trajectory_in_the_same_state(warm_calls):
+    component = component_of(Sums(), policy="reset", warm_calls=warm_calls)
+    with torch.inference_mode():
+        first = learn(component)
+        again = played(component, component.call, 8)
+    for one, other in zip(first.log, again.log, strict=True):
+        assert max(each.error for each in leaf_errors(other, one)) == 0
+    assert verdict_of(component).passed
+    assert not verdict_of(component, lambda c: lambda: (c.call(), c.module.total.add_(1))[0]).passed
+
+
+def test_a_module_whose_state_is_its_own_business_is_judged_by_its_outputs():
+    component = component_of(Sums(), policy="none")
+    reference = eager_reference(component)
+    assert reference.eager.state is None
+    assert component.module.total.abs().sum() > 0
