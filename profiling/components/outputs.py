@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Hashable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -69,7 +68,8 @@ class OutputLog:
     """
 
     def __init__(self) -> None:
-        self._leaves: list[Outputs] = []  # without their tensors
+        # Each leaf without its tensor, and where that lies in the file.
+        self._leaves: list[dict[Path, tuple[Leaf, tuple[int, torch.dtype, torch.Size] | None]]] = []
         self._file = SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - it lives as long as this object
 
     def __len__(self) -> int:
@@ -78,19 +78,34 @@ class OutputLog:
 
     def __iter__(self) -> Iterator[Outputs]:
         """Yield each output; several iterations may be under way at a time."""
-        place = 0
         for leaves in self._leaves:
-            self._file.seek(place)
-            numbers = pickle.load(self._file)
-            place = self._file.tell()
-            yield {path: replace(leaf, numbers=numbers.get(path)) for path, leaf in leaves.items()}
+            yield {
+                path: leaf if place is None else replace(leaf, numbers=self._read(*place))
+                for path, (leaf, place) in leaves.items()
+            }
 
     def append(self, outputs: Outputs) -> None:
         """Add the outputs of a call."""
-        numbers = {path: leaf.numbers for path, leaf in outputs.items() if leaf.numbers is not None}
-        self._file.seek(0, SEEK_END)
-        pickle.dump(numbers, self._file)
-        self._leaves.append({path: replace(leaf, numbers=None) for path, leaf in outputs.items()})
+        leaves = {}
+        for path, leaf in outputs.items():
+            place = None
+            if leaf.numbers is not None:
+                numbers = leaf.numbers.resolve_conj().resolve_neg().contiguous()
+                place = self._file.seek(0, SEEK_END), numbers.dtype, numbers.shape
+                self._file.write(memoryview(_bytes(numbers)))  # not by torch.save, which a user may have replaced
+            leaves[path] = replace(leaf, numbers=None), place
+        self._leaves.append(leaves)
+
+    def _read(self, start: int, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+        numbers = torch.empty(shape, dtype=dtype)
+        self._file.seek(start)
+        self._file.readinto(memoryview(_bytes(numbers)))
+        return numbers
+
+
+def _bytes(tensor: torch.Tensor) -> Any:
+    """Return the memory of a contiguous tensor on the host, as an array of bytes."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 @dataclass(frozen=True)

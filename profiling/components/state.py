@@ -68,7 +68,6 @@ class State:
         """Take the present state as S0."""
         self.warm_calls = warm_calls
         self.carried |= {key for key, kept in self._given.tensors.items() if not kept.is_unchanged()}
-        self._given = Kept({}, {})
         drawn = {id(each) for _, each in self._input_tensors()} - self.carried
         self._start = Snapshot(self._restored, drawn)
         if self._cold is not None:
@@ -92,12 +91,15 @@ class State:
 
         A tensor that the warm calls made and that calls write to begins with zeros, and a generator with its seed.
         """
-        assert self._start is not None
         assert self._cold is not None
+        if self._start is None:  # a warm call has failed
+            self._cold.restore()
+            return
         self.restore()
+        first_made = self.made()
         with torch.inference_mode():
-            for key, kept in self._start.kept.tensors.items():
-                if key not in self._cold.structure.tensors and any(kept.tensor is each for each in self.changed or ()):
+            for kept in self._start.kept.tensors.values():
+                if kept.path in first_made:
                     kept.tensor.zero_()
         for key, (_, generator) in self._start.structure.generators.items():
             if key not in self._cold.structure.generators and isinstance(generator, torch.Generator):
@@ -115,6 +117,18 @@ class State:
             else:
                 holder.write(content | {name: now[name] for name in made})
         self._cold.restore_values()
+
+    def restore_unmade(self) -> None:
+        """Put back what was there before the warm calls, without what they made."""
+        assert self._cold is not None
+        self._cold.restore()
+
+    def made(self) -> list[str]:
+        """Return the paths of the tensors that the warm calls made and that calls write to."""
+        assert self._start is not None
+        assert self._cold is not None
+        changed = {id(tensor) for tensor in self.changed or ()} - self._cold.structure.tensors.keys()
+        return [kept.path for key, kept in self._start.kept.tensors.items() if key in changed]
 
     def observer(self) -> Observer:
         """Return what observes the calls of a trajectory, from S0."""
@@ -136,11 +150,10 @@ class State:
             del kept[key]
         contents = self._start.structure.contents
         self._start.structure.contents = {key: entry for key, entry in contents.items() if key in observer.touched}
-        late = {key for key in observer.changed if key not in kept} - self.carried
-        for path, each in self._input_tensors():
-            if id(each) in late:  # the warm calls wrote to it the values that were there
-                self.carried |= {id(each)}
-                self._start.kept.add(id(each), f"inputs{path}", each)
+        late = (observer.changed.keys() - self.carried) & self._given.tensors.keys()
+        kept.update((key, self._given.tensors[key]) for key in late)  # the warm calls wrote what was there already
+        self.carried |= late
+        self._given = Kept({}, {})
 
     def set_unread(self, paths: tuple[str, ...]) -> None:
         """Note which of the attributes that calls assign anew no later call reads."""
@@ -175,6 +188,7 @@ class State:
                     here.copy_(value)
                 elif isinstance(value, Tensor):
                     missing.append(path)
+        self.carried |= {id(each) for path, each in self._input_tensors() if f"inputs{path}" in values}
         self.settle(self.warm_calls)
         return missing
 
@@ -202,22 +216,21 @@ class State:
 
         The block begins and ends in S0.
         """
-        assert self._start is not None
         snapshots = [each for each in (self._start, self._cold) if each is not None]
-        contents = [*self._start.structure.contents.values(), *self._warmed]
-        old = {holder.key: holder.read() for holder, _ in contents}
+        old = Structure.of(self.roots).contents  # of all: what calls write to in place is not in the contents of S0
         yield
         others: dict[int, Tensor] = {}  # by the id of the tensor that was replaced
-        for holder, content in contents:
-            before, now = old[holder.key], holder.read()
-            for name in before.keys() - now.keys():
-                content.pop(name, None)
-            for name, value in now.items():
-                if before.get(name, MISSING) is value:
-                    continue
-                content[name] = value
+        for key, (holder, before) in old.items():
+            now = holder.read()
+            replaced = {name: value for name, value in now.items() if before.get(name, MISSING) is not value}
+            for _, content in (each.structure.contents[key] for each in snapshots if key in each.structure.contents):
+                for name in before.keys() - now.keys():
+                    content.pop(name, None)
+                content |= replaced
+            for name, value in replaced.items():
                 if isinstance(value, Tensor) and isinstance(before.get(name), Tensor):
                     others[id(before[name])] = value
+        del old
         for kept in (kept for each in snapshots for kept in each.kept.tensors.values()):
             kept.follow(others.get(id(kept.tensor), kept.tensor))
         if self.changed is not None:

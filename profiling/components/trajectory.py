@@ -140,6 +140,7 @@ def learn(component: Component) -> Played:
         component.reset()
         observer, log, state = component.kept.observer(), OutputLog(), None
         wanted, started, failure = component.place.calls, perf_counter(), None
+        carried = component.kept.carried
 
         def observed(run: Callable[[], Any], watched: bool = watched, observer: Any = observer) -> Any:
             with observer.calling(watched=watched):
@@ -150,14 +151,15 @@ def learn(component: Component) -> Played:
         calls = iter(play(component, component.call, wanted, reset=False, around=observed))
         while len(log) < component.place.calls:
             try:
-                log.append(next(calls))
+                outputs = next(calls)
             except Exception as error:
                 failure = error
                 break
+            log.append(outputs)
             if len(log) == 1:
-                check_comparable(component, next(iter(log)))
+                check_comparable(component, outputs)
                 seconds = component.place.call_s or perf_counter() - started
-                component.place.calls = _affordable(wanted, next(iter(log)), seconds)
+                component.place.calls = _affordable(wanted, outputs, seconds)
         if failure is not None and watched:  # some code cannot be watched: FlexAttention, for example
             component.place.calls = wanted
             if "torch._dynamo" in sys.modules:
@@ -168,6 +170,9 @@ def learn(component: Component) -> Played:
                 raise component.explained(failure) from failure
             component.place.calls = len(log)
         component.kept.learn(observer, component.ignore)
+        if component.kept.carried != carried:  # an input turned out to be state: later calls go on with it
+            component.place.drawn.clear()
+            return learn(component)
         if component.place.calls == wanted or failure is None:
             state = state_of(component)
         effects = component.kept.effects
