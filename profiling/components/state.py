@@ -127,8 +127,9 @@ class State:
         """Return the paths of the tensors that the warm calls made and that calls write to."""
         assert self._start is not None
         assert self._cold is not None
-        changed = {id(tensor) for tensor in self.changed or ()} - self._cold.structure.tensors.keys()
-        return [kept.path for key, kept in self._start.kept.tensors.items() if key in changed]
+        known, changed = self._cold.structure.tensors, {id(tensor) for tensor in self.changed or ()}
+        kept = self._start.kept.tensors.items()
+        return [each.path for key, each in kept if key not in known and id(each.tensor) in changed]
 
     def observer(self) -> Observer:
         """Return what observes the calls of a trajectory, from S0."""
