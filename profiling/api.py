@@ -138,14 +138,9 @@ def profile(
     progress = PlainProgress(Console(quiet=True)) if quiet else make_progress()
     with held.holding(subject) as key, _unchanged_process():
         cast = "module" if subject.cast else "none" if autocast is None else "autocast"
-        state: dict[str, Any] = (
-            {"ignore": list(allow)}
-            if subject.calls is None
-            else {
-                "ignore": list(allow),
-                "calls": subject.calls,
-            }
-        )
+        state: dict[str, Any] = {"ignore": list(allow)}
+        if subject.calls is not None:
+            state["calls"] = subject.calls
         config = _config(component, key, cast, frames_per_call, settings, variants, metrics, rounds, seconds, state)
         run = Run(TARGET, config, folder, progress, shell_words(["python", *sys.argv]))
         try:
@@ -327,12 +322,13 @@ def _complete(run: Run, subject: Held) -> None:
     target = f"{getattr(builder, '__module__', '')}.{getattr(builder, '__qualname__', '')}"
     environment = msgspec.structs.replace(read_environment(run.folder), module_git=module_states([target]))
     write_json(run.folder / ENVIRONMENT_FILE, encode_environment(environment))
-    prepared, check = (dict(named_inputs(subject.draw(seed))) for seed in (subject.seed, subject.seed + CHECK_SEED))
-    same = [path for path in check if path in prepared and same_values(prepared[path], check[path])]
+    prepared = dict(named_inputs(subject.first))
+    checks = [dict(named_inputs(subject.draw(subject.seed + CHECK_SEED + call))) for call in range(subject.calls or 1)]
+    same = [path for path, each in prepared.items() if all(same_values(each, check[path]) for check in checks)]
     checked = ""
     if same:
         checked = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"
-        if len(same) < len(check):
+        if len(same) < len(prepared):
             which = few(same)
             checked = f"parity was checked with the same {which} that the variant was prepared with: give check_inputs"
     for record in run.records.values():

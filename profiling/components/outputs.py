@@ -346,7 +346,10 @@ def _worst_part(output: Tensor, reference: Tensor) -> tuple[float, str]:
     real, imaginary = (torch.float64, torch.complex128) if exact else (torch.float32, torch.complex64)
     expected = reference.to(imaginary if reference.is_complex() else real)
     square = (output.to(expected.dtype) - expected).abs().square()
-    square, energy = square.where(square.isfinite(), 0), float(expected.where(expected.isfinite(), 0).abs().square().mean())
+    square, energy = (
+        square.where(square.isfinite(), 0),
+        float(expected.where(expected.isfinite(), 0).abs().square().mean()),
+    )
     if energy <= 0 or not math.isfinite(energy):
         return 0.0, ""
     parts: list[tuple[float, str]] = [(0.0, "")]

@@ -91,12 +91,15 @@ class State:
 
         A tensor that the warm calls made and that calls write to begins with zeros, and a generator with its seed.
         """
-        assert self._start is not None
         assert self._cold is not None
+        if self._start is None:  # a warm call has failed
+            self._cold.restore()
+            return
         self.restore()
+        first_made = self.made()
         with torch.inference_mode():
-            for key, kept in self._start.kept.tensors.items():
-                if key not in self._cold.structure.tensors and any(kept.tensor is each for each in self.changed or ()):
+            for kept in self._start.kept.tensors.values():
+                if kept.path in first_made:
                     kept.tensor.zero_()
         for key, (_, generator) in self._start.structure.generators.items():
             if key not in self._cold.structure.generators and isinstance(generator, torch.Generator):
@@ -114,6 +117,19 @@ class State:
             else:
                 holder.write(content | {name: now[name] for name in made})
         self._cold.restore_values()
+
+    def restore_unmade(self) -> None:
+        """Put back what was there before the warm calls, without what they made."""
+        assert self._cold is not None
+        self._cold.restore()
+
+    def made(self) -> list[str]:
+        """Return the paths of the tensors that the warm calls made and that calls write to."""
+        assert self._start is not None
+        assert self._cold is not None
+        known, changed = self._cold.structure.tensors, {id(tensor) for tensor in self.changed or ()}
+        kept = self._start.kept.tensors.items()
+        return [each.path for key, each in kept if key not in known and id(each.tensor) in changed]
 
     def observer(self) -> Observer:
         """Return what observes the calls of a trajectory, from S0."""
@@ -209,22 +225,21 @@ class State:
 
         The block begins and ends in S0.
         """
-        assert self._start is not None
         snapshots = [each for each in (self._start, self._cold) if each is not None]
-        contents = [*self._start.structure.contents.values(), *self._warmed]
-        old = {holder.key: holder.read() for holder, _ in contents}
+        old = Structure.of(self.roots).contents  # of all: what calls write to in place is not in the contents of S0
         yield
         others: dict[int, Tensor] = {}  # by the id of the tensor that was replaced
-        for holder, content in contents:
-            before, now = old[holder.key], holder.read()
-            for name in before.keys() - now.keys():
-                content.pop(name, None)
-            for name, value in now.items():
-                if before.get(name, MISSING) is value:
-                    continue
-                content[name] = value
+        for key, (holder, before) in old.items():
+            now = holder.read()
+            replaced = {name: value for name, value in now.items() if before.get(name, MISSING) is not value}
+            for _, content in (each.structure.contents[key] for each in snapshots if key in each.structure.contents):
+                for name in before.keys() - now.keys():
+                    content.pop(name, None)
+                content |= replaced
+            for name, value in replaced.items():
                 if isinstance(value, Tensor) and isinstance(before.get(name), Tensor):
                     others[id(before[name])] = value
+        del old
         for kept in (kept for each in snapshots for kept in each.kept.tensors.values()):
             kept.follow(others.get(id(kept.tensor), kept.tensor))
         if self.changed is not None:

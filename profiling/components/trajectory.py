@@ -150,14 +150,15 @@ def learn(component: Component) -> Played:
         calls = iter(play(component, component.call, wanted, reset=False, around=observed))
         while len(log) < component.place.calls:
             try:
-                log.append(next(calls))
+                outputs = next(calls)
             except Exception as error:
                 failure = error
                 break
+            log.append(outputs)
             if len(log) == 1:
-                check_comparable(component, next(iter(log)))
+                check_comparable(component, outputs)
                 seconds = component.place.call_s or perf_counter() - started
-                component.place.calls = _affordable(wanted, next(iter(log)), seconds)
+                component.place.calls = _affordable(wanted, outputs, seconds)
         if failure is not None and watched:  # some code cannot be watched: FlexAttention, for example
             component.place.calls = wanted
             if "torch._dynamo" in sys.modules:
@@ -612,7 +613,6 @@ def check(
     module, or rounding errors that it amplifies. The same outputs are judged again, and then those of the later calls. `compiled` steps may draw random numbers of their own. `around`
     makes the calls the first time. `on_output` is given each output and that of the reference.
     """
-
     log, after = OutputLog(), list[Outputs | None]()
 
     def outputs(around: Callable[[Callable[[], Any]], Any] | None = None) -> Iterator[Outputs]:

@@ -156,7 +156,6 @@ class CudaGraphed:
 
         Raises:
             CaptureError: the call has a new signature and cannot be captured; it is never run eagerly instead.
-            TypeError: an argument that cannot be part of a signature.
 
         """
         # A call inside another capture becomes part of that.
@@ -322,12 +321,16 @@ class CudaGraphed:
         state = State(owner, inputs, "snapshot")
         state.begin(keep_cold=True)
         form, calls = state.form(), 0
-        while calls < WARM_CALLS:
-            call()
-            calls += 1
-            before, form = form, state.form()
-            if form == before:
-                break
+        try:
+            while calls < WARM_CALLS:
+                call()
+                calls += 1
+                before, form = form, state.form()
+                if form == before:
+                    break
+        except Exception:
+            state.restore_cold()
+            raise
         state.settle(calls)
         return state
 

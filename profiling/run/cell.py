@@ -331,7 +331,7 @@ class Cell(ABC):
             steps = []
             with preparing():
                 for component in components.values():
-                    steps.append(variant(component, Path(folder)))
+                    steps.append(variant.prepare(component, Path(folder)))
                     stack.callback(self.close, steps[-1])
                 wait()
             recipe = [each for step in steps for each in step.recipe]
@@ -354,7 +354,7 @@ class Cell(ABC):
             components = self.components()
             steps = []
             for component in components.values():
-                steps.append(variant(component, Path(folder)))
+                steps.append(variant.prepare(component, Path(folder)))
                 stack.callback(self.close, steps[-1])
             for call in range(_CALLS_AGAIN):
                 with last() if call == _CALLS_AGAIN - 1 else contextlib.nullcontext():

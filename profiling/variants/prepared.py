@@ -19,7 +19,10 @@ from torch import nn
 from profiling.components.casting import call_under
 from profiling.components.compiled import take_inside
 from profiling.components.component import CALLS, Component, Place, signature_of
+from profiling.components.effects import QUIET
 from profiling.components.held import Held, named_inputs
+from profiling.components.outputs import difference, to_host
+from profiling.components.snapshot import Structure, restore
 from profiling.components.trajectory import Rules, check, eager_reference, kept_generators
 from profiling.components.trees import form_of, map_tensors, other_form
 from profiling.errors import InputError, WrongOutputError
@@ -87,12 +90,13 @@ class PreparedStep:
             ignore=tuple(allow),
             place=Place(calls=subject.calls or CALLS),
         )
-        try:
-            with torch.inference_mode(), self._on_device, kept_generators():
+        with torch.inference_mode(), self._on_device, kept_generators():
+            try:
                 self._prepare(component, variant, Path(files), package)
-        except BaseException:
-            self._restore.close()
-            raise
+            except BaseException:
+                self._restore.callback(component.kept.restore_cold)
+                self._restore.close()
+                raise
         self._is_open = True
 
     def _prepare(self, component: Component, variant: Variant, folder: Path, package: Path | None) -> None:
@@ -104,7 +108,6 @@ class PreparedStep:
 
         """
         component.start(keep_cold=True)
-        self._restore.callback(component.kept.restore_cold)
         reference = eager_reference(component)
         component.refill(0)
         self._step = variant.prepare(component, folder / "kernels" / "prepared")
@@ -122,10 +125,11 @@ class PreparedStep:
         )
         if not verdict.passed:
             captured = any(each.kind == "capture" for each in self._step.recipe)
-            raise (CaptureError if captured else WrongOutputError)(f"the prepared step is wrong: {verdict.reason}")
+            raise (CaptureError if captured else WrongOutputError)(f"the prepared step is refused: {verdict.reason}")
         if recompiles.reason is not None:
             warnings.warn(recompiles.reason, stacklevel=4)
         component.kept.restore_cold()
+        _check_first_values(component)
         static = self._step.static
         self._run = self._step.run if static is None else static.run
         carried = (name for name, tensor in named_inputs(component.inputs) if id(tensor) in component.kept.carried)
@@ -134,7 +138,13 @@ class PreparedStep:
         self._buffers, self._plain = dict(named_inputs(self._inputs)), _without_tensors(self._inputs)
 
     def reset(self) -> None:
-        """Start a session: put the module's state back as `prepare` left it."""
+        """Start a session: put the module's state back as `prepare` left it.
+
+        Raises:
+            InputError: the step is closed.
+
+        """
+        self._check_open()
         with torch.inference_mode(), self._on_device:
             self._component.kept.restore_cold()
 
@@ -145,8 +155,7 @@ class PreparedStep:
             InputError: the step is closed, or an input has another name, shape, dtype or, if it holds no tensor, value.
 
         """
-        if not self._is_open:
-            raise InputError("this step is closed: prepare the module again.")
+        self._check_open()
         if args:
             named = dict(zip(self._arguments, args, strict=False))
             if len(named) < len(args) or named.keys() & inputs.keys():
@@ -188,6 +197,10 @@ class PreparedStep:
         finally:
             self._lock.release()
 
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise InputError("this step is closed: prepare the module again.")
+
     def close(self) -> None:
         """Free the step's graphs, restore the module's mode, and the flags that the variant set."""
         if self._is_open:
@@ -201,6 +214,34 @@ class PreparedStep:
     def __exit__(self, *_: object) -> None:
         """Close the step."""
         self.close()
+
+
+def _check_first_values(component: Component) -> None:
+    """Check that a session may begin with zeros in the tensors that the first call makes and later ones write to.
+
+    The module's first calls, which make them, are compared with calls on those that are there already.
+
+    Raises:
+        WrongOutputError: the outputs differ: it makes one with other values.
+
+    """
+    kept, made = component.kept, component.kept.made()
+    if not made:
+        return
+    now = Structure.of(kept.roots).contents.values()
+    outputs = []
+    for restore_first in (kept.restore_cold, kept.restore_unmade):
+        restore_first()
+        component.refill(0)
+        outputs.append(to_host(output=component.call()))
+        restore(now, [])
+    kept.restore_cold()
+    found = difference(*outputs)
+    if found.fault is not None or found.error > QUIET:
+        raise WrongOutputError(
+            f"`{made[0]}` is made in the first call with values that `reset` cannot put back: make it in __init__ "
+            "(register_buffer)."
+        )
 
 
 def _copy_package(step: Step, run: Path, package: Path) -> None:

@@ -1,5 +1,6 @@
 """From Python: a module that a script holds is measured as by the command, and is left as it was."""
 
+import copy
 import gc
 import random
 import subprocess
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import signature
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,14 +21,14 @@ from torch import nn
 import profiling
 from profiling.compare.__main__ import main as compare
 from profiling.components.held import shuffled
-from profiling.errors import InputError
+from profiling.errors import InputError, WrongOutputError
 from profiling.metrics.latency import Latency
 from profiling.metrics.parity import Parity
 from profiling.report.__main__ import main as report
 from profiling.results.environment import read_environment
 from profiling.trace.counters import snapshot
 from profiling.variants.inductor import Inductor
-from profiling.variants.recipe import Recipe
+from profiling.variants.recipe import Compiler, Outcome, Recipe
 from profiling.variants.rewrite import Rewrite
 from profiling.variants.variant import Step, Variant
 
@@ -106,7 +108,9 @@ def test_a_recipe_with_transforms_of_the_callers_own():
 
 
 def with_other_layers(module):
-    module[0] = nn.Linear(4, 4)
+    layer = nn.Linear(4, 4)
+    layer.load_state_dict(module[0].state_dict())
+    module[0] = layer
     return module
 
 
@@ -693,9 +697,10 @@ def test_a_prepared_step_is_the_one_that_is_measured_also_where_the_first_call_m
     before = snapshot()
     with profiling.prepare(module, given, variant) as step:
         assert snapshot().since(before).graphs == record.prepare.graphs
-        assert (module.made, module.cache.abs().max().item()) == (1, 0.0)
+        assert (module.made, module.cache.abs().max().item()) == (0, 0.0), "values are put back"
         assert torch.equal(torch.random.get_rng_state(), random_state)
         table, before = module.table, snapshot()
+        assert table is not None, "what the first calls made stays"
         outputs = [step(**given) for _ in range(3)]
         assert snapshot().since(before).graphs == 0
         assert module.table is table
@@ -705,13 +710,189 @@ def test_a_prepared_step_is_the_one_that_is_measured_also_where_the_first_call_m
             torch.testing.assert_close(output, fresh(**given))
 
 
+class Streams(nn.Module):
+    """Counts its calls in a Python number, and adds its inputs up in a buffer that it had before, and in a new one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.pos, self.made = nn.Linear(4, 4), 0, None
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        if self.made is None:
+            self.made = x.new_zeros(4)
+        self.pos += 1
+        self.total += x.mean(0)
+        self.made += x.mean(0)
+        return self.layer(x) + self.total + self.made + self.pos
+
+
+def test_a_session_of_a_prepared_step():
+    torch.manual_seed(0)
+    module, x = Streams(), torch.randn(2, 4)
+    other = copy.deepcopy(module)
+    with torch.inference_mode():
+        module(x), other(x)
+    state = module.pos, module.total.clone(), module.made.clone()
+    with profiling.prepare(module, {"x": x}, variant="baseline") as step, torch.inference_mode():
+        assert (module.pos, module.total.tolist(), module.made.tolist()) == (1, state[1].tolist(), state[2].tolist())
+        expected = [other(x) for _ in range(3)]
+        for _ in range(2):
+            torch.testing.assert_close([step(x) for _ in range(3)], expected)
+            assert module.pos == 4
+            step.reset()
+            assert (module.pos, module.made.tolist()) == (1, state[2].tolist())
+        step(x)
+    assert module.pos == 2, "closing leaves the session where it is"
+    with pytest.raises(InputError, match="this step is closed"):
+        step.reset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeats(Variant):
+    """Stands for a graph: makes the device's work of a call again, and none of what Python does in one."""
+
+    def __call__(self, component, folder):
+        layer, scale = component.module.layer, component.module.scale()
+        return Step(run=lambda: layer(component.inputs["x"]) * scale)
+
+
+CALLS = 0
+
+
+class CountsOutside(nn.Module):
+    """Counts its calls in a global variable, or in that of a closure: no walk of its attributes finds either."""
+
+    def __init__(self, scale) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), scale
+
+    def forward(self, x):
+        return self.layer(x) * self.scale()
+
+
+def in_a_global():
+    global CALLS
+    CALLS += 1
+    return CALLS
+
+
+def in_a_closure():
+    calls = 0
+
+    def count():
+        nonlocal calls
+        calls += 1
+        return calls % 2 + 1
+
+    return count
+
+
+@pytest.mark.parametrize("scale", [in_a_global, in_a_closure()], ids=["global", "closure"])
+def test_a_step_that_repeats_a_number_outside_of_the_module_is_refused(scale):
+    with pytest.raises(WrongOutputError, match=r"the prepared step is refused: .*(from call \d on|two eager calls)"):
+        profiling.prepare(CountsOutside(scale), {"x": torch.ones(2, 4)}, Repeats())
+
+
+def test_a_first_value_that_is_not_zero_is_refused():
+    class Largest(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.largest = nn.Linear(4, 4), None
+
+        def forward(self, x):
+            if self.largest is None:
+                self.largest = torch.full((2, 4), -100.0)
+            self.largest.copy_(torch.maximum(self.largest, self.layer(x)))
+            return self.largest.clone()
+
+    with pytest.raises(WrongOutputError, match=r"`largest` is made in the first call.*register_buffer"):
+        profiling.prepare(Largest(), {"x": torch.ones(2, 4)}, variant="baseline")
+
+
+def test_a_second_thread_is_refused():
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x):
+            inside.set()
+            go_on.wait(20)
+            return x * 2
+
+    go_on.set()
+    with profiling.prepare(Waits(), {"x": torch.ones(2)}, variant="baseline") as step:
+        inside.clear()
+        go_on.clear()
+        first = threading.Thread(target=step, args=(torch.ones(2),))
+        first.start()
+        inside.wait(20)
+        with pytest.raises(RuntimeError, match=r"another thread is in a call of this step"):
+            step(torch.ones(2))
+        go_on.set()
+        first.join()
+        assert step(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_inputs_as_a_list_of_calls():
+    seen = []
+
+    class Sees(nn.Module):
+        def forward(self, x):
+            seen.append(x[0].item())
+            return x * 2
+
+    listed = [{"x": torch.full((2,), float(value))} for value in (3, 5, 7)]
+    (record,) = profiling.profile(Sees(), listed, **ONE).records
+    assert (record.status, record.state.calls, record.parity.calls, record.notes) == ("ok", 3, 3, ())
+    assert set(seen) == {3, 5, 7}
+    with profiling.prepare(Sees(), listed, variant="baseline") as step:
+        assert step(torch.ones(2)).tolist() == [2, 2]
+    with pytest.raises(InputError, match="inputs is an empty list"):
+        profiling.profile(Sees(), [], **ONE)
+    with pytest.raises(InputError, match=r"inputs\[1\] do not fit Sees\.forward\(x\)"):
+        profiling.profile(Sees(), [*listed[:1], {"y": torch.ones(2)}], **ONE)
+
+
+@dataclass(frozen=True)
+class Replayed(Compiler):
+    """Stands for what runs none of the module's Python code."""
+
+    runs_no_python: ClassVar[bool] = True
+
+    def compile(self, module, examples, folder):
+        return Outcome(lambda x: module.layer(x), changed=1)
+
+
+class CountsCalls(nn.Module):
+    """Counts its calls for statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x)
+
+
+def test_a_counter_that_outputs_do_not_depend_on_is_allowed():
+    given, recipe = {"x": torch.ones(2, 4)}, Recipe(compiler=Replayed())
+    refusal = r"Replayed cannot follow the module's state: `calls` is a Python number that each call changes \(\d → \d"
+    with pytest.raises(InputError, match=refusal):
+        profiling.prepare(CountsCalls(), given, recipe)
+    profiling.prepare(CountsCalls(), given, recipe, allow=["calls"]).close()
+    for allow, status in (((), "skipped"), (["calls"], "ok")):
+        both = profiling.profile(CountsCalls(), given, {"baseline": Recipe(), "mine": recipe}, allow=allow, **QUICK)
+        assert {record.variant: record.status for record in both.records} == {"baseline": "ok", "mine": status}
+
+
 def test_what_cannot_be_prepared_is_one_line():
     with pytest.raises(InputError, match="variant='compile_cuda_graph' cannot run here: CUDA graphs need a CUDA"):
         profiling.prepare(Net(), inputs())
     module = Net()
-    with pytest.raises(RuntimeError):
+    with pytest.raises(InputError, match=r"Net\.forward raised RuntimeError: mat1 and mat2 .*x float32 \[4, 9\]"):
         profiling.prepare(module, {"x": torch.ones(4, 9)}, variant="baseline")
-    assert module.training
+    assert (module.training, module.calls.item()) == (True, 0), "as it was before the call that failed"
     with pytest.raises(InputError, match=r"is not a torch\.nn\.Module"):
         profiling.prepare(Net, inputs(), variant="baseline")
 

@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from profiling.cli.config import SET_BY_THE_TOOL, read_component
 from profiling.components.build import build, draw_input
 from profiling.components.component import Component
-from profiling.components.reference import first_call
 from profiling.components.spec import ComponentSpec, Settings, input_tree
 from profiling.components.trees import named_tensors, other_form, overwrite, tensors_in
 from profiling.errors import InputError

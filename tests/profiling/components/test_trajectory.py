@@ -1,15 +1,14 @@
 """Is an output right? Steps that go wrong in one place, in one call, or only in the state, and steps that are right."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from playing import Net, component_of, normal, reference_of, verdict_of
+from playing import component_of, normal, reference_of, verdict_of
 from torch import nn
 
-from profiling.components.outputs import leaf_errors, to_host
-from profiling.components.trajectory import Rules, Verdict, check, eager_reference, judge, learn, play, played
+from profiling.components.outputs import leaf_errors
+from profiling.components.trajectory import Rules, check, eager_reference, learn, play, played
 
 
 class Ring(nn.Module):

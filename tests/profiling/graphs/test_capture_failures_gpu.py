@@ -136,7 +136,10 @@ def test_effects_that_replays_would_repeat_are_refused():
             return x * 2 if torch.rand(()) < 0.5 else x * 3
 
     x = torch.ones(8, device="cuda")
-    for module, says in ((Replaces(), "replaces a buffer"), (Draws(), "on the host")):
+    for module, says in (
+        (Replaces(), "`position` is assigned anew by each call, and a later call reads it"),
+        (Draws(), "on the host"),
+    ):
         with pytest.raises(CaptureError, match=says):
             CudaGraphed(module)(x)
     torch.testing.assert_close(CudaGraphed(torch.sin)(x), x.sin())

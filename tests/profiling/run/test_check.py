@@ -6,7 +6,7 @@ from as_user import OUTSIDE, Outcome, command, finished
 from torch import nn
 
 from profiling.components.component import Component
-from profiling.components.reference import first_call
+from profiling.components.trajectory import learn
 from profiling.run.check import check_call
 
 CPU = ("device=cpu", "threads=1", "isolation=none")
@@ -62,7 +62,11 @@ def test_state_that_is_assigned_and_a_module_that_is_not_compiled(check):
     assert [each.hinders for each in call.obstacles] == ["cuda_graph", "compile"]
     assert call.compiled_graphs == 0
     text = " ".join(outcome.out.split())
-    for words in ("a call changes hidden.", "assigns another tensor to hidden", "LSTM (measure it with cuda_graph)"):
+    for words in (
+        "a call changes hidden.",
+        "`hidden` is assigned anew by each call",
+        "LSTM (measure it with cuda_graph)",
+    ):
         assert words in text
     assert not any(words in text for words in ("graph break", "without a break", "nothing stands in its way"))
 
@@ -90,7 +94,7 @@ def test_the_state_of_a_cache_among_the_inputs_is_listed_and_each_tensor_once():
     inputs = make(torch.Generator())
     component = Component("reads", Reads(), inputs, make, device, torch.float32, 1, "random")
     with torch.inference_mode():
-        first_call(component, 0)
+        learn(component)
         call = check_call(component)
     assert [(each.path, each.changed) for each in call.state] == [
         ("scale", False),
@@ -132,7 +136,7 @@ def checked(module):
 
     component = Component("net", module, make(torch.Generator()), make, torch.device("cpu"), torch.float32, 1, "random")
     with torch.inference_mode():
-        first_call(component, 0)
+        learn(component)
         return check_call(component)
 
 

@@ -112,12 +112,12 @@ def test_a_resume_on_another_setup_is_refused(profile, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_compile_that_compiles_nothing_fails(profile):
+def test_a_compile_that_compiles_nothing_is_skipped(profile):
     variants = "variant=[baseline,compile,compile_reduce_overhead]"
     outcome = profile("component=[net]", variants, HERE, TORCH_COMPILE_DISABLE="1")
     records = by_variant(outcome)
-    assert outcome.err.count("skipped: ") == 1, outcome.err
-    assert records["compile"].status == "failed"
+    assert outcome.code == 0, outcome.err
+    assert records["compile"].status == "skipped"
     assert "TORCH_COMPILE_DISABLE" in records["compile"].reason
     assert records["compile_reduce_overhead"].status == "skipped", "it needs CUDA graphs"
 

@@ -35,7 +35,7 @@ def test_gpu_faults_cost_one_row_each(profile):
     records = outcome.records
     assert outcome.code == 1
     assert records["syncs", "baseline"].status == "ok"
-    assert records["syncs", "cuda_graph"].status == "failed"
+    assert records["syncs", "cuda_graph"].status == "skipped"
     assert "captur" in records["syncs", "cuda_graph"].reason
     assert "assert" in records["asserts", "baseline"].reason
     assert "OutOfMemory" in records["greedy", "baseline"].reason

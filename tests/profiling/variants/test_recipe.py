@@ -19,7 +19,7 @@ from models.skinny_linear import SkinnyLinears
 from profiling.cli.app import CONF
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
-from profiling.components.reference import learning_calls
+from profiling.components.trajectory import learn
 from profiling.errors import InputError, SkippedError
 from profiling.fx_passes.linear import FuseParallelLinears
 from profiling.graphs import CaptureError
@@ -155,13 +155,14 @@ class FakeCapture(CudaGraph):
         class Engine:
             __call__ = staticmethod(call)
             clear = staticmethod(lambda: self.log.append("cleared"))
+            static_step = staticmethod(lambda **inputs: None)
 
         self.log.append(("captured", type(module).__name__, call(component.inputs["x"]).tolist()))
         return Engine()
 
 
 def test_what_is_compiled_is_captured_and_closed_in_reverse(tmp_path, monkeypatch):
-    monkeypatch.setattr("profiling.variants.recipe.preserved_state", lambda *_: nullcontext())
+    monkeypatch.setattr("profiling.variants.recipe.preserved_generators", lambda *_: nullcontext())
     net, log = component(Same(), torch.ones(2), torch.ones(3)), []
     recipe = Recipe(transforms=[partial(shifted, add=1)], compiler=Recording(log), capture=FakeCapture(log=log))
     step = recipe(net, tmp_path)
@@ -192,7 +193,7 @@ class Resetting(Same):
 
 @pytest.mark.parametrize("replaces", [False, True])
 def test_a_reset_that_replaces_what_a_graph_reads_is_refused(tmp_path, monkeypatch, replaces):
-    monkeypatch.setattr("profiling.variants.recipe.preserved_state", lambda *_: nullcontext())
+    monkeypatch.setattr("profiling.variants.recipe.preserved_generators", lambda *_: nullcontext())
     net = replace(component(Resetting(replaces), torch.ones(2)), policy="reset")
     recipe = Recipe(capture=FakeCapture(log=[]))
     if replaces:
@@ -324,16 +325,17 @@ def replaced_buffer(module):
 @pytest.mark.parametrize("transform", [swapped, replaced_buffer])
 def test_a_reset_keeps_what_a_transform_replaced_and_restores_the_state(transform, tmp_path):
     net = component(Remembers(), torch.ones(3))
+    learn(net)
+    net.reset()
+    calls = net.module.calls  # the warm ones
     expected = transform(copy.deepcopy(net.module))(torch.ones(3))
-    learning_calls(net, seed=0)
-    net.refill(0)
     step = Recipe(transforms=[transform]).prepare(net, tmp_path)
     inner, total = net.module.inner, net.module.total
     for _ in range(3):
         net.reset()
         torch.testing.assert_close(step.call(), expected)
         assert (net.module.inner is inner, net.module.total is total) == (True, True)
-    assert net.module.calls == 1
+    assert net.module.calls == calls + 1
 
 
 class Counts(nn.Module):
@@ -371,7 +373,7 @@ class Held(nn.Module):
 def test_replaced_weights_take_no_memory(tmp_path, learns):
     net = component(Counts(), torch.ones(2, 4))
     if learns:
-        learning_calls(net, seed=0)
+        learn(net)
     net.reset()
     expected = net.call().clone()
     net.reset()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from profiling.components.component import Component
-from profiling.components.reference import learning_calls
+from profiling.components.trajectory import learn
 from profiling.trace.counters import snapshot
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import Inductor
@@ -70,7 +70,7 @@ def test_a_captured_step_is_right_from_the_first_call(compiler, tmp_path):
     with torch.inference_mode():
         net = component(Wrapped().cuda(), x=torch.randn(2, 32, device="cuda"))
         net = replace(net, extra_inputs=({"x": torch.randn(3, 32, device="cuda")},))
-        learning_calls(net, seed=0)
+        learn(net)
         net.reset()
         expected = net.call().clone()
         net.reset()
