@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -142,6 +142,16 @@ def reason_of(error: BaseException) -> str:
         return str(error)
     lines = (printable(line, 500) for line in _text_of(error)[:100_000].splitlines())
     return printable(f"{type(error).__name__}: {next(filter(None, lines), 'no message')}", 500)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and those that it was raised from, each once: an error that is raised from itself has no end."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and all(cause is not each for each in seen):
+        yield cause
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
 
 
 def _text_of(thing: object) -> str:

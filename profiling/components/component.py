@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -216,7 +216,7 @@ class Component:
             except Exception as error:
                 if calls:  # a cache of few calls is full
                     break
-                raise self.explained(error) from error
+                self.raise_explained(error)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             self.place.call_s, calls = perf_counter() - started, calls + 1
@@ -229,17 +229,17 @@ class Component:
             torch.cuda.synchronize(self.device)  # a step may run on another stream
         return calls
 
-    def explained(self, error: Exception) -> Exception:
-        """Return the error of a call with the inputs of the call and what to do; a failure of the device as it is."""
+    def raise_explained(self, error: Exception) -> NoReturn:
+        """Raise the error of a call with the inputs of the call and what to do; a failure of the device as it is."""
         if isinstance(error, InputError) or is_device_failure(error):
-            return error
+            raise error
         leaves = [f"{dotted(keys)} {form_of(leaf)}" for keys, leaf in keyed_leaves(self.inputs)]
         more = f" and {len(leaves) - _DESCRIBED} more" * (len(leaves) > _DESCRIBED)
-        return InputError(
+        raise InputError(
             f"component {self.name}: {type(self.module).__name__}.forward raised {type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else 'no message'} "
             f"(inputs: {', '.join(leaves[:_DESCRIBED])}{more}). {self._remedy(error)}"
-        )
+        ) from error
 
     def _remedy(self, error: Exception) -> str:
         if "does not require grad" in str(error) or "Inference tensors" in str(error):

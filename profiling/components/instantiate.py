@@ -15,7 +15,7 @@ from hydra.utils import get_object
 from hydra.utils import instantiate as hydra_instantiate
 
 from profiling.components.spec import wrong_type
-from profiling.errors import InputError, MissingExtraError, did_you_mean, install_hint, reason_of
+from profiling.errors import InputError, MissingExtraError, causes, did_you_mean, install_hint, reason_of
 
 #: Optional packages: each has an extra of this project that installs it.
 OPTIONAL_PACKAGES = ("diffusers", "transformers", "torchao")
@@ -102,10 +102,7 @@ def is_device_failure(error: BaseException) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the error, or one that it was raised from, says that the device or the host lacked memory."""
-    reasons, cause = list[str](), error
-    while cause is not None:
-        reasons.append(reason_of(cause).lower())
-        cause = cause.__cause__ or cause.__context__
+    reasons = [reason_of(each).lower() for each in causes(error)]
     return any(text in reason for reason in reasons for text in _OUT_OF_MEMORY)
 
 

@@ -166,7 +166,7 @@ def learn(component: Component) -> Played:
             continue
         if failure is not None:
             if not len(log):
-                raise component.explained(failure) from failure
+                component.raise_explained(failure)
             component.place.calls = len(log)
         if component.kept.learn(observer, component.ignore):
             component.place.drawn.clear()

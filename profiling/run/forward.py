@@ -120,7 +120,7 @@ class ForwardCell(Cell):
                 try:
                     return played(other, other.call, calls, reset=False, most_s=3 * SECONDS)
                 except Exception as error:
-                    raise other.explained(error) from error
+                    other.raise_explained(error)
 
         policy = component.policy
         if has_room_beside(component.module, component.device):

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map, treespec_dumps
 from profiling.components.instantiate import is_device_failure
 from profiling.components.trees import dotted, keyed_leaves, keyed_tensors, tensors_in, written_tensors
 from profiling.components.user_code import is_user_code
-from profiling.errors import InputError, SkippedError, printable, reason_of
+from profiling.errors import InputError, SkippedError, causes, printable, reason_of
 from profiling.fx_passes.passes import name_of
 from profiling.results.record import Package
 from profiling.variants.cuda_graph import CudaGraph
@@ -351,11 +351,9 @@ def _one_line(failed: str, kind: type[Exception]) -> Iterator[None]:
 def place_of(error: BaseException) -> str:
     """Return ` at FILE:LINE`, the innermost line of the user's code in an error of torch, or ""."""
     seen: list[tuple[str, Any]] = []
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         seen += [(frame.filename, frame.lineno) for frame in traceback.extract_tb(cause.__traceback__)]
         seen += re.findall(r'File "([^"]+)", line (\d+)', str(cause)[:100_000])
-        cause = cause.__cause__ or cause.__context__
     own = [f" at {file}:{line}" for file, line in seen if is_user_code(file)]
     return own[-1] if own else ""
 

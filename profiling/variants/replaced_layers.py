@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
-from profiling.errors import InputError, SkippedError, reason_of
+from profiling.errors import InputError, SkippedError, causes, reason_of
 from profiling.results.record import Choices, ModuleChoice
 
 #: Most layers in the record of a transform's choices, and most reasons in the message that it changed none.
@@ -141,11 +141,9 @@ def naming_what_fails(modules: Sequence[nn.Module], replaced: Sequence[ModuleCho
         named = (item for module in modules for item in module.named_modules())
         layers = {id(layer): names[name] for name, layer in named if name in names}
         running = None
-        cause: BaseException | None = error
-        while cause is not None:
+        for cause in causes(error):
             for frame, _ in traceback.walk_tb(cause.__traceback__):
                 running = layers.get(id(frame.f_locals.get("self")), running)
-            cause = cause.__cause__ or cause.__context__
         if running is None:
             raise
         layer = f"{running.name or 'the module'} {list(running.shape)}, {running.now}"

@@ -186,3 +186,9 @@ def test_torchs_own_words_for_too_little_memory():
 @pytest.mark.parametrize("error", OTHER, ids=str)
 def test_other_failures_are_not_out_of_memory(error):
     assert not is_out_of_memory(error)
+
+
+def test_an_error_that_was_raised_from_itself():
+    error = RuntimeError("planted")
+    error.__cause__ = error
+    assert not is_out_of_memory(error)
