@@ -214,7 +214,7 @@ class Component:
             try:
                 self.call()
             except Exception as error:
-                if calls:  # a cache of few calls is full
+                if calls and not is_device_failure(error):  # a cache of few calls is full
                     break
                 self.raise_explained(error)
             if self.device.type == "cuda":

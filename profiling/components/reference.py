@@ -1,4 +1,4 @@
-"""The forms in which a reference is computed: fp32 eager, and what takes its place where that does not fit.
+"""What a step is compared with: a trajectory of fp32 eager, or of what takes its place where that does not fit.
 
 Where a float32 copy of the module does not fit into memory, each operation is computed in float32 on widened copies of
 its weights; where that is impossible too, the reference is eager in the run's dtype, and the record says so.
@@ -7,8 +7,10 @@ its weights; where that is impossible too, the reference is eager in the run's d
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import torch
@@ -16,7 +18,11 @@ from torch import nn
 
 from profiling.components.build import Blueprint
 from profiling.components.casting import Form, bytes_to_float32
+from profiling.components.component import Component
+from profiling.components.effects import QUIET, Effects
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
+from profiling.components.outputs import Difference, LeafError, Outputs, Path, difference, leaf_errors, mismatch
+from profiling.components.trajectory import Played, learn, played
 from profiling.errors import InputError, reason_of
 from profiling.machine.memory import free_bytes
 from profiling.machine.tf32 import strict_float32
@@ -121,3 +127,97 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+#: By path of an output, in each call: how far something else than a mistake moves it (whole, worst part).
+Moves = Sequence[Mapping[Path, tuple[float, float]]]
+
+
+def moves(one: Played, other: Played) -> Moves:
+    """Return how far two trajectories are apart, call by call, and with the last one their state."""
+    found = [_moved(*pair) for pair in zip(one.log, other.log, strict=False)]
+    if found and one.state is not None and other.state is not None:
+        found[-1] |= _moved(one.state, other.state)
+    return found
+
+
+def _moved(one: Outputs, other: Outputs) -> dict[Path, tuple[float, float]]:
+    """Return how far outputs are apart, where that is a number: a value next to one of no logarithm is no measure."""
+    if mismatch(other, one) is not None:
+        return {}
+    return {each.path: (each.error, each.local) for each in leaf_errors(other, one) if 0 < each.error < math.inf}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a step is compared with: a trajectory of the fp32 reference, and one of eager in the run's dtype.
+
+    `repeat` is a second eager trajectory from the same state on the same inputs, where it was played. It differs where
+    the module draws random numbers, adds up in no fixed order, or keeps state that cannot be restored.
+    """
+
+    outputs: Played
+    eager: Played
+    form: Form = "float32"
+    repeat: Played | None = None
+    effects: Effects = field(default_factory=Effects)
+    _eager_errors: dict[int, list[LeafError]] = field(default_factory=dict, repr=False, compare=False)
+
+    def eager_errors(self, call: int, eager: Outputs, outputs: Outputs) -> list[LeafError]:
+        """Return the errors of eager in the run's dtype in a call (0: of the state after the last), computed once."""
+        if call not in self._eager_errors:
+            self._eager_errors[call] = leaf_errors(eager, outputs)
+        return self._eager_errors[call]
+
+    @property
+    def calls(self) -> int:
+        """Number of calls that can be compared."""
+        return min(self.outputs.calls, self.eager.calls)
+
+    def name(self, dtype: torch.dtype) -> str:
+        """Return what the outputs are, for a run that computes in `dtype`."""
+        return reference_name(self.form, str(dtype).removeprefix("torch."))
+
+    @cached_property
+    def spread(self) -> Difference:
+        """The largest difference of two eager trajectories; 0 where there is one."""
+        pairs = [] if self.repeat is None else zip(self.repeat.log, self.eager.log, strict=False)
+        worst = Difference(0.0)
+        for found in (difference(*pair) for pair in pairs):
+            if found.fault is not None:
+                return found
+            worst = max(worst, found, key=lambda each: each.error)
+        return worst
+
+    @cached_property
+    def spread_moves(self) -> Moves:
+        """How far two eager trajectories are apart, call by call."""
+        return [] if self.repeat is None else moves(self.eager, self.repeat)
+
+    def nondeterminism(self, dtype: torch.dtype) -> str | None:
+        """Return in one line how far two eager trajectories differ; None up to the rounding of sums in another order.
+
+        None too where the first has NaN, which differs from itself.
+        """
+        if self.spread.fault is not None:
+            if any(difference(each, each).fault is not None for each in self.eager.log):
+                return None
+            return (
+                f"nondeterministic: two eager calls from the same inputs and state differ: {self.spread.fault} (random "
+                "numbers that choose a shape? pass them as an input; state that could not be restored? give the module "
+                "a method reset() and set state: reset in the component's YAML)"
+            )
+        if self.spread.error <= max(torch.finfo(dtype).eps / 2, QUIET):
+            return None
+        return (
+            "nondeterministic: two eager calls from the same inputs and state differ by relative L2 "
+            f"{self.spread.error:.2g} (the module is in eval mode: is there dropout without training=self.training? "
+            "random numbers? pass them as an input, or draw them from a generator that is an attribute of the module)"
+        )
+
+
+def eager_reference(component: Component) -> Reference:
+    """Return eager in the run's dtype as its own reference: of a check without a float32 copy of the module."""
+    eager = learn(component)
+    repeat = played(component, component.call, eager.calls, seed=1)
+    return Reference(eager, eager, "run", repeat, component.kept.effects)

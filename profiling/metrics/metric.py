@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from profiling.components.component import Component
-from profiling.components.trajectory import Reference
+from profiling.components.reference import Reference
 from profiling.metrics.sampling import TakeTurns
 from profiling.variants.variant import Step
 

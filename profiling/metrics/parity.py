@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from profiling.components.agreement import FLOOR, JudgedLeaf, Rules, Verdict, check
 from profiling.components.outputs import Outputs, Path, mismatch, readable
-from profiling.components.trajectory import FLOOR, JudgedLeaf, Rules, Verdict, check
 from profiling.errors import check_number
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.record import OutputError

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from profiling.components.build import Blueprint, build
 from profiling.components.casting import Form, parameter_dtypes
 from profiling.components.component import Component, Place
+from profiling.components.reference import Reference, eager_reference
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.components.state import State
-from profiling.components.trajectory import Played, Reference, eager_reference, learn, played
+from profiling.components.trajectory import Played, learn, played
 from profiling.components.trees import named_tensors
 from profiling.errors import InputError
 from profiling.metrics.metric import Subject

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
-from profiling.components.trajectory import eager_reference
+from profiling.components.reference import eager_reference
 from profiling.errors import InputError, reason_of
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import TakeTurns

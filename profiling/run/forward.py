@@ -15,8 +15,8 @@ from profiling.components.build import Blueprint, build
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.outputs import Outputs, difference, to_host
-from profiling.components.reference import compute_reference, free_memory, has_room_beside
-from profiling.components.trajectory import SECONDS, Played, Reference, learn, played
+from profiling.components.reference import Reference, compute_reference, free_memory, has_room_beside
+from profiling.components.trajectory import SECONDS, Played, learn, played
 from profiling.metrics.metric import Metric, Subject
 from profiling.results.record import Load, OtherShapes, State, merge_metric
 from profiling.run.cell import Cell, measured_by, metrics_of

@@ -16,14 +16,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from profiling.components.agreement import Rules, check
 from profiling.components.casting import call_under
 from profiling.components.compiled import take_inside
 from profiling.components.component import CALLS, Component, Place, signature_of
 from profiling.components.effects import QUIET
 from profiling.components.held import Held, named_inputs
 from profiling.components.outputs import difference, to_host
-from profiling.components.snapshot import Structure, restore
-from profiling.components.trajectory import Rules, check, eager_reference, kept_generators
+from profiling.components.reference import eager_reference
+from profiling.components.snapshot import Structure, restore, same
+from profiling.components.trajectory import kept_generators
 from profiling.components.trees import form_of, map_tensors, other_form
 from profiling.errors import InputError, WrongOutputError
 from profiling.graphs import CaptureError
@@ -176,7 +178,7 @@ class PreparedStep:
             if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
                 raise InputError(f"step: {name} is {form_of(tensor)}, it was prepared for {form_of(buffer)}.")
         for name, value in plain.items():
-            if value != self._plain[name]:
+            if value != self._plain[name] and not same(value, self._plain[name]):  # NaN is not equal to itself
                 raise InputError(f"step: {name} is {value!r}, it was prepared for {self._plain[name]!r}.")
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(

@@ -16,7 +16,8 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.components.outputs import OutputLog, leaf_errors, to_host
-from profiling.components.trajectory import Played, Reference, eager_reference, learn
+from profiling.components.reference import Reference, eager_reference
+from profiling.components.trajectory import Played, learn
 from profiling.errors import InputError
 from profiling.metrics.drift import Drift
 from profiling.metrics.metric import Subject

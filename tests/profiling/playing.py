@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from profiling.components.agreement import Rules, Verdict, check
 from profiling.components.component import Component
-from profiling.components.trajectory import Reference, Rules, Verdict, check, eager_reference, learn
+from profiling.components.reference import Reference, eager_reference
+from profiling.components.trajectory import learn
 
 CPU = torch.device("cpu")
 Make = Callable[[torch.Generator], dict[str, Any]]

@@ -7,8 +7,10 @@ import torch
 from playing import component_of, normal, reference_of, verdict_of
 from torch import nn
 
+from profiling.components.agreement import Rules, check
 from profiling.components.outputs import leaf_errors
-from profiling.components.trajectory import Rules, check, eager_reference, learn, play, played
+from profiling.components.reference import eager_reference
+from profiling.components.trajectory import learn, play, played
 
 
 class Ring(nn.Module):

@@ -9,7 +9,8 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.components.outputs import OutputLog, relative_l2, to_host
-from profiling.components.trajectory import Played, Reference, eager_reference, learn
+from profiling.components.reference import Reference, eager_reference
+from profiling.components.trajectory import Played, learn
 from profiling.errors import InputError
 from profiling.metrics.metric import Subject
 from profiling.metrics.parity import Parity, similarity

@@ -19,7 +19,7 @@ from torch.utils._pytree import _register_namedtuple
 import profiling
 from profiling.components.casting import call_under
 from profiling.components.component import Component
-from profiling.components.trajectory import eager_reference
+from profiling.components.reference import eager_reference
 from profiling.components.trees import map_tensors
 from profiling.errors import InputError, SkippedError, missing_package
 from profiling.fx_passes.convolution import FoldBatchNorm
