@@ -109,6 +109,9 @@ class Holder:
         """Return the path of an entry, as Python code."""
         if self.kind in ("attributes", "slots") or self.dotted:
             return f"{self.path}.{key}".lstrip(".")
+        if isinstance(key, Tensor):  # of an optimizer's state: its values change, and so does its text
+            number = next((index for index, each in enumerate(self.owner) if each is key), len(self.owner))
+            return f"{self.path}[{type(key).__name__} {number}]"
         return f"{self.path}[{key!r}]"
 
 

@@ -55,6 +55,9 @@ def recompile_reason() -> str | None:
     if found is None:
         return last.splitlines()[0][:200]
     file, _, number = found["line"].rpartition(":")
+    # Dynamo leaves out what the path has in common with that of torch, and a letter more.
+    loaded = (getattr(module, "__file__", None) or "" for module in tuple(sys.modules.values()))
+    file = next((each for each in loaded if each.endswith(file)), file)
     return f"{found['guard']} no longer holds at {short_path(file, Path.cwd())}:{number} ({found['code']})"
 
 

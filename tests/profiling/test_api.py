@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import importlib
 import random
 import subprocess
 import sys
@@ -884,6 +885,18 @@ def test_a_counter_that_outputs_do_not_depend_on_is_allowed():
     for allow, status in (((), "skipped"), (["calls"], "ok")):
         both = profiling.profile(CountsCalls(), given, {"baseline": Recipe(), "mine": recipe}, allow=allow, **QUICK)
         assert {record.variant: record.status for record in both.records} == {"baseline": "ok", "mine": status}
+
+
+def test_the_limit_of_recompiles_names_the_number_and_its_line(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "data" / "outside"))
+    module = importlib.import_module("stateful_nets").Position()
+    x = torch.ones(2, 8)
+    with pytest.warns(UserWarning, match=r"torch\.compile recompiles in each call: self\.pos == \d"):
+        step = profiling.prepare(module, {"x": x}, variant="compile")
+    with step, torch._dynamo.config.patch(recompile_limit=11):
+        with pytest.raises(RuntimeError, match=r"self\.pos == \d+ no longer holds at tests/data/outside/stateful_nets\.py:"):
+            for _ in range(16):
+                step(x)
 
 
 def test_what_cannot_be_prepared_is_one_line():

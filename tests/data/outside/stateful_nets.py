@@ -6,6 +6,33 @@ from torch import nn
 _HIDDEN = []
 
 
+class Position(nn.Module):
+    """Counts its calls in a Python number, and takes another matrix in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrices", torch.randn(64, 8, 8))
+        self.pos = 0
+
+    def forward(self, x):
+        matrix = self.matrices[self.pos % 64]
+        self.pos += 1
+        return x @ matrix
+
+
+class Passed(nn.Module):
+    """Writes to a cache that it is given, and to its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, cache):
+        cache.add_(x)
+        self.layer.weight.mul_(0.5)
+        return self.layer(x) + cache
+
+
 class Steps(nn.Module):
     """A decoder: a cache in an object, a position, and a hidden state that each call assigns anew."""
 

@@ -71,6 +71,24 @@ def test_state_that_is_assigned_and_a_module_that_is_not_compiled(check):
     assert not any(words in text for words in ("graph break", "without a break", "nothing stands in its way"))
 
 
+def test_what_calls_change_is_printed(check):
+    outcome = check("component=[position,passed]")
+    assert outcome.code == 0, outcome.err
+    text = " ".join(outcome.out.split())
+    for words in (
+        "`pos` 1 → 2 → 3 → 4 → …: torch.compile may compile once a value; a CUDA graph freezes it",
+        "inputs that the call writes to (state: carried over from call to call): inputs['cache']",
+        "weights that the call writes to: layer.weight",
+    ):
+        assert words in text
+    call = outcome.records["position", "check"].check.calls["position"]
+    (obstacle,) = call.obstacles
+    assert obstacle.hinders == "cuda_graph"
+    assert obstacle.reason.startswith("`pos` is a Python number that each call changes (1 → 2")
+    assert "self.pos.add_(1)" in obstacle.advice
+    assert (call.calls, call.warm_calls) == (8, 1)
+
+
 class Cache:
     def __init__(self):
         self.rows, self.at = torch.zeros(4, 8), torch.zeros(())

@@ -1,13 +1,14 @@
 """The main job end to end on a CPU, as a user runs it, with planted faults."""
 
 import contextlib
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
 
 import psutil
-from as_user import command, environment
+from as_user import OUTSIDE, command, environment
 
 from profiling.results.environment import read_environment
 from profiling.results.frames import read_series
@@ -15,6 +16,11 @@ from profiling.results.jsonl import read_records
 from profiling.trace.compile_log import find_tlparse
 
 HERE = "isolation=none"  # faster, for tests that kill no process
+
+
+def line_of(file, text):
+    """Return the number of the first line with a text."""
+    return next(number for number, line in enumerate(file.read_text().splitlines(), 1) if text in line)
 
 
 def by_variant(outcome):
@@ -120,6 +126,22 @@ def test_a_compile_that_compiles_nothing_is_skipped(profile):
     assert records["compile"].status == "skipped"
     assert "TORCH_COMPILE_DISABLE" in records["compile"].reason
     assert records["compile_reduce_overhead"].status == "skipped", "it needs CUDA graphs"
+
+
+def test_a_module_that_is_compiled_anew_in_each_call_is_invalid(profile):
+    outcome = profile("component=[position,assigns_state]", "variant=[baseline,compile]", HERE)
+    ends = {cell: record.status for cell, record in outcome.records.items()}
+    assert ends == {
+        ("position", "baseline"): "ok",
+        ("position", "compile"): "invalid",
+        ("assigns_state", "baseline"): "ok",
+        ("assigns_state", "compile"): "skipped",  # Dynamo leaves a GRU eager
+    }
+    assert outcome.code == 1, "for the invalid cell"
+    line = line_of(OUTSIDE / "stateful_nets.py", "self.pos % 64")
+    reason = outcome.records["position", "compile"].reason
+    assert re.search(rf"self\.pos == \d+ no longer holds at .*stateful_nets\.py:{line} \(matrix = self", reason), reason
+    assert "GRU" in outcome.records["assigns_state", "compile"].reason
 
 
 def test_without_isolation_the_run_has_one_compile_report(profile):
