@@ -8,6 +8,7 @@ RUN_READY := .venv/.run-ready
 DEV_READY := .venv/.dev-ready
 RAY_READY := .venv/.ray-ready
 ARGS ?=
+GPU_WORKERS ?= 6
 NAME ?=
 export PYTHONUNBUFFERED := 1
 
@@ -52,8 +53,9 @@ report: $(RUN_READY) ## print a run again: make report RUN=runs/generic_forward/
 test: $(DEV_READY) ## the tests that need no GPU
 	OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 $(PY) -m pytest -n auto $(ARGS)
 
-test-gpu: $(DEV_READY) ## the tests that need a CUDA device
-	$(PY) -m pytest -m gpu $(ARGS)
+test-gpu: $(DEV_READY) ## the tests that need a CUDA device: side by side, then those that need it alone
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "gpu and not alone" -n $(GPU_WORKERS) $(ARGS)
+	$(PY) -m pytest -m "gpu and alone" $(ARGS)
 
 test-ray: $(RAY_READY) ## the tests of sweeps on a Ray cluster, started on this machine: a minute and a half
 	PYTHONPATH=$(CURDIR)/.venv/ray $(PY) -m pytest -m ray $(ARGS)

@@ -11,7 +11,7 @@ from profiling.launch_overhead.options import CalibrationOptions
 from profiling.launch_overhead.sampling import StreamBlocker, call_repeatedly, idle_sample
 from profiling.results.record import encode_sections
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from profiling.metrics.clocks import CacheFlush, clock_of  # noqa: E402
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 DEVICE = "cuda"
 

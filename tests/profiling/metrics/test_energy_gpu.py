@@ -15,6 +15,7 @@ from profiling.results.energy import energy_section
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.skipif(
         os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1",
         reason="the driver counts the energy of all processes on the GPU: run these tests with -n 0",

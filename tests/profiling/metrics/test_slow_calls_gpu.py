@@ -10,7 +10,7 @@ from test_slow_calls import named, timed
 
 from profiling.graphs import CudaGraphed
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 DEVICE, MIB = "cuda:0", 2**20
 

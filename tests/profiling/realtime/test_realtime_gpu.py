@@ -6,7 +6,7 @@ import pytest
 from profiling.results.frames import read_series
 from profiling.results.jsonl import read_records
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 TINY = ("device=cuda", "scale=tiny", "loop.frames=80", "loop.warmup_frames=20")
 

@@ -10,7 +10,7 @@ import torch
 from profiling import FrameRecorder
 from profiling.results.frames import read_series
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 SHORT, LONG = 2_000_000, 20_000_000  # cycles of the device's clock: about 1 and 10 ms
 
 

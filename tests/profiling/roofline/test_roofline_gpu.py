@@ -12,7 +12,7 @@ from profiling.results.jsonl import read_records
 from profiling.roofline.measure_ceilings import measure_ceilings
 from profiling.roofline.section import call_roofline
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 GIB = 2**30
 
