@@ -333,6 +333,55 @@ def test_capturing_changes_the_modules_state_once():
     torch.testing.assert_close(graphed(x), twin(x))
 
 
+class Counts(nn.Module):
+    """Counts its calls in a Python number, for statistics or as a position."""
+
+    def __init__(self, *, reads):
+        super().__init__()
+        self.reads, self.calls = reads, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x + self.calls if self.reads else x + 1
+
+
+class Lazy(nn.Module):
+    """Makes a mask, a generator and a sum in its first call, and holds its last output."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask = self.generator = self.total = self.last = None
+
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = torch.arange(8, device=x.device) % 2
+            self.generator = torch.Generator(x.device).manual_seed(3)
+            self.total = torch.zeros(8, device=x.device)
+        self.total.add_(x)
+        self.last = self.mask * self.total + torch.rand(8, device=x.device, generator=self.generator)
+        return self.last
+
+
+@torch.no_grad()
+def test_a_number_that_each_call_changes_is_refused_unless_it_is_allowed():
+    x = torch.zeros(8, device="cuda")
+    for reads in (True, False):
+        module = Counts(reads=reads)
+        with pytest.raises(CaptureError, match=r"`calls` is a Python number that each call changes \(1 → 2"):
+            CudaGraphed(module)(x)
+        assert module.calls == 0
+    graphed = CudaGraphed(module, allow=["calls"])
+    torch.testing.assert_close(graphed(x), x + 1)
+
+
+@torch.no_grad()
+def test_what_the_first_call_makes_is_followed_from_the_first_call_on():
+    graphed, twin = CudaGraphed(Lazy()), Lazy()
+    for _ in range(4):
+        x = torch.randn(8, device="cuda")
+        torch.testing.assert_close(graphed(x), twin(x))
+
+
 @pytest.mark.parametrize("alias", [False, True])
 def test_outputs_kept_over_100_frames(alias):
     weight = base(8, 8)
