@@ -109,13 +109,14 @@ def _too_large(blueprints: Mapping[str, Blueprint]) -> str | None:
 
 
 def has_room_beside(module: nn.Module, device: torch.device) -> bool:
-    """Return whether a float32 copy of a module is expected to fit beside the module, where it would fit alone."""
+    """Return whether the copy for the reference fits beside a module as well as it would without the module."""
     total, _ = bytes_to_float32(module)
     own = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    needed, free = (1 + ACTIVATIONS) * total, free_bytes(device)
-    return needed <= free or needed > free + own
+    free = free_bytes(device)
+    in_float32, as_built = (1 + ACTIVATIONS) * total, (1 + ACTIVATIONS) * own
+    return in_float32 <= free or (in_float32 > free + own and as_built <= free)
 
 
 def _gb(size: float) -> str:

@@ -64,7 +64,7 @@ def as_one_stage(graph: Graph, components: Mapping[str, Component]) -> tuple[Gra
         priority=0,
         kind=None,
         policy="reset",  # each stage by its own
-        warm_calls=None,
+        warm_calls=0,  # the stages have made theirs
         advances={},
         kept=State(module, {}, "none"),  # replaced: of another policy
     )

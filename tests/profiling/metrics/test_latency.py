@@ -169,6 +169,7 @@ def test_the_cells_of_a_run_know_each_other(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_malloc_takes_longer_the_larger_it_is():
     per_call, per_byte = malloc_cost(torch.device("cuda", 0))
     assert 0 < per_call + 2**26 * per_byte < 1000
