@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
-from torch.autograd.profiler import profile
 
 from profiling.components.component import Component
 from profiling.machine.tf32 import tf32_allowed
@@ -25,9 +24,9 @@ from profiling.roofline.rules import judge
 from profiling.roofline.work import roofline_of, work_of
 from profiling.trace.analysis import kernels_by_name, operators_by_name
 from profiling.trace.attribution import KernelAttribution
-from profiling.trace.device_work import device_events, exported_events, summarize
-from profiling.trace.events import timeline
-from profiling.trace.kernel_classes import class_of_name
+from profiling.trace.device_work import profiled, summarize
+from profiling.trace.events import Timeline
+from profiling.trace.kernel_classes import class_of
 from profiling.variants.variant import Step
 
 #: Kernels or operators of a call that its section keeps.
@@ -49,10 +48,10 @@ def call_roofline(
     least = roofline_of(work, ceilings)
     here = conditions_of(component.device, fused=fused)
     if here.device == "cuda":
-        events = device_events(run, _CALLS)
-        profiled, kernels = summarize(events, _CALLS, here.multiprocessors), kernels_in(events, _CALLS)
+        trace = profiled(run, _CALLS, cuda=True)
+        device_work, kernels = summarize(trace, here.multiprocessors), kernels_in(trace)
     else:
-        profiled, kernels = None, operators_of(run, _CALLS)
+        device_work, kernels = None, operators_by_name(profiled(run, _CALLS, cuda=False))
     section = Roofline(
         bytes={**work.bytes, "total": work.total_bytes},
         flops={**work.flops, "total": work.total_flops},
@@ -63,30 +62,16 @@ def call_roofline(
         compute_ms=least.compute_ms,
         roofline_ms=least.ms,
         uncounted=work.uncounted,
-        device_work=profiled,
+        device_work=device_work,
         kernels=kernels[:LONGEST],
     )
     return judged_again(section, ceilings, wall_ms, here)
 
 
-def kernels_in(events: Iterable[Mapping[str, Any]], calls: int) -> tuple[Kernel, ...]:
-    """Return the kernels, copies and fills of `calls` calls by name, the longest first, with times of one call."""
-    work = [
-        KernelAttribution(item, "copy" if item.kind != "kernel" else class_of_name(item.name), bytes=item.bytes)
-        for item in timeline(events).work
-    ]
-    return kernels_by_name([work], calls)
-
-
-def operators_of(call: Callable[[], object], calls: int) -> tuple[Kernel, ...]:
-    """Profile `calls` calls on a CPU and return the operators of one with their self time, the longest first."""
-    call()
-    profiler = profile(use_kineto=True, record_shapes=True)
-    with profiler:
-        for number in range(calls):
-            with torch.profiler.record_function(f"profiling/call/trace/{number}"):
-                call()
-    return operators_by_name(timeline(exported_events(profiler)))
+def kernels_in(trace: Timeline) -> tuple[Kernel, ...]:
+    """Return the kernels, copies and fills of traced calls by name, the longest first, with times of one call."""
+    work = [KernelAttribution(item, class_of(item, None), bytes=item.bytes) for item in trace.work]
+    return kernels_by_name([work], len(trace.calls))
 
 
 def can_compile(device: torch.device) -> bool:

@@ -20,13 +20,11 @@ from typing import Any
 from profiling.trace.events import (
     MODULE,
     GpuWork,
-    HostCall,
     Operator,
     Timeline,
     TracedCall,
     innermost,
-    launches_by_correlation,
-    parents_of,
+    nested,
 )
 from profiling.trace.kernel_classes import class_of, class_of_name, class_of_operator
 from profiling.trace.operator_costs import Cost, OperatorCosts, bytes_of, tensors_of
@@ -69,7 +67,6 @@ class Attributor:
     def __init__(self, trace: Timeline, costs: OperatorCosts) -> None:
         self._trace, self._costs = trace, costs
         self._operators: dict[int | None, Operator] = {each.id: each for each in trace.operators if each.id is not None}
-        self._launches = launches_by_correlation(trace)
         self._parents = parents_of(trace.operators)
         self._backward = BackwardModules(trace, self._parents)
 
@@ -149,16 +146,11 @@ class Attributor:
 
     def _modules(self, call: TracedCall) -> list[str | None]:
         """Return for each piece of work the submodule whose forward or backward pass launched it."""
-        moments: list[tuple[float, HostCall | None, int]] = []
-        for index, work in enumerate(call.work):
-            launch = self._launches.get(work.correlation)
-            moments.append((work.begin if launch is None else launch.begin, launch, index))
-        moments.sort(key=lambda item: item[0])
-        spans = innermost(self._trace.modules, [(moment, launch and launch.row) for moment, launch, _ in moments])
-        modules: list[str | None] = [None] * len(moments)
-        for (_, _, index), span in zip(moments, spans, strict=True):
-            backward = self._backward.of(self._operators.get(call.work[index].operator))
-            modules[index] = backward if backward is not None or span is None else span.name.removeprefix(MODULE)
+        spans = innermost(self._trace.modules, [(work.launched, work.launch and work.launch.row) for work in call.work])
+        modules = []
+        for work, span in zip(call.work, spans, strict=True):
+            backward = self._backward.of(self._operators.get(work.operator))
+            modules.append(backward if backward is not None or span is None else span.name.removeprefix(MODULE))
         return modules
 
 
@@ -174,6 +166,12 @@ def _main_kernels(work: Sequence[GpuWork]) -> dict[int | None, list[GpuWork]]:
         if len(kernels) == 1 or len({(item.name, item.grid, item.block) for item in named}) == 1:
             main[operator] = kernels if len(kernels) == 1 else named
     return main
+
+
+def parents_of(operators: Sequence[Operator]) -> Mapping[int | None, Operator]:
+    """Return the caller of each operator, by the id of the callee; `operators` are sorted, callers first."""
+    callers = zip(operators, nested(operators), strict=True)
+    return {callee.id: operators[caller] for callee, (caller, _) in callers if caller is not None}
 
 
 class BackwardModules:
@@ -226,9 +224,7 @@ def in_exact_order(names: Sequence[str], known: Sequence[str]) -> list[int | Non
 
 
 def attributed_by_reference(
-    own: Sequence[KernelAttribution],
-    launches: Mapping[int | None, HostCall],
-    reference: Sequence[KernelAttribution],
+    own: Sequence[KernelAttribution], reference: Sequence[KernelAttribution]
 ) -> tuple[tuple[KernelAttribution, ...], int]:
     """Return (`own`, completed from `reference`, the number of kernels that have no counterpart there).
 
@@ -238,8 +234,8 @@ def attributed_by_reference(
     capture. Without ids, branches that run side by side begin in any order: work there is attributed by its name, if
     all of that name in the reference's part has one attribution. Work keeps the operator that its own trace knows.
     """
-    replayed = [item.work for item in own if "GraphLaunch" in getattr(launches.get(item.work.correlation), "name", "")]
-    groups = _in_order_of_launch(replayed or [item.work for item in own], launches)
+    replayed = [item.work for item in own if "GraphLaunch" in getattr(item.work.launch, "name", "")]
+    groups = _in_order_of_launch(replayed or [item.work for item in own])
     work, known = [item for group in groups for item in group], list(reference)
     bounds, same_length = list(pairwise(accumulate(map(len, groups), initial=0))), len(work) == len(known)
     if same_length:  # a group and its part of the reference have the same names, in any order
@@ -274,16 +270,15 @@ def _name(work: GpuWork) -> str:
     return "fill" if work.kind == "gpu_memset" or work.name.startswith("memset") else work.name
 
 
-def _in_order_of_launch(work: Sequence[GpuWork], launches: Mapping[int | None, HostCall]) -> list[list[GpuWork]]:
+def _in_order_of_launch(work: Sequence[GpuWork]) -> list[list[GpuWork]]:
     """Return the work in the order of its launch, in groups inside which the trace does not tell the order.
 
     Groups of several are branches of a replay without ids of nodes: what is not on the most used stream, or overlaps.
     """
-    began = {item: item.begin if (call := launches.get(item.correlation)) is None else call.begin for item in work}
     streams = Counter(item.stream for item in work)
     launched_alone = len({item.correlation for item in work}) == len(work)
     if launched_alone or len(streams) == 1 or all(item.node for item in work):
-        return [[item] for item in sorted(work, key=lambda item: (began[item], item.node or 0))]
+        return [[item] for item in sorted(work, key=lambda item: (item.launched, item.node or 0))]
     main_stream = streams.most_common(1)[0][0]
     groups: list[list[GpuWork]] = []
     reached = -inf

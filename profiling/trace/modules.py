@@ -141,22 +141,6 @@ def module_times(
     return tuple(modules), unattributed_ms
 
 
-def self_times(spans: Iterable[Span]) -> list[tuple[str | None, float]]:
-    """Return (module, microseconds) for each span of a submodule, without the time of the spans inside it."""
-    times: list[tuple[str | None, float]] = []
-    open_spans: list[tuple[Span, int]] = []
-    for span in spans:
-        while open_spans and open_spans[-1][0].end < span.begin:
-            open_spans.pop()
-        length = span.end - span.begin
-        if open_spans:
-            parent = open_spans[-1][1]
-            times[parent] = (times[parent][0], times[parent][1] - length)
-        open_spans.append((span, len(times)))
-        times.append((span.name.removeprefix(MODULE), length))
-    return times
-
-
 def paths_in(spans: Iterable[Span]) -> list[str]:
     """Return the module paths of spans, each once, in the order in which they first ran."""
     return list(dict.fromkeys(span.name.removeprefix(MODULE) for span in spans))
