@@ -19,7 +19,7 @@ from profiling.components.component import Component
 from profiling.machine.tf32 import tf32_allowed
 from profiling.results.environment import Ceilings
 from profiling.results.record import Kernel, Roofline, RooflinePart, TraceAnalysis
-from profiling.roofline.evidence import Conditions, evidence_on
+from profiling.roofline.evidence import Conditions, Evidence
 from profiling.roofline.rules import judge
 from profiling.roofline.work import roofline_of, work_of
 from profiling.trace.analysis import kernels_by_name, operators_by_name
@@ -104,7 +104,7 @@ def judged_again(
     """Return the section with the verdict that follows from its numbers and, where there is one, the call's trace."""
     if wall_ms is None:
         return section
-    evidence = evidence_on(section, wall_ms, ceilings, here, traced)
+    evidence = Evidence(section, wall_ms, ceilings, here, traced)
     verdict, least_ms = judge(evidence), section.roofline_ms or 0.0
     judged = msgspec.structs.replace(
         section,

@@ -37,8 +37,8 @@ def profiled(call: Callable[[], object], calls: int, *, cuda: bool) -> Timeline:
     This is the autograd profiler: `torch.profiler.profile` would import the compiler (4 s). Operators have shapes only
     on a CPU.
     """
-    trace = Timeline((), (), (), (), (), ())
-    for count in (1, calls):
+
+    def record(count: int) -> profile:
         profiler = profile(use_device="cuda" if cuda else None, use_kineto=True, record_shapes=not cuda)
         with profiler:
             for number in range(count):
@@ -46,11 +46,13 @@ def profiled(call: Callable[[], object], calls: int, *, cuda: bool) -> Timeline:
                     call()
             if cuda:
                 torch.cuda.synchronize()
-        with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
-            file = Path(folder) / "trace.json"
-            profiler.export_chrome_trace(str(file))
-            trace = timeline(read_events(file))
-    return trace
+        return profiler
+
+    record(1)
+    profiler = record(calls)
+    with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
+        profiler.export_chrome_trace(f"{folder}/trace.json")
+        return timeline(read_events(Path(folder) / "trace.json"))
 
 
 def summarize(trace: Timeline, multiprocessors: int | None = None) -> DeviceWork | None:
