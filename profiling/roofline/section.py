@@ -45,7 +45,7 @@ def call_roofline(
     once, and profiles a few calls of the step.
     """
     work = work_of(component)
-    least = roofline_of(work, ceilings)
+    memory_ms, compute_ms = roofline_of(work, ceilings)
     here = conditions_of(component.device, fused=fused)
     if here.device == "cuda":
         trace = profiled(run, _CALLS, cuda=True)
@@ -58,9 +58,9 @@ def call_roofline(
         flops_by_dtype=work.flops_by_dtype,
         operators=work.operators,
         traffic_bytes=work.traffic,
-        memory_ms=least.memory_ms,
-        compute_ms=least.compute_ms,
-        roofline_ms=least.ms,
+        memory_ms=memory_ms,
+        compute_ms=compute_ms,
+        roofline_ms=max(memory_ms, compute_ms),
         uncounted=work.uncounted,
         device_work=device_work,
         kernels=kernels[:LONGEST],

@@ -27,7 +27,7 @@ from profiling.trace.events import (
     nested,
 )
 from profiling.trace.kernel_classes import class_of, class_of_name, class_of_operator
-from profiling.trace.operator_costs import Cost, OperatorCosts, bytes_of, tensors_of
+from profiling.trace.operator_costs import Cost, OperatorCosts, bytes_of, recorded_tensors
 
 #: Classes whose FLOPs are counted.
 _COUNTED = ("gemm", "conv", "attention")
@@ -129,7 +129,7 @@ class Attributor:
             operator = self._operators.get(key)
             if operator is None or class_of_operator(operator.name) != "conv":
                 continue
-            given = tensors_of(operator)[:2]
+            given = recorded_tensors(operator.arguments)[:2]
             before = sorted((each for each in kernels if "nchwToNhwc" in each.name), key=lambda each: each.length)
             after = [each for each in kernels if "nhwcToNchw" in each.name]
             sizes = sorted(bytes_of(tensor) for tensor in given if tensor.is_contiguous())
