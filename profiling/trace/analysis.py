@@ -12,7 +12,9 @@ from profiling.trace.attribution import (
     Attributor,
     KernelAttribution,
     attributed_by_reference,
-    class_by_name,
+    mean,
+    microseconds,
+    rate,
     with_eager_modules,
 )
 from profiling.trace.events import (
@@ -32,8 +34,6 @@ from profiling.trace.modules import module_times, paths_in
 from profiling.trace.operator_costs import Cost, OperatorCosts, only_dtype
 
 _NAME_LENGTH = 200
-#: Smallest share of a kernel's time with known bytes (or FLOPs) for which a bandwidth (or FLOP rate) is reported.
-_KNOWN = 0.5
 
 
 @dataclass(frozen=True)
@@ -141,12 +141,12 @@ def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
         for operator in trace.operators
         if operator.row in rows and any(call.begin <= operator.begin <= call.end for call in trace.calls)
     ]
-    spent = [microseconds for _, microseconds in self_times(inside)]
+    spent = [each for _, each in self_times(inside)]
     worked, items = _work_of(inside, spent, costs), []
-    for place, (each, microseconds) in enumerate(zip(inside, spent, strict=True)):
+    for place, (each, self_us) in enumerate(zip(inside, spent, strict=True)):
         outer = worked.get(place)
         cost, arguments = (Cost(), {}) if outer is None else (costs.of(outer), outer.arguments)
-        own = GpuWork(each.name, "operator", each.begin, each.begin + microseconds, None, None, None)
+        own = GpuWork(each.name, "operator", each.begin, each.begin + self_us, None, None, None)
         items.append(KernelAttribution(own, "operator", bytes=cost.bytes, flops=cost.flops, arguments=arguments))
     return kernels_by_name([items], len(trace.calls) * parts, sum(call.end - call.begin for call in trace.calls))
 
@@ -252,35 +252,29 @@ def kernels_by_name(
     for call in calls:
         for item in call:
             by_name.setdefault(item.work.name, []).append(item)
-    total_us = whole_us or sum(map(_microseconds, calls))
-    classes = class_by_name(calls)
-    kernels = [_kernel(name, classes[name], items, total_us, len(calls) * parts) for name, items in by_name.items()]
+    total_us = whole_us or sum(map(microseconds, calls))
+    kernels = [_kernel(name, items, total_us, len(calls) * parts) for name, items in by_name.items()]
     return tuple(sorted(kernels, key=lambda kernel: -kernel.ms))
 
 
-def _kernel(name: str, kind: str, items: Sequence[KernelAttribution], total_us: float, calls: int) -> Kernel:
-    microseconds = _microseconds(items)
-
-    def rate(attribute: str, unit: float) -> float | None:
-        known = [item for item in items if getattr(item, attribute) is not None]
-        spent = _microseconds(known)
-        if spent <= 0 or spent < _KNOWN * microseconds:
-            return None
-        return sum(getattr(item, attribute) for item in known) / spent / unit
-
+def _kernel(name: str, items: Sequence[KernelAttribution], total_us: float, calls: int) -> Kernel:
+    spent = microseconds(items)
+    by_kind: dict[str, float] = {}
+    for item in items:
+        by_kind[item.kind] = by_kind.get(item.kind, 0.0) + item.work.length
     return Kernel(
         name=name[:_NAME_LENGTH],
-        kind=kind,
-        ms=microseconds / 1e3 / calls,
-        share=microseconds / total_us if total_us else 0.0,
+        kind=max(by_kind, key=lambda kind: by_kind[kind]),
+        ms=spent / 1e3 / calls,
+        share=spent / total_us if total_us else 0.0,
         count=len(items) / calls,
-        mean_us=microseconds / len(items),
+        mean_us=spent / len(items),
         typical_us=_typical([item.work.length for item in items]),
-        gbps=rate("bytes", 1e3),
-        tflops=rate("flops", 1e6),
+        gbps=rate(items, "bytes", 1e3),
+        tflops=rate(items, "flops", 1e6),
         dtype=only_dtype(item.arguments for item in items if item.flops),
-        blocks=_mean([item.work.blocks for item in items]),
-        occupancy=_mean([item.work.occupancy for item in items]),
+        blocks=mean(item.work.blocks for item in items),
+        occupancy=mean(item.work.occupancy for item in items),
     )
 
 
@@ -288,15 +282,6 @@ def _typical(lengths: Sequence[float]) -> float | None:
     """Return the mean of lengths, each weighted by itself."""
     whole = sum(lengths)
     return sum(length * length for length in lengths) / whole if whole > 0 else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _microseconds(items: Sequence[KernelAttribution]) -> float:
-    return sum(item.work.length for item in items)
 
 
 def kernel_classes(kernels: Sequence[Kernel]) -> tuple[KernelClass, ...]:

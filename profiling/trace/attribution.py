@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from profiling.trace.events import (
     MODULE,
@@ -29,6 +29,8 @@ from profiling.trace.events import (
 from profiling.trace.kernel_classes import class_of, class_of_name, class_of_operator
 from profiling.trace.operator_costs import Cost, OperatorCosts, bytes_of, recorded_tensors
 
+#: Smallest share of a kernel's time with known bytes (or FLOPs) for which a bandwidth (or FLOP rate) is reported.
+_KNOWN = 0.5
 #: Classes whose FLOPs are counted.
 _COUNTED = ("gemm", "conv", "attention")
 #: Helper kernels of a matrix product: cuBLAS's splitKreduce, scaling and epilogue, CUTLASS's ReduceSplitK.
@@ -205,7 +207,7 @@ def _is_backward(operator: Operator) -> bool:
 _CLOCK_US = 0.1
 
 
-def in_exact_order(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
+def in_exact_order(names: Sequence[object], known: Sequence[object]) -> list[int | None]:
     """Return for each of `names` the index of its counterpart in `known`; None where the order leaves it open.
 
     Equal sequences correspond one to one. Of others only the beginning and the end that both have in common do, without
@@ -236,27 +238,19 @@ def attributed_by_reference(
     """
     replayed = [item.work for item in own if "GraphLaunch" in getattr(item.work.launch, "name", "")]
     groups = _in_order_of_launch(replayed or [item.work for item in own])
-    work, known = [item for group in groups for item in group], list(reference)
-    bounds, same_length = list(pairwise(accumulate(map(len, groups), initial=0))), len(work) == len(known)
-    if same_length:  # a group and its part of the reference have the same names, in any order
-        for begin, end in bounds:
-            work[begin:end] = sorted(work[begin:end], key=_name)
-            known[begin:end] = sorted(known[begin:end], key=lambda item: _name(item.work))
-    names = [_name(item.work) for item in known]
-    indices = in_exact_order([_name(item) for item in work], names)
+    count = sum(map(len, groups))
+    bounds = accumulate(map(len, groups), initial=0) if count == len(reference) else range(len(reference) + 1)
+    parts = [reference[begin:end] for begin, end in pairwise(bounds)]
+    names = [sorted(map(_name, group)) for group in groups]
+    indices = in_exact_order(names, [sorted(_name(each.work) for each in part) for part in parts])
     found: dict[GpuWork, KernelAttribution] = {}
-    for begin, end in bounds:
-        for item, index in zip(work[begin:end], indices[begin:end], strict=True):
-            alike = [] if index is None else [known[index]]
-            if alike and end - begin > 1:
-                alike = [
-                    each for each, name in zip(known[begin:end], names[begin:end], strict=True) if name == _name(item)
-                ]
-            known_as = {(each.module, each.operator, each.bytes, each.flops) for each in alike}
-            if len(known_as) == 1 and (same_length or end - begin == 1):
+    for group, index in zip(groups, indices, strict=True):
+        for item in () if index is None else group:
+            alike = [each for each in parts[index] if _name(each.work) == _name(item)]
+            if len({(each.module, each.operator, each.bytes, each.flops) for each in alike}) == 1:
                 found[item] = alike[0]
     completed = [_completed(item, found.get(item.work)) for item in own]
-    return tuple(completed), len(work) - len(found) if known else 0
+    return tuple(completed), count - len(found) if reference else 0
 
 
 def _completed(own: KernelAttribution, counterpart: KernelAttribution | None) -> KernelAttribution:
@@ -328,10 +322,21 @@ def _anchor(item: KernelAttribution) -> Hashable | None:
     return item.operator
 
 
-def class_by_name(calls: Sequence[Sequence[KernelAttribution]]) -> Mapping[str, str]:
-    """Return for each kernel name the class in which it spent most of its time."""
-    spent: dict[str, Counter[str]] = {}
-    for call in calls:
-        for item in call:
-            spent.setdefault(item.work.name, Counter())[item.kind] += round(item.work.length * 1e3) + 1
-    return {name: kinds.most_common(1)[0][0] for name, kinds in spent.items()}
+def microseconds(items: Iterable[KernelAttribution]) -> float:
+    """Return the sum of the durations on the GPU."""
+    return sum(item.work.length for item in items)
+
+
+def rate(items: Sequence[KernelAttribution], attribute: Literal["bytes", "flops"], unit: float) -> float | None:
+    """Return the bytes (or FLOPs) per microsecond over `unit` where they are known; None for less than half the time."""
+    known = [item for item in items if getattr(item, attribute) is not None]
+    spent = microseconds(known)
+    if spent <= 0 or spent < _KNOWN * microseconds(items):
+        return None
+    return sum(getattr(item, attribute) for item in known) / spent / unit
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
