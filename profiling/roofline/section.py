@@ -37,12 +37,18 @@ Part = TypeVar("Part", bound=RooflinePart)
 
 
 def call_roofline(
-    component: Component, run: Callable[[], Any], ceilings: Ceilings, wall_ms: float | None, *, fused: bool
+    component: Component,
+    run: Callable[[], Any],
+    ceilings: Ceilings,
+    wall_ms: float | None,
+    *,
+    fused: bool,
+    traced: TraceAnalysis | None = None,
 ) -> Roofline:
     """Return the section for the step `run` of `component`; `wall_ms` is its median wall time, None if not timed.
 
-    `fused` is true if a compiler replaced the module's operators. Must be called after the timing: it calls the module
-    once, and profiles a few calls of the step.
+    `fused` is true if a compiler replaced the module's operators, `traced` the analysis of the step's trace. Must be
+    called after the timing: it calls the module once, and profiles a few calls of the step.
     """
     work = work_of(component)
     memory_ms, compute_ms = roofline_of(work, ceilings)
@@ -64,8 +70,9 @@ def call_roofline(
         uncounted=work.uncounted,
         device_work=device_work,
         kernels=kernels[:LONGEST],
+        findings=() if traced is None else traced.findings,
     )
-    return judged_again(section, ceilings, wall_ms, here)
+    return judged_again(section, ceilings, wall_ms, here, traced)
 
 
 def kernels_in(trace: Timeline) -> tuple[Kernel, ...]:
@@ -153,12 +160,8 @@ def frame_roofline(
     for name, component in components.items():
         repeat, share = calls.get(name, (1, 1.0))
         wall_ms = None if overlapping or name not in stage_ms else stage_ms[name] / repeat
-        part = call_roofline(component, steps[name].repeat, ceilings, wall_ms, fused=name in fused)
-        if (traced := analyse(name)) is not None:
-            here = conditions_of(component.device, fused=name in fused)
-            part = msgspec.structs.replace(part, findings=traced.findings)
-            part = judged_again(part, ceilings, wall_ms, here, traced)
-        parts[name] = part
+        run, traced = steps[name].repeat, analyse(name)
+        parts[name] = call_roofline(component, run, ceilings, wall_ms, fused=name in fused, traced=traced)
         weighted.append((repeat * share, parts[name]))
         component.reset()
     memory_ms = sum(weight * (part.memory_ms or 0.0) for weight, part in weighted)

@@ -328,7 +328,7 @@ def microseconds(items: Iterable[KernelAttribution]) -> float:
 
 
 def rate(items: Sequence[KernelAttribution], attribute: Literal["bytes", "flops"], unit: float) -> float | None:
-    """Return the bytes (or FLOPs) per microsecond over `unit` where they are known; None for less than half the time."""
+    """Return the known bytes (or FLOPs) per µs over `unit`; None if they are of less than half the time."""
     known = [item for item in items if getattr(item, attribute) is not None]
     spent = microseconds(known)
     if spent <= 0 or spent < _KNOWN * microseconds(items):

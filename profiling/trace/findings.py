@@ -69,7 +69,7 @@ def kernel_findings(
     total_us, count = sum(map(microseconds, calls)), max(1, len(calls) * parts)
     groups: dict[tuple[FindingKind, str], list[tuple[KernelAttribution, float]]] = {}
     for call in calls:
-        for before, item in pairwise((None, *call)):
+        for before, item in zip((None, *call), call, strict=False):
             if (judged := _judged(item, before, ceilings)) is not None:
                 kind, what, least_us = judged
                 groups.setdefault((kind, what), []).append((item, least_us))
