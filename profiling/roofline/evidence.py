@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,9 +37,10 @@ class Conditions:
     multiprocessors: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """What was measured of one call: shares of its wall time unless the name has a unit, 0 where nothing was measured.
+
+    `section` has the numbers, `wall_ms` is the median wall time of the call, `traced` its trace's analysis.
 
     `memory` and `compute` are the times of its bytes and FLOPs at the ceilings, `roofline` the larger. `traffic` is
     that of what single operators read and write, 0 where a compiler fused them, and `fusable` the part of it that need
@@ -57,30 +57,49 @@ class Evidence:
     dispatch, and outside of operators.
     """
 
-    wall_ms: float
-    here: Conditions
-    ceilings: Ceilings
-    profiled: bool
-    work: DeviceWork
-    memory: float
-    compute: float
-    roofline: float
-    traffic: float
-    fusable: float
-    weights: float
-    dtype: str
-    on_gpu: bool
-    idle: float
-    short: float
-    launching: float
-    underfilled: bool
-    captured: bool
-    replay_ms: float | None
-    kernels: tuple[Kernel, ...]
-    findings: tuple[KernelFinding, ...]
-    traced: bool
-    overlap: float
-    near: Mapping[str, float]
+    def __init__(
+        self, section: RooflinePart, wall_ms: float, ceilings: Ceilings, here: Conditions, traced: TraceAnalysis | None
+    ) -> None:
+        self.wall_ms, self.ceilings, self.here = wall_ms, ceilings, here
+        self.on_gpu, self.traced = here.device == "cuda", traced is not None
+        self.profiled, self.work = section.device_work is not None, section.device_work or _NO_WORK
+        work = self.work
+        self.memory, self.compute = ((ms or 0.0) / wall_ms for ms in (section.memory_ms, section.compute_ms))
+        self.roofline = max(self.memory, self.compute)
+        size = 0 if here.fused else section.traffic_bytes or 0
+        self.traffic = 1e3 * size / ceilings.bytes_per_s(size) / wall_ms
+        self.fusable = max(0.0, self.traffic - self.memory)
+        self.weights = section.bytes.get("weights", 0) / max(1, section.bytes.get("total", 0))
+        spent = ceilings.compute_ms(section.flops_by_dtype)
+        self.dtype = max(spent, key=lambda dtype: spent[dtype], default=ceilings.dtype)
+        self.idle = max(0.0, 1 - work.busy_ms / wall_ms) if self.profiled else 0.0
+        self.short, self.launching = work.short_ms / wall_ms, work.launches * ceilings.launch_us / 1e3 / wall_ms
+        self.underfilled = max(work.short_ms, work.underfilled_ms or 0.0) > work.busy_ms / 2
+        self.captured = 0 < 2 * work.launches < work.kernels
+        self.replay_ms: float | None = None
+        if self.profiled and ceilings.gap_us is not None and ceilings.replay_us is not None:
+            self.replay_ms = work.busy_ms + (work.kernels * ceilings.gap_us + ceilings.replay_us) / 1e3
+        self.findings = () if traced is None else traced.findings
+        self.kernels = (() if traced is None else traced.kernels) or section.kernels
+        kernel_ms = sum(kernel.ms for kernel in self.kernels)
+        self.overlap = min(1.0, work.busy_ms / kernel_ms) if work.busy_ms and kernel_ms else 1.0
+        if not self.on_gpu:  # operators were measured under the profiler, and their shares are of the call there
+            self.kernels = tuple(replace(each, ms=(each.share or 0.0) * wall_ms) for each in self.kernels)
+        self.near = self._near()
+
+    def _near(self) -> dict[str, float]:
+        """Return the shares of the wall time that ceilings and host explain."""
+        outside = 0.0 if self.on_gpu else max(0.0, 1 - self.share(sum(kernel.ms for kernel in self.kernels)))
+        spent = {"memory": 0.0, "compute": 0.0, "host": outside}
+        for kernel in self.kernels:
+            us, share = kernel.mean_us or 0.0, self.share(kernel.ms)
+            memory, compute = (min(1.0, part) for part in self.ceilings.shares(kernel))
+            dispatch = not self.on_gpu and us <= DISPATCH_FACTOR * self.ceilings.launch_us
+            if dispatch and max(memory, compute) * us < self.ceilings.launch_us:
+                spent["host"] += share
+            else:
+                spent["compute" if compute > memory else "memory"] += share * max(memory, compute)
+        return spent
 
     def share(self, ms: float) -> float:
         """Return the time of kernels as a share of the wall time."""
@@ -121,65 +140,6 @@ class Evidence:
         """Return how far a launch fills the GPU, where it does not; an occupancy of 0 is not known."""
         few = f", {blocks:.0f} blocks on {self.here.multiprocessors} multiprocessors" if self.few_blocks(blocks) else ""
         return few + (f", estimated occupancy {occupancy:.0%}" if occupancy and occupancy < _LOW_OCCUPANCY else "")
-
-
-def evidence_on(
-    section: RooflinePart, wall_ms: float, ceilings: Ceilings, here: Conditions, traced: TraceAnalysis | None = None
-) -> Evidence:
-    """Return the evidence from a call's section, its median wall time, and where there is one its trace's analysis."""
-    work, on_gpu = section.device_work or _NO_WORK, here.device == "cuda"
-    memory, compute = ((ms or 0.0) / wall_ms for ms in (section.memory_ms, section.compute_ms))
-    size = 0 if here.fused else section.traffic_bytes or 0
-    traffic = 1e3 * size / ceilings.bytes_per_s(size) / wall_ms
-    kernels = (() if traced is None else traced.kernels) or section.kernels
-    kernel_ms, spent = sum(kernel.ms for kernel in kernels), ceilings.compute_ms(section.flops_by_dtype)
-    overlap = min(1.0, work.busy_ms / kernel_ms) if work.busy_ms and kernel_ms else 1.0
-    if not on_gpu:  # operators were measured under the profiler, and their shares are of the call there
-        kernels = tuple(replace(each, ms=(each.share or 0.0) * wall_ms) for each in kernels)
-    replay_ms = None
-    if section.device_work is not None and ceilings.gap_us is not None and ceilings.replay_us is not None:
-        replay_ms = work.busy_ms + (work.kernels * ceilings.gap_us + ceilings.replay_us) / 1e3
-    return Evidence(
-        wall_ms=wall_ms,
-        here=here,
-        ceilings=ceilings,
-        profiled=section.device_work is not None,
-        work=work,
-        memory=memory,
-        compute=compute,
-        roofline=max(memory, compute),
-        traffic=traffic,
-        fusable=max(0.0, traffic - memory),
-        weights=section.bytes.get("weights", 0) / max(1, section.bytes.get("total", 0)),
-        dtype=max(spent, key=lambda dtype: spent[dtype], default=ceilings.dtype),
-        on_gpu=on_gpu,
-        idle=0.0 if section.device_work is None else max(0.0, 1 - work.busy_ms / wall_ms),
-        short=work.short_ms / wall_ms,
-        launching=work.launches * ceilings.launch_us / 1e3 / wall_ms,
-        underfilled=max(work.short_ms, work.underfilled_ms or 0.0) > work.busy_ms / 2,
-        captured=0 < 2 * work.launches < work.kernels,
-        replay_ms=replay_ms,
-        kernels=kernels,
-        findings=() if traced is None else traced.findings,
-        traced=traced is not None,
-        overlap=overlap,
-        near=_near(kernels, overlap / wall_ms, ceilings, on_gpu),
-    )
-
-
-def _near(kernels: Sequence[Kernel], scale: float, ceilings: Ceilings, on_gpu: bool) -> dict[str, float]:
-    """Return the shares of the wall time that ceilings and host explain; `scale` is the share of a millisecond."""
-    outside = 0.0 if on_gpu else max(0.0, 1 - scale * sum(kernel.ms for kernel in kernels))
-    spent = {"memory": 0.0, "compute": 0.0, "host": outside}
-    for kernel in kernels:
-        us, share = kernel.mean_us or 0.0, scale * kernel.ms
-        memory, compute = (min(1.0, part) for part in ceilings.shares(kernel))
-        dispatch = not on_gpu and us <= DISPATCH_FACTOR * ceilings.launch_us
-        if dispatch and max(memory, compute) * us < ceilings.launch_us:
-            spent["host"] += share
-        else:
-            spent["compute" if compute > memory else "memory"] += share * max(memory, compute)
-    return spent
 
 
 def observations(e: Evidence) -> dict[str, str]:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache
 from itertools import repeat
 from typing import Any
 
@@ -21,8 +21,6 @@ from profiling.results.environment import Ceilings
 from profiling.trace.device_work import device_work
 
 Call = Callable[[], Any]
-#: Measures the seconds that a call takes on a device.
-Timer = Callable[[Call], float]
 
 #: Bytes of the buffers that are copied and read; the largest exceeds any cache.
 SIZES = {
@@ -45,9 +43,9 @@ MOST_CALLS = 200
 CPU_SECONDS, LEAST_CALLS = 0.05, 5
 
 
-def timer_of(device: torch.device) -> Timer:
-    """Return the function that measures the seconds of a call on `device`."""
-    return cuda_seconds if device.type == "cuda" else cpu_seconds
+def seconds_of(call: Call, device: torch.device) -> float:
+    """Return the seconds of `call` on `device`."""
+    return cuda_seconds(call) if device.type == "cuda" else cpu_seconds(call)
 
 
 def cpu_seconds(call: Call) -> float:
@@ -120,13 +118,12 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
         RuntimeError: the device failed, or has too little free memory.
 
     """
-    started, timer = time.perf_counter(), timer_of(device)
-    run_queue = RunQueueMonitor()
+    started, run_queue = time.perf_counter(), RunQueueMonitor()
     with _as_the_run(device, threads, tf32):
-        points = dict(_bandwidths(device, timer))
-        rate = _matmul_rate(device, dtype, timer)
-        convolved = _conv_rate(device, dtype, timer)
-        others = _other_rates(device, dtype, timer)
+        points = dict(_bandwidths(device))
+        rate = _product_rate(device, dtype)
+        convolved = _conv_rate(device, dtype)
+        others = _other_rates(device, dtype)
         launch, gap, replay = _launch_costs(device)
     if not points or not rate:
         raise RuntimeError("too little free memory to measure ceilings")
@@ -151,7 +148,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
     )
 
 
-def _bandwidths(device: torch.device, timer: Timer) -> Iterator[tuple[int, tuple[float, float]]]:
+def _bandwidths(device: torch.device) -> Iterator[tuple[int, tuple[float, float]]]:
     """Yield (bytes, (copy, read) in bytes/s) for each size of at most an eighth of the free memory."""
     most = free_bytes(device) / 8
     for size in (size for size in SIZES[device.type] if size <= most):
@@ -161,78 +158,59 @@ def _bandwidths(device: torch.device, timer: Timer) -> Iterator[tuple[int, tuple
             lambda target=target, source=source: target.copy_(source),
             lambda target=target, source=source: torch.neg(source, out=target),
         )
-        copied = 2 * size / min(timer(copy) for copy in copies)
-        yield size, (copied, size / timer(lambda source=source, total=total: torch.sum(source, 0, out=total)))
+        copied = 2 * size / min(seconds_of(copy, device) for copy in copies)
+        read = seconds_of(lambda source=source, total=total: torch.sum(source, 0, out=total), device)
+        yield size, (copied, size / read)
 
 
-def _matmul_rate(device: torch.device, dtype: torch.dtype, timer: Timer) -> float:
-    """Return the best FLOP/s of square products of random numbers (zeros draw less power and run faster)."""
-
-    def product(left: Tensor, right: Tensor) -> Call:
-        left, right = left.to(dtype), right.to(dtype)
-        out = torch.empty_like(left)
-        return lambda: torch.mm(left, right, out=out)
-
-    return _best_product_rate(device, product, timer)
-
-
-def _int8_rate(device: torch.device, timer: Timer) -> float:
-    """Return the best operations/s of square products of int8."""
-
-    def product(left: Tensor, right: Tensor) -> Call:
-        left, right = (each.mul(32).clamp(-127, 127).to(torch.int8) for each in (left, right))
-        return lambda: torch.ops.aten._int_mm(left, right.t())  # libraries want the second matrix by columns
-
-    return _best_product_rate(device, product, timer)
-
-
-def _float8_rate(device: torch.device, timer: Timer) -> float:
-    """Return the best FLOP/s of square products of float8."""
-    one = torch.ones((), device=device)
-    how = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16, "use_fast_accum": True}
-
-    def product(left: Tensor, right: Tensor) -> Call:
-        left, right = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn)
-        return lambda: torch.ops.aten._scaled_mm(left, right.t(), **how)
-
-    return _best_product_rate(device, product, timer)
-
-
-def _other_rates(device: torch.device, dtype: torch.dtype, timer: Timer) -> dict[str, float]:
+def _other_rates(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """Return the best rates of products of dtypes other than the run's, without those that the device lacks.
 
     A network may compute in several dtypes: quantised, under autocast, or with a part that is kept in float32. A CPU
     converts float16 and float8 first, and its float32 rate is the better ceiling for them.
     """
-    plain = [torch.float32, torch.bfloat16, *([torch.float16] if device.type == "cuda" else [])]
-    rates: dict[str, Callable[[], float]] = {
-        str(each).removeprefix("torch."): partial(_matmul_rate, device, each, timer) for each in plain if each != dtype
-    }
-    rates["int8"] = partial(_int8_rate, device, timer)
+    others = [torch.float32, torch.bfloat16, torch.int8]
     if device.type == "cuda":
-        rates["float8"] = partial(_float8_rate, device, timer)
+        others += [torch.float16, torch.float8_e4m3fn]
     found: dict[str, float] = {}
-    for name, measure in rates.items():
-        with suppress(RuntimeError, ValueError):  # not implemented on this device
-            found[name] = measure()
+    for each in others:
+        if each != dtype:
+            with suppress(RuntimeError, ValueError):  # not implemented on this device
+                found[str(each).removeprefix("torch.").removesuffix("_e4m3fn")] = _product_rate(device, each)
     return {name: rate for name, rate in found.items() if rate}
 
 
-def _best_product_rate(device: torch.device, product: Callable[[Tensor, Tensor], Call], timer: Timer) -> float:
-    """Return the best FLOP/s of the calls that `product` makes of two square float32 matrices; 0: too little memory."""
+def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the best FLOP/s (int8: operations/s) of square products in `dtype`; 0: too little memory."""
     best = 0.0
     generator = torch.Generator(device).manual_seed(0)
     most = free_bytes(device) / 8
     for width in (width for width in WIDTHS if 4 * width**2 <= most):
+        # Random numbers: zeros draw less power and run faster.
         left, right = (torch.randn(width, width, device=device, generator=generator) for _ in range(2))
-        seconds = timer(product(left, right))
+        seconds = seconds_of(_product(left, right, dtype), device)
         best = max(best, 2 * width**3 / seconds)
         if seconds > ENOUGH_SECONDS[device.type]:
             break
     return best
 
 
-def _conv_rate(device: torch.device, dtype: torch.dtype, timer: Timer) -> float | None:
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Call:
+    """Return the product of two float32 matrices in `dtype`; libraries want the second one by columns in 8 bits."""
+    if dtype == torch.int8:
+        left, right = (each.mul(32).clamp(-127, 127) for each in (left, right))
+    left, right = left.to(dtype), right.to(dtype)
+    if dtype == torch.int8:
+        return lambda: torch.ops.aten._int_mm(left, right.t())
+    if dtype == torch.float8_e4m3fn:
+        one = torch.ones((), device=left.device)
+        how = {"scale_a": one, "scale_b": one, "out_dtype": torch.bfloat16, "use_fast_accum": True}
+        return lambda: torch.ops.aten._scaled_mm(left, right.t(), **how)
+    out = torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=out)
+
+
+def _conv_rate(device: torch.device, dtype: torch.dtype) -> float | None:
     """Return the best FLOP/s of 3 × 3 convolutions; None where this device does not implement them in `dtype`."""
     best = 0.0
     generator = torch.Generator(device).manual_seed(0)
@@ -242,7 +220,7 @@ def _conv_rate(device: torch.device, dtype: torch.dtype, timer: Timer) -> float 
         given = (torch.randn(*shape, device=device, generator=generator).to(dtype) for shape in shapes)
         image, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in given)
         try:
-            seconds = timer(lambda image=image, weight=weight: torch.conv2d(image, weight, padding=1))
+            seconds = seconds_of(lambda image=image, weight=weight: torch.conv2d(image, weight, padding=1), device)
         except RuntimeError:  # not implemented for this dtype
             return None
         best = max(best, 2 * images * SIDE**2 * channels**2 * 9 / seconds)
@@ -259,7 +237,7 @@ def _launch_costs(device: torch.device) -> tuple[float, float | None, float | No
         return launch, None, None
     torch.cuda.synchronize()
     single = captured(operator, 1)
-    in_row = timer_of(device)(operator) * 1e6  # one kernel and one gap
+    in_row = seconds_of(operator, device) * 1e6  # one kernel and one gap
     # The kernel is profiled in an eager call, because the gap is used to predict the replay of eager calls: inside a
     # graph CUPTI reports a duration at least a tenth longer for the same kernel.
     work = device_work(operator, calls=KERNELS)

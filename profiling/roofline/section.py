@@ -14,20 +14,19 @@ from typing import Any, TypeVar
 
 import msgspec
 import torch
-from torch.autograd.profiler import profile
 
 from profiling.components.component import Component
 from profiling.machine.tf32 import tf32_allowed
 from profiling.results.environment import Ceilings
 from profiling.results.record import Kernel, Roofline, RooflinePart, TraceAnalysis
-from profiling.roofline.evidence import Conditions, evidence_on
+from profiling.roofline.evidence import Conditions, Evidence
 from profiling.roofline.rules import judge
 from profiling.roofline.work import roofline_of, work_of
 from profiling.trace.analysis import kernels_by_name, operators_by_name
 from profiling.trace.attribution import KernelAttribution
-from profiling.trace.device_work import device_events, exported_events, summarize
-from profiling.trace.events import timeline
-from profiling.trace.kernel_classes import class_of_name
+from profiling.trace.device_work import profiled, summarize
+from profiling.trace.events import Timeline
+from profiling.trace.kernel_classes import class_of
 from profiling.variants.variant import Step
 
 #: Kernels or operators of a call that its section keeps.
@@ -38,55 +37,48 @@ Part = TypeVar("Part", bound=RooflinePart)
 
 
 def call_roofline(
-    component: Component, run: Callable[[], Any], ceilings: Ceilings, wall_ms: float | None, *, fused: bool
+    component: Component,
+    run: Callable[[], Any],
+    ceilings: Ceilings,
+    wall_ms: float | None,
+    *,
+    fused: bool,
+    traced: TraceAnalysis | None = None,
 ) -> Roofline:
     """Return the section for the step `run` of `component`; `wall_ms` is its median wall time, None if not timed.
 
-    `fused` is true if a compiler replaced the module's operators. Must be called after the timing: it calls the module
-    once, and profiles a few calls of the step.
+    `fused` is true if a compiler replaced the module's operators, `traced` the analysis of the step's trace. Must be
+    called after the timing: it calls the module once, and profiles a few calls of the step.
     """
     work = work_of(component)
-    least = roofline_of(work, ceilings)
+    memory_ms, compute_ms = roofline_of(work, ceilings)
     here = conditions_of(component.device, fused=fused)
     if here.device == "cuda":
-        events = device_events(run, _CALLS)
-        profiled, kernels = summarize(events, _CALLS, here.multiprocessors), kernels_in(events, _CALLS)
+        trace = profiled(run, _CALLS, cuda=True)
+        device_work, kernels = summarize(trace, here.multiprocessors), kernels_in(trace)
     else:
-        profiled, kernels = None, operators_of(run, _CALLS)
+        device_work, kernels = None, operators_by_name(profiled(run, _CALLS, cuda=False))
     section = Roofline(
         bytes={**work.bytes, "total": work.total_bytes},
         flops={**work.flops, "total": work.total_flops},
         flops_by_dtype=work.flops_by_dtype,
         operators=work.operators,
         traffic_bytes=work.traffic,
-        memory_ms=least.memory_ms,
-        compute_ms=least.compute_ms,
-        roofline_ms=least.ms,
+        memory_ms=memory_ms,
+        compute_ms=compute_ms,
+        roofline_ms=max(memory_ms, compute_ms),
         uncounted=work.uncounted,
-        device_work=profiled,
+        device_work=device_work,
         kernels=kernels[:LONGEST],
+        findings=() if traced is None else traced.findings,
     )
-    return judged_again(section, ceilings, wall_ms, here)
+    return judged_again(section, ceilings, wall_ms, here, traced)
 
 
-def kernels_in(events: Iterable[Mapping[str, Any]], calls: int) -> tuple[Kernel, ...]:
-    """Return the kernels, copies and fills of `calls` calls by name, the longest first, with times of one call."""
-    work = [
-        KernelAttribution(item, "copy" if item.kind != "kernel" else class_of_name(item.name), bytes=item.bytes)
-        for item in timeline(events).work
-    ]
-    return kernels_by_name([work], calls)
-
-
-def operators_of(call: Callable[[], object], calls: int) -> tuple[Kernel, ...]:
-    """Profile `calls` calls on a CPU and return the operators of one with their self time, the longest first."""
-    call()
-    profiler = profile(use_kineto=True, record_shapes=True)
-    with profiler:
-        for number in range(calls):
-            with torch.profiler.record_function(f"profiling/call/trace/{number}"):
-                call()
-    return operators_by_name(timeline(exported_events(profiler)))
+def kernels_in(trace: Timeline) -> tuple[Kernel, ...]:
+    """Return the kernels, copies and fills of traced calls by name, the longest first, with times of one call."""
+    work = [KernelAttribution(item, class_of(item, None), bytes=item.bytes) for item in trace.work]
+    return kernels_by_name([work], len(trace.calls))
 
 
 def can_compile(device: torch.device) -> bool:
@@ -119,7 +111,7 @@ def judged_again(
     """Return the section with the verdict that follows from its numbers and, where there is one, the call's trace."""
     if wall_ms is None:
         return section
-    evidence = evidence_on(section, wall_ms, ceilings, here, traced)
+    evidence = Evidence(section, wall_ms, ceilings, here, traced)
     verdict, least_ms = judge(evidence), section.roofline_ms or 0.0
     judged = msgspec.structs.replace(
         section,
@@ -168,12 +160,8 @@ def frame_roofline(
     for name, component in components.items():
         repeat, share = calls.get(name, (1, 1.0))
         wall_ms = None if overlapping or name not in stage_ms else stage_ms[name] / repeat
-        part = call_roofline(component, steps[name].repeat, ceilings, wall_ms, fused=name in fused)
-        if (traced := analyse(name)) is not None:
-            here = conditions_of(component.device, fused=name in fused)
-            part = msgspec.structs.replace(part, findings=traced.findings)
-            part = judged_again(part, ceilings, wall_ms, here, traced)
-        parts[name] = part
+        run, traced = steps[name].repeat, analyse(name)
+        parts[name] = call_roofline(component, run, ceilings, wall_ms, fused=name in fused, traced=traced)
         weighted.append((repeat * share, parts[name]))
         component.reset()
     memory_ms = sum(weight * (part.memory_ms or 0.0) for weight, part in weighted)

@@ -200,23 +200,10 @@ def _stored(tensor: Any) -> Iterator[Tensor]:
         yield from _stored(getattr(tensor, name))
 
 
-@dataclass(frozen=True)
-class RooflineTime:
-    """Milliseconds at the bandwidth and at the FLOP ceiling; they may overlap, so the larger one is the least time."""
+def roofline_of(work: Work, ceilings: Ceilings) -> tuple[float, float]:
+    """Return the milliseconds of the bytes at the bandwidth, and of the FLOPs at the ceilings of their dtypes.
 
-    memory_ms: float
-    compute_ms: float
-
-    @property
-    def ms(self) -> float:
-        """The roofline time in milliseconds."""
-        return max(self.memory_ms, self.compute_ms)
-
-
-def roofline_of(work: Work, ceilings: Ceilings) -> RooflineTime:
-    """Return the roofline time of `work`, the FLOPs of each dtype at the ceiling of that dtype."""
+    Memory and compute may overlap, so the larger one is the roofline time.
+    """
     size, flops = work.total_bytes, work.flops_by_dtype or {ceilings.dtype: work.total_flops}
-    return RooflineTime(
-        memory_ms=1e3 * size / ceilings.bytes_per_s(size),
-        compute_ms=sum(ceilings.compute_ms(flops).values()),
-    )
+    return 1e3 * size / ceilings.bytes_per_s(size), sum(ceilings.compute_ms(flops).values())

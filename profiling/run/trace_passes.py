@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity
 
 from profiling.components.component import Component
 from profiling.results.environment import Ceilings
@@ -21,8 +20,7 @@ from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
 from profiling.trace.events import Timeline, read_events, timeline
 from profiling.trace.host_waits import line_spans
 from profiling.trace.modules import module_spans
-from profiling.trace.profiler import synchronize
-from profiling.trace.spans import cell_span, span
+from profiling.trace.profiler import profile_calls
 from profiling.variants.variant import Step
 
 #: Profiled calls on a CPU, where times vary from call to call. On a GPU one call is enough.
@@ -127,22 +125,7 @@ def short_trace(
 
     `cell` is (component, variant). The calls change the network's state, as those of the main trace do.
     """
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
         file = Path(folder) / "trace.json"
-        with (
-            torch.profiler.profile(
-                activities=activities,
-                schedule=torch.profiler.schedule(wait=0, warmup=1, active=calls, repeat=1),
-                on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(file)),
-                record_shapes=True,
-                acc_events=True,
-            ) as profiler,
-            cell_span(*cell, "trace"),
-        ):
-            for index in range(-1, calls):
-                with span("warmup" if index < 0 else str(index)), around():
-                    call()
-                synchronize(device)
-                profiler.step()
+        profile_calls(call, device, file, cell=cell, calls=calls, around=around)
         return timeline(read_events(file))

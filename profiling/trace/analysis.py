@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from profiling.results.environment import Ceilings
 from profiling.results.record import Idle, Kernel, KernelClass, ModuleTime, TraceAnalysis
@@ -13,17 +12,19 @@ from profiling.trace.attribution import (
     Attributor,
     KernelAttribution,
     attributed_by_reference,
-    class_by_name,
+    mean,
+    microseconds,
+    rate,
     with_eager_modules,
 )
 from profiling.trace.events import (
     MODULE,
     GpuWork,
-    HostCall,
     Operator,
     Span,
     Timeline,
-    launches_by_correlation,
+    TracedCall,
+    nested,
     traced_calls,
 )
 from profiling.trace.findings import kernel_findings
@@ -33,8 +34,6 @@ from profiling.trace.modules import module_times, paths_in
 from profiling.trace.operator_costs import Cost, OperatorCosts, only_dtype
 
 _NAME_LENGTH = 200
-#: Smallest share of a kernel's time with known bytes (or FLOPs) for which a bandwidth (or FLOP rate) is reported.
-_KNOWN = 0.5
 
 
 @dataclass(frozen=True)
@@ -70,13 +69,12 @@ def analyze_trace(
     calls = traced_calls(traces.main)
     if not calls:
         return None
-    launches = launches_by_correlation(traces.main)
-    gpu_times = [gpu_time(call.work, launches) for call in calls]
+    gpu_times = [gpu_time(call.work) for call in calls]
 
     def mean_ms(name: str) -> float:
         return sum(getattr(each, name) for each in gpu_times) / 1e3 / len(calls) / parts
 
-    attributions, modules_from = _attributions(traces)
+    attributions, modules_from = _attributions(traces, calls)
     kernels = kernels_by_name(attributions, parts)
     waits, copies = waits_and_copies(traces.main, traces.lines, root, parts)
     modules, unattributed_ms = module_times(
@@ -137,117 +135,72 @@ def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
 
     Shares are of the whole call. Operators on other threads than the call's are left out: they run while it waits.
     """
-    rows, calls, costs = {call.row for call in trace.calls}, len(trace.calls) * parts, OperatorCosts()
-    whole_us = sum(call.end - call.begin for call in trace.calls)
+    rows, costs = {call.row for call in trace.calls}, OperatorCosts()
     inside = [
         operator
         for operator in trace.operators
         if operator.row in rows and any(call.begin <= operator.begin <= call.end for call in trace.calls)
     ]
-    times: dict[str, list[float]] = {}
-    spent = [microseconds for _, microseconds in self_times(inside)]
-    for operator, microseconds in zip(inside, spent, strict=True):
-        times.setdefault(operator.name, []).append(microseconds)
-    work = _work_by_name(inside, spent, costs)
-    operators = (
-        Kernel(
-            name=name[:_NAME_LENGTH],
-            kind="operator",
-            ms=sum(each) / 1e3 / calls,
-            share=sum(each) / whole_us if whole_us else 0.0,
-            count=len(each) / calls,
-            mean_us=sum(each) / len(each),
-            typical_us=_typical(each),
-            gbps=work[name].bytes / sum(each) / 1e3 if name in work and work[name].bytes and sum(each) > 0 else None,
-            tflops=work[name].flops / sum(each) / 1e6 if name in work and work[name].flops and sum(each) > 0 else None,
-            dtype=only_dtype(work[name].arguments) if name in work else None,
-        )
-        for name, each in times.items()
-    )
-    return tuple(sorted(operators, key=lambda operator: -operator.ms))
+    spent = [each for _, each in self_times(inside)]
+    worked, items = _work_of(inside, spent, costs), []
+    for place, (each, self_us) in enumerate(zip(inside, spent, strict=True)):
+        outer = worked.get(place)
+        cost, arguments = (Cost(), {}) if outer is None else (costs.of(outer), outer.arguments)
+        own = GpuWork(each.name, "operator", each.begin, each.begin + self_us, None, None, None)
+        items.append(KernelAttribution(own, "operator", bytes=cost.bytes, flops=cost.flops, arguments=arguments))
+    return kernels_by_name([items], len(trace.calls) * parts, sum(call.end - call.begin for call in trace.calls))
 
 
-def self_times(spans: Iterable[Span]) -> list[tuple[str, float]]:
+def self_times(spans: Sequence[Span]) -> list[tuple[str, float]]:
     """Return (name, microseconds) of each span without the spans inside it, never negative.
 
-    `spans` are sorted by begin, outer ones first. A span that begins when another ends is beside it, spans of different
-    threads are never inside each other, and one that outlasts the span around it counts until that ends.
+    `spans` are sorted by begin, outer ones first (see `nested`).
     """
-    times: list[tuple[str, float]] = []
-    open_spans: dict[object, list[tuple[float, int]]] = {}  # by thread: (end, place in times), the innermost last
-    for span in spans:
-        around = open_spans.setdefault(span.row, [])
-        while around and around[-1][0] <= span.begin:
-            around.pop()
-        end = min(span.end, around[-1][0]) if around else span.end
-        if around:
-            name, microseconds = times[around[-1][1]]
-            times[around[-1][1]] = (name, microseconds - (end - span.begin))
-        around.append((end, len(times)))
-        times.append((span.name.removeprefix(MODULE), end - span.begin))
-    return times
-
-
-@dataclass
-class _OperatorWork:
-    """Bytes and FLOPs of all calls of an operator, and the arguments of those with FLOPs."""
-
-    bytes: int = 0
-    flops: int = 0
-    arguments: list[Mapping[str, Any]] = field(default_factory=list)
-
-    def add(self, cost: Cost, arguments: Mapping[str, Any]) -> None:
-        self.bytes += cost.bytes or 0
-        self.flops += cost.flops or 0
-        if cost.flops:
-            self.arguments.append(arguments)
-
-
-def _work_by_name(
-    operators: Sequence[Operator], spent: Sequence[float], costs: OperatorCosts
-) -> dict[str, _OperatorWork]:
-    """Return the work of operators by name; they are sorted, callers first, with their self times.
-
-    The work of an operator is that of its longest callee, or its own: `aten::conv2d` has shapes that are understood,
-    `aten::mkldnn_convolution` does the work.
-    """
-    work: dict[str, _OperatorWork] = {}
-    outer: Operator | None = None
-    cost, longest, longest_us = Cost(), "", -1.0
-
-    def add(outer: Operator) -> None:
-        work.setdefault(longest, _OperatorWork()).add(cost, outer.arguments)
-
-    for each, microseconds in zip(operators, spent, strict=True):
-        if outer is not None and each.row == outer.row and each.begin < outer.end:
-            if microseconds > longest_us:
-                longest, longest_us = each.name, microseconds
-            continue
+    times: list[float] = []
+    for span, (outer, end) in zip(spans, nested(spans), strict=True):
+        times.append(end - span.begin)
         if outer is not None:
-            add(outer)
-        own = costs.of(each)
-        outer = each if own != Cost() else None
-        cost, longest, longest_us = own, each.name, microseconds
-    if outer is not None:
-        add(outer)
-    return work
+            times[outer] -= end - span.begin
+    return [(span.name.removeprefix(MODULE), each) for span, each in zip(spans, times, strict=True)]
+
+
+def _work_of(operators: Sequence[Operator], spent: Sequence[float], costs: OperatorCosts) -> dict[int, Operator]:
+    """Return {place of an operator: the operator whose work it does}; they are sorted, callers first.
+
+    The work of the outermost operator whose cost is known is done by its longest callee, or by itself: `aten::conv2d`
+    has shapes that are understood, `aten::mkldnn_convolution` does the work. `spent` are self times.
+    """
+    outermost: list[int | None] = []
+    longest: dict[int, int] = {}
+    for place, (caller, _) in enumerate(nested(operators)):
+        outer = None if caller is None else outermost[caller]
+        if outer is None and costs.of(operators[place]) != Cost():
+            outer = place
+        outermost.append(outer)
+        if outer is not None and spent[place] > spent[longest.setdefault(outer, place)]:
+            longest[outer] = place
+    return {place: operators[outer] for outer, place in longest.items()}
 
 
 @dataclass(frozen=True)
 class GpuTime:
     """Busy and idle microseconds of one call, from the begin of its first GPU work to the end of its last.
 
-    `busy`: the GPU worked. `host`: the GPU was idle because the host had not launched the next work yet. `between`: the
-    GPU was idle although the next work had been launched (it was queued, or is a node of a graph under replay).
+    `host`: the GPU was idle because the host had not launched the next work yet. `between`: the GPU was idle although
+    the next work had been launched (it was queued, or is a node of a graph under replay).
     """
 
     span: float
-    busy: float
     host: float
     between: float
 
+    @property
+    def busy(self) -> float:
+        """The time in which the GPU worked."""
+        return self.span - self.host - self.between
 
-def gpu_time(work: Sequence[GpuWork], launches: Mapping[int | None, HostCall]) -> GpuTime:
+
+def gpu_time(work: Sequence[GpuWork]) -> GpuTime:
     """Return busy and idle time of a call's `work`, which is sorted by begin and not empty; streams may overlap.
 
     A gap counts as `between` where the trace lacks the launch of the work after it: no evidence that the host was late.
@@ -257,34 +210,23 @@ def gpu_time(work: Sequence[GpuWork], launches: Mapping[int | None, HostCall]) -
     for item in work[1:]:
         gap = item.begin - reached
         if gap > 0:
-            launch = None if item.correlation in seen else launches.get(item.correlation)
-            if launch is not None and launch.end > reached:
+            if item.launch is not None and item.launch.end > reached and item.correlation not in seen:
                 host += gap
             else:
                 between += gap
         reached = max(reached, item.end)
         seen.add(item.correlation)
-    return GpuTime(span=reached - work[0].begin, busy=_busy(work), host=host, between=between)
+    return GpuTime(span=reached - work[0].begin, host=host, between=between)
 
 
-def _busy(work: Sequence[GpuWork]) -> float:
-    moments = sorted([*((item.begin, 1) for item in work), *((item.end, -1) for item in work)])
-    busy, running, since = 0.0, 0, 0.0
-    for moment, change in moments:
-        if running:
-            busy += moment - since
-        running, since = running + change, moment
-    return busy
-
-
-def _attributions(traces: Traces) -> tuple[list[tuple[KernelAttribution, ...]], str]:
+def _attributions(traces: Traces, calls: Sequence[TracedCall]) -> tuple[list[tuple[KernelAttribution, ...]], str]:
     """Return the attribution of each traced call's work by all traces, and what the source of submodules is."""
-    costs, launches, calls = OperatorCosts(), launches_by_correlation(traces.main), traced_calls(traces.main)
+    costs = OperatorCosts()
     own = Attributor(traces.main, costs)
     reference = _last_call(traces.reference, costs)
     if traces.eager is not None:
         reference = with_eager_modules(reference, _last_call(traces.eager, costs))
-    found = [attributed_by_reference(own.of(call), launches, reference) for call in calls]
+    found = [attributed_by_reference(own.of(call), reference) for call in calls]
     other = sum(unmatched for _, unmatched in found) / len(calls)
     note = f"; {other:.0f} kernels of a call run in another order than there, so they belong to none" if other else ""
     return [attributions for attributions, _ in found], traces.modules_from + note
@@ -295,53 +237,44 @@ def _last_call(trace: Timeline | None, costs: OperatorCosts) -> tuple[KernelAttr
     calls = () if trace is None else traced_calls(trace)
     if trace is None or not calls:
         return ()
-    launches = launches_by_correlation(trace)
-
-    def launched(item: KernelAttribution) -> float:
-        call = launches.get(item.work.correlation)
-        return item.work.begin if call is None else call.begin
-
-    return tuple(sorted(Attributor(trace, costs).of(calls[-1]), key=launched))
+    return tuple(sorted(Attributor(trace, costs).of(calls[-1]), key=lambda item: item.work.launched))
 
 
-def kernels_by_name(calls: Sequence[Sequence[KernelAttribution]], parts: int = 1) -> tuple[Kernel, ...]:
+def kernels_by_name(
+    calls: Sequence[Sequence[KernelAttribution]], parts: int = 1, whole_us: float | None = None
+) -> tuple[Kernel, ...]:
     """Return the kernels of traced calls by name, the longest total first; times are per call, or per part of a call.
 
-    Rates cover only the launches whose bytes or FLOPs are known.
+    Rates cover only the launches whose bytes or FLOPs are known. Shares are of `whole_us`, the microseconds of all
+    calls, by default those of all kernels.
     """
     by_name: dict[str, list[KernelAttribution]] = {}
     for call in calls:
         for item in call:
             by_name.setdefault(item.work.name, []).append(item)
-    total_us = _microseconds([item for call in calls for item in call])
-    classes = class_by_name(calls)
-    kernels = [_kernel(name, classes[name], items, total_us, len(calls) * parts) for name, items in by_name.items()]
+    total_us = whole_us or sum(map(microseconds, calls))
+    kernels = [_kernel(name, items, total_us, len(calls) * parts) for name, items in by_name.items()]
     return tuple(sorted(kernels, key=lambda kernel: -kernel.ms))
 
 
-def _kernel(name: str, kind: str, items: Sequence[KernelAttribution], total_us: float, calls: int) -> Kernel:
-    microseconds = _microseconds(items)
-
-    def rate(attribute: str, unit: float) -> float | None:
-        known = [item for item in items if getattr(item, attribute) is not None]
-        spent = _microseconds(known)
-        if spent <= 0 or spent < _KNOWN * microseconds:
-            return None
-        return sum(getattr(item, attribute) for item in known) / spent / unit
-
+def _kernel(name: str, items: Sequence[KernelAttribution], total_us: float, calls: int) -> Kernel:
+    spent = microseconds(items)
+    by_kind: dict[str, float] = {}
+    for item in items:
+        by_kind[item.kind] = by_kind.get(item.kind, 0.0) + item.work.length
     return Kernel(
         name=name[:_NAME_LENGTH],
-        kind=kind,
-        ms=microseconds / 1e3 / calls,
-        share=microseconds / total_us if total_us else 0.0,
+        kind=max(by_kind, key=lambda kind: by_kind[kind]),
+        ms=spent / 1e3 / calls,
+        share=spent / total_us if total_us else 0.0,
         count=len(items) / calls,
-        mean_us=microseconds / len(items),
+        mean_us=spent / len(items),
         typical_us=_typical([item.work.length for item in items]),
-        gbps=rate("bytes", 1e3),
-        tflops=rate("flops", 1e6),
+        gbps=rate(items, "bytes", 1e3),
+        tflops=rate(items, "flops", 1e6),
         dtype=only_dtype(item.arguments for item in items if item.flops),
-        blocks=_mean([item.work.blocks for item in items]),
-        occupancy=_mean([item.work.occupancy for item in items]),
+        blocks=mean(item.work.blocks for item in items),
+        occupancy=mean(item.work.occupancy for item in items),
     )
 
 
@@ -349,15 +282,6 @@ def _typical(lengths: Sequence[float]) -> float | None:
     """Return the mean of lengths, each weighted by itself."""
     whole = sum(lengths)
     return sum(length * length for length in lengths) / whole if whole > 0 else None
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _microseconds(items: Sequence[KernelAttribution]) -> float:
-    return sum(item.work.length for item in items)
 
 
 def kernel_classes(kernels: Sequence[Kernel]) -> tuple[KernelClass, ...]:

@@ -11,26 +11,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 from profiling.trace.events import (
     MODULE,
     GpuWork,
-    HostCall,
     Operator,
     Timeline,
     TracedCall,
     innermost,
-    launches_by_correlation,
-    parents_of,
+    nested,
 )
 from profiling.trace.kernel_classes import class_of, class_of_name, class_of_operator
-from profiling.trace.operator_costs import Cost, OperatorCosts, bytes_of, tensors_of
+from profiling.trace.operator_costs import Cost, OperatorCosts, bytes_of, recorded_tensors
 
+#: Smallest share of a kernel's time with known bytes (or FLOPs) for which a bandwidth (or FLOP rate) is reported.
+_KNOWN = 0.5
 #: Classes whose FLOPs are counted.
 _COUNTED = ("gemm", "conv", "attention")
 #: Helper kernels of a matrix product: cuBLAS's splitKreduce, scaling and epilogue, CUTLASS's ReduceSplitK.
@@ -69,7 +69,6 @@ class Attributor:
     def __init__(self, trace: Timeline, costs: OperatorCosts) -> None:
         self._trace, self._costs = trace, costs
         self._operators: dict[int | None, Operator] = {each.id: each for each in trace.operators if each.id is not None}
-        self._launches = launches_by_correlation(trace)
         self._parents = parents_of(trace.operators)
         self._backward = BackwardModules(trace, self._parents)
 
@@ -132,7 +131,7 @@ class Attributor:
             operator = self._operators.get(key)
             if operator is None or class_of_operator(operator.name) != "conv":
                 continue
-            given = tensors_of(operator)[:2]
+            given = recorded_tensors(operator.arguments)[:2]
             before = sorted((each for each in kernels if "nchwToNhwc" in each.name), key=lambda each: each.length)
             after = [each for each in kernels if "nhwcToNchw" in each.name]
             sizes = sorted(bytes_of(tensor) for tensor in given if tensor.is_contiguous())
@@ -149,16 +148,11 @@ class Attributor:
 
     def _modules(self, call: TracedCall) -> list[str | None]:
         """Return for each piece of work the submodule whose forward or backward pass launched it."""
-        moments: list[tuple[float, HostCall | None, int]] = []
-        for index, work in enumerate(call.work):
-            launch = self._launches.get(work.correlation)
-            moments.append((work.begin if launch is None else launch.begin, launch, index))
-        moments.sort(key=lambda item: item[0])
-        spans = innermost(self._trace.modules, [(moment, launch and launch.row) for moment, launch, _ in moments])
-        modules: list[str | None] = [None] * len(moments)
-        for (_, _, index), span in zip(moments, spans, strict=True):
-            backward = self._backward.of(self._operators.get(call.work[index].operator))
-            modules[index] = backward if backward is not None or span is None else span.name.removeprefix(MODULE)
+        spans = innermost(self._trace.modules, [(work.launched, work.launch and work.launch.row) for work in call.work])
+        modules = []
+        for work, span in zip(call.work, spans, strict=True):
+            backward = self._backward.of(self._operators.get(work.operator))
+            modules.append(backward if backward is not None or span is None else span.name.removeprefix(MODULE))
         return modules
 
 
@@ -174,6 +168,12 @@ def _main_kernels(work: Sequence[GpuWork]) -> dict[int | None, list[GpuWork]]:
         if len(kernels) == 1 or len({(item.name, item.grid, item.block) for item in named}) == 1:
             main[operator] = kernels if len(kernels) == 1 else named
     return main
+
+
+def parents_of(operators: Sequence[Operator]) -> Mapping[int | None, Operator]:
+    """Return the caller of each operator, by the id of the callee; `operators` are sorted, callers first."""
+    callers = zip(operators, nested(operators), strict=True)
+    return {callee.id: operators[caller] for callee, (caller, _) in callers if caller is not None}
 
 
 class BackwardModules:
@@ -207,7 +207,7 @@ def _is_backward(operator: Operator) -> bool:
 _CLOCK_US = 0.1
 
 
-def in_exact_order(names: Sequence[str], known: Sequence[str]) -> list[int | None]:
+def in_exact_order(names: Sequence[object], known: Sequence[object]) -> list[int | None]:
     """Return for each of `names` the index of its counterpart in `known`; None where the order leaves it open.
 
     Equal sequences correspond one to one. Of others only the beginning and the end that both have in common do, without
@@ -226,9 +226,7 @@ def in_exact_order(names: Sequence[str], known: Sequence[str]) -> list[int | Non
 
 
 def attributed_by_reference(
-    own: Sequence[KernelAttribution],
-    launches: Mapping[int | None, HostCall],
-    reference: Sequence[KernelAttribution],
+    own: Sequence[KernelAttribution], reference: Sequence[KernelAttribution]
 ) -> tuple[tuple[KernelAttribution, ...], int]:
     """Return (`own`, completed from `reference`, the number of kernels that have no counterpart there).
 
@@ -238,29 +236,21 @@ def attributed_by_reference(
     capture. Without ids, branches that run side by side begin in any order: work there is attributed by its name, if
     all of that name in the reference's part has one attribution. Work keeps the operator that its own trace knows.
     """
-    replayed = [item.work for item in own if "GraphLaunch" in getattr(launches.get(item.work.correlation), "name", "")]
-    groups = _in_order_of_launch(replayed or [item.work for item in own], launches)
-    work, known = [item for group in groups for item in group], list(reference)
-    bounds, same_length = list(pairwise(accumulate(map(len, groups), initial=0))), len(work) == len(known)
-    if same_length:  # a group and its part of the reference have the same names, in any order
-        for begin, end in bounds:
-            work[begin:end] = sorted(work[begin:end], key=_name)
-            known[begin:end] = sorted(known[begin:end], key=lambda item: _name(item.work))
-    names = [_name(item.work) for item in known]
-    indices = in_exact_order([_name(item) for item in work], names)
+    replayed = [item.work for item in own if "GraphLaunch" in getattr(item.work.launch, "name", "")]
+    groups = _in_order_of_launch(replayed or [item.work for item in own])
+    count = sum(map(len, groups))
+    bounds = accumulate(map(len, groups), initial=0) if count == len(reference) else range(len(reference) + 1)
+    parts = [reference[begin:end] for begin, end in pairwise(bounds)]
+    names = [sorted(map(_name, group)) for group in groups]
+    indices = in_exact_order(names, [sorted(_name(each.work) for each in part) for part in parts])
     found: dict[GpuWork, KernelAttribution] = {}
-    for begin, end in bounds:
-        for item, index in zip(work[begin:end], indices[begin:end], strict=True):
-            alike = [] if index is None else [known[index]]
-            if alike and end - begin > 1:
-                alike = [
-                    each for each, name in zip(known[begin:end], names[begin:end], strict=True) if name == _name(item)
-                ]
-            known_as = {(each.module, each.operator, each.bytes, each.flops) for each in alike}
-            if len(known_as) == 1 and (same_length or end - begin == 1):
+    for group, index in zip(groups, indices, strict=True):
+        for item in () if index is None else group:
+            alike = [each for each in parts[index] if _name(each.work) == _name(item)]
+            if len({(each.module, each.operator, each.bytes, each.flops) for each in alike}) == 1:
                 found[item] = alike[0]
     completed = [_completed(item, found.get(item.work)) for item in own]
-    return tuple(completed), len(work) - len(found) if known else 0
+    return tuple(completed), count - len(found) if reference else 0
 
 
 def _completed(own: KernelAttribution, counterpart: KernelAttribution | None) -> KernelAttribution:
@@ -274,16 +264,15 @@ def _name(work: GpuWork) -> str:
     return "fill" if work.kind == "gpu_memset" or work.name.startswith("memset") else work.name
 
 
-def _in_order_of_launch(work: Sequence[GpuWork], launches: Mapping[int | None, HostCall]) -> list[list[GpuWork]]:
+def _in_order_of_launch(work: Sequence[GpuWork]) -> list[list[GpuWork]]:
     """Return the work in the order of its launch, in groups inside which the trace does not tell the order.
 
     Groups of several are branches of a replay without ids of nodes: what is not on the most used stream, or overlaps.
     """
-    began = {item: item.begin if (call := launches.get(item.correlation)) is None else call.begin for item in work}
     streams = Counter(item.stream for item in work)
     launched_alone = len({item.correlation for item in work}) == len(work)
     if launched_alone or len(streams) == 1 or all(item.node for item in work):
-        return [[item] for item in sorted(work, key=lambda item: (began[item], item.node or 0))]
+        return [[item] for item in sorted(work, key=lambda item: (item.launched, item.node or 0))]
     main_stream = streams.most_common(1)[0][0]
     groups: list[list[GpuWork]] = []
     reached = -inf
@@ -333,10 +322,21 @@ def _anchor(item: KernelAttribution) -> Hashable | None:
     return item.operator
 
 
-def class_by_name(calls: Sequence[Sequence[KernelAttribution]]) -> Mapping[str, str]:
-    """Return for each kernel name the class in which it spent most of its time."""
-    spent: dict[str, Counter[str]] = {}
-    for call in calls:
-        for item in call:
-            spent.setdefault(item.work.name, Counter())[item.kind] += round(item.work.length * 1e3) + 1
-    return {name: kinds.most_common(1)[0][0] for name, kinds in spent.items()}
+def microseconds(items: Iterable[KernelAttribution]) -> float:
+    """Return the sum of the durations on the GPU."""
+    return sum(item.work.length for item in items)
+
+
+def rate(items: Sequence[KernelAttribution], attribute: Literal["bytes", "flops"], unit: float) -> float | None:
+    """Return the known bytes (or FLOPs) per µs over `unit`; None if they are of less than half the time."""
+    known = [item for item in items if getattr(item, attribute) is not None]
+    spent = microseconds(known)
+    if spent <= 0 or spent < _KNOWN * microseconds(items):
+        return None
+    return sum(getattr(item, attribute) for item in known) / spent / unit
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are known; None without any."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

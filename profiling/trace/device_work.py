@@ -9,40 +9,17 @@ from __future__ import annotations
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from math import prod
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.autograd.profiler import profile
-from torch.profiler import ProfilerActivity
 
 from profiling.results.record import SHORT_US, DeviceWork
-from profiling.trace.events import CUDA_CALLS, GPU_WORK, TRANSFERS, WAITS, read_events, sizes_of
+from profiling.trace.events import TRANSFERS, WAITS, GpuWork, Timeline, read_events, timeline, traced_calls
 
 #: Calls of the CUDA runtime and driver that launch work.
 _LAUNCHES = re.compile(r"(cuda|cu)(Launch(Cooperative)?Kernel|Memcpy|Memset|GraphLaunch)")
-
-
-def host_launches(call: Callable[[], object], *, calls: int = 3) -> float | None:
-    """Return the number of launches per call (kernels, copies, fills, graphs); None where CUPTI reports none.
-
-    A graph launch counts as one. The profiler slows down the host, so this must not run while something is timed.
-    """
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
-    with torch.profiler.profile(activities=activities, schedule=schedule, acc_events=True) as profiler:
-        for count in (1, calls):
-            for _ in range(count):
-                call()
-            torch.cuda.synchronize()
-            profiler.step()
-    launches = sum(average.count for average in profiler.key_averages() if _LAUNCHES.match(average.key))
-    return launches / calls if launches else None
-
-
-_MARK = "profiling: device work"
 #: Kernels with fewer blocks than multiprocessors underfill a GPU up to this duration in microseconds; a longer one has
 #: enough work to fill it, and is slow.
 FILLABLE_US = 20.0
@@ -51,77 +28,65 @@ FILLABLE_US = 20.0
 def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | None:
     """Profile `calls` calls and return the mean GPU work of one; None where CUPTI reports no work on the GPU."""
     multiprocessors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-    return summarize(device_events(call, calls), calls, multiprocessors)
+    return summarize(profiled(call, calls, cuda=True), multiprocessors)
 
 
-def device_events(call: Callable[[], object], calls: int) -> list[dict[str, Any]]:
-    """Return the events of the profiler over `calls` calls, after one that starts CUPTI."""
-    _profiled(call, 1)  # CUPTI misses the first launches of a process
-    return _profiled(call, calls)
+def profiled(call: Callable[[], object], calls: int, *, cuda: bool) -> Timeline:
+    """Profile `calls` calls after one that warms up: CUPTI misses the first launches of a process.
 
+    This is the autograd profiler: `torch.profiler.profile` would import the compiler (4 s). Operators have shapes only
+    on a CPU.
+    """
 
-def _profiled(call: Callable[[], object], calls: int) -> list[dict[str, Any]]:
-    """Profile `calls` calls with the autograd profiler: `torch.profiler.profile` would import the compiler (4 s)."""
-    profiler = profile(use_device="cuda", use_kineto=True)
-    with profiler:
-        with torch.profiler.record_function(_MARK):
-            for _ in range(calls):
-                call()
-        torch.cuda.synchronize()
-    return exported_events(profiler)
+    def record(count: int) -> profile:
+        profiler = profile(use_device="cuda" if cuda else None, use_kineto=True, record_shapes=not cuda)
+        with profiler:
+            for number in range(count):
+                with torch.profiler.record_function(f"profiling/call/trace/{number}"):
+                    call()
+            if cuda:
+                torch.cuda.synchronize()
+        return profiler
 
-
-def exported_events(profiler: profile) -> list[dict[str, Any]]:
-    """Return the events that the profiler recorded."""
+    record(1)
+    profiler = record(calls)
     with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
-        trace = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(trace))
-        return list(read_events(trace))
+        profiler.export_chrome_trace(f"{folder}/trace.json")
+        return timeline(read_events(Path(folder) / "trace.json"))
 
 
-def summarize(events: Iterable[Mapping[str, Any]], calls: int, multiprocessors: int | None = None) -> DeviceWork | None:
-    """Return the mean GPU work of a call, from the events (microseconds) of `calls` calls; None where there is none."""
-    events = [event for event in events if "dur" in event]
-    work = [event for event in events if event.get("cat") in GPU_WORK]
+def summarize(trace: Timeline, multiprocessors: int | None = None) -> DeviceWork | None:
+    """Return the mean GPU work of a traced call; None where there is none."""
+    called = traced_calls(trace)
+    work = [item for call in called for item in call.work]
     if not work:
         return None
-    marks = [event for event in events if event.get("cat") == "user_annotation" and event.get("name") == _MARK]
-    spans = [(float(mark["ts"]), float(mark["ts"]) + float(mark["dur"])) for mark in marks]
-    cuda_calls = [
-        str(event.get("name"))
-        for event in events
-        if event.get("cat") in CUDA_CALLS and any(begin <= float(event["ts"]) <= end for begin, end in spans)
-    ]
-    lengths = [float(event["dur"]) for event in work if event["cat"] == "kernel"]
-    busy = _covered([(float(event["ts"]), float(event["dur"])) for event in work])
-    long = [event for event in work if event["cat"] != "kernel" or float(event["dur"]) > SHORT_US]
-    filling = [event for event in long if not _underfills(event, multiprocessors)]
-    transfer_us = sum(float(event["dur"]) for event in work if TRANSFERS.match(str(event.get("name"))))
+    calls, names = len(trace.calls), [host.name for call in called for host in call.host]
+    busy, kernels = _covered(work), [item for item in work if item.kind == "kernel"]
+    long = [item for item in work if item.kind != "kernel" or item.length > SHORT_US]
+    filling = [item for item in long if not _underfills(item, multiprocessors)]
     return DeviceWork(
         kernels=len(work) / calls,
-        launches=sum(1 for name in cuda_calls if _LAUNCHES.match(name)) / calls,
+        launches=sum(1 for name in names if _LAUNCHES.match(name)) / calls,
         busy_ms=busy / 1e3 / calls,
-        median_us=statistics.median(lengths or [float(event["dur"]) for event in work]),
-        short_ms=(busy - _covered([(float(event["ts"]), float(event["dur"])) for event in long])) / 1e3 / calls,
-        transfer_ms=transfer_us / 1e3 / calls,
-        waits=sum(1 for name in cuda_calls if WAITS.match(name)) / calls,
-        underfilled_ms=(busy - _covered([(float(event["ts"]), float(event["dur"])) for event in filling]))
-        / 1e3
-        / calls,
+        median_us=statistics.median(item.length for item in kernels or work),
+        short_ms=(busy - _covered(long)) / 1e3 / calls,
+        transfer_ms=sum(item.length for item in work if TRANSFERS.match(item.name)) / 1e3 / calls,
+        waits=sum(1 for name in names if WAITS.match(name)) / calls,
+        underfilled_ms=(busy - _covered(filling)) / 1e3 / calls,
     )
 
 
-def _underfills(event: Mapping[str, Any], multiprocessors: int | None) -> bool:
+def _underfills(work: GpuWork, multiprocessors: int | None) -> bool:
     """Return whether a kernel has fewer blocks than the device multiprocessors, and too little work for more."""
-    grid = sizes_of(event.get("args") or {}, "grid")
-    few = grid is not None and multiprocessors is not None and prod(grid) < multiprocessors
-    return few and event["cat"] == "kernel" and float(event["dur"]) <= FILLABLE_US
+    few = work.blocks is not None and multiprocessors is not None and work.blocks < multiprocessors
+    return few and work.kind == "kernel" and work.length <= FILLABLE_US
 
 
-def _covered(intervals: list[tuple[float, float]]) -> float:
-    """Return the length of the union of (start, length) intervals, which overlap where streams do."""
+def _covered(work: Iterable[GpuWork]) -> float:
+    """Return the microseconds in which any of the work ran, which is sorted by begin; streams may overlap."""
     covered, reached = 0.0, float("-inf")
-    for start, length in sorted(intervals):
-        covered += max(0.0, start + length - max(start, reached))
-        reached = max(reached, start + length)
+    for item in work:
+        covered += max(0.0, item.end - max(item.begin, reached))
+        reached = max(reached, item.end)
     return covered

@@ -7,7 +7,7 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf, prod
 from operator import attrgetter
 from pathlib import Path
@@ -83,11 +83,11 @@ class Operator(Span):
 class GpuWork:
     """A kernel, copy or fill.
 
-    `kind` is its category in the trace. `correlation` is the id that it shares with the CUDA call that launched it; all
-    nodes of a replayed graph have the same one. `operator` is the id of the innermost operator at its launch, `bytes`
-    the size of a copy or fill, `grid` the thread blocks and `block` the threads of a block along x, y and z,
-    `occupancy` CUPTI's estimate (0 to 1). `node` is the id of a replayed graph's node, which rises in the order of the
-    capture; torch 2.11 does not record it.
+    `kind` is its category in the trace. `launch` is the CUDA call that launched it, None where the trace lacks it, and
+    `correlation` the id that they share; all nodes of a replayed graph have the same one. `operator` is the id of the
+    innermost operator at its launch, `bytes` the size of a copy or fill, `grid` the thread blocks and `block` the
+    threads of a block along x, y and z, `occupancy` CUPTI's estimate (0 to 1). `node` is the id of a replayed graph's
+    node, which rises in the order of the capture; torch 2.11 does not record it.
     """
 
     name: str
@@ -102,6 +102,12 @@ class GpuWork:
     block: tuple[int, ...] | None = None
     occupancy: float | None = None
     node: int | None = None
+    launch: HostCall | None = field(default=None, compare=False)
+
+    @property
+    def launched(self) -> float:
+        """The moment of its launch, or of its begin where the trace lacks the launch."""
+        return self.begin if self.launch is None else self.launch.begin
 
     @property
     def length(self) -> float:
@@ -137,20 +143,14 @@ class TracedCall:
 
 def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
     """Return the events sorted into a `Timeline`; an event without a valid duration is ignored."""
-    spans, work, host, operators = [], [], [], []
+    spans, gpu, host, operators = [], [], [], []
     for event in events:
         length = event.get("dur")
         if not isinstance(length, int | float) or not 0 <= length < inf:
             continue
         category, arguments = event.get("cat"), event.get("args") or {}
         if category in GPU_WORK:
-            name, begin, end, (_, stream) = _span(event)
-            correlation, operator, size = (
-                _integer(arguments.get(key)) for key in ("correlation", "External id", "bytes")
-            )
-            filled = sizes_of(arguments, "grid"), sizes_of(arguments, "block"), occupancy_of(arguments)
-            node = _integer(arguments.get("graph node id")) or None  # 0 outside of a graph
-            work.append(GpuWork(name, str(category), begin, end, correlation, operator, size, stream, *filled, node))
+            gpu.append(event)
         elif category in CUDA_CALLS:
             host.append(HostCall(*_span(event), _integer(arguments.get("correlation"))))
         elif category == "cpu_op":
@@ -158,10 +158,11 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
         elif category == "user_annotation":
             spans.append(Span(*_span(event)))
     by_begin = attrgetter("begin")
+    launches = {call.correlation: call for call in host if call.correlation is not None}
     spans.sort(key=lambda span: (span.begin, -span.end))
     return Timeline(
         calls=_outermost(span for span in spans if _TRACED_CALL.fullmatch(span.name)),
-        work=tuple(sorted(work, key=by_begin)),
+        work=tuple(sorted((_gpu_work(event, launches) for event in gpu), key=by_begin)),
         host=tuple(sorted(host, key=by_begin)),
         operators=tuple(sorted(operators, key=lambda operator: (operator.begin, -operator.end))),
         modules=tuple(span for span in spans if span.name.startswith(MODULE)),
@@ -174,9 +175,17 @@ def _span(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[Any, Any]]
     return str(event.get("name")), begin, begin + float(event["dur"]), (event.get("pid"), event.get("tid"))
 
 
-def sizes_of(arguments: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
-    """Return a kernel's `grid` or `block` from its arguments in the trace; None where they do not tell."""
-    sizes = arguments.get(key)
+def _gpu_work(event: Mapping[str, Any], launches: Mapping[int, HostCall]) -> GpuWork:
+    name, begin, end, (_, stream) = _span(event)
+    arguments = event.get("args") or {}
+    correlation, operator, size = (_integer(arguments.get(key)) for key in ("correlation", "External id", "bytes"))
+    filled = _sizes(arguments.get("grid")), _sizes(arguments.get("block")), occupancy_of(arguments)
+    node = _integer(arguments.get("graph node id")) or None  # 0 outside of a graph
+    launch = None if correlation is None else launches.get(correlation)
+    return GpuWork(name, str(event["cat"]), begin, end, correlation, operator, size, stream, *filled, node, launch)
+
+
+def _sizes(sizes: Any) -> tuple[int, ...] | None:
     if not isinstance(sizes, list) or not sizes or not all(isinstance(size, int) for size in sizes):
         return None
     return tuple(sizes)
@@ -204,23 +213,16 @@ def _outermost(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(outermost)
 
 
-def launches_by_correlation(trace: Timeline) -> Mapping[int | None, HostCall]:
-    """Return the calls that launched GPU work, by correlation."""
-    return {call.correlation: call for call in trace.host if call.correlation is not None}
-
-
 def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
     """Return the traced calls that launched GPU work; work that was launched outside of them is ignored.
 
     Work whose launch is missing in the trace belongs to the last call that began before it.
     """
     starts = [call.begin for call in trace.calls]
-    launches = launches_by_correlation(trace)
     work: list[list[GpuWork]] = [[] for _ in starts]
     for item in trace.work:
-        launch = launches.get(item.correlation)
-        index = bisect_right(starts, item.begin if launch is None else launch.begin) - 1
-        if index >= 0 and (launch is None or launch.begin <= trace.calls[index].end):
+        index = bisect_right(starts, item.launched) - 1
+        if index >= 0 and (item.launch is None or item.launched <= trace.calls[index].end):
             work[index].append(item)
     host: list[list[HostCall]] = [[] for _ in starts]
     for call in trace.host:
@@ -234,12 +236,13 @@ def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
 def innermost(spans: Sequence[Span], moments: Sequence[tuple[float, Any]]) -> list[Span | None]:
     """Return for each (moment, row) the innermost of the nested `spans` on that row that contains it.
 
-    Both are sorted by time. Of two spans with equal begin and end, the later one in `spans` is the inner one.
+    `spans` are sorted by begin. Of two with equal begin and end, the later one is the inner one.
     """
-    result: list[Span | None] = []
+    result: list[Span | None] = [None] * len(moments)
     open_spans: dict[Any, list[Span]] = {}
     index = 0
-    for moment, row in moments:
+    for place in sorted(range(len(moments)), key=lambda place: moments[place][0]):
+        moment, row = moments[place]
         while index < len(spans) and spans[index].begin <= moment:
             stack = open_spans.setdefault(spans[index].row, [])
             while stack and stack[-1].end < spans[index].begin:
@@ -249,19 +252,21 @@ def innermost(spans: Sequence[Span], moments: Sequence[tuple[float, Any]]) -> li
         stack = open_spans.get(row, [])
         while stack and stack[-1].end < moment:
             stack.pop()
-        result.append(stack[-1] if stack else None)
+        result[place] = stack[-1] if stack else None
     return result
 
 
-def parents_of(operators: Sequence[Operator]) -> Mapping[int | None, Operator]:
-    """Return the caller of each operator, by the id of the callee; `operators` are sorted, callers first."""
-    parents: dict[int | None, Operator] = {}
-    open_operators: dict[Any, list[Operator]] = {}
-    for operator in operators:
-        stack = open_operators.setdefault(operator.row, [])
-        while stack and stack[-1].end < operator.begin:
-            stack.pop()
-        if stack:
-            parents[operator.id] = stack[-1]
-        stack.append(operator)
-    return parents
+def nested(spans: Iterable[Span]) -> Iterator[tuple[int | None, float]]:
+    """Yield for each span (the place of the span around it, its end); `spans` are sorted by begin, outer ones first.
+
+    A span that begins when another ends is beside it, spans of different rows are never inside each other, and one that
+    outlasts the span around it ends with that.
+    """
+    open_spans: dict[Any, list[tuple[int, float]]] = {}
+    for place, span in enumerate(spans):
+        around = open_spans.setdefault(span.row, [])
+        while around and around[-1][1] <= span.begin:
+            around.pop()
+        outer, end = around[-1] if around else (None, span.end)
+        around.append((place, min(span.end, end)))
+        yield outer, around[-1][1]

@@ -9,14 +9,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from typing import Any
 
 from profiling.results.environment import NEAR_CEILING, Ceilings
 from profiling.results.record import FindingKind, KernelFinding
-from profiling.trace.attribution import KernelAttribution
+from profiling.trace.attribution import KernelAttribution, mean, microseconds, rate
 from profiling.trace.events import TRANSFERS
 from profiling.trace.operator_costs import product_dtype_of, recorded_tensors
 
@@ -60,16 +59,6 @@ _REDUCTION_NAMES = (
 )
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A kernel of a finding: what it is, and its duration at the ceilings (0 where it can be left out)."""
-
-    kind: FindingKind
-    what: str
-    item: KernelAttribution
-    least_us: float
-
-
 def kernel_findings(
     calls: Sequence[Sequence[KernelAttribution]],
     ceilings: Ceilings,
@@ -77,31 +66,31 @@ def kernel_findings(
     parts: int = 1,
 ) -> tuple[KernelFinding, ...]:
     """Return the findings of traced calls, the largest saving first; times are per call, or per part of a call."""
-    total_us = sum(item.work.length for call in calls for item in call)
-    groups: dict[tuple[FindingKind, str], list[_Piece]] = {}
+    total_us, count = sum(map(microseconds, calls)), max(1, len(calls) * parts)
+    groups: dict[tuple[FindingKind, str], list[tuple[KernelAttribution, float]]] = {}
     for call in calls:
-        before: KernelAttribution | None = None
-        for item in call:
-            piece = _judged(item, before, ceilings)
-            if piece is not None:
-                groups.setdefault((piece.kind, piece.what), []).append(piece)
-            before = item
-    found = [_finding(pieces, total_us, len(calls) * parts, ceilings) for pieces in groups.values()]
-    whole_ms = total_us / 1e3 / max(1, len(calls) * parts)
-    worth = [finding for finding in found if finding.saves_ms >= WORTH * whole_ms > 0]
+        for before, item in zip((None, *call), call, strict=False):
+            if (judged := _judged(item, before, ceilings)) is not None:
+                kind, what, least_us = judged
+                groups.setdefault((kind, what), []).append((item, least_us))
+    found = [_finding(kind, what, pieces, total_us, count, ceilings) for (kind, what), pieces in groups.items()]
+    worth = [finding for finding in found if finding.saves_ms >= WORTH * total_us / 1e3 / count > 0]
     return tuple(sorted(worth, key=lambda finding: -finding.saves_ms))
 
 
-def _judged(item: KernelAttribution, before: KernelAttribution | None, ceilings: Ceilings) -> _Piece | None:
+def _judged(
+    item: KernelAttribution, before: KernelAttribution | None, ceilings: Ceilings
+) -> tuple[FindingKind, str, float] | None:
+    """Return (kind, words, microseconds at the ceilings, 0 where it can be left out) of a kernel; None: no finding."""
     if TRANSFERS.match(item.work.name):
         return None  # the bus bounds it, and no ceiling of the memory
     avoidable = _avoidable(item, before)
     if avoidable is not None:
-        return _Piece(*avoidable, item, 0.0)
+        return *avoidable, 0.0
     least_us = _least_us(item, ceilings)
     if not least_us or least_us >= NEAR_CEILING * item.work.length:
         return None
-    return _Piece(*_slow(item), item, min(item.work.length, max(least_us, SHORTEST_US)))
+    return *_slow(item), min(item.work.length, max(least_us, SHORTEST_US))
 
 
 def _least_us(item: KernelAttribution, ceilings: Ceilings) -> float:
@@ -213,33 +202,31 @@ def _rows(arguments: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _finding(pieces: Sequence[_Piece], total_us: float, calls: int, ceilings: Ceilings) -> KernelFinding:
-    """Return the finding of kernels of the same kind; rates cover those whose bytes or FLOPs are known."""
-    spent = sum(piece.item.work.length for piece in pieces)
-    saved = sum(piece.item.work.length - piece.least_us for piece in pieces)
-    moving = [piece.item for piece in pieces if piece.item.bytes]
-    computing = [piece.item for piece in pieces if piece.item.flops]
-    launches = [piece.item.work.blocks for piece in pieces if piece.item.work.blocks is not None]
-    longest: dict[str, float] = {}
-    for piece in pieces:
-        longest[piece.item.work.name] = longest.get(piece.item.work.name, 0.0) + piece.item.work.length
-    known = [piece.item for piece in pieces if piece.item.bytes or piece.item.flops]
-    least = sum(_least_us(item, ceilings) for item in known)
+def _finding(
+    kind: FindingKind,
+    what: str,
+    pieces: Sequence[tuple[KernelAttribution, float]],
+    total_us: float,
+    calls: int,
+    ceilings: Ceilings,
+) -> KernelFinding:
+    """Return the finding of `pieces`, kernels with their least microseconds."""
+    items = [item for item, _ in pieces]
+    spent = microseconds(items)
+    known = [item for item in items if item.bytes or item.flops]
+    by_name: dict[str, float] = {}
+    for item in items:
+        by_name[item.work.name] = by_name.get(item.work.name, 0.0) + item.work.length
     return KernelFinding(
-        kind=pieces[0].kind,
-        what=pieces[0].what,
+        kind=kind,
+        what=what,
         ms=spent / 1e3 / calls,
-        saves_ms=saved / 1e3 / calls,
+        saves_ms=(spent - sum(least_us for _, least_us in pieces)) / 1e3 / calls,
         share=spent / total_us if total_us else 0.0,
         count=len(pieces) / calls,
-        gbps=_rate(moving, "bytes", 1e3),
-        tflops=_rate(computing, "flops", 1e6),
-        of_ceiling=least / sum(item.work.length for item in known) if known else None,
-        blocks=sum(launches) / len(launches) if launches else None,
-        kernels=tuple(name[:_NAME_LENGTH] for name in sorted(longest, key=lambda name: -longest[name])[:_NAMES]),
+        gbps=rate(items, "bytes", 1e3),
+        tflops=rate(items, "flops", 1e6),
+        of_ceiling=sum(_least_us(item, ceilings) for item in known) / microseconds(known) if known else None,
+        blocks=mean(item.work.blocks for item in items),
+        kernels=tuple(name[:_NAME_LENGTH] for name in sorted(by_name, key=lambda name: -by_name[name])[:_NAMES]),
     )
-
-
-def _rate(items: Sequence[KernelAttribution], attribute: str, unit: float) -> float | None:
-    spent = sum(item.work.length for item in items)
-    return sum(getattr(item, attribute) for item in items) / spent / unit if spent > 0 else None

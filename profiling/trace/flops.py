@@ -33,12 +33,6 @@ _FLOP_CLASSES = {"attention": "atten", "convolution": "conv", "matmul": ""}
 Formula = Callable[..., int]
 
 
-def _of_tensors(formula: Formula) -> Formula:
-    """Mark a formula that is to be given tensors; torch's counter gives the others their shapes."""
-    formula._get_raw = True  # type: ignore[attr-defined]
-    return formula
-
-
 def _attention(packet: Any, *, backward: bool = False, heads_first: bool = True) -> Formula:
     """Return the formula of an attention operator: two products for each pair of a query and a key that it attends.
 
@@ -48,7 +42,6 @@ def _attention(packet: Any, *, backward: bool = False, heads_first: bool = True)
     """
     names = [argument.name for argument in packet.default._schema.arguments]
 
-    @_of_tensors
     def formula(*args: Any, **kwargs: Any) -> int:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         query, key, value = (given[name] for name in ("query", "key", "value"))
@@ -115,7 +108,6 @@ class FlexBlocks:
         return cls(pairs * prod(query.shape[:-2]) // masks, needed / masks / max(1, key.shape[-2]))
 
 
-@_of_tensors
 def _product(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     """Return the FLOPs of a product of matrices or vectors, or of batches of them.
 
@@ -134,19 +126,6 @@ def _product(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
     return 2 * pairs * (4 if a.is_complex() else 1)
 
 
-@_of_tensors
-def _product_by_rows(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a product with a matrix that is stored transposed."""
-    return 2 * a.numel() * b.shape[0]
-
-
-@_of_tensors
-def _distances(a: Tensor, b: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of the distances between all rows of two matrices: a product, whatever the norm."""
-    return 2 * a.numel() * b.shape[-2]
-
-
-@_of_tensors
 def _trilinear(a: Tensor, b: Tensor, c: Tensor, *expand: Sequence[int], **__: Any) -> int:
     """Return the FLOPs of a sum of products of three, which is how nn.Bilinear computes: two for each product.
 
@@ -161,35 +140,6 @@ def _trilinear(a: Tensor, b: Tensor, c: Tensor, *expand: Sequence[int], **__: An
     return 2 * prod(torch.broadcast_shapes(*sizes))
 
 
-@_of_tensors
-def _added_batches(_: Any, a: Tensor, b: Tensor, *__: Any, **___: Any) -> int:
-    return 2 * a.numel() * b.shape[-1]
-
-
-@_of_tensors
-def _packed_product(a: Tensor, _packed: Tensor, _group: int, scales: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of a product with int4 weights in tiles; `scales` is [groups, columns, 2]."""
-    return 2 * a.numel() * scales.shape[-2]
-
-
-@_of_tensors
-def _added_product(_: Any, a: Tensor, b: Tensor, *__: Any, **___: Any) -> int:
-    return _product(a, b)
-
-
-@_of_tensors
-def _mkldnn_rnn(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, *_: Any, **__: Any) -> int:
-    """Return the FLOPs of one direction of an LSTM layer: both matrices are read for each input."""
-    return _linears(x, (input_weight, hidden_weight))
-
-
-@_of_tensors
-def _cudnn_rnn(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
-    """Return the FLOPs of all layers and directions of an LSTM, GRU or RNN."""
-    return _linears(x, weights)
-
-
-@_of_tensors
 def _fused_attention(
     query: Tensor,
     _key: Any,
@@ -206,7 +156,6 @@ def _fused_attention(
     return _linears(query, (into, out)) + _scores(query)
 
 
-@_of_tensors
 def _fused_transformer_layer(x: Tensor, *weights: Any, **__: Any) -> int:
     """Return the FLOPs of nn.TransformerEncoderLayer as one operator, which it calls in eval mode."""
     return _linears(x, [each for each in weights if isinstance(each, Tensor)][:_LAYER_WEIGHTS]) + _scores(x)
@@ -252,17 +201,27 @@ _FLOP_FORMULAS: Mapping[str, Formula] = {
         if (packet := getattr(_aten, name, None)) is not None
     },
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "_sparse_mm", "_int_mm", "_scaled_mm_v2"), _product),
-    **dict.fromkeys(("cdist", "_cdist_forward", "_euclidean_dist"), _distances),
+    **dict.fromkeys(
+        ("addmm", "baddbmm", "addmv", "_sparse_addmm", "_addmm_activation"), lambda _, a, b, *__, **___: _product(a, b)
+    ),
+    "addbmm": lambda _, a, b, *__, **___: 2 * a.numel() * b.shape[-1],
+    # The distances between all rows of two matrices: a product, whatever the norm.
+    **dict.fromkeys(("cdist", "_cdist_forward", "_euclidean_dist"), lambda a, b, *_, **__: 2 * a.numel() * b.shape[-2]),
     "_trilinear": _trilinear,
-    "addbmm": _added_batches,
-    "_weight_int8pack_mm": _product_by_rows,
-    **dict.fromkeys(("_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu"), _packed_product),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv", "_sparse_addmm", "_addmm_activation"), _added_product),
-    "mkldnn_rnn_layer": _mkldnn_rnn,
-    "_cudnn_rnn": _cudnn_rnn,
+    "_weight_int8pack_mm": lambda a, b, *_, **__: 2 * a.numel() * b.shape[0],  # b is stored transposed
+    # int4 weights in tiles; the scales are [groups, columns, 2].
+    **dict.fromkeys(
+        ("_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu"),
+        lambda a, _packed, _group, scales, *_, **__: 2 * a.numel() * scales.shape[-2],
+    ),
+    # One direction of an LSTM layer, which reads both matrices for each input; all layers of an LSTM, GRU or RNN.
+    "mkldnn_rnn_layer": lambda x, of_input, of_hidden, *_, **__: _linears(x, (of_input, of_hidden)),
+    "_cudnn_rnn": lambda x, weights, *_, **__: _linears(x, weights),
     "_native_multi_head_attention": _fused_attention,
     "_transformer_encoder_layer_fwd": _fused_transformer_layer,
 }
+for _formula in _FLOP_FORMULAS.values():
+    _formula._get_raw = True  # type: ignore[attr-defined]  # given tensors; torch's counter gives others their shapes
 
 
 class _NoModules(ModuleTracker):

@@ -24,7 +24,6 @@ from profiling.trace.events import (
     Timeline,
     TracedCall,
     innermost,
-    launches_by_correlation,
     traced_calls,
 )
 from profiling.trace.modules import OperatorSpans
@@ -96,33 +95,29 @@ def waits_and_copies(
     lined_calls = () if lined is None else traced_calls(lined)[-1:]
     results = []
     for select in (_waits, _copies):
-        known = [] if lined is None or not lined_calls else select(lined_calls[0], lined)
+        known = [wait for call in lined_calls for wait in select(call)]
         lines = [] if lined is None else _lines(known, lined)
         items = []
         for call in calls:
-            waits = select(call, main)
+            waits = select(call)
             indices = in_exact_order([each.what for each in waits], [each.what for each in known])
             items += [(wait, None if at is None else lines[at]) for wait, at in zip(waits, indices, strict=True)]
         results.append(_by_line(items, len(calls) * parts, root))
     return results[0], results[1]
 
 
-def _waits(call: TracedCall, trace: Timeline) -> list[Wait]:
+def _waits(call: TracedCall) -> list[Wait]:
     waits = (host for host in call.host if WAITS.match(host.name))
     return [Wait(host.name, (host.end - host.begin) / 1e3, host.begin, host.row) for host in waits]
 
 
-def _copies(call: TracedCall, trace: Timeline) -> list[Wait]:
-    launches, copies = launches_by_correlation(trace), []
+def _copies(call: TracedCall) -> list[Wait]:
+    copies = []
     for work in call.work:
         if TRANSFERS.match(work.name):
-            launch = launches.get(work.correlation)
-            direction, ms = _direction(work.name), work.length / 1e3
-            if launch is None:
-                copies.append(Wait(direction, ms, work.begin, None, work.bytes))
-            else:
-                host_ms = (launch.end - launch.begin) / 1e3
-                copies.append(Wait(direction, ms, launch.begin, launch.row, work.bytes, host_ms))
+            launch = work.launch
+            row, host_ms = (None, None) if launch is None else (launch.row, (launch.end - launch.begin) / 1e3)
+            copies.append(Wait(_direction(work.name), work.length / 1e3, work.launched, row, work.bytes, host_ms))
     return copies
 
 
@@ -141,14 +136,14 @@ def _lines(waits: Sequence[Wait], lined: Timeline) -> list[str | None]:
     `torch.tensor` and an index that is a list copy before the operator that a dispatch mode sees: what an operator does
     outside of every span belongs to the next one.
     """
-    order = sorted(range(len(waits)), key=lambda index: waits[index].begin)
-    moments = [(waits[index].begin, waits[index].row) for index in order]
-    lines: list[str | None] = [None] * len(waits)
-    spans, operators = innermost(lined.lines, moments), innermost(lined.operators, moments)
-    for index, (begin, row), span, operator in zip(order, moments, spans, operators, strict=True):
+    moments = [(wait.begin, wait.row) for wait in waits]
+    lines: list[str | None] = []
+    for (begin, row), span, operator in zip(
+        moments, innermost(lined.lines, moments), innermost(lined.operators, moments), strict=True
+    ):
         if span is None and operator is not None:
             span = next((each for each in lined.lines if each.row == row and each.begin > begin), None)
-        lines[index] = None if span is None else span.name.removeprefix(LINE) or None
+        lines.append(None if span is None else span.name.removeprefix(LINE) or None)
     return lines
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Any
 
 import torch
@@ -99,13 +98,6 @@ def _has_address(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device.type != "meta" and not wraps
 
 
-@dataclass
-class _Total:
-    ms: float = 0.0
-    self_ms: float = 0.0
-    count: int = 0
-
-
 def module_times(
     times: Iterable[tuple[str | None, float]], calls: int, order: Iterable[str]
 ) -> tuple[tuple[ModuleTime, ...], float]:
@@ -115,46 +107,25 @@ def module_times(
     module paths in the order in which they ran. The result includes modules that only contain others (a list of
     blocks), and leaves out modules without time.
     """
-    totals = {path: _Total() for path in _tree(order)}
-    unattributed_ms = whole_ms = 0.0
+    places: dict[str, int] = {}
+    for path in ("", *order):
+        for each in _ancestry(path):
+            places.setdefault(each, len(places))
+    own: dict[str | None, list[float]] = {}
     for module, microseconds in times:
-        ms = microseconds / 1e3 / calls
-        whole_ms += ms
-        if module is None or module not in totals:
-            unattributed_ms += ms
-            continue
-        totals[module].self_ms += ms
-        for path in ("", *_ancestry(module)):
-            totals[path].ms += ms
-            totals[path].count += 1
-    modules = (
-        ModuleTime(
-            path=path,
-            ms=total.ms,
-            share=total.ms / whole_ms if whole_ms else 0.0,
-            count=total.count / calls,
-            self_ms=total.self_ms,
-        )
-        for path, total in totals.items()
-        if total.count
-    )
+        own.setdefault(module if module in places else None, []).append(microseconds / 1e3 / calls)
+    unattributed_ms, whole_ms = sum(own.pop(None, ())), sum(map(sum, own.values()))
+    whole_ms += unattributed_ms
+    modules = []
+    for path in sorted(places, key=lambda path: [places[each] for each in _ancestry(path)]):
+        inside = [
+            ms for module, spent in own.items() if module is not None and path in _ancestry(module) for ms in spent
+        ]
+        if inside:
+            ms, self_ms = sum(inside), sum(own.get(path, ()))
+            share = ms / whole_ms if whole_ms else 0.0
+            modules.append(ModuleTime(path=path, ms=ms, share=share, count=len(inside) / calls, self_ms=self_ms))
     return tuple(modules), unattributed_ms
-
-
-def self_times(spans: Iterable[Span]) -> list[tuple[str | None, float]]:
-    """Return (module, microseconds) for each span of a submodule, without the time of the spans inside it."""
-    times: list[tuple[str | None, float]] = []
-    open_spans: list[tuple[Span, int]] = []
-    for span in spans:
-        while open_spans and open_spans[-1][0].end < span.begin:
-            open_spans.pop()
-        length = span.end - span.begin
-        if open_spans:
-            parent = open_spans[-1][1]
-            times[parent] = (times[parent][0], times[parent][1] - length)
-        open_spans.append((span, len(times)))
-        times.append((span.name.removeprefix(MODULE), length))
-    return times
 
 
 def paths_in(spans: Iterable[Span]) -> list[str]:
@@ -163,24 +134,5 @@ def paths_in(spans: Iterable[Span]) -> list[str]:
 
 
 def _ancestry(path: str) -> list[str]:
-    """Return the ancestors of the path and itself, the shortest first, without the component ("")."""
-    names = path.split(".") if path else []
-    return [".".join(names[:depth]) for depth in range(1, len(names) + 1)]
-
-
-def _tree(order: Iterable[str]) -> list[str]:
-    """Return all paths with their ancestors, parents before children, siblings in the order in which they ran."""
-    children: dict[str, dict[str, None]] = {"": {}}
-    for path in order:
-        parent = ""
-        for each in _ancestry(path):
-            children.setdefault(parent, {})[each] = None
-            children.setdefault(each, {})
-            parent = each
-    return list(_descend("", children))
-
-
-def _descend(path: str, children: Mapping[str, Iterable[str]]) -> Iterator[str]:
-    yield path
-    for child in children[path]:
-        yield from _descend(child, children)
+    """Return the component (""), the ancestors of the path and itself, the shortest first."""
+    return ["", *accumulate(path.split("."), "{}.{}".format)] if path else [""]

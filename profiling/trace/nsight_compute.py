@@ -169,32 +169,24 @@ def read_launches(text: str, metrics: Mapping[str, str]) -> tuple[Launch, ...]:
     if start is None:
         return ()
     header, *rest = rows[start:]
-    if not rest:
-        return ()
-    units, *launches = rest
-    places = {name: place for place, name in enumerate(header)}
-    return tuple(_launch(row, units, places, metrics) for row in launches if len(row) == len(header) == len(units))
+    units = dict(zip(header, rest[0], strict=False)) if rest else {}
+    whole = [dict(zip(header, row, strict=True)) for row in rest[1:] if len(row) == len(header) == len(rest[0])]
+    return tuple(_launch(row, units, metrics) for row in whole)
 
 
-def _launch(row: Sequence[str], units: Sequence[str], places: Mapping[str, int], metrics: Mapping[str, str]) -> Launch:
-    values = {}
-    for field, metric in metrics.items():
-        place = places.get(metric)
-        if place is not None:
-            values[field] = _number(row[place], units[place])
-    passes = row[places[_PASSES]] if _PASSES in places else ""
+def _launch(row: Mapping[str, str], units: Mapping[str, str], metrics: Mapping[str, str]) -> Launch:
     return Launch(
-        name=demangled(row[places[_NAME]]),
-        grid=_sizes(row, places.get(_GRID)),
-        block=_sizes(row, places.get(_BLOCK)),
-        passes=int(passes) if passes.isdecimal() else None,
-        **values,
+        name=demangled(row[_NAME]),
+        grid=_sizes(row.get(_GRID, "")),
+        block=_sizes(row.get(_BLOCK, "")),
+        passes=int(passes) if (passes := row.get(_PASSES, "")).isdecimal() else None,
+        **{field: _number(row[metric], units[metric]) for field, metric in metrics.items() if metric in row},
     )
 
 
-def _sizes(row: Sequence[str], place: int | None) -> tuple[int, ...] | None:
+def _sizes(cell: str) -> tuple[int, ...] | None:
     """Return a cell like `(128, 2, 1)`."""
-    return None if place is None else tuple(int(size) for size in re.findall(r"\d+", row[place])) or None
+    return tuple(int(size) for size in re.findall(r"\d+", cell)) or None
 
 
 def _number(text: str, unit: str) -> float | None:
@@ -227,33 +219,15 @@ def failure_in(text: str) -> str | None:
     return "ncu met none of the kernels of the trace" if "No kernels were profiled" in text else None
 
 
+@cache  # so that each name's text, which is never freed, is made once
 def demangled(name: str) -> str:
     """Return a C++ symbol as traces show it; names that are no symbols, and all names without libstdc++, stay."""
-    demangle = _demangler()
-    if demangle is None or not name.startswith("_Z"):
-        return name
-    status = ctypes.c_int()
-    text = demangle(name.encode(), None, None, ctypes.byref(status))
-    if not text:
+    if not name.startswith("_Z"):
         return name
     try:
-        return ctypes.string_at(text).decode(errors="replace")
-    finally:
-        _free(text)
-
-
-@cache
-def _demangler() -> ctypes._NamedFuncPointer | None:
-    try:
-        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+        demangle = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
     except (OSError, AttributeError):
-        return None
-    function.restype = ctypes.c_void_p
-    function.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
-    return function
-
-
-def _free(address: int) -> None:
-    free = ctypes.CDLL(None).free
-    free.argtypes = [ctypes.c_void_p]
-    free(address)
+        return name
+    demangle.restype = ctypes.c_char_p
+    text = demangle(name.encode(), None, None, None)
+    return text.decode(errors="replace") if text else name

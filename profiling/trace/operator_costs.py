@@ -298,6 +298,7 @@ def _argument(wanted: Any, arguments: Mapping[str, Any], place: int) -> Any:
 
     Raises:
         ValueError: it was not recorded, or has another type.
+        KeyError: the dtype of that number is not known.
 
     """
     kind, recorded = str(wanted.type), arguments["Concrete Inputs"][place]
@@ -317,7 +318,7 @@ def _argument(wanted: Any, arguments: Mapping[str, Any], place: int) -> Any:
             return None
         raise ValueError(f"no value of {wanted.name}")
     if "dtype" in wanted.name:
-        return _dtype_numbered(int(recorded))
+        return _NUMBERED[int(recorded)]
     if "device" in wanted.name or "layout" in wanted.name:
         raise ValueError(f"{wanted.name} is recorded as a number")
     return ast.literal_eval(recorded)
@@ -346,22 +347,9 @@ _DTYPES = {
 
 #: dtypes by their number in a trace (c10::ScalarType).
 _NUMBERED = {
-    **{0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16},
-    **{
-        6: torch.float32,
-        7: torch.float64,
-        9: torch.complex64,
-        10: torch.complex128,
-        11: torch.bool,
-        15: torch.bfloat16,
-    },
+    **dict(enumerate((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32))),
+    **{7: torch.float64, 9: torch.complex64, 10: torch.complex128, 11: torch.bool, 15: torch.bfloat16},
 }
-
-
-def _dtype_numbered(number: int) -> torch.dtype:
-    if number not in _NUMBERED:
-        raise ValueError(f"the dtype of number {number} is not known")
-    return _NUMBERED[number]
 
 
 def product_dtype_of(arguments: Mapping[str, Any]) -> str | None:
@@ -376,13 +364,8 @@ def only_dtype(arguments: Iterable[Mapping[str, Any]]) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def tensors_of(operator: Operator) -> tuple[Tensor, ...]:
-    """Return the tensors among the operator's arguments, on the meta device; empty without recorded shapes."""
-    return recorded_tensors(operator.arguments)
-
-
 def recorded_tensors(arguments: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    """Return the tensors among the arguments of an operator in a trace, on the meta device."""
+    """Return the tensors among an operator's arguments, on the meta device; empty without recorded shapes."""
     found = (_meta_tensor(arguments, place) for place in range(len(arguments.get("Input Dims", ()))))
     return tuple(tensor for tensor in found if tensor is not None)
 

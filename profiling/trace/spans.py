@@ -12,14 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import nvtx
 import torch
-
-try:
-    import nvtx
-except ImportError:  # reading traces does not need it
-    nvtx = None
-
-DOMAIN = "profiling"
 
 
 class _OpenSpans(threading.local):
@@ -30,24 +24,12 @@ class _OpenSpans(threading.local):
 
 
 _open = _OpenSpans()
-_domain: Any = nvtx.get_domain(DOMAIN) if nvtx is not None else None
+_domain: Any = nvtx.get_domain("profiling")
 
 
 def open_names() -> tuple[str, ...]:
     """Return the names of the spans open on this thread, outermost first."""
     return tuple(_open.names)
-
-
-@contextmanager
-def _nvtx_range(path: str) -> Iterator[None]:
-    if _domain is None:
-        yield
-        return
-    _domain.push_range(_domain.get_event_attributes(message=path))
-    try:
-        yield
-    finally:
-        _domain.pop_range()
 
 
 @contextmanager
@@ -59,10 +41,12 @@ def span(name: str) -> Iterator[str]:
     """
     _open.names.append(name)
     path = "/".join(_open.names)
+    _domain.push_range(_domain.get_event_attributes(message=path))
     try:
-        with _nvtx_range(path), torch.profiler.record_function(path):
+        with torch.profiler.record_function(path):
             yield path
     finally:
+        _domain.pop_range()
         _open.names.pop()
 
 

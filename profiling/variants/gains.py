@@ -23,7 +23,7 @@ from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache
 from profiling.results.record import BeforeAfter, Graphs, LayerSensitivity, MemoryKinds, ModuleChoice, Sensitivity
 from profiling.trace.counters import CompileCounters
-from profiling.trace.device_work import host_launches as launches_of
+from profiling.trace.device_work import device_work
 from profiling.variants.replaced_layers import input_of
 
 #: Calls in a row that are observed: a module may use some layers in every second call only.
@@ -63,7 +63,7 @@ def graphs_section(
     eager, replay = partial(call, **inputs), partial(engines[-1], **inputs)
     with no_autocast_cache():  # as in the capture: a compiled call would otherwise recompile
         eager_ms, replay_ms = _wall_ms(eager, replay, rewind)
-        host_launches = BeforeAfter(before=launches_of(eager), after=launches_of(replay))
+        host_launches = BeforeAfter(before=_launches(eager), after=_launches(replay))
     return Graphs(
         **totals,
         memory={} if captured is None else {point: MemoryKinds(**kinds) for point, kinds in captured.memory.items()},
@@ -73,6 +73,11 @@ def graphs_section(
         compiled_pieces=None if compiled is None else compiled.graphs,
         graph_breaks=None if compiled is None else compiled.graph_breaks,
     )
+
+
+def _launches(call: Callable[[], Any]) -> float | None:
+    work = device_work(call)
+    return None if work is None else work.launches
 
 
 def _wall_ms(before: Callable[[], Any], after: Callable[[], Any], rewind: Callable[[], Any]) -> tuple[float, float]:

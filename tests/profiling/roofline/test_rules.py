@@ -9,7 +9,7 @@ from msgspec.structs import replace as replace_struct
 from planted_networks import ceilings_of
 
 from profiling.results.record import DeviceWork, FindingKind, Kernel, KernelFinding, RooflinePart, TraceAnalysis
-from profiling.roofline.evidence import Conditions, evidence_on, observations
+from profiling.roofline.evidence import Conditions, Evidence, observations
 from profiling.roofline.rules import RULES, judge
 
 #: 1 TB/s and 100 TFLOP/s.
@@ -43,7 +43,7 @@ def planted(*given, **changes):
     here = {name: facts[name] for name in ("tf32", "compiles", "multiprocessors") if name in facts}
     traced = TraceAnalysis(findings=facts["findings"]) if "findings" in facts else None
     ceilings = replace_struct(CEILINGS, **limits)
-    return evidence_on(section, facts["wall_ms"], ceilings, Conditions(facts["device"], fused, **here), traced)
+    return Evidence(section, facts["wall_ms"], ceilings, Conditions(facts["device"], fused, **here), traced)
 
 
 _WORK = ("kernels", "launches", "busy_ms")

@@ -1,5 +1,6 @@
 """The trace analysis: it adds up, and kernels, classes and submodules have the times of hand-made and stored traces."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -17,7 +18,7 @@ from profiling.trace.analysis import (
     self_times,
 )
 from profiling.trace.attribution import KernelAttribution
-from profiling.trace.events import Span, Timeline, launches_by_correlation, timeline
+from profiling.trace.events import Span, Timeline, timeline
 from profiling.trace.modules import module_times
 
 EMPTY = Timeline((), (), (), (), (), ())
@@ -162,15 +163,10 @@ def test_self_times_are_never_negative():
     assert self_times([Span("a", 0, 5, row), Span("b", 1, 5.5, row)]) == [("a", 1), ("b", 4)]
 
 
-def launches(*calls):
-    return {call.correlation: call for call in calls}
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_gpu_time_is_that_of_a_timeline_in_ticks(name):
-    trace = stored(name)
     for call in calls_of(name):
-        time = gpu_time(call.work, launches_by_correlation(trace))
+        time = gpu_time(call.work)
         start = call.work[0].begin
         ticks = numpy.zeros(round(time.span / TICK_US) + 1, dtype=bool)
         for work in call.work:
@@ -184,13 +180,13 @@ def test_gpu_time_is_that_of_a_timeline_in_ticks(name):
 
 def test_a_replay_does_not_wait_for_the_host_between_its_nodes():
     for name in ("net.graph", "net.compile_graph"):
-        time = gpu_time(calls_of(name)[0].work, launches_by_correlation(stored(name)))
+        time = gpu_time(calls_of(name)[0].work)
         assert time.host == 0
         assert time.between > 0
 
 
 def test_eager_small_kernels_wait_for_the_host():
-    time = gpu_time(calls_of("net.eager")[0].work, launches_by_correlation(stored("net.eager")))
+    time = gpu_time(calls_of("net.eager")[0].work)
     assert time.host > 0.9 * (time.host + time.between)
 
 
@@ -216,5 +212,6 @@ def test_eager_small_kernels_wait_for_the_host():
     ],
 )
 def test_gaps_by_cause(work, calls, expected):
-    time = gpu_time([piece(*each) for each in work], launches(*(launch(*each) for each in calls)))
+    launches = {call.correlation: call for call in (launch(*each) for each in calls)}
+    time = gpu_time([replace(piece(*each), launch=launches.get(each[2])) for each in work])
     assert (time.span, time.busy, time.host, time.between) == expected

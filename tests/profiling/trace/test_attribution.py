@@ -17,12 +17,11 @@ from profiling.trace.attribution import (
     KernelAttribution,
     attributed_by_reference,
     in_exact_order,
+    parents_of,
     with_eager_modules,
 )
 from profiling.trace.events import (
     GpuWork,
-    launches_by_correlation,
-    parents_of,
     read_events,
     timeline,
     traced_calls,
@@ -110,7 +109,7 @@ def _of_1024_channels(item):
 def completed(trace, reference, *, call=0):
     """The attribution of a traced call by the reference, and how many kernels have no counterpart there."""
     own = Attributor(trace, OperatorCosts()).of(traced_calls(trace)[call])
-    return attributed_by_reference(own, launches_by_correlation(trace), reference)
+    return attributed_by_reference(own, reference)
 
 
 def test_a_replay_takes_everything_from_the_step_before_its_capture():
@@ -128,9 +127,8 @@ def test_a_replay_takes_everything_from_the_step_before_its_capture():
 def test_recorded_replays_have_the_exact_order_of_their_capture(component, capture, launched):
     """Traces of an H200; a graph of the audio decoder has branches on nine streams."""
     trace, costs = committed(f"{component}.{launched}")
-    launches = launches_by_correlation(trace)
     items = Attributor(trace, costs).of(traced_calls(trace)[-1])
-    reference = sorted(items, key=lambda item: launches[item.work.correlation].begin)
+    reference = sorted(items, key=lambda item: item.work.launch.begin)
     replay, _ = committed(f"{component}.{capture}")
     result, unmatched = completed(replay, reference)
     assert unmatched == 0
