@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch._inductor.compile_fx  # takes seconds, and must not become part of preparing
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._inductor import cpp_builder, exc
@@ -201,7 +201,9 @@ class Inductor(Compiler):
                 stack.enter_context(kept_kernels(folder))
             return stack.pop_all()
 
-    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+    def compile(
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
+    ) -> Outcome:
         """Compile by calling; where a mode brings CUDA graphs, call until those are recorded too.
 
         Raises:

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
@@ -153,10 +153,13 @@ class Compiler(ABC):
         return nullcontext()
 
     @abstractmethod
-    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+    def compile(
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
+    ) -> Outcome:
         """Compile for all arguments in `examples`, which differ in shape; later calls must not compile.
 
-        It may call the module on them. `folder` is the cell's own path in the run folder for files worth keeping.
+        It may call the module on them. `folder` is the cell's own path in the run folder for files worth keeping,
+        `written` has the module's tensors that calls write to, by path.
 
         Raises:
             InputError: this compiler cannot compile the module.
@@ -323,12 +326,13 @@ class Recipe(Variant):
         with log.step("compiler", type(compiler).__name__) as outcomes:
             for branch in branches:
                 *extra, own = branch.inputs
+                written = branch.component.kept.written()
                 if self.capture is None:
-                    outcome: Any = compiler.compile(branch.module, (*extra, own), folder)
+                    outcome: Any = compiler.compile(branch.module, (*extra, own), folder, written)
                 else:
                     # As in the capture; otherwise the capture would compile again.
                     with no_autocast_cache(), _unchanged(branch.component):
-                        outcome = compiler.compile(branch.module, (own, *reversed(extra)), folder)
+                        outcome = compiler.compile(branch.module, (own, *reversed(extra)), folder, written)
                 outcomes.append(_checked(outcome, f"compile() of {type(compiler).__name__}"))
                 stack.callback(outcomes[-1].close)
                 branch.call = outcomes[-1].call
@@ -410,7 +414,7 @@ def check_changes(recipes: Iterable[Sequence[RecipeStep]]) -> None:
 
 
 def _compile_alone(compiler: Compiler, folder: Path, layer: nn.Module, inputs: Mapping[str, Any]) -> None:
-    compiler.compile(layer, (inputs,), folder)
+    compiler.compile(layer, (inputs,), folder, {})
 
 
 @contextmanager

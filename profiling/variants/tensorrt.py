@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, did_you_mean, missing_package
 from profiling.results.record import Package
@@ -65,7 +65,9 @@ class TensorRT(Compiler):
             trt.runtime.set_cudagraphs_mode(self.cuda_graphs and self.package_suffix is None)
             return stack.pop_all()
 
-    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+    def compile(
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
+    ) -> Outcome:
         """Compile by calling; with CUDA graphs, until those are recorded too. NothingChangedError: no engine."""
         call = torch.compile(module, backend="tensorrt", dynamic=self.dynamic, options=dict(self.options))
         with _reports() as reports:
@@ -88,7 +90,9 @@ class AOTTensorRT(TensorRT):
     runs_no_python: ClassVar[bool] = True
     dynamic: bool = True  # pyright: ignore[reportIncompatibleVariableOverride] - its options have another meaning
 
-    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+    def compile(
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
+    ) -> Outcome:
         """Export, build engines, save and load. SkippedError: not exportable, or no engine was built."""
         trt, calls, packages = importlib.import_module("torch_tensorrt"), {}, []
         with ExitStack() as stack, _reports() as reports:
