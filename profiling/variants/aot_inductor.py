@@ -11,7 +11,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -68,7 +68,6 @@ class AOTInductor(Compiler):
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the options before any module is built."""
         for name in self.options:
             if name in _NO_OPTIONS:
                 raise InputError(f"options.{name}: {_NO_OPTIONS[name]}.")
@@ -102,9 +101,8 @@ class AOTInductor(Compiler):
         state = _written_members(module, written)
         groups = [examples] if self.dynamic else [[each] for each in examples]
         made = [self._package(module, group, folder, state) for group in groups]
-        calls = {shapes_of(group[-1]): call for group, (call, _, _) in zip(groups, made, strict=True)}
         return Outcome(
-            made[0][0] if len(made) == 1 else ByShape(calls),
+            by_shape(groups, [call for call, _, _ in made]),
             changed=len(made),
             notes=tuple(dict.fromkeys(note for _, _, notes in made for note in notes)),
             packages=tuple(package for _, package, _ in made),
@@ -258,48 +256,31 @@ def exported(module: nn.Module, examples: Sequence[Mapping[str, Any]], *, strict
 
     """
     example = max(examples, key=lambda each: sum(tensor.numel() for tensor in tensors_in(each)))
-    dynamic = {
-        keys: {
-            axis: torch.export.Dim.DYNAMIC(min=min(values), max=max(values))
-            for axis, values in enumerate(zip(*shapes, strict=True))
-            if len(set(values)) > 1
-        }
-        for keys, shapes in sizes_of(examples).items()
-    }
-    axes = tuple(f"{dotted(keys)}.{axis}" for keys, sizes in dynamic.items() for axis in sizes)
-    # The tree of the inputs, with each tensor replaced by its axes and other values by None.
-    ranges = iter(dynamic.values())
-    tree = tree_map(lambda leaf: (next(ranges) or None) if isinstance(leaf, Tensor) else None, dict(example))
-    shapes = tree if axes else None
-    with _one_line(f"torch.export cannot export {type(module).__name__}", SkippedError):
-        program = torch.export.export(module, (), dict(example), dynamic_shapes=shapes, strict=strict)
-    return Exported(program, example, shapes, axes)
-
-
-def sizes_of(examples: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[tuple[int, ...]]]:
-    """Return the shapes of each input tensor by its keys, one shape for each of `examples`.
-
-    Raises:
-        InputError: the inputs differ in more than sizes.
-
-    """
-    rows = [dict(keyed_leaves(each)) for each in examples]
-    sizes = {}
-    for keys, leaf in rows[0].items():
-        column = [row.get(keys) for row in rows]
-        if isinstance(leaf, Tensor):
-            fits = all(
-                isinstance(each, Tensor) and (each.dim(), each.dtype) == (leaf.dim(), leaf.dtype) for each in column
-            )
-            sizes[keys] = [tuple(each.shape) for each in column if isinstance(each, Tensor)]
-        else:
-            fits = not any(isinstance(each, Tensor) or each != leaf for each in column)
-        if not fits:
+    leaves = [dict(keyed_leaves(each)) for each in examples]
+    ranges, axes = [], list[str]()
+    for keys, leaf in keyed_leaves(example):
+        column = [each.get(keys) for each in leaves]
+        if any(_without_sizes(each) != _without_sizes(leaf) for each in column):
             raise InputError(
                 "compiler: dynamic: true makes one package for all shapes, and the inputs differ in more than sizes: "
                 f"{dotted(keys)}. Write dynamic: false."
             )
-    return sizes
+        if isinstance(leaf, Tensor):
+            sizes = enumerate(map(set, zip(*(each.shape for each in column if isinstance(each, Tensor)), strict=True)))
+            dynamic = {n: torch.export.Dim.DYNAMIC(min=min(each), max=max(each)) for n, each in sizes if len(each) > 1}
+            ranges.append(dynamic or None)
+            axes += [f"{dotted(keys)}.{axis}" for axis in dynamic]
+    # The tree of the inputs, with each tensor replaced by its axes and other values by None.
+    of_tensors = iter(ranges)
+    tree = tree_map(lambda leaf: next(of_tensors) if isinstance(leaf, Tensor) else None, dict(example))
+    shapes = tree if axes else None
+    with _one_line(f"torch.export cannot export {type(module).__name__}", SkippedError):
+        program = torch.export.export(module, (), dict(example), dynamic_shapes=shapes, strict=strict)
+    return Exported(program, example, shapes, tuple(axes))
+
+
+def _without_sizes(leaf: Any) -> Any:
+    return (leaf.dim(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
 @contextmanager
@@ -312,10 +293,10 @@ def _one_line(failed: str, kind: type[Exception]) -> Iterator[None]:
         except Exception as error:
             if is_device_failure(error):
                 raise
-            raise kind(f"{failed}{place_of(error)}: {reason_of(error)}") from error
+            raise kind(f"{failed}{_place_of(error)}: {reason_of(error)}") from error
 
 
-def place_of(error: BaseException) -> str:
+def _place_of(error: BaseException) -> str:
     """Return ` at FILE:LINE`, the innermost line of the user's code in an error of torch, or ""."""
     seen: list[tuple[str, Any]] = []
     for cause in causes(error):
@@ -328,17 +309,13 @@ def place_of(error: BaseException) -> str:
 # Shapes. ------------------------------------------------------------------------------------------------------------
 
 
-def shapes_of(inputs: Mapping[str, Any]) -> Hashable:
-    """Return the shapes of the tensors in the arguments of a call."""
+def by_shape(groups: Iterable[Sequence[Mapping[str, Any]]], calls: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """Return the only one of `calls`, or one that calls that for the shapes of its arguments, as `groups` have them."""
+    if len(calls) == 1:
+        return calls[0]
+    by_shapes = {_shapes(group[-1]): call for group, call in zip(groups, calls, strict=True)}
+    return lambda **inputs: by_shapes[_shapes(inputs)](**inputs)
+
+
+def _shapes(inputs: Mapping[str, Any]) -> Hashable:
     return tuple(tensor.shape for tensor in tensors_in(inputs))
-
-
-@dataclass(frozen=True)
-class ByShape:
-    """Calls the package for the shapes of the call."""
-
-    runners: Mapping[Hashable, Callable[..., Any]]
-
-    def __call__(self, /, **inputs: Any) -> Any:
-        """Call the package; KeyError: there is none for these shapes."""
-        return self.runners[shapes_of(inputs)](**inputs)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, did_you_mean, missing_package
 from profiling.results.record import Package
-from profiling.variants.aot_inductor import ByShape, exported, shapes_of
+from profiling.variants.aot_inductor import by_shape, exported
 from profiling.variants.cuda_graph import CudaGraph
-from profiling.variants.inductor import RECOMPILE_LIMIT
+from profiling.variants.inductor import COMPILED_STEPS
 from profiling.variants.packages import new_file
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome
 
@@ -59,8 +59,7 @@ class TensorRT(Compiler):
             if name not in known:  # torch_tensorrt would ignore it
                 raise InputError(f"options.{name} is unknown or builds no engine.{did_you_mean(name, known)}")
         with ExitStack() as stack:
-            stack.callback(torch._dynamo.reset)
-            stack.enter_context(RECOMPILE_LIMIT)
+            stack.enter_context(COMPILED_STEPS)
             stack.callback(trt.runtime.set_cudagraphs_mode, trt.runtime.get_cudagraphs_mode())
             trt.runtime.set_cudagraphs_mode(self.cuda_graphs and self.package_suffix is None)
             return stack.pop_all()
@@ -94,9 +93,10 @@ class AOTTensorRT(TensorRT):
         self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
     ) -> Outcome:
         """Export, build engines, save and load. SkippedError: not exportable, or no engine was built."""
-        trt, calls, packages = importlib.import_module("torch_tensorrt"), {}, []
+        trt, calls, packages = importlib.import_module("torch_tensorrt"), [], []
         with ExitStack() as stack, _reports() as reports:
-            for group in [examples] if self.dynamic else [[each] for each in examples]:
+            groups = [examples] if self.dynamic else [[each] for each in examples]
+            for group in groups:
                 started, program = perf_counter(), exported(module, group)
                 inputs, file = dict(program.example), new_file(folder, f"{type(module).__name__}.pt2")
                 exported_at = perf_counter()
@@ -115,9 +115,8 @@ class AOTTensorRT(TensorRT):
                 packages.append(package)
                 if self.cuda_graphs:
                     call = stack.enter_context(trt.runtime.enable_cudagraphs(compiled))
-                calls[shapes_of(group[-1])] = call
-            call = ByShape(calls) if len(calls) > 1 else calls.popitem()[1]
-            return _outcome(call, reports, packages=tuple(packages), close=stack.pop_all().close)
+                calls.append(call)
+            return _outcome(by_shape(groups, calls), reports, packages=tuple(packages), close=stack.pop_all().close)
 
 
 @contextmanager
