@@ -55,7 +55,7 @@ def measure(setting, tiny) -> dict:
     with torch.inference_mode(), compiler.flags(folder):
         expected = model(**inputs)[0].float()
         started = perf_counter()
-        compiled = compiler.compile(model, [inputs], folder)
+        compiled = compiler.compile(model, [inputs], folder, {})
         output = compiled.call(**inputs)[0].float()
         error = float((output - expected).norm() / expected.norm())
         seconds = perf_counter() - started

@@ -165,6 +165,12 @@ class State:
         """Note which of the attributes that calls assign anew no later call reads."""
         self.effects = replace(self.effects, unread=paths)
 
+    def written(self) -> dict[str, Tensor]:
+        """Return the module's tensors that calls write to, weights included, by path."""
+        changed = {id(tensor) for tensor in self.changed or ()} - {id(tensor) for _, tensor in self._input_tensors()}
+        found = {path: each for key, (path, each) in Structure.of(self.roots).tensors.items() if key in changed}
+        return found | {kept.path: kept.tensor for kept in self._parameters.tensors.values()}
+
     def drawn(self) -> list[tuple[str, Tensor]]:
         """Return (path, tensor) of the inputs that are drawn anew for each call."""
         return [(path, tensor) for path, tensor in self._tensors if id(tensor) not in self.carried]

@@ -48,7 +48,7 @@ class FoldConstants(RewritePass):
 def _fold(module: fx.GraphModule, is_folded: Callable[[fx.Node], bool]) -> int:
     """Replace the calls for which `is_folded` holds, and which do not depend on an input; return their number."""
     graph, interpreter = module.graph, fx.Interpreter(module)
-    fresh = _output_families(graph) - _families_of(graph, "get_attr")
+    fresh = _families_of(graph, "output") - _families_of(graph, "get_attr")
     values: dict[fx.Node, Any] = {}
     calls = []
     for node in graph.nodes:
@@ -72,11 +72,6 @@ def _families_of(graph: fx.Graph, *ops: str) -> frozenset[int]:
     return frozenset().union(*(families(node) for node in graph.nodes if node.op in ops))
 
 
-def _output_families(graph: fx.Graph) -> frozenset[int]:
-    (output,) = graph.find_nodes(op="output")
-    return frozenset().union(*(families(node) for node in output.all_input_nodes))
-
-
 @dataclass(frozen=True, kw_only=True)
 class DropNoOps(RewritePass):
     """Drop calls that return their own input, and copies of memory that nothing writes to.
@@ -95,7 +90,7 @@ class DropNoOps(RewritePass):
 def _needless_copies(graph: fx.Graph) -> list[fx.Node]:
     """Return copies, in the same form, of memory that nothing writes to, unless callers see both ends."""
     # A copy between two of these must stay.
-    visible = {*_families_of(graph, "placeholder", "get_attr"), *_output_families(graph)}
+    visible = set(_families_of(graph, "placeholder", "get_attr", "output"))
     source_of: dict[int, int] = {}  # family of a dropped copy → family that it was copied from
     copies = []
     for node in graph.nodes:

@@ -27,9 +27,8 @@ from profiling.components.trees import dotted, keyed_tensors, map_tensors, tenso
 from profiling.components.user_code import running_line
 from profiling.errors import InputError
 from profiling.fx_passes.canonical import canonical_call, make_out_of_place
-from profiling.fx_passes.nodes import propagate
+from profiling.fx_passes.nodes import DependencyTracker, propagate
 from profiling.fx_passes.passes import pruned
-from profiling.fx_passes.tracker import DependencyTracker
 
 #: Functions that read a tensor's form and not its values: allowed also for tensors that depend on the inputs.
 _FORM = frozenset(

@@ -40,7 +40,6 @@ class Rehearsal(Audit):
         self._host: Any = WeakIdKeyDictionary()  # tensor on the host → (what made it, the line that called that)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator; note its fault, and a tensor of the host that meets one of the device."""
         result = super().__torch_dispatch__(func, types, args, kwargs)
         given = tensors_in((list(args), kwargs or {}))
         host = [tensor for tensor in given if tensor in self._host]
@@ -60,11 +59,11 @@ class Rehearsal(Audit):
     def moved(self, tensor: Tensor) -> None:
         """Note that a tensor of the host has to be copied to the device; from now on it is there."""
         operator, line = self._host.pop(tensor)
-        self._add(Finding(operator, "host tensor", line))
+        self.findings.append(Finding(operator, "host tensor", line))
 
     def note(self, operator: str, fault: Fault) -> None:
         """Note a fault on the line that is running."""
-        self._add(Finding(operator, fault, running_line()))
+        self.findings.append(Finding(operator, fault, running_line()))
 
     def is_on_host(self, tensor: Tensor) -> bool:
         """Return whether the call made the tensor, or all that it was computed from, on the host."""
@@ -72,9 +71,6 @@ class Rehearsal(Audit):
 
     def _is_on_device(self, tensor: Tensor) -> bool:
         return tensor not in self._host
-
-    def _add(self, finding: Finding) -> None:
-        self.findings.append(finding)
 
 
 class _Functions(TorchFunctionMode):
@@ -85,7 +81,6 @@ class _Functions(TorchFunctionMode):
         self._rehearsal = rehearsal
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function."""
         kwargs = kwargs or {}
         subject = args[0] if args and isinstance(args[0], Tensor) else None
         if func in _READS and subject is not None and not self._rehearsal.is_on_host(subject):

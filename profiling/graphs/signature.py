@@ -30,7 +30,6 @@ def signature(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Hashabl
     The key holds shape, strides, dtype, device and requires_grad of each tensor, how tensors share storage, every other
     argument with its type, the structure around them, and the modes that change what an operator does: grad, inference
     and autocast.
-
     """
     # One flat list, not a tree of small objects: this runs before every replay.
     autocast = torch.is_autocast_enabled("cuda")

@@ -25,15 +25,16 @@ from torch._inductor import cpp_builder
 from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils._pytree import tree_map, treespec_dumps
 
+from profiling.components.effects import storage_of
 from profiling.components.instantiate import is_device_failure
-from profiling.components.trees import dotted, keyed_leaves, keyed_tensors, tensors_in, written_tensors
+from profiling.components.trees import dotted, keyed_leaves, tensors_in
 from profiling.components.user_code import is_user_code
 from profiling.errors import InputError, SkippedError, causes, printable, reason_of
 from profiling.fx_passes.passes import name_of
 from profiling.results.record import Package
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import check_known, idle_option, missing_toolchain
-from profiling.variants.packages import link_or_copy, new_file, plain_tensors, shared_path
+from profiling.variants.packages import link_or_copy, new_file, shared_path
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome, Transform
 
 _SUFFIX = ".pt2"
@@ -67,7 +68,6 @@ class AOTInductor(Compiler):
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the options before any module is built."""
         for name in self.options:
             if name in _NO_OPTIONS:
                 raise InputError(f"options.{name}: {_NO_OPTIONS[name]}.")
@@ -87,7 +87,9 @@ class AOTInductor(Compiler):
         """Return which option changes nothing here, or what is missing to build packages: C++ code, also for a GPU."""
         return idle_option(self.options, device) or missing_toolchain()
 
-    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+    def compile(
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
+    ) -> Outcome:
         """Export, package and load: once for all shapes, or for each.
 
         Raises:
@@ -96,25 +98,24 @@ class AOTInductor(Compiler):
             RuntimeError: inductor cannot package the exported program.
 
         """
+        state = _written_members(module, written)
         groups = [examples] if self.dynamic else [[each] for each in examples]
-        made = [self._package(module, group, folder) for group in groups]
-        calls = {shapes_of(group[-1]): call for group, (call, _, _) in zip(groups, made, strict=True)}
+        made = [self._package(module, group, folder, state) for group in groups]
         return Outcome(
-            made[0][0] if len(made) == 1 else ByShape(calls),
+            by_shape(groups, [call for call, _, _ in made]),
             changed=len(made),
             notes=tuple(dict.fromkeys(note for _, _, notes in made for note in notes)),
             packages=tuple(package for _, package, _ in made),
         )
 
     def _package(
-        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, state: Mapping[str, Tensor]
     ) -> tuple[Callable[..., Any], Package, list[str]]:
-        """Return the loaded package, its section of the record, and remarks."""
+        """Return the loaded package, to which `state` is bound, its section of the record, and remarks."""
         started = perf_counter()
         exporting = exported(module, examples, strict=self.strict)
         program, example = exporting.program, exporting.example
         _check_output(program)
-        state = written_state(program, module)
         export_s, started = perf_counter() - started, perf_counter()
         options: dict[str, Any] = {
             # Precompiled headers: with the empty cache of a cell they take longer than they save.
@@ -179,18 +180,12 @@ def _missing_libstdcxx() -> list[str]:
 # What a program calls, returns and writes to. ----------------------------------------------------------------------
 
 
-def _calls(program: torch.export.ExportedProgram) -> Iterator[tuple[fx.Node, torch._ops.OpOverload]]:
-    """Yield each node that calls an operator, and the operator, also in nested graphs (under autocast, for example)."""
-    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, fx.GraphModule)]
-    for node in (node for graph in graphs for node in graph.nodes):
-        if isinstance(node.target, torch._ops.OpOverload):
-            yield node, node.target
-
-
 def _own_operators(program: torch.export.ExportedProgram) -> Iterator[str]:
+    parts = program.graph_module.modules()  # some are nested (under autocast, for example)
+    targets = {node.target for part in parts if isinstance(part, fx.GraphModule) for node in part.graph.nodes}
     # What can be decomposed (torchao's operators) is not in the package.
     of_torch = ("aten", "prim", "prims", "export", "_export", "inductor", "quantized", "higher_order")
-    called = {operator for _, operator in _calls(program) if operator.namespace not in of_torch}
+    called = [each for each in targets if isinstance(each, torch._ops.OpOverload) and each.namespace not in of_torch]
     if own := sorted(str(each) for each in called if not each._can_decompose()):
         yield f"register these operators before loading the package: {', '.join(own)}"
 
@@ -216,53 +211,23 @@ def _check_output(program: torch.export.ExportedProgram) -> None:
             )
 
 
-def written_state(program: torch.export.ExportedProgram, module: nn.Module) -> dict[str, Tensor]:
-    """Return the module's own tensors that calls of the program write to, by their names in the program.
+def _written_members(module: nn.Module, written: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the module's buffers and parameters in the memory of `written` (by path), by their names.
 
     Raises:
-        SkippedError: calls write to a tensor that is no buffer; of that a package makes a constant.
+        SkippedError: one of `written` is no buffer; of that a package makes a constant.
 
     """
-    written, literals = set[int](), set[int]()
-    for node, operator in _calls(program):
-        args, kwargs = _values((node.args, node.kwargs))
-        written |= _storages(written_tensors(operator, args, kwargs))
-        if operator is torch.ops.aten.lift_fresh_copy.default:  # torch.tensor(...) in the forward: copied in each call
-            literals |= _storages(args)
-    signature = program.graph_signature
-    names = {
-        **signature.inputs_to_parameters,
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_lifted_tensor_constants,
-    }
-    inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    changed = [names[node.name] for node in inputs if _storages([node.meta["val"]]) & (written - literals)]
-    members = (module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
-    own: dict[str, Tensor] = dict(chain(*members))
-    if constants := [_path_of(program.constants[name], module) or name for name in changed if name not in own]:
+    storages = {storage_of(tensor) for tensor in written.values()}
+    members = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
+    found = {name: tensor for name, tensor in members if storage_of(tensor) in storages}
+    followed = set(map(storage_of, found.values()))
+    if constants := [path for path, tensor in written.items() if storage_of(tensor) not in followed]:
         raise SkippedError(
             f"a package cannot follow the module's state: calls write to {', '.join(constants)}. Make each a buffer "
             "(register_buffer), or use Inductor."
         )
-    return {name: own[name] for name in changed}
-
-
-def _path_of(tensor: Any, module: nn.Module) -> str | None:
-    """Return where the module holds a tensor, in a list for example; torch.export has no name for that."""
-    for prefix, part in module.named_modules():
-        for keys, held in keyed_tensors(vars(part)):
-            if held is tensor:
-                return f"{prefix}.{dotted(keys)}".lstrip(".")
-    return None
-
-
-def _values(arguments: Any) -> Any:
-    """Return the arguments of a node with the fake tensors that export computed in place of nodes."""
-    return fx.map_arg(arguments, lambda node: node.meta.get("val"))
-
-
-def _storages(tensors: Iterable[Tensor]) -> set[int]:
-    return {plain.untyped_storage()._cdata for each in tensors for plain in plain_tensors(each)}
+    return found
 
 
 # Exporting. ---------------------------------------------------------------------------------------------------------
@@ -291,48 +256,31 @@ def exported(module: nn.Module, examples: Sequence[Mapping[str, Any]], *, strict
 
     """
     example = max(examples, key=lambda each: sum(tensor.numel() for tensor in tensors_in(each)))
-    dynamic = {
-        keys: {
-            axis: torch.export.Dim.DYNAMIC(min=min(values), max=max(values))
-            for axis, values in enumerate(zip(*shapes, strict=True))
-            if len(set(values)) > 1
-        }
-        for keys, shapes in sizes_of(examples).items()
-    }
-    axes = tuple(f"{dotted(keys)}.{axis}" for keys, sizes in dynamic.items() for axis in sizes)
-    # The tree of the inputs, with each tensor replaced by its axes and other values by None.
-    ranges = iter(dynamic.values())
-    tree = tree_map(lambda leaf: (next(ranges) or None) if isinstance(leaf, Tensor) else None, dict(example))
-    shapes = tree if axes else None
-    with _one_line(f"torch.export cannot export {type(module).__name__}", SkippedError):
-        program = torch.export.export(module, (), dict(example), dynamic_shapes=shapes, strict=strict)
-    return Exported(program, example, shapes, axes)
-
-
-def sizes_of(examples: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[tuple[int, ...]]]:
-    """Return the shapes of each input tensor by its keys, one shape for each of `examples`.
-
-    Raises:
-        InputError: the inputs differ in more than sizes.
-
-    """
-    rows = [dict(keyed_leaves(each)) for each in examples]
-    sizes = {}
-    for keys, leaf in rows[0].items():
-        column = [row.get(keys) for row in rows]
-        if isinstance(leaf, Tensor):
-            fits = all(
-                isinstance(each, Tensor) and (each.dim(), each.dtype) == (leaf.dim(), leaf.dtype) for each in column
-            )
-            sizes[keys] = [tuple(each.shape) for each in column if isinstance(each, Tensor)]
-        else:
-            fits = not any(isinstance(each, Tensor) or each != leaf for each in column)
-        if not fits:
+    leaves = [dict(keyed_leaves(each)) for each in examples]
+    ranges, axes = [], list[str]()
+    for keys, leaf in keyed_leaves(example):
+        column = [each.get(keys) for each in leaves]
+        if any(_without_sizes(each) != _without_sizes(leaf) for each in column):
             raise InputError(
                 "compiler: dynamic: true makes one package for all shapes, and the inputs differ in more than sizes: "
                 f"{dotted(keys)}. Write dynamic: false."
             )
-    return sizes
+        if isinstance(leaf, Tensor):
+            sizes = enumerate(map(set, zip(*(each.shape for each in column if isinstance(each, Tensor)), strict=True)))
+            dynamic = {n: torch.export.Dim.DYNAMIC(min=min(each), max=max(each)) for n, each in sizes if len(each) > 1}
+            ranges.append(dynamic or None)
+            axes += [f"{dotted(keys)}.{axis}" for axis in dynamic]
+    # The tree of the inputs, with each tensor replaced by its axes and other values by None.
+    of_tensors = iter(ranges)
+    tree = tree_map(lambda leaf: next(of_tensors) if isinstance(leaf, Tensor) else None, dict(example))
+    shapes = tree if axes else None
+    with _one_line(f"torch.export cannot export {type(module).__name__}", SkippedError):
+        program = torch.export.export(module, (), dict(example), dynamic_shapes=shapes, strict=strict)
+    return Exported(program, example, shapes, tuple(axes))
+
+
+def _without_sizes(leaf: Any) -> Any:
+    return (leaf.dim(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
 @contextmanager
@@ -345,10 +293,10 @@ def _one_line(failed: str, kind: type[Exception]) -> Iterator[None]:
         except Exception as error:
             if is_device_failure(error):
                 raise
-            raise kind(f"{failed}{place_of(error)}: {reason_of(error)}") from error
+            raise kind(f"{failed}{_place_of(error)}: {reason_of(error)}") from error
 
 
-def place_of(error: BaseException) -> str:
+def _place_of(error: BaseException) -> str:
     """Return ` at FILE:LINE`, the innermost line of the user's code in an error of torch, or ""."""
     seen: list[tuple[str, Any]] = []
     for cause in causes(error):
@@ -361,17 +309,13 @@ def place_of(error: BaseException) -> str:
 # Shapes. ------------------------------------------------------------------------------------------------------------
 
 
-def shapes_of(inputs: Mapping[str, Any]) -> Hashable:
-    """Return the shapes of the tensors in the arguments of a call."""
+def by_shape(groups: Iterable[Sequence[Mapping[str, Any]]], calls: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """Return the only one of `calls`, or one that calls that for the shapes of its arguments, as `groups` have them."""
+    if len(calls) == 1:
+        return calls[0]
+    by_shapes = {_shapes(group[-1]): call for group, call in zip(groups, calls, strict=True)}
+    return lambda **inputs: by_shapes[_shapes(inputs)](**inputs)
+
+
+def _shapes(inputs: Mapping[str, Any]) -> Hashable:
     return tuple(tensor.shape for tensor in tensors_in(inputs))
-
-
-@dataclass(frozen=True)
-class ByShape:
-    """Calls the package for the shapes of the call."""
-
-    runners: Mapping[Hashable, Callable[..., Any]]
-
-    def __call__(self, /, **inputs: Any) -> Any:
-        """Call the package; KeyError: there is none for these shapes."""
-        return self.runners[shapes_of(inputs)](**inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,9 +13,8 @@ from profiling.components.component import Component
 from profiling.components.effects import Observer
 from profiling.components.snapshot import Kept
 from profiling.graphs import CudaGraphed
-from profiling.graphs.capture import CaptureError, no_autocast_cache
+from profiling.graphs.capture import CaptureError
 from profiling.graphs.engine import check_options
-from profiling.variants.variant import EagerStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,6 @@ class CudaGraph:
     alias_outputs: bool = False
 
     def __post_init__(self) -> None:
-        """Check the options before the module is built."""
         check_options(max_graphs=self.max_graphs, warmup=self.warmup)
 
     def unavailable(self, device: torch.device) -> str | None:
@@ -90,13 +88,3 @@ def check_reset(component: Component) -> None:
             f"reset() replaces tensors that the CUDA graph reads ({some}; {len(moved)} in all): write to them in place "
             "(self.cache.zero_(), self.weight.copy_(merged))."
         )
-
-
-def eager_step(call: Callable[..., Any], inputs: Mapping[str, Any], module: nn.Module | None) -> EagerStep:
-    """Return `call(**inputs)` under the conditions of its capture: under others a compiled call would recompile."""
-
-    def run() -> Any:
-        with no_autocast_cache():
-            return call(**inputs)
-
-    return EagerStep(run, module)

@@ -48,8 +48,8 @@ def graphs_section(
     engines: Sequence[CudaGraphed],
     call: Callable[..., Any],
     inputs: Mapping[str, Any],
-    compiled: CompileCounters | None = None,
-    rewind: Callable[[], Any] = tuple,
+    compiled: CompileCounters | None,
+    rewind: Callable[[], Any],
 ) -> Graphs:
     """Return the record's section `graphs`; the last of `engines` replays what `call(**inputs)` does eagerly.
 
@@ -100,8 +100,6 @@ def replay_ms(
     before: Callable[..., Any],
     after: Callable[..., Any],
     inputs: Mapping[str, Any],
-    *,
-    warmup: int,
     keep_state: Callable[[], Callable[[], None]],
 ) -> tuple[float, float]:
     """Capture both and return the device time of a replay of each, in ms, the copy of the inputs included.
@@ -112,9 +110,7 @@ def replay_ms(
         CaptureError: one of them cannot be captured.
 
     """
-    graphs = [
-        CudaGraphed(module, warmup=warmup, alias_outputs=True, keep_state=keep_state) for module in (before, after)
-    ]
+    graphs = [CudaGraphed(module, alias_outputs=True, keep_state=keep_state) for module in (before, after)]
     try:
         series = [_replay_series(graph, inputs) for graph in graphs]
         return interleaved_medians(series[0], series[1], _REPLAY_ROUNDS)
@@ -212,7 +208,7 @@ def _layer_ms(
     x = input_of(other, rows, inputs, device, options["dtype"])
     if device.type == "cuda":
         compiled = partial(torch.compile, dynamic=False, options={"triton.cudagraphs": False})
-        return replay_ms(compiled(other), compiled(layer), {"input": x}, warmup=3, keep_state=lambda: _nothing)
+        return replay_ms(compiled(other), compiled(layer), {"input": x}, lambda: lambda: None)
 
     def wall_ms(call: nn.Module) -> float:
         start = time.perf_counter()
@@ -220,7 +216,3 @@ def _layer_ms(
         return (time.perf_counter() - start) * 1e3
 
     return interleaved_medians(partial(wall_ms, other), partial(wall_ms, layer), _REPLAY_ROUNDS)
-
-
-def _nothing() -> None:
-    pass

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch._inductor.compile_fx  # takes seconds, and must not become part of preparing
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._inductor import cpp_builder, exc
@@ -90,10 +90,11 @@ def idle_option(options: Mapping[str, Any], device: torch.device) -> str | None:
     )
 
 
-class _RecompileLimit:
+class _CompiledSteps:
     """While a compiled step is open, dynamo raises at its recompile limit, where it would run eagerly.
 
-    Steps may be closed in any order, so a step cannot restore the value that it found.
+    Steps may be closed in any order, so a step cannot restore the value that it found. What one compiled is forgotten
+    at its end, so that the next variant does not reuse it.
     """
 
     def __init__(self) -> None:
@@ -109,9 +110,10 @@ class _RecompileLimit:
         self._open -= 1
         if self._open == 0:
             self._patch.close()
+        torch._dynamo.reset()
 
 
-RECOMPILE_LIMIT = _RecompileLimit()
+COMPILED_STEPS = _CompiledSteps()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,6 @@ class Inductor(Compiler):
     keep_kernels: bool = False
 
     def __post_init__(self) -> None:
-        """Check the options now; torch.compile would refuse them minutes later."""
         modes = torch._inductor.list_mode_options()
         if self.mode is not None and self.mode not in modes:
             raise InputError(
@@ -192,16 +193,15 @@ class Inductor(Compiler):
         if device.type == "cuda":
             maybe_warm_pool()
 
-    def flags(self, folder: Path) -> ExitStack:
-        """Set the global flags that the options need until the stack is closed."""
-        with ExitStack() as stack:
-            stack.callback(torch._dynamo.reset)  # the next variant must not reuse what this one compiled
-            stack.enter_context(RECOMPILE_LIMIT)
-            if self.keep_kernels:
-                stack.enter_context(kept_kernels(folder))
-            return stack.pop_all()
+    @contextmanager
+    def flags(self, folder: Path) -> Iterator[None]:
+        """Set the global flags that the options need in the block."""
+        with COMPILED_STEPS, kept_kernels(folder) if self.keep_kernels else nullcontext():
+            yield
 
-    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+    def compile(
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
+    ) -> Outcome:
         """Compile by calling; where a mode brings CUDA graphs, call until those are recorded too.
 
         Raises:
@@ -279,18 +279,15 @@ def first_calls(
     call: Callable[..., Any], examples: Sequence[Mapping[str, Any]], times: int = 1
 ) -> tuple[ShapeCompile, ...]:
     """Call `times` times with each of `examples`; return the seconds and graphs of each first call."""
-    forms = [{dotted(keys): form_of(leaf) for keys, leaf in keyed_leaves(inputs)} for inputs in examples]
+    forms = [{f"{dotted(keys)} {form_of(leaf)}": None for keys, leaf in keyed_leaves(inputs)} for inputs in examples]
     calls = []
     for inputs, form in zip(examples, forms, strict=True):
         before, started = snapshot(), perf_counter()
         for _ in range(times):
             call(**inputs)
-        seconds, counters = perf_counter() - started, snapshot().since(before)
-        differing = [f"{path} {each}" for path, each in form.items() if any(o.get(path) != each for o in forms)]
-        words = printable(", ".join(differing), 200)
-        calls.append(
-            ShapeCompile(inputs=words, seconds=seconds, graphs=counters.graphs, recompiles=counters.recompiles)
-        )
+        seconds, new = perf_counter() - started, snapshot().since(before)
+        words = printable(", ".join(each for each in form if any(each not in other for other in forms)), 200)
+        calls.append(ShapeCompile(inputs=words, seconds=seconds, graphs=new.graphs, recompiles=new.recompiles))
     return tuple(calls)
 
 
@@ -399,11 +396,7 @@ def _named_recompiles(compiled: Callable[..., Any], /, *args: Any, **inputs: Any
     try:
         return compiled(*args, **inputs)
     except FailOnRecompileLimitHit as error:
-        raise RecompileError(recompiles_in_each_call(recompile_reason())) from error
-
-
-class RecompileError(RuntimeError):
-    """A module was compiled anew in each call, until torch refused: the message names the value and its line."""
+        raise RuntimeError(recompiles_in_each_call(recompile_reason())) from error
 
 
 def _new_step(module: Callable[..., Any], /, **inputs: Any) -> Any:

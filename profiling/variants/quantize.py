@@ -104,7 +104,6 @@ class Quantize(Transform):
     sensitivity_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        """Check the options that can be checked without torchao."""
         check_choice("config", self.config, CONFIGS)
         if self.granularity is not None:
             check_choice("granularity", self.granularity, GRANULARITIES)
@@ -123,12 +122,9 @@ class Quantize(Transform):
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return that torchao is missing, or what the kernels need and `device` lacks, or None."""
-        missing = missing_package("torchao")
-        if missing is not None:
+        needed, missing = CONFIGS[self.config].capability, missing_package("torchao")
+        if missing is not None or needed is None:
             return missing
-        needed = CONFIGS[self.config].capability
-        if needed is None:
-            return None
         if device.type != "cuda":
             return f"{self.config} needs a CUDA device"
         has = torch.cuda.get_device_capability(device)
@@ -155,10 +151,14 @@ class Quantize(Transform):
         uses = _observed(module, component, layers)
         choices, swaps = [], []
         for name, layer in layers.items():
-            weight = self._tried(name, layer, uses[name], quantise)
-            choices.append(_choice(name, layer, uses[name], weight))
-            if not isinstance(weight, str):
-                swaps.append(Swap(choices[-1], uses[name].calls, layer, partial(self._put, layer, weight)))
+            use, shape = uses[name], tuple(layer.weight.shape[:2])
+            rows = (min(use.rows), max(use.rows)) if use.rows else None
+            weight = self._tried(name, layer, use, quantise)
+            if isinstance(weight, str):
+                choices.append(ModuleChoice(name=name, shape=shape, rows=rows, left=weight))
+            else:
+                choices.append(ModuleChoice(name=name, shape=shape, rows=rows, now=type(weight.data).__name__))
+                swaps.append(Swap(choices[-1], use.calls, layer, partial(self._put, layer, weight)))
         explain = dict
         if self.sensitivity and swaps:
             explain = sensitivity(module, component, swaps, self.sensitivity_seconds)
@@ -292,18 +292,11 @@ def _contiguous(layer: nn.Module, args: Any, inputs: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class _Use:
-    """How calls of the module read a weight: number of products, their rows, and other reads."""
+    """How calls of the module read a weight."""
 
     calls: int = 0  # products in one call
     rows: tuple[int, ...] = ()
     other: str | None = None  # the name of a function that reads it beside products
-
-
-def _choice(name: str, layer: _Layer, use: _Use, tried: nn.Parameter | str) -> ModuleChoice:
-    """Return a layer, which is still as it was, as it will be in the record."""
-    now, left = (None, tried) if isinstance(tried, str) else (type(tried.data).__name__, None)
-    rows = (min(use.rows), max(use.rows)) if use.rows else None
-    return ModuleChoice(name=name, shape=tuple(layer.weight.shape[:2]), rows=rows, left=left, now=now)
 
 
 class _Reads(TorchFunctionMode):

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
@@ -28,7 +28,7 @@ from profiling.graphs.capture import CaptureError, no_autocast_cache, preserved_
 from profiling.results.record import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
 from profiling.trace.counters import CompileCounters, snapshot
 from profiling.trace.profiler import synchronize
-from profiling.variants.cuda_graph import CudaGraph, check_reset, eager_step
+from profiling.variants.cuda_graph import CudaGraph, check_reset
 from profiling.variants.gains import graphs_section
 from profiling.variants.replaced_layers import (
     choices_of,
@@ -153,10 +153,13 @@ class Compiler(ABC):
         return nullcontext()
 
     @abstractmethod
-    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+    def compile(
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
+    ) -> Outcome:
         """Compile for all arguments in `examples`, which differ in shape; later calls must not compile.
 
-        It may call the module on them. `folder` is the cell's own path in the run folder for files worth keeping.
+        It may call the module on them. `folder` is the cell's own path in the run folder for files worth keeping,
+        `written` has the module's tensors that calls write to, by path.
 
         Raises:
             InputError: this compiler cannot compile the module.
@@ -235,7 +238,7 @@ class Recipe(Variant):
         return None
 
     def start_workers(self, device: torch.device) -> None:
-        """Start processes that the compiler needs."""
+        """Start the processes that the compiler needs."""
         if self.compiler is not None:
             self.compiler.start_workers(device)
 
@@ -277,10 +280,16 @@ class Recipe(Variant):
             *extra_steps, run = [partial(each.engine or each.call, **args) for each in branches for args in each.inputs]
             own = branches[-1]
             static = None if own.engine is None else own.engine.static_step(**own.component.inputs)
+
+            def graphs() -> Mapping[str, Any]:
+                engines = [each.engine for each in branches if each.engine is not None]
+                section = graphs_section(engines, own.call, own.component.inputs, counters, own.component.rewind)
+                return {"graphs": section}
+
             return Step(
                 run=run,
                 close=stack.pop_all().close,
-                explain=lambda: _merged(*log.explain, lambda: _graphs(branches, counters)),
+                explain=lambda: _merged(*log.explain, *([] if own.engine is None else [graphs])),
                 static=None if static is None else Static(*static),
                 extra_steps=tuple(extra_steps),
                 eager_step=self._eager_step(branches[-1]),
@@ -323,12 +332,13 @@ class Recipe(Variant):
         with log.step("compiler", type(compiler).__name__) as outcomes:
             for branch in branches:
                 *extra, own = branch.inputs
+                written = branch.component.kept.written()
                 if self.capture is None:
-                    outcome: Any = compiler.compile(branch.module, (*extra, own), folder)
+                    outcome: Any = compiler.compile(branch.module, (*extra, own), folder, written)
                 else:
                     # As in the capture; otherwise the capture would compile again.
                     with no_autocast_cache(), _unchanged(branch.component):
-                        outcome = compiler.compile(branch.module, (own, *reversed(extra)), folder)
+                        outcome = compiler.compile(branch.module, (own, *reversed(extra)), folder, written)
                 outcomes.append(_checked(outcome, f"compile() of {type(compiler).__name__}"))
                 stack.callback(outcomes[-1].close)
                 branch.call = outcomes[-1].call
@@ -348,10 +358,10 @@ class Recipe(Variant):
         if self.compiler is not None and self.compiler.own_graphs is not None:
             return None
         fused = self.compiler is not None or any(getattr(each, "one_shape", False) for each in self.transforms)
-        module = None if fused else branch.module
+        call: Callable[[], Any] = partial(branch.call, **branch.component.inputs)
         if self.capture is not None:
-            return eager_step(branch.call, branch.component.inputs, module)
-        return EagerStep(partial(branch.call, **branch.component.inputs), module)
+            call = no_autocast_cache()(call)  # as in the capture: a compiled call would otherwise compile again
+        return EagerStep(call, None if fused else branch.module)
 
 
 @dataclass
@@ -410,7 +420,7 @@ def check_changes(recipes: Iterable[Sequence[RecipeStep]]) -> None:
 
 
 def _compile_alone(compiler: Compiler, folder: Path, layer: nn.Module, inputs: Mapping[str, Any]) -> None:
-    compiler.compile(layer, (inputs,), folder)
+    compiler.compile(layer, (inputs,), folder, {})
 
 
 @contextmanager
@@ -469,15 +479,6 @@ def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
     if outcome.choices and all(each.left is not None for each in outcome.choices):
         raise NothingChangedError(f"transform {name}: {DID_NOTHING}: {why_nothing(outcome.choices)}")
     return outcome
-
-
-def _graphs(branches: Sequence[_Branch], counters: CompileCounters | None) -> Mapping[str, Any]:
-    """Return the record's section on captured graphs; empty if there are none."""
-    engines = [branch.engine for branch in branches if branch.engine is not None]
-    if not engines:
-        return {}
-    own = branches[-1].component
-    return {"graphs": graphs_section(engines, branches[-1].call, own.inputs, counters, own.rewind)}
 
 
 def _merged(*explain: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:

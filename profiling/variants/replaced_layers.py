@@ -32,12 +32,10 @@ def choices_of(choices: Iterable[Any], module: nn.Module) -> Iterator[ModuleChoi
 
 def choices_section(choices: Sequence[ModuleChoice]) -> Choices:
     """Return the record's section on the layers that a transform replaced or left."""
-    now = Counter(each.now for each in choices if each.now is not None)
     left = Counter(each.left for each in choices if each.left is not None)
+    now = Counter(each.now for each in choices if each.now is not None)
     rows = sorted(choices, key=lambda each: each.left is None)
-    return Choices(
-        replaced=sum(each.left is None for each in choices), now=now, left=left, layers=tuple(rows[:_LAYERS])
-    )
+    return Choices(replaced=len(choices) - left.total(), now=now, left=left, layers=tuple(rows[:_LAYERS]))
 
 
 def why_nothing(choices: Sequence[ModuleChoice]) -> str:
@@ -88,13 +86,9 @@ def naming_what_cannot_be_compiled(
     replaced: Sequence[ModuleChoice],
     compile_alone: Callable[[nn.Module, Mapping[str, Tensor]], object],
 ) -> Iterator[None]:
-    """Name the replaced layer on which a compiler fails in the block: it compiles those alone, one of each kind.
+    """Name the layer, of those that transforms `replaced` in `module`, on which a compiler fails in the block.
 
-    Args:
-        module: the module that is compiled.
-        component: has the dtype and device of a layer's input.
-        replaced: the layers that transforms replaced.
-        compile_alone: compiles a layer for the arguments of a call.
+    It compiles those alone, one of each kind, for inputs of the dtype and device of `component`.
 
     Raises:
         RuntimeError: the compiler failed, and fails on a replaced layer alone.
@@ -115,9 +109,10 @@ def naming_what_cannot_be_compiled(
             if perf_counter() > deadline:
                 break
             alone = layers[choice.name]
-            x = input_of(alone, rows, choice.shape[1], component.device, component.dtype)
             try:
-                compile_alone(alone, {"input": x})
+                compile_alone(
+                    alone, {"input": input_of(alone, rows, choice.shape[1], component.device, component.dtype)}
+                )
             except Exception as found:
                 layer = f"{choice.name or 'the module'} {list(choice.shape)}, {choice.now}, {counted_rows(rows)}"
                 raise RuntimeError(f"cannot compile {layer}: {reason_of(_first_cause(found))}") from error

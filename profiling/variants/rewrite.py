@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
@@ -42,7 +40,6 @@ class Rewrite(Transform):
     passes: Sequence[Pass] = ()
 
     def __post_init__(self) -> None:
-        """Check the passes before the module is traced."""
         if not isinstance(self.passes, list | tuple):
             raise InputError(f"passes={self.passes!r} is no list. Write [] for none.")
         for number, each in enumerate(self.passes):
@@ -61,10 +58,11 @@ class Rewrite(Transform):
             InputError: the module cannot be traced (names file and line), or a pass returns no module.
 
         """
-        graph, counts = _traced(module, component), list[int | None]()
-        for applied in apply_passes(graph, self.passes, partial(_propagated, component)):
-            graph = applied.after
-            counts.append(applied.replaced)
+        graph, applied = self._applied(module, component)
+        counts = list[int | None]()
+        for each in applied:
+            graph = each.after
+            counts.append(each.replaced)
         changed: int | None = sum(each or 0 for each in counts)
         if not changed and (not counts or None in counts):
             changed = None
@@ -80,8 +78,12 @@ class Rewrite(Transform):
 
         The passes run again for this, so that intermediate modules hold no memory while metrics measure.
         """
-        applied = apply_passes(_traced(module, component), self.passes, partial(_propagated, component))
-        return tuple(_section(component, each) for each in applied)
+        return tuple(_section(component, each) for each in self._applied(module, component)[1])
+
+    def _applied(self, module: nn.Module, component: Component) -> tuple[fx.GraphModule, Iterator[AppliedPass]]:
+        """Return the traced module, and each pass as it is applied."""
+        traced, tensors = _unchanged(component, trace, module, component.inputs), placeholders(component.inputs)
+        return traced, apply_passes(traced, self.passes, lambda graph: _unchanged(component, propagate, graph, tensors))
 
 
 class _Rewritten(nn.Module):
@@ -108,26 +110,21 @@ def _section(component: Component, applied: AppliedPass) -> FxPass:
     section = FxPass(name=applied.name, replaced=applied.replaced, rel_l2=rel_l2)
     if applied.replaced == 0:
         return section
-    capture, inputs = CudaGraph(), placeholders(component.inputs)
-    if (reason := capture.unavailable(component.device)) is not None:
+    inputs = placeholders(component.inputs)
+    if (reason := CudaGraph().unavailable(component.device)) is not None:
         return msgspec.structs.replace(section, unmeasured=reason)
-    options: dict[str, Any] = {"warmup": capture.warmup, "keep_state": component.keep_state}
     try:
-        before, after = replay_ms(applied.before, applied.after, inputs, **options)
+        before, after = replay_ms(applied.before, applied.after, inputs, component.keep_state)
     except CaptureError as error:  # before a pass the module may not be capturable, and then has no time
         return msgspec.structs.replace(section, unmeasured=str(error).splitlines()[0])
     times = BeforeAfter(before=before, after=after)
     return msgspec.structs.replace(section, replay_ms=times, speedup=before / after)
 
 
-def _traced(module: nn.Module, component: Component) -> fx.GraphModule:
-    with ExitStack() as stack:  # every run starts from the same state
-        stack.callback(component.keep_state())
-        return trace(module, component.inputs)
-
-
-def _propagated(component: Component, module: fx.GraphModule) -> Any:
-    """Run the module on the component's inputs, annotate its nodes, and return the output."""
-    with ExitStack() as stack:
-        stack.callback(component.keep_state())
-        return propagate(module, placeholders(component.inputs))
+def _unchanged(component: Component, run: Callable[[Any, Any], Any], module: nn.Module, inputs: Any) -> Any:
+    """Return `run(module, inputs)`; the component's state is then as before."""
+    restore = component.keep_state()
+    try:
+        return run(module, inputs)
+    finally:
+        restore()

@@ -13,13 +13,13 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, did_you_mean, missing_package
 from profiling.results.record import Package
-from profiling.variants.aot_inductor import ByShape, exported, shapes_of
+from profiling.variants.aot_inductor import by_shape, exported
 from profiling.variants.cuda_graph import CudaGraph
-from profiling.variants.inductor import RECOMPILE_LIMIT
+from profiling.variants.inductor import COMPILED_STEPS
 from profiling.variants.packages import new_file
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome
 
@@ -59,13 +59,14 @@ class TensorRT(Compiler):
             if name not in known:  # torch_tensorrt would ignore it
                 raise InputError(f"options.{name} is unknown or builds no engine.{did_you_mean(name, known)}")
         with ExitStack() as stack:
-            stack.callback(torch._dynamo.reset)
-            stack.enter_context(RECOMPILE_LIMIT)
+            stack.enter_context(COMPILED_STEPS)
             stack.callback(trt.runtime.set_cudagraphs_mode, trt.runtime.get_cudagraphs_mode())
             trt.runtime.set_cudagraphs_mode(self.cuda_graphs and self.package_suffix is None)
             return stack.pop_all()
 
-    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+    def compile(
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
+    ) -> Outcome:
         """Compile by calling; with CUDA graphs, until those are recorded too. NothingChangedError: no engine."""
         call = torch.compile(module, backend="tensorrt", dynamic=self.dynamic, options=dict(self.options))
         with _reports() as reports:
@@ -88,11 +89,14 @@ class AOTTensorRT(TensorRT):
     runs_no_python: ClassVar[bool] = True
     dynamic: bool = True  # pyright: ignore[reportIncompatibleVariableOverride] - its options have another meaning
 
-    def compile(self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path) -> Outcome:
+    def compile(
+        self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
+    ) -> Outcome:
         """Export, build engines, save and load. SkippedError: not exportable, or no engine was built."""
-        trt, calls, packages = importlib.import_module("torch_tensorrt"), {}, []
+        trt, calls, packages = importlib.import_module("torch_tensorrt"), [], []
         with ExitStack() as stack, _reports() as reports:
-            for group in [examples] if self.dynamic else [[each] for each in examples]:
+            groups = [examples] if self.dynamic else [[each] for each in examples]
+            for group in groups:
                 started, program = perf_counter(), exported(module, group)
                 inputs, file = dict(program.example), new_file(folder, f"{type(module).__name__}.pt2")
                 exported_at = perf_counter()
@@ -111,9 +115,8 @@ class AOTTensorRT(TensorRT):
                 packages.append(package)
                 if self.cuda_graphs:
                     call = stack.enter_context(trt.runtime.enable_cudagraphs(compiled))
-                calls[shapes_of(group[-1])] = call
-            call = ByShape(calls) if len(calls) > 1 else calls.popitem()[1]
-            return _outcome(call, reports, packages=tuple(packages), close=stack.pop_all().close)
+                calls.append(call)
+            return _outcome(by_shape(groups, calls), reports, packages=tuple(packages), close=stack.pop_all().close)
 
 
 @contextmanager

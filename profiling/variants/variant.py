@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,10 +14,6 @@ from torch import nn
 from profiling.components.component import Component
 from profiling.errors import InputError, check_number
 from profiling.results.record import RecipeStep
-
-
-def _no_cleanup() -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -59,12 +55,12 @@ class Step:
     """
 
     run: Callable[[], Any]
-    close: Callable[[], None] = _no_cleanup
+    close: Callable[[], Any] = tuple
     explain: Callable[[], Mapping[str, Any]] = dict
     extra_steps: tuple[Callable[[], Any], ...] = ()
     eager_step: EagerStep | None = None
-    advance: Callable[[], None] = _no_cleanup
-    rewind: Callable[[], None] = _no_cleanup
+    advance: Callable[[], Any] = tuple
+    rewind: Callable[[], Any] = tuple
     static: Static | None = None
     recipe: tuple[RecipeStep, ...] = ()
 
@@ -108,8 +104,7 @@ class Variant(ABC):
 
     def aliasing(self) -> Self:
         """Return this variant with outputs that the next call may overwrite, where it has an option for that."""
-        has_option = "alias_outputs" in {each.name for each in fields(self)}
-        return replace(self, **{"alias_outputs": True}) if has_option else self
+        return self
 
     def prepare(self, component: Component, folder: Path) -> Step:
         """Prepare `component` from S0; `Step.call` then plays its trajectory.

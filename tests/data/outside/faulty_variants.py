@@ -102,10 +102,10 @@ class Faulty(Variant):
 class LoadCrashes(AOTInductor):
     """Torch's loader of packages ends the process; nothing is compiled, since g++ takes long."""
 
-    def compile(self, module, examples, folder):
+    def compile(self, module, examples, folder, written):
         def packaged(program, *, package_path, inductor_configs):
             Path(package_path).write_bytes(b"planted")
 
         torch._inductor.aoti_compile_and_package = packaged
         torch._inductor.aoti_load_package = lambda *_, **__: os.kill(os.getpid(), signal.SIGSEGV)
-        return super().compile(module, examples, folder)
+        return super().compile(module, examples, folder, written)

@@ -109,7 +109,7 @@ class Recording(Compiler):
         finally:
             self.log.append("restored")
 
-    def compile(self, module, examples, folder):
+    def compile(self, module, examples, folder, written):
         self.log.append([tuple(each["x"].shape) for each in examples])
         close = lambda: self.log.append("closed")  # noqa: E731
         return Outcome(lambda x: -module(x), changed=7, notes=("negated",), close=close)
@@ -205,7 +205,7 @@ def test_a_reset_that_replaces_what_a_graph_reads_is_refused(tmp_path, monkeypat
 
 def test_a_failed_step_leaves_no_flags(tmp_path):
     class Failing(Recording):
-        def compile(self, module, examples, folder):
+        def compile(self, module, examples, folder, written):
             raise RuntimeError("planted")
 
     log = []
@@ -277,7 +277,7 @@ def test_an_outcome_is_checked(fields, says):
 
 @dataclass(frozen=True)
 class ReturnsCall(Compiler):
-    def compile(self, module, examples, folder):
+    def compile(self, module, examples, folder, written):
         return module
 
 
