@@ -217,7 +217,7 @@ class Component:
                 if calls and not is_device_failure(error):  # a cache of few calls is full
                     break
                 self.raise_explained(error)
-            if self.device.type == "cuda":
+            if self.device.type == "cuda" and torch.cuda.is_initialized():
                 torch.cuda.synchronize(self.device)
             self.place.call_s, calls = perf_counter() - started, calls + 1
             if known is None:
@@ -225,7 +225,7 @@ class Component:
                 if form == before:
                     break
         self._move(-advanced)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and torch.cuda.is_initialized():
             torch.cuda.synchronize(self.device)  # a step may run on another stream
         return calls
 

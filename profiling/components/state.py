@@ -273,9 +273,6 @@ class State:
 
     def keep(self) -> Callable[[], None]:
         """Take a snapshot of the state as it is now; return the function that restores it."""
-        state_tensors: Any = getattr(self.module, "state_tensors", None)
-        if self.policy != "snapshot" and state_tensors is not None:
-            return Snapshot({"state": list(state_tensors())}).restore
         constant = {id(tensor) for _, tensor in self._input_tensors()} - self.carried
         if self._start is not None and self.changed is not None:
             constant |= set(self._start.structure.tensors) - {id(tensor) for tensor in self.changed}

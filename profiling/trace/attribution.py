@@ -245,7 +245,9 @@ def attributed_by_reference(
     indices = in_exact_order(names, [sorted(_name(each.work) for each in part) for part in parts])
     found: dict[GpuWork, KernelAttribution] = {}
     for group, index in zip(groups, indices, strict=True):
-        for item in () if index is None else group:
+        if index is None:
+            continue
+        for item in group:
             alike = [each for each in parts[index] if _name(each.work) == _name(item)]
             if len({(each.module, each.operator, each.bytes, each.flops) for each in alike}) == 1:
                 found[item] = alike[0]

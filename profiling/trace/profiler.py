@@ -45,7 +45,7 @@ def trace_step(
         raise ValueError(f"a trace needs at least 1 iteration and 1 warm-up call, got {iterations} and {warmup}")
     folder.mkdir(parents=True, exist_ok=True)
     trace, operators = (folder / f"{component}.{variant}.{end}" for end in ("json.gz", "txt"))
-    also = {"profile_memory": True, "with_flops": True, "with_stack": stacks}
+    also: dict[str, Any] = {"profile_memory": True, "with_flops": True, "with_stack": stacks}
     cell = (component, variant)
     averages = profile_calls(step, device, trace, cell=cell, calls=iterations, warmup=warmup, **also).key_averages()
     result = _summarize(averages, trace, operators, iterations)

@@ -20,7 +20,7 @@ def stateful(kind: str, *overrides: str) -> tuple[str, ...]:
             "cache",
             marks=pytest.mark.fault(
                 "a cache with room for 64 calls, timed in hundreds of calls",
-                happens="its position is restored before each call; a note says so",
+                happens="its position is put back after each trajectory of 8 calls",
                 kept="all times",
             ),
         ),
@@ -40,8 +40,9 @@ def test_state_in_attributes(profile, kind):
     for record in done.records.values():
         assert record.status == "ok"
         assert record.state is not None
-        assert bool(record.state.counting) is (kind == "cache")
-        assert any("restored before each call" in note for note in record.notes) is (kind == "cache")
+        assert record.state.calls == record.parity.calls == 8
+        assert any("cache['at']" in effect for effect in record.state.effects) is (kind == "cache")
+        assert record.metrics.wall_ms.n % 8 == 0, "whole trajectories"
 
 
 @pytest.mark.parametrize(

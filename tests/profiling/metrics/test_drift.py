@@ -12,6 +12,7 @@ from profiling.components.component import Component
 from profiling.components.outputs import OutputLog, difference, to_host
 from profiling.errors import InputError
 from profiling.metrics import drift as drift_module
+from profiling.components.trajectory import learn
 from profiling.metrics.drift import Drift
 from profiling.metrics.metric import Subject
 from profiling.variants.variant import Step
@@ -65,6 +66,7 @@ def test_an_error_handed_on_grows_from_call_to_call():
 
 def test_a_variant_that_changes_the_module_in_place_drifts_from_what_it_was():
     subject, metric = subject_of(), Drift(calls=10)
+    learn(subject.component)  # as a cell does: from then on only what calls change is put back
     expected = metric.expected(subject.component, subject.seed)
     subject.component.module.register_forward_hook(lambda module, args, output: output * 1.5)
     errors = metric.measure(replace(subject, expected=expected)).sections["drift"].rel_l2

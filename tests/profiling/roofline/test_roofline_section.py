@@ -125,17 +125,17 @@ def test_without_ceilings_or_where_counting_fails_the_frames_are_kept(realtime, 
     (record,) = read_records(realtime(*FEW).folder).records
     assert (record.status, record.roofline) == ("ok", None), "ceilings=off"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    failing = (  # the 24th call is the first one after the frames: 11 of eager, 2 to prepare, 5 + 5 frames
+    failing = (  # the 38th call is the first one after the frames: 25 of eager, 2 to prepare, 5 + 5 frames
         "component=[world_model_frame,failing_picture,sound_stage]",
         "pipeline.stages.picture.component=failing_picture",
-        "component.failing_picture.module.call=24",
+        "component.failing_picture.module.call=38",
         "metric=[]",
     )
     outcome = realtime(*FEW, "ceilings=auto", *failing)
     (record,) = read_records(outcome.folder).records
     assert (record.status, record.realtime.frames) == ("ok", 4), record.reason
     assert record.roofline is None
-    assert record.notes == ("the roofline failed: RuntimeError: planted in call 24",)
+    assert record.notes == ("the roofline failed: RuntimeError: planted in call 38",)
 
 
 NETWORKS = "component=[world_model_step,audio_decoder,net]"

@@ -65,9 +65,9 @@ def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
     def stored_trace(call, device, around, *, cell, calls):
         assert (device.type, cell) == ("cuda", ("planted", "v"))
         if around is line_spans:
-            assert call == step.call
+            assert call == step.repeat
             return stored(traces["lines"])
-        if call == step.call and around is nullcontext:
+        if call == step.repeat and around is nullcontext:
             return stored(traces["stage"])
         eager_step = None if step.eager_step is None else step.eager_step.call
         return stored(traces["uncaptured" if call is eager_step else "eager"])
