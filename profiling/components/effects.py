@@ -95,6 +95,7 @@ class Effects:
         numbers: each value that Python code changed (numbers, flags, text), before the first call and after each.
         assigned: attributes and entries of containers to which calls assigned other tensors, or added some, and those
             that hold an input: the next call has another one.
+        held: those of `assigned` that hold an input.
         unread: those of `assigned` that no later call reads: they only hold what a call has made.
         written: tensors of the module, or of objects among the inputs, that calls wrote to in place.
         inputs: tensors given as arguments that calls wrote to.
@@ -106,6 +107,7 @@ class Effects:
 
     numbers: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     assigned: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
@@ -126,6 +128,17 @@ class Effects:
     def carried(self) -> tuple[str, ...]:
         """Attributes and entries that are assigned anew, and that a later call reads."""
         return tuple(path for path in self.assigned if path not in self.unread)
+
+    @property
+    def overwritten(self) -> str | None:
+        """Return in one line what a later call reads of an input, in whose memory the next one lies; None: nothing."""
+        found = [path for path in self.held if path in self.carried]
+        if not found:
+            return None
+        return (
+            f"`{found[0]}` holds an input, and a later call reads it: the inputs of the next call are written into the "
+            "same memory. Keep a copy (x.clone())."
+        )
 
     def obstacles(self) -> list[tuple[str, str]]:
         """Return (what a replay cannot follow, what to write instead) for each reason, the likeliest first."""
@@ -177,6 +190,7 @@ class Effects:
         ]
         lines += [f"`{path}` is assigned anew by each call, and a later call reads it" for path in self.carried]
         lines += [f"`{path}` is assigned anew by each call, and no later call reads it" for path in self.unread]
+        lines += [self.overwritten] if self.overwritten is not None else []
         for words, paths in (
             ("written in place", self.written),
             ("inputs that the call writes to (state: carried over from call to call)", self.inputs),
@@ -231,7 +245,7 @@ class Observer:
         self._states = {path: _fingerprint(each) for path, each in self.before.generators.values()}
         self._numbers: dict[str, list[Any]] = {}
         self._found: dict[str, dict[str, None]] = {
-            name: {} for name in ("assigned", "written", "inputs", "parameters", "generators", "aliases")
+            name: {} for name in ("assigned", "held", "written", "inputs", "parameters", "generators", "aliases")
         }
         #: Ids of the tensors that calls wrote to, of those that are compared; keys of holders whose content changed.
         self.changed: dict[int, None] = {}
@@ -276,11 +290,13 @@ class Observer:
             if self._states.setdefault(path, state) != state:
                 self._found["generators"][path] = None
                 self._states[path] = state
-        given = {storage_of(before.tensors[key][1]) for key in self._inputs if key in before.tensors} - {0}
+        drawn = (key for key, path in self._inputs.items() if path not in self._found["inputs"])
+        given = {storage_of(before.tensors[key][1]) for key in drawn if key in before.tensors} - {0}
         for path, each in now.values.items():
             if isinstance(each, Tensor) and storage_of(each) in given and not is_below(path, "inputs"):
                 entry = now.entries.get(path)
-                self._found["assigned"][path if entry is None else name_of(*entry)] = None
+                name = path if entry is None else name_of(*entry)
+                self._found["assigned"][name] = self._found["held"][name] = None
         held = {storage_of(each): path for path, each in now.values.items() if isinstance(each, Tensor)}
         held.pop(0, None)
         tensors = list[Tensor]()

@@ -11,9 +11,11 @@ import torch
 from playing import component_of
 from torch import nn
 
+import profiling
 from profiling.components.component import Component
 from profiling.components.outputs import difference
 from profiling.components.trajectory import learn, played
+from profiling.errors import InputError
 
 
 @dataclass
@@ -251,6 +253,37 @@ class Writes(nn.Module):
         cache.add_(torch.rand(4, 8, generator=self.generator))
         history.append(x + cache)
         return x * self.weight, self.kept[0], len(history)
+
+
+class KeepsInputs(nn.Module):
+    """Keeps the input itself, or the cache that it writes to."""
+
+    def __init__(self, *, reads):
+        super().__init__()
+        self.prev, self.cache, self.reads = torch.zeros(4, 8), None, reads
+
+    def forward(self, x, cache):
+        y, self.prev, self.cache = x + self.reads * self.prev, x, cache
+        self.cache.add_(1)
+        return y + self.cache
+
+
+def cached(generator):
+    return {"x": torch.randn(4, 8, generator=generator), "cache": torch.zeros(4, 8)}
+
+
+def test_an_input_that_is_kept_and_read_is_named():
+    """The inputs of the next call lie in its memory: `x + prev` would be `x + x`, in a prepared step, too."""
+    effects = learned(KeepsInputs(reads=1), cached).kept.effects
+    assert effects.held == ("prev",), "not the cache, which is state"
+    assert "`prev` holds an input, and a later call reads it" in (effects.overwritten or "")
+    assert effects.overwritten in effects.lines()
+    effects = learned(KeepsInputs(reads=0), cached).kept.effects
+    assert (effects.held, effects.unread, effects.overwritten) == (("prev",), ("prev",), None)
+    with pytest.raises(InputError, match=r"`prev` holds an input.*Keep a copy"):
+        profiling.prepare(KeepsInputs(reads=1), cached(torch.Generator()), variant="baseline")
+    with profiling.prepare(KeepsInputs(reads=0), cached(torch.Generator()), variant="baseline") as step:
+        assert torch.equal(step(x=torch.ones(4, 8), cache=torch.ones(4, 8)), torch.full((4, 8), 3.0))
 
 
 def written(generator):

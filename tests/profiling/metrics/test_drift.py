@@ -10,9 +10,9 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.components.outputs import OutputLog, difference, to_host
+from profiling.components.trajectory import learn
 from profiling.errors import InputError
 from profiling.metrics import drift as drift_module
-from profiling.components.trajectory import learn
 from profiling.metrics.drift import Drift
 from profiling.metrics.metric import Subject
 from profiling.variants.variant import Step
