@@ -47,17 +47,20 @@ class ForwardCell(Cell):
                 metric.on_phase(phase, device)
 
         reached("start")
-        blueprint = self._load()["module"].cast("run")
-        with torch.inference_mode():
+
+        def built() -> Component:
+            component = self._load()["module"].cast("run").component(settings.seed)
             reached("loaded")
-            component = blueprint.component(settings.seed)
+            return component
+
+        with torch.inference_mode():
+            component, reference = self._sides(built, with_reference)
             self.add(
                 parameters=component.parameters,
                 parameter_dtypes=parameter_dtypes(component.module),
-                cast=blueprint.spec.cast,
+                cast=job.component.cast,
                 frames_per_call=component.frames_per_call,
             )
-            component, reference = self._sides(component, with_reference)
             component.refill(settings.seed)
             component.reset()
             self._describe_state(component, reference)
@@ -96,11 +99,13 @@ class ForwardCell(Cell):
             component = blueprint.component(settings.seed)
         return {component.name: component}
 
-    def _sides(self, component: Component, with_reference: bool) -> tuple[Component, Reference | None]:
+    def _sides(self, build: Callable[[], Component], with_reference: bool) -> tuple[Component, Reference | None]:
         """Play the trajectory eagerly, which shows what calls change, and as the fp32 reference from the same S0.
 
-        Return the component, which is built again where the reference had no room beside it.
+        Return the component, which is built again where the reference had no room beside it: nothing else may hold it.
         """
+        with torch.inference_mode(False):
+            component = build()
         with self.phase("eager"):
             eager = learn(component)
             component.reset()
@@ -129,7 +134,8 @@ class ForwardCell(Cell):
             del component
             free_memory()
             computed = compute_reference(self._load, expected)
-            component = self._load()["module"].cast("run").component(settings.seed)
+            with torch.inference_mode(False):
+                component = build()
             eager = learn(component)
             component.reset()
         component.place.calls = min(eager.calls, computed.value.calls)

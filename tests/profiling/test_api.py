@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -860,7 +861,7 @@ class Replayed(Compiler):
 
     runs_no_python: ClassVar[bool] = True
 
-    def compile(self, module, examples, folder):
+    def compile(self, module, examples, folder, written):
         return Outcome(lambda x: module.layer(x), changed=1)
 
 
@@ -934,7 +935,9 @@ def test_a_step_that_cannot_be_closed_leaves_the_module_as_it_was():
 def test_compiled_steps_may_be_closed_in_any_order(tmp_path):
     config = torch._dynamo.config
     before = config.recompile_limit, config.fail_on_recompile_limit_hit
-    first, second = (Inductor().flags(tmp_path) for _ in range(2))
+    first, second = ExitStack(), ExitStack()
+    for stack in (first, second):
+        stack.enter_context(Inductor().flags(tmp_path))
     first.close()
     assert config.fail_on_recompile_limit_hit
     second.close()
