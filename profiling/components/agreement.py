@@ -102,8 +102,9 @@ class Rules:
     """How outputs are judged: see the module's docstring.
 
     `tolerance` is the recipe's own (of a quantised one), which takes the place of the rule; with `several` stages, some
-    of which have none, the larger of both holds. `excuse` says what else than a
-    mistake moves outputs, and `words` says so in one line.
+    of which have none, the larger of both holds. `excuse` says what else than a mistake moves outputs, and `words` says
+    so in one line. Where two eager trajectories differ (`random`), an output that is excused altogether is no chaos
+    that rounding errors led to: the step may as well ignore state that could not be put back.
     """
 
     factor: float = 2.0
@@ -112,6 +113,7 @@ class Rules:
     several: bool = False
     excuse: Moves = ()
     words: str = ""
+    random: bool = False
 
 
 class _Limits:
@@ -247,7 +249,7 @@ def _judged(
         leaf = JudgedLeaf(each, *limits.of(each), as_eager)
         unknown = rules.words and limits.excused(each.path) >= 1 and each.fault is None
         if unknown and each.error > max(rules.floor, rules.tolerance or 0.0):
-            if call == 1:
+            if call == 1 or rules.random:
                 return f"cannot tell: {rules.words}"
             limits.chaotic.add(each.path)
             continue
@@ -339,7 +341,8 @@ def _excused(component: Component, reference: Reference, rules: Rules, compiled:
     """Return the rules with what else than a mistake of the step may move the outputs."""
     if reference.spread.error and reference.spread.fault is None:
         words = reference.nondeterminism(component.dtype) or _NO_ORDER
-        return replace(rules, excuse=reference.spread_moves, words=f"{words}{_OWN_NUMBERS if compiled else ''}")
+        words += _OWN_NUMBERS if compiled else ""
+        return replace(rules, excuse=reference.spread_moves, words=words, random=True)
     if (component.dtype != torch.float32 and reference.form != "run") or rules.tolerance is not None:
         return rules
     moved = rounding_moves(component)

@@ -483,3 +483,26 @@ def test_a_module_whose_state_is_its_own_business_is_judged_by_its_outputs():
     reference = eager_reference(component)
     assert reference.eager.state is None
     assert component.module.total.abs().sum() > 0
+
+
+CALLS_OF_ALL = [0]
+
+
+def counts_in_a_global(x):
+    """Multiply by a number that a global counts, with a period of three calls: nothing puts it back."""
+    CALLS_OF_ALL[0] += 1
+    return x * (1 + CALLS_OF_ALL[0] % 3)
+
+
+@pytest.mark.parametrize("before", range(3))
+def test_a_step_that_ignores_a_global_is_never_right(before):
+    CALLS_OF_ALL[0] = before
+    component = component_of(counts_in_a_global)
+    reference = eager_reference(component)
+    component.reset()
+
+    def replay():
+        return component.inputs["x"] * (1 + (2 + before) % 3)
+
+    verdict, _ = check(component, replay, reference, Rules())
+    assert not verdict.passed
