@@ -138,7 +138,7 @@ class _Limits:
             self._moved[path] = _largest(self._moved.get(path), moved)
 
     def _growth(self, error: LeafError) -> float:
-        """Return how many times as far as in the first call eager is off: state carries an error on."""
+        """Return eager's largest error so far over that of the first call (at least 1): state accumulates errors."""
         floor = max(self._rules.floor, ROUNDINGS * error.rounding)
         eager, _ = self._worst.get(error.path, (0.0, 0.0))
         return max(eager, floor) / max(self._first.get(error.path, 0.0), floor)

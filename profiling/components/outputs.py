@@ -123,7 +123,7 @@ class LeafError:
 
     @property
     def rounding(self) -> float:
-        """Half the distance of two neighbouring numbers of its dtype, relative to them."""
+        """Largest relative error of one rounding to its dtype: eps / 2; 0 for integers and bools."""
         dtype = getattr(torch, self.leaf.dtype, None)
         is_real = isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
         return torch.finfo(dtype).eps / 2 if is_real and dtype is not None else 0.0

@@ -135,7 +135,7 @@ Moves = Sequence[Mapping[Path, tuple[float, float]]]
 
 
 def moves(one: Played, other: Played) -> Moves:
-    """Return how far two trajectories are apart, call by call, and with the last one their state."""
+    """Return the error of each output between two trajectories, call by call; the last call includes the end state."""
     found = [_moved(*pair) for pair in zip(one.log, other.log, strict=False)]
     if found and one.state is not None and other.state is not None:
         found[-1] |= _moved(one.state, other.state)

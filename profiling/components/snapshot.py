@@ -160,7 +160,7 @@ class Structure:
         return structure
 
     def forget_all_but(self, reached: Structure) -> None:
-        """Let go of what a later walk did not find, so that replaced weights take no memory."""
+        """Drop references to what a later walk did not find, so that the memory of replaced weights is freed."""
         self.contents = {key: entry for key, entry in self.contents.items() if key in reached.contents}
         self.tensors = {key: found for key, found in reached.tensors.items() if key in self.tensors}
         self.parameters, self.values, self.entries, self._seen = {}, {}, {}, {}
