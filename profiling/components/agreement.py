@@ -96,6 +96,11 @@ class Verdict:
         """Whether nothing is wrong."""
         return self.reason is None
 
+    @property
+    def cannot_tell(self) -> bool:
+        """Whether outputs could not be judged: eager itself differs as much from call to call."""
+        return "cannot tell: " in (self.reason or "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
+
+from profiling.components.snapshot import MISSING
 
 
 def inside(module: Any) -> Any:
@@ -18,13 +21,34 @@ def inside(module: Any) -> Any:
 
 
 def compiled_parts(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the parts that `torch.compile` returned or that `compile()` compiled; "" is the whole."""
-    parts = {
-        ".".join(each for each in name.split(".") if each != "_orig_mod"): None
-        for name, part in module.named_modules(remove_duplicate=False)
-        if inside(part) is not part or getattr(part, "_compiled_call_impl", None) is not None
-    }
+    """Return the names of the modules and methods that `torch.compile` has compiled; "" is the whole."""
+    parts = dict[str, None]()
+    for path, part in module.named_modules(remove_duplicate=False):
+        names = [each for each in path.split(".") if each not in ("", "_orig_mod")]
+        if inside(part) is not part or getattr(part, "_compiled_call_impl", None) is not None:
+            parts[".".join(names)] = None
+        parts |= dict.fromkeys(".".join([*names, method]) for method, _ in _methods(part))
     return tuple(parts)
+
+
+def _methods(part: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Yield (name, what was compiled) of the compiled functions among a module's attributes and its class's."""
+    if inside(part) is not part:
+        return
+    bases = type(part).__mro__[: type(part).__mro__.index(nn.Module)]
+    for name in dict.fromkeys(key for space in (part, *bases) for key in vars(space)):
+        function = vars(part)[name] if name in vars(part) else getattr(type(part), name, None)
+        within = getattr(function, "_torchdynamo_orig_callable", None) if isinstance(function, FunctionType) else None
+        if within is not None and name != "_compiled_call_impl" and not hasattr(function, "_torchdynamo_disable"):
+            yield (
+                name,
+                MethodType(getattr(within, "__func__", within), part) if _is_method(name, within, part) else within,
+            )
+
+
+def _is_method(name: str, function: Any, part: nn.Module) -> bool:
+    """Return whether a function is a method of the module, or of the one that it was copied from."""
+    return isinstance(getattr(function, "__self__", None), type(part)) or name not in vars(part)
 
 
 def take_inside(module: nn.Module) -> Callable[[], None]:
@@ -32,18 +56,24 @@ def take_inside(module: nn.Module) -> Callable[[], None]:
 
     The module itself must be none that `torch.compile` returned.
     """
-    calls, wrappers = list[tuple[nn.Module, Any]](), list[tuple[nn.Module, str, Any]]()
+    calls, wrappers = list[tuple[nn.Module, dict[str, Any]]](), list[tuple[nn.Module, str, Any]]()
     for part in [*module.modules()]:
+        methods: dict[str, Any] = dict(_methods(part))
         if getattr(part, "_compiled_call_impl", None) is not None:
-            calls.append((part, vars(part).pop("_compiled_call_impl")))
+            methods["_compiled_call_impl"] = None
+        if methods:
+            calls.append((part, {name: vars(part).get(name, MISSING) for name in methods}))
+            vars(part).update(methods)
         for name, child in part._modules.items():
             if inside(child) is not child:
                 part._modules[name] = inside(child)
                 wrappers.append((part, name, child))
 
     def restore() -> None:
-        for part, call in calls:
-            vars(part)["_compiled_call_impl"] = call
+        for part, methods in calls:
+            for name, method in methods.items():
+                vars(part).pop(name)
+                vars(part).update({name: method} if method is not MISSING else {})
         for part, name, child in wrappers:
             if part._modules.get(name) is inside(child):  # no transform has replaced it
                 part._modules[name] = child

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.casting import mixes_dtypes, parameter_dtypes
-from profiling.components.effects import WARM_CALLS, Effects
+from profiling.components.effects import Effects
 from profiling.components.instantiate import is_device_failure
 from profiling.components.state import State
 from profiling.components.trees import copy_values, dotted, form_of, keyed_leaves, keyed_tensors, other_form
@@ -204,30 +204,32 @@ class Component:
                     f"component.{self.key}.warmup_inputs[{number}]: {type(self.module).__name__}.forward raised "
                     f"{reason_of(error)}. Correct the entry; what it leaves out is as in component.{self.key}.inputs."
                 ) from error
-        known = self.kept.warm_calls if self.kept.is_started else self.warm_calls
-        form, calls, advanced = self.kept.form() if known is None else None, 0, 0
-        while calls < (WARM_CALLS if known is None else known):
-            if calls:
+        moved = 0
+
+        def call(number: int) -> bool:
+            nonlocal moved
+            if number:
                 self._move(1)
-                advanced += 1
+                moved += 1
             started = perf_counter()
             try:
                 self.call()
             except Exception as error:
-                if calls and not is_device_failure(error):  # a cache of few calls is full
-                    break
-                self.raise_explained(error)
-            if self.device.type == "cuda" and torch.cuda.is_initialized():
-                torch.cuda.synchronize(self.device)
-            self.place.call_s, calls = perf_counter() - started, calls + 1
-            if known is None:
-                before, form = form, self.kept.form()
-                if form == before:
-                    break
-        self._move(-advanced)
-        if self.device.type == "cuda" and torch.cuda.is_initialized():
-            torch.cuda.synchronize(self.device)  # a step may run on another stream
+                if not number or is_device_failure(error):
+                    self.raise_explained(error)
+                return False  # a cache of few calls is full
+            self._synchronize()
+            self.place.call_s = perf_counter() - started
+            return True
+
+        calls = self.kept.warm_up(call, self.kept.warm_calls if self.kept.is_started else self.warm_calls)
+        self._move(-moved)
+        self._synchronize()  # a step may run on another stream
         return calls
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda" and torch.cuda.is_initialized():
+            torch.cuda.synchronize(self.device)
 
     def raise_explained(self, error: Exception) -> NoReturn:
         """Raise the error of a call with the inputs of the call and what to do; a failure of the device as it is."""

@@ -6,7 +6,7 @@ Measurements begin from S0, in which caches, masks and generators exist that a m
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -14,8 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from profiling.components.effects import Effects, Observer, is_below, name_of
-from profiling.components.snapshot import MISSING, Holder, Kept, Snapshot, Structure, differ
+from profiling.components.effects import (
+    QUIET,
+    WARM_CALLS,
+    Effects,
+    Observer,
+    Watch,
+    is_below,
+    name_of,
+    storage_of,
+)
+from profiling.components.outputs import difference, to_host
+from profiling.components.snapshot import MISSING, Holder, Kept, Snapshot, Structure, differ, restore
 from profiling.components.trees import dotted, form_of, keyed_leaves, keyed_tensors
 
 
@@ -45,6 +55,7 @@ class State:
         self._given = Kept({}, {})  # values of the input tensors before the warm calls
         self._start: Snapshot | None = None
         self._parameters = Kept({}, {})  # those that calls write to
+        self._cold_parameters = Kept({}, {})  # those that the warm calls write to, as they were before
         self._forms = {dotted(keys): form_of(leaf) for keys, leaf in keyed_leaves(inputs)}
         self._tensors = [(dotted(keys), tensor) for keys, tensor in keyed_tensors(inputs)]
         self.effects = Effects()
@@ -63,6 +74,22 @@ class State:
         self._given = Kept.of((id(each), (f"inputs{path}", each)) for path, each in self._input_tensors())
         if keep_cold:
             self._cold = Snapshot(self.roots)
+
+    def warm_up(self, call: Callable[[int], bool], calls: int | None = None, *, watched: bool = True) -> int:
+        """Make `calls` warm calls, by default until the structure of the state repeats; return their number.
+
+        `call` is given the number of the call, from 0, and returns whether it could be made. For `restore_cold`,
+        parameters that `watched` calls write to are kept.
+        """
+        form, made = self.form() if calls is None else None, 0
+        with self._watch_parameters() if watched and self._cold is not None else nullcontext():
+            while made < (WARM_CALLS if calls is None else calls) and call(made):
+                made += 1
+                if calls is None:
+                    before, form = form, self.form()
+                    if form == before:
+                        break
+        return made
 
     def settle(self, warm_calls: int) -> None:
         """Take the present state as S0."""
@@ -83,8 +110,7 @@ class State:
         """Put S0 back; of the policy "reset" only what the inputs hold."""
         assert self._start is not None
         self._start.restore()
-        for kept in self._parameters.tensors.values():
-            kept.restore()
+        restore([], self._parameters.tensors.values())
 
     def restore_cold(self) -> None:
         """Put back what was there before the warm calls; what they made, and later calls keep, stays allocated.
@@ -93,9 +119,10 @@ class State:
         """
         assert self._cold is not None
         if self._start is None:  # a warm call has failed
-            self._cold.restore()
+            self.restore_unmade()
             return
         self.restore()
+        restore([], self._cold_parameters.tensors.values())
         first_made = self.made()
         with torch.inference_mode():
             for kept in self._start.kept.tensors.values():
@@ -122,6 +149,7 @@ class State:
         """Put back what was there before the warm calls, without what they made."""
         assert self._cold is not None
         self._cold.restore()
+        restore([], self._cold_parameters.tensors.values())
 
     def made(self) -> list[str]:
         """Return the paths of the tensors that the warm calls made and that calls write to."""
@@ -130,6 +158,30 @@ class State:
         known, changed = self._cold.structure.tensors, {id(tensor) for tensor in self.changed or ()}
         kept = self._start.kept.tensors.items()
         return [each.path for key, each in kept if key not in known and id(each.tensor) in changed]
+
+    def first_values_fault(self, call: Callable[[], Any]) -> str | None:
+        """Return in one line why zeros in what the first call makes are no start of a session; None: they are.
+
+        The module's first call, which makes it, is compared with one on what is there already. `call` is eager, and
+        given the same inputs each time.
+        """
+        made = self.made()
+        if not made:
+            return None
+        now = Structure.of(self.roots).contents.values()
+        outputs = []
+        for restore_first in (self.restore_cold, self.restore_unmade):
+            restore_first()
+            outputs.append(to_host(output=call()))
+            restore(now, [])
+        self.restore_cold()
+        found = difference(*outputs)
+        if found.fault is None and found.error <= QUIET:
+            return None
+        return (
+            f"`{made[0]}` is made in the first call with values that cannot be put back: make it in __init__ "
+            "(register_buffer)"
+        )
 
     def observer(self) -> Observer:
         """Return what observes the calls of a trajectory, from S0."""
@@ -246,7 +298,8 @@ class State:
                 if isinstance(value, Tensor) and isinstance(before.get(name), Tensor):
                     others[id(before[name])] = value
         del old
-        for kept in (kept for each in snapshots for kept in each.kept.tensors.values()):
+        parameters = (*self._parameters.tensors.values(), *self._cold_parameters.tensors.values())
+        for kept in (*(kept for each in snapshots for kept in each.kept.tensors.values()), *parameters):
             kept.follow(others.get(id(kept.tensor), kept.tensor))
         if self.changed is not None:
             self.changed = tuple(others.get(id(tensor), tensor) for tensor in self.changed)
@@ -257,7 +310,7 @@ class State:
     def release(self) -> None:
         """Free the copies, after the last `restore`."""
         self._start = self._cold = None
-        self._parameters = Kept({}, {})
+        self._parameters = self._cold_parameters = Kept({}, {})
 
     @property
     def bytes(self) -> int:
@@ -298,6 +351,13 @@ class State:
             self.restore()
             times.append(1e6 * (perf_counter() - started))
         return min(times)
+
+    def _watch_parameters(self) -> Watch:
+        """Return what keeps a copy of each parameter before the first write to it."""
+        parameters = Structure.of(self.roots).parameters.values()
+        watch = Watch({storage_of(each): (path, each) for path, each in parameters})
+        self._cold_parameters = watch.kept
+        return watch
 
     def _input_tensors(self) -> Iterator[tuple[str, Tensor]]:
         for keys, tensor in keyed_tensors(self._inputs):

@@ -19,7 +19,7 @@ import numpy
 import torch
 from torch import nn
 
-from profiling.components.effects import WARM_CALLS, read_later, storage_of
+from profiling.components.effects import read_later, storage_of
 from profiling.components.outputs import to_host
 from profiling.components.state import State
 from profiling.components.trees import keyed_leaves, map_tensors, stored_parts
@@ -266,14 +266,17 @@ class CudaGraphed:
             state = None if self._keep_state else self._warmed_up(call, (static_args, static_kwargs))
             restore_state = state.restore if state is not None else self._keep_state()  # pyright: ignore[reportOptionalCall]
 
-            def rewind() -> None:  # each call starts from the same state: a cache position must not run past its end
+            def refill() -> None:
                 restore_generators()
-                restore_state()
                 static.copy_in(inputs)
+
+            def rewind() -> None:  # each call starts from the same state: a cache position must not run past its end
+                restore_state()
+                refill()
 
             try:
                 if state is not None and self._check_state:
-                    self._refuse_python_state(call, rewind, state)
+                    self._refuse_python_state(call, refill, state)
                 audit = audit_and_warm_up(call, rewind, warmup=self._warmup, stream=self._stream)
                 self._warmup_seconds += time.perf_counter() - started
                 written = static.changed(inputs) | {
@@ -320,27 +323,27 @@ class CudaGraphed:
         owner: Any = getattr(self._module, "__self__", self._module)
         state = State(owner, inputs, "snapshot")
         state.begin(keep_cold=True)
-        form, calls = state.form(), 0
         try:
-            while calls < WARM_CALLS:
-                call()
-                calls += 1
-                before, form = form, state.form()
-                if form == before:
-                    break
+            calls = state.warm_up(lambda _: (call(), True)[1], watched=self._call is self._module)
         except Exception:
             state.restore_cold()
             raise
         state.settle(calls)
         return state
 
-    def _refuse_python_state(self, call: Callable[[], Any], rewind: Callable[[], None], state: State) -> None:
-        """Make a few calls and compare what they change.
+    def _refuse_python_state(self, call: Callable[[], Any], refill: Callable[[], None], state: State) -> None:
+        """Make a few calls and compare what they change; `refill` puts inputs and generators in place.
 
         Raises:
-            CaptureError: a Python number changes from call to call, or an attribute that a later call reads.
+            CaptureError: a Python number changes from call to call, or an attribute that a later call reads; or the
+                first call makes state whose values cannot be put back.
 
         """
+
+        def rewind() -> None:
+            state.restore()
+            refill()
+
         rewind()
         observer = state.observer()
         for _ in range(_OBSERVED):
@@ -363,6 +366,13 @@ class CudaGraphed:
             state.set_unread(tuple(path for path in assigned if path not in carried))
         if (reason := state.effects.refusal()) is not None:
             raise CaptureError(f"a CUDA graph {reason}")
+
+        def first_call() -> Any:
+            refill()
+            return call()
+
+        if (fault := state.first_values_fault(first_call)) is not None:
+            raise CaptureError(f"{fault}.")
 
 
 def check_options(*, max_graphs: int, warmup: int) -> None:

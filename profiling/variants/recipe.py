@@ -296,6 +296,12 @@ class Recipe(Variant):
                 recipe=tuple(log.steps),
             )
 
+    @property
+    def frozen_step(self) -> Any:
+        """The step because of which later calls run no Python of the module; None: they do."""
+        steps = [each for each in (self.capture, self.compiler, *self.transforms) if each is not None]
+        return next((each for each in steps if getattr(each, "runs_no_python", False)), None)
+
     def _check_state(self, component: Component) -> None:
         """Refuse a module whose Python state changes from call to call, where later calls would run no Python.
 
@@ -304,8 +310,7 @@ class Recipe(Variant):
             SkippedError: of one that exports or rewrites the module.
 
         """
-        steps = [each for each in (self.capture, self.compiler, *self.transforms) if each is not None]
-        frozen = next((each for each in steps if getattr(each, "runs_no_python", False)), None)
+        frozen = self.frozen_step
         if frozen is None or (reason := component.refusal()) is None:
             return
         raise (CaptureError if frozen is self.capture else SkippedError)(f"{name_of(frozen)} {reason}")

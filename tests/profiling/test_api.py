@@ -434,6 +434,12 @@ class Block(nn.Module):
         return self.layer(x).relu()
 
 
+class CompiledBlock(Block):
+    @torch.compile(backend=refuses)
+    def forward(self, x):
+        return super().forward(x)
+
+
 def compiled(how):
     """Return a module that its user has compiled, so that calls of what was compiled raise."""
     net = nn.Sequential(nn.Linear(8, 8), Block())
@@ -443,6 +449,10 @@ def compiled(how):
         net[1].layer = torch.compile(net[1].layer, backend=refuses)
     if how == "in place":
         net[1].compile(backend=refuses)
+    if how == "method":
+        net[1].forward = torch.compile(net[1].forward, backend=refuses)
+    if how == "class":
+        net[1] = CompiledBlock()
     return net
 
 
@@ -450,6 +460,8 @@ COMPILED = {
     "whole": "the module was compiled already",
     "part": "1.layer was compiled already",
     "in place": "1 was compiled already",
+    "method": "1.forward was compiled already",
+    "class": "1.forward was compiled already",
 }
 
 
@@ -470,7 +482,10 @@ def test_inside_of_a_compiled_module(how, says, built):
 def test_a_step_of_a_compiled_module(how):
     module, x = compiled(how), torch.randn(2, 8)
     parts = list(module.modules())
-    with profiling.prepare(module, {"input": x}, variant="baseline") as step:
+    with (
+        pytest.warns(UserWarning, match="compiled already"),
+        profiling.prepare(module, {"input": x}, variant="baseline") as step,
+    ):
         output = step(x)
     assert list(map(id, module.modules())) == list(map(id, parts)), "as the caller had it"
     with pytest.raises(Exception, match="what the user compiled is called"):
@@ -810,6 +825,40 @@ def test_a_first_value_that_is_not_zero_is_refused():
 
     with pytest.raises(WrongOutputError, match=r"`largest` is made in the first call.*register_buffer"):
         profiling.prepare(Largest(), {"x": torch.ones(2, 4)}, variant="baseline")
+
+
+class Running(nn.Module):
+    """Counts its calls in a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_parameter_that_calls_write_to_is_as_it_was_before_the_first_call():
+    module = Running()
+    with profiling.prepare(module, {"x": torch.ones(3)}, variant="baseline") as step:
+        assert float(module.calls) == 0
+        assert [float(step(torch.ones(3))[0]) for _ in range(3)] == [1, 2, 3]
+        step.reset()
+        assert float(step(torch.ones(3))[0]) == 1
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return torch.randn_like(x)
+
+
+def test_of_random_outputs_a_compiled_step_is_handed_out_with_a_warning():
+    with (
+        pytest.warns(UserWarning, match=r"cannot tell: .*fallback_random"),
+        profiling.prepare(Noise(), {"x": torch.ones(2, 4)}, variant="compile") as step,
+    ):
+        assert step(torch.ones(2, 4)).shape == (2, 4)
 
 
 def test_a_second_thread_is_refused():
