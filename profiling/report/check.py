@@ -58,7 +58,7 @@ def _lines(name: str, call: CheckedCall) -> Iterator[str]:
     yield from (f"{name}, CUDA graph: {_obstacle(each)}" for each in obstacles)
     breaks = [each for each in call.obstacles if each.hinders == "compile"]
     if call.compiled_graphs == 1 and not breaks:
-        yield f"{name}, torch.compile: the whole call is 1 graph, without a break."
+        yield f"{name}, torch.compile: one call is 1 graph, without a break."
     elif call.compiled_graphs and not breaks:
         graphs = count_of(call.compiled_graphs, "graph")
         yield f"{name}, torch.compile: the call is {graphs}. What lies between runs eagerly; Dynamo names no place."

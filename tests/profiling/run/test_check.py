@@ -49,7 +49,7 @@ def test_a_component_that_can_be_captured(check):
     outcome = check("component=[net]")
     assert outcome.records["net", "check"].check.calls["net"].obstacles == ()
     assert "no capture can be tried here" in outcome.out
-    assert "the whole call is 1 graph, without a break" in outcome.out
+    assert "one call is 1 graph, without a break" in outcome.out
     assert {each.path for each in outcome.records["net", "check"].check.calls["net"].outputs} == {
         *("answer.picture", "answer.score", "hidden.0", "hidden.1.0"),
     }

@@ -1,0 +1,82 @@
+"""Time `profiling.prepare` with warm caches, here and in another revision: python benchmarks/preparing.py FOLDER [COMPONENT...]
+
+FOLDER has the other revision: git worktree add FOLDER REVISION. Each preparation runs in a process of its own, and the
+trees take turns after one that fills the compiler's cache. The table has the shortest of the seconds, and the ratio.
+Expected: at most 1.1, since a prepared step is played against the module over 8 calls, which take milliseconds.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+from tabulate import tabulate
+
+ROOT = Path(__file__).resolve().parents[1]
+NETWORKS = ("world_model", "image_decoder", "audio_decoder")
+VARIANTS = ("cuda_graph", "compile_cuda_graph")
+TURNS = 2
+
+
+def network(name):
+    """Return (module, inputs) of a component of conf/ as a run builds it, at full size on a GPU, else tiny."""
+    import torch
+    import yaml
+    from hydra.utils import instantiate
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    node = yaml.safe_load(Path(f"conf/component/{name}.yaml").read_text())[name]
+    if device.type == "cpu":
+        node["module"] |= node["tiny"]["module"]
+    with device:
+        module = instantiate(node["module"], _convert_="all").eval()
+    instantiate(node["initialise"], module, seed=0)
+    module.to(dtype)
+    generator = torch.Generator(device).manual_seed(1)
+    return module, dict(instantiate(node["inputs"], module, generator=generator, device=device.type, dtype=dtype))
+
+
+def seconds(name, variant):
+    """Return the seconds of one preparation in this process."""
+    import profiling
+
+    module, inputs = network(name)
+    started = perf_counter()
+    profiling.prepare(module, inputs, variant=variant).close()
+    return perf_counter() - started
+
+
+def in_tree(tree, name, variant, cache):
+    """Return the seconds of one preparation by the code of `tree`."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree), os.environ.get("PYTHONPATH", "")])}
+    environment["TORCHINDUCTOR_CACHE_DIR"] = cache
+    command = [sys.executable, str(Path(__file__).resolve()), "--one", name, variant]
+    result = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    if result.returncode:
+        sys.exit(f"{tree}, {name}, {variant}: {result.stderr[-2000:]}")
+    return float(result.stdout.split()[-1])
+
+
+def main():
+    if sys.argv[1:2] == ["--one"]:
+        print(seconds(*sys.argv[2:]))
+        return
+    trees = [ROOT, Path(sys.argv[1]).resolve()]
+    rows = []
+    with tempfile.TemporaryDirectory() as cache:
+        for name in sys.argv[2:] or NETWORKS:
+            for variant in VARIANTS:
+                for tree in trees:
+                    in_tree(tree, name, variant, cache)
+                turns = [[in_tree(tree, name, variant, cache) for tree in trees] for _ in range(TURNS)]
+                best = [min(times) for times in zip(*turns, strict=True)]
+                rows.append([name, variant, *best, best[0] / best[1]])
+    headers = ["component", "variant", "this revision (s)", "the other (s)", "ratio"]
+    print(tabulate(rows, headers, floatfmt=".2f"))
+
+
+if __name__ == "__main__":
+    main()
