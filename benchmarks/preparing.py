@@ -1,4 +1,4 @@
-"""Time `profiling.prepare` with warm caches, here and in another revision: python benchmarks/preparing.py FOLDER [COMPONENT...]
+"""Time `profiling.prepare` with warm caches: python benchmarks/preparing.py FOLDER [COMPONENT...]
 
 FOLDER has the other revision: git worktree add FOLDER REVISION. Each preparation runs in a process of its own, and the
 trees take turns after one that fills the compiler's cache. The table has the shortest of the seconds, and the ratio.
@@ -11,8 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
-
-from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parents[1]
 NETWORKS = ("world_model", "image_decoder", "audio_decoder")
@@ -65,17 +63,15 @@ def main():
         print(seconds(*sys.argv[2:]))
         return
     trees = [ROOT, Path(sys.argv[1]).resolve()]
-    rows = []
+    print(f"{'component':<16}{'variant':<22}{'this revision (s)':>18}{'the other (s)':>15}{'ratio':>7}")
     with tempfile.TemporaryDirectory() as cache:
         for name in sys.argv[2:] or NETWORKS:
             for variant in VARIANTS:
                 for tree in trees:
                     in_tree(tree, name, variant, cache)
                 turns = [[in_tree(tree, name, variant, cache) for tree in trees] for _ in range(TURNS)]
-                best = [min(times) for times in zip(*turns, strict=True)]
-                rows.append([name, variant, *best, best[0] / best[1]])
-    headers = ["component", "variant", "this revision (s)", "the other (s)", "ratio"]
-    print(tabulate(rows, headers, floatfmt=".2f"))
+                this, other = (min(times) for times in zip(*turns, strict=True))
+                print(f"{name:<16}{variant:<22}{this:>18.2f}{other:>15.2f}{this / other:>7.2f}", flush=True)
 
 
 if __name__ == "__main__":
