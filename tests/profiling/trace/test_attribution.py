@@ -5,12 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from hand_made_events import host, operator, span, work
 from planted_modules import Stack, component
 from stored_traces import attributions, calls_of, stored
 
-from profiling.run.trace_passes import short_trace
 from profiling.trace.attribution import (
     Attributor,
     BackwardModules,
@@ -20,6 +18,7 @@ from profiling.trace.attribution import (
     parents_of,
     with_eager_modules,
 )
+from profiling.trace.device_work import profiled
 from profiling.trace.events import (
     GpuWork,
     read_events,
@@ -284,11 +283,8 @@ def test_only_what_the_order_decides_corresponds(names, known, expected):
 def test_every_backward_node_belongs_to_its_forward_submodule():
     planted = component(Stack())
     planted.module.train()
-    trace = short_trace(
-        lambda: planted.call().square().sum().backward(),
-        torch.device("cpu"),
-        lambda: module_spans(planted.module),
-        cell=("planted", "baseline"),
+    trace = profiled(
+        lambda: planted.call().square().sum().backward(), 1, cuda=False, around=lambda: module_spans(planted.module)
     )
     backward = BackwardModules(trace, parents_of(trace.operators))
     nodes = [operator for operator in trace.operators if operator.name.endswith("Backward0")]
