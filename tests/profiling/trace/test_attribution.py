@@ -11,11 +11,9 @@ from stored_traces import attributions, calls_of, stored
 
 from profiling.trace.attribution import (
     Attributor,
-    BackwardModules,
     KernelAttribution,
     attributed_by_reference,
     in_exact_order,
-    parents_of,
     with_eager_modules,
 )
 from profiling.trace.device_work import profiled
@@ -286,9 +284,9 @@ def test_every_backward_node_belongs_to_its_forward_submodule():
     trace = profiled(
         lambda: planted.call().square().sum().backward(), 1, cuda=False, around=lambda: module_spans(planted.module)
     )
-    backward = BackwardModules(trace, parents_of(trace.operators))
+    attributor = Attributor(trace, OperatorCosts())
     nodes = [operator for operator in trace.operators if operator.name.endswith("Backward0")]
-    found = [(node.name, backward.of(node)) for node in nodes if not node.name.startswith("autograd::")]
+    found = [(node.name, attributor.module_of(node, None)) for node in nodes if not node.name.startswith("autograd::")]
     assert [module for name, module in found if name == "AddmmBackward0"] == [
         "head",
         "blocks.1.down",
@@ -300,9 +298,9 @@ def test_every_backward_node_belongs_to_its_forward_submodule():
     assert [module for name, module in found if name == "SoftmaxBackward0"] == [""]
     assert [module for name, module in found if name in ("PowBackward0", "SumBackward0")] == [None, None]
     products = [operator for operator in trace.operators if operator.name == "aten::mm"]
-    assert {backward.of(product) for product in products} >= {"head", "blocks.0.down", "blocks.1.up"}
+    assert {attributor.module_of(product, None) for product in products} >= {"head", "blocks.0.down", "blocks.1.up"}
     forward = [operator for operator in trace.operators if operator.name == "aten::addmm"]
-    assert {backward.of(product) for product in forward} == {None}
+    assert {attributor.module_of(product, None) for product in forward} == {None}
 
 
 def test_kernels_of_another_thread_follow_their_node():
