@@ -144,18 +144,6 @@ def function_of(name: str) -> str:
     return words[-1].rpartition("::")[2] if words else ""
 
 
-def likeness(name: str, other: str) -> float:
-    """Return how alike two names of kernels are, 0 to 1 (equal): the share of their words that both have.
-
-    ncu may shorten a name: `at::native::reduce<false>(float*)` is `at::reduce<0>(T1 *)` to it.
-    """
-    name, other = demangled(name), demangled(other)
-    if name == other:
-        return 1.0
-    words, others = (set(re.findall(r"\w+", text)) for text in (name, other))
-    return len(words & others) / (len(words | others) + 1)  # same words in another order are not equal
-
-
 def read_launches(text: str, metrics: Mapping[str, str]) -> tuple[Launch, ...]:
     """Return the launches in what ncu wrote with `--csv --page raw`; empty where it measured none.
 
