@@ -51,7 +51,9 @@ def parse_compile_log(log_folder: Path, out: Path, *, root: Path | None = None) 
     for log, folder in zip(logs, folders, strict=True):
         _run_tlparse(log, folder)
     if len(logs) > 1:
-        _write_index(out, logs)
+        links = (f'<li><a href="{n}/index.html">{html.escape(log.name)}</a></li>' for n, log in enumerate(logs))
+        page = f"<!doctype html><title>tlparse</title><h1>One log per process</h1><ul>{''.join(links)}</ul>\n"
+        (out / "index.html").write_text(page, encoding="utf-8")
     index = (out / "index.html").relative_to(out.parent.parent).as_posix()
     return read_compile_log(folders, (root or Path.cwd()).absolute(), index)
 
@@ -63,8 +65,7 @@ def find_tlparse() -> Path:
         CompileLogError: it is not installed.
 
     """
-    beside = shutil.which("tlparse", path=str(Path(sys.executable).parent))
-    path = beside or shutil.which("tlparse")
+    path = shutil.which("tlparse", path=str(Path(sys.executable).parent)) or shutil.which("tlparse")
     if path is None:
         raise CompileLogError(f"there is no compile report: {install_hint('tlparse')}")
     return Path(path)
@@ -86,14 +87,8 @@ def _run_tlparse(log: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "tlparse.log").write_text(output, encoding="utf-8")  # --overwrite has emptied the folder
     if done.returncode != 0 or not (out / "raw.jsonl").is_file():
-        first = next((line for line in output.splitlines() if line.strip()), "no output")
+        first = (_lines(output) or ["no output"])[0]
         raise CompileLogError(f"tlparse failed on {log} with exit code {done.returncode}: {first}")
-
-
-def _write_index(out: Path, logs: list[Path]) -> None:
-    links = (f'<li><a href="{n}/index.html">{html.escape(log.name)}</a></li>' for n, log in enumerate(logs))
-    page = f"<!doctype html><title>tlparse</title><h1>One log per process</h1><ul>{''.join(links)}</ul>\n"
-    (out / "index.html").write_text(page, encoding="utf-8")
 
 
 def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> CompileLog:
@@ -108,7 +103,12 @@ def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> Compile
     entries = [entry for _, log in logs for entry in log]
     frames = _with_function_names([entry["compilation_metrics"] for entry in entries if "compilation_metrics" in entry])
     every = [*frames, *(entry["bwd_compilation_metrics"] for entry in entries if "bwd_compilation_metrics" in entry)]
-    texts = (text for folder, log in logs for text in _graph_break_texts(log, folder))
+    texts = (
+        (folder / entry["payload_filename"]).read_text(encoding="utf-8", errors="replace")
+        for folder, log in logs
+        for entry in log
+        if (entry.get("artifact") or {}).get("name") == "dynamo_graph_break_reason" and entry.get("payload_filename")
+    )
     skips = [str(metrics["cudagraph_skip_reason"]) for metrics in every if metrics.get("cudagraph_skip_reason")]
     return CompileLog(
         index=index,
@@ -146,13 +146,6 @@ def _with_function_names(frames: Iterable[Mapping[str, Any]]) -> list[Mapping[st
 def _seconds(metrics: Mapping[str, Any]) -> float:
     whole = metrics.get("entire_frame_compile_time_s")
     return float(whole) if whole is not None else (metrics.get("duration_us") or 0) / 1e6
-
-
-def _graph_break_texts(entries: list[dict[str, Any]], parsed: Path) -> Iterable[str]:
-    for entry in entries:
-        payload = entry.get("payload_filename")
-        if (entry.get("artifact") or {}).get("name") == "dynamo_graph_break_reason" and payload:
-            yield (parsed / payload).read_text(encoding="utf-8", errors="replace")
 
 
 def _counted(breaks: Iterable[GraphBreak]) -> tuple[GraphBreak, ...]:
@@ -211,8 +204,7 @@ def graph_break(text: str, root: Path) -> GraphBreak:
     file, line = frames[-1][:2] if frames else (None, None)
     if at := _AT.search(message):
         file, line = short_path(at[1], root), int(at[2])
-    lines = [line.strip() for line in message.partition("Graph Break Reason:")[2].splitlines() if line.strip()]
-    lines = lines or [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
+    lines = _lines(message.partition("Graph Break Reason:")[2]) or _lines(text) or ["no reason given"]
     explanation = _EXPLANATION.search(message)
     return GraphBreak(
         reason=lines[1] if len(lines) > 1 and any(start in lines[0] for start in _PREAMBLES) else lines[0],
@@ -225,17 +217,16 @@ def graph_break(text: str, root: Path) -> GraphBreak:
 
 
 #: What Dynamo says of a guard that failed: `0/3: self.pos == 3    # i = self.pos % n  # net.py:41 in forward`.
-_GUARD = re.compile(r"(?:\d+/\d+: )?(?P<guard>.*?)(?:\s{2,}#\s*(?P<code>.*?)(?:\s+# \S+:(?P<line>\d+) in .*)?)?")
+_GUARD = re.compile(r"(?:\d+/\d+: )?(.*?)(?:\s{2,}#\s*(.*?)(?:\s+# \S+:(\d+) in .*)?)?$")
 
 
-def failed_guard(metrics: Mapping[str, Any], root: Path) -> tuple[str, str | None, int | None, str | None]:
+def failed_guard(metrics: Mapping[str, Any], root: Path) -> tuple[str, str | None, int | None, str]:
     """Return (guard, file, line, code) of a frame's `recompile_reason`: what the newest compiled version relied on.
 
     The line is the one of the stack that Dynamo adds, else that of its comment, else the function's.
     """
     reason, _, stack = str(metrics["recompile_reason"]).strip().partition("\nUser stack trace:")
-    found = _GUARD.fullmatch(reason.splitlines()[0])
-    guard, code, number = (reason, None, None) if found is None else found.group("guard", "code", "line")
+    (guard, code, number), *_ = _GUARD.findall(reason.splitlines()[0])
     frames = _FRAME.findall(stack)
     file = frames[-1][0] if frames else metrics.get("co_filename")
     line = int(frames[-1][1] if frames else number or metrics.get("co_firstlineno") or 0) or None
@@ -251,14 +242,12 @@ def _failure(metrics: Mapping[str, Any], root: Path) -> CompileFailure:
     file, line = metrics.get("fail_user_frame_filename"), metrics.get("fail_user_frame_lineno")
     if not file:
         file, line = metrics.get("co_filename"), metrics.get("co_firstlineno")
-    lines = [line.strip() for line in str(metrics.get("fail_reason") or "").splitlines() if line.strip()]
-    # "backend='x' raised:" needs the line after it.
-    reason = " ".join(lines[:2]) if lines and lines[0].endswith(":") else (lines or ["no reason given"])[0]
+    lines = _lines(metrics.get("fail_reason") or "") or ["no reason given"]
     return CompileFailure(
         compile_id=_id(metrics),
         function=metrics.get("co_name"),
         kind=metrics["fail_type"],
-        reason=reason,
+        reason=" ".join(lines[: 2 if lines[0].endswith(":") else 1]),  # "backend='x' raised:" needs the line after it
         file=file and short_path(file, root),
         line=line,
     )
@@ -270,6 +259,10 @@ def _cudagraph_skip(text: str, root: Path) -> str:
     reason = message.strip().splitlines()[0].rstrip(" .")
     frames = _FRAME.findall(stack)
     return f"{reason}, at {short_path(frames[-1][0], root)}:{frames[-1][1]}" if frames else reason
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _id(metrics: Mapping[str, Any]) -> str:

@@ -159,22 +159,21 @@ def read_launches(text: str, metrics: Mapping[str, str]) -> tuple[Launch, ...]:
     header, *rest = rows[start:]
     units = dict(zip(header, rest[0], strict=False)) if rest else {}
     whole = [dict(zip(header, row, strict=True)) for row in rest[1:] if len(row) == len(header) == len(rest[0])]
-    return tuple(_launch(row, units, metrics) for row in whole)
-
-
-def _launch(row: Mapping[str, str], units: Mapping[str, str], metrics: Mapping[str, str]) -> Launch:
-    return Launch(
-        name=demangled(row[_NAME]),
-        grid=_sizes(row.get(_GRID, "")),
-        block=_sizes(row.get(_BLOCK, "")),
-        passes=int(passes) if (passes := row.get(_PASSES, "")).isdecimal() else None,
-        **{field: _number(row[metric], units[metric]) for field, metric in metrics.items() if metric in row},
+    return tuple(
+        Launch(
+            name=demangled(row[_NAME]),
+            grid=_sizes(row.get(_GRID, "")),
+            block=_sizes(row.get(_BLOCK, "")),
+            passes=int(passes) if (passes := row.get(_PASSES, "")).isdecimal() else None,
+            **{field: _number(row[metric], units[metric]) for field, metric in metrics.items() if metric in row},
+        )
+        for row in whole
     )
 
 
 def _sizes(cell: str) -> tuple[int, ...] | None:
     """Return a cell like `(128, 2, 1)`."""
-    return tuple(int(size) for size in re.findall(r"\d+", cell)) or None
+    return tuple(map(int, re.findall(r"\d+", cell))) or None
 
 
 def _number(text: str, unit: str) -> float | None:
