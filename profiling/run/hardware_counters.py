@@ -20,7 +20,7 @@ from profiling.roofline.rules import bound_by_counters, bound_by_trace
 from profiling.run.job import Job
 from profiling.trace import nsight_compute
 from profiling.trace.events import GpuWork, TracedCall, read_events, timeline, traced_calls
-from profiling.trace.nsight_compute import Launch, function_of, likeness
+from profiling.trace.nsight_compute import Launch, demangled, function_of
 
 #: Most kernels of a cell that are measured, and the least share of all kernel time (0 to 1) of each.
 MOST_KERNELS, LEAST_SHARE = 10, 0.01
@@ -182,22 +182,14 @@ def launches_to_measure(work: Sequence[GpuWork], names: Collection[str], functio
 def grouped(launches: Sequence[Launch], traced: Collection[Group]) -> dict[Group, list[Launch]]:
     """Return the launches by their group of the trace; those of kernels that it does not have are left out.
 
-    ncu may print a name otherwise than the trace. Of the traced kernels of the same function, grid and block it is the
-    one whose name is most alike. A launch with a grid or block that the trace does not have needs an equal name.
+    A launch with a grid or block that the trace does not have is a group of its own.
     """
-    functions: dict[str, list[Group]] = {}
-    for group in traced:
-        functions.setdefault(function_of(group.name), []).append(group)
+    names = {demangled(group.name): group.name for group in traced}
     groups: dict[Group, list[Launch]] = {}
     for launch in launches:
-        name, shape = launch.name, (launch.grid, launch.block)
-        known = functions.get(function_of(name), [])
-        alike = [group for group in known if (group.grid, group.block) == shape]
-        if not alike:
-            equal = [each for each in known if each.name == name[:_NAME_LENGTH] or likeness(each.name, name) == 1.0]
-            alike = [each._replace(grid=launch.grid, block=launch.block) for each in equal]
-        if alike:
-            groups.setdefault(max(alike, key=lambda group: likeness(group.name, name)), []).append(launch)
+        name = names.get(launch.name, names.get(launch.name[:_NAME_LENGTH]))
+        if name is not None:
+            groups.setdefault(Group(name, launch.grid, launch.block), []).append(launch)
     return groups
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -10,17 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from profiling.components.component import Component
 from profiling.results.environment import Ceilings
 from profiling.results.record import TraceAnalysis
 from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
+from profiling.trace.device_work import profiled
 from profiling.trace.events import Timeline, read_events, timeline
 from profiling.trace.host_waits import line_spans
 from profiling.trace.modules import module_spans
-from profiling.trace.profiler import profile_calls
 from profiling.variants.variant import Step
 
 #: Profiled calls on a CPU, where times vary from call to call. On a GPU one call is enough.
@@ -107,25 +105,6 @@ class TracePasses:
         self, action: str, call: Callable[[], Any], around: Callable[[], AbstractContextManager[None]], calls: int = 1
     ) -> Timeline | None:
         with self.best_effort(action):
-            cell = (self.component.name, self.variant)
             self.component.reset()
-            return short_trace(call, self.component.device, around, cell=cell, calls=calls)
+            return profiled(call, calls, cuda=self.component.device.type == "cuda", around=around, shapes=True)
         return None
-
-
-def short_trace(
-    call: Callable[[], object],
-    device: torch.device,
-    around: Callable[[], AbstractContextManager[None]],
-    *,
-    cell: tuple[str, str],
-    calls: int = 1,
-) -> Timeline:
-    """Profile `calls` calls, each inside `around()`, after one call that starts the profiler.
-
-    `cell` is (component, variant). The calls change the network's state, as those of the main trace do.
-    """
-    with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
-        file = Path(folder) / "trace.json"
-        profile_calls(call, device, file, cell=cell, calls=calls, around=around)
-        return timeline(read_events(file))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from profiling.results.environment import Ceilings
 from profiling.results.record import Idle, Kernel, KernelClass, ModuleTime, TraceAnalysis
@@ -17,16 +18,7 @@ from profiling.trace.attribution import (
     rate,
     with_eager_modules,
 )
-from profiling.trace.events import (
-    MODULE,
-    GpuWork,
-    Operator,
-    Span,
-    Timeline,
-    TracedCall,
-    nested,
-    traced_calls,
-)
+from profiling.trace.events import MODULE, GpuWork, Operator, Span, Timeline, TracedCall, nested, traced_calls
 from profiling.trace.findings import kernel_findings
 from profiling.trace.host_waits import waits_and_copies
 from profiling.trace.kernel_classes import CLASSES
@@ -69,11 +61,8 @@ def analyze_trace(
     calls = traced_calls(traces.main)
     if not calls:
         return None
-    gpu_times = [gpu_time(call.work) for call in calls]
-
-    def mean_ms(name: str) -> float:
-        return sum(getattr(each, name) for each in gpu_times) / 1e3 / len(calls) / parts
-
+    times = [gpu_time(call.work) for call in calls]
+    span_ms, host_ms, between_ms = (sum(each) / 1e3 / len(calls) / parts for each in zip(*times, strict=True))
     attributions, modules_from = _attributions(traces, calls)
     kernels = kernels_by_name(attributions, parts)
     waits, copies = waits_and_copies(traces.main, traces.lines, root, parts)
@@ -82,13 +71,13 @@ def analyze_trace(
         len(calls) * parts,
         paths_in((traces.eager or traces.reference or traces.main).modules),
     )
-    idle = Idle(host_ms=mean_ms("host"), between_ms=mean_ms("between"))
+    idle_ms = host_ms + between_ms
     return TraceAnalysis(
         calls=len(calls) * parts,
-        span_ms=mean_ms("span"),
-        busy_ms=mean_ms("busy"),
-        idle_ms=idle.host_ms + idle.between_ms,
-        idle=idle,
+        span_ms=span_ms,
+        busy_ms=span_ms - idle_ms,
+        idle_ms=idle_ms,
+        idle=Idle(host_ms=host_ms, between_ms=between_ms),
         kernel_ms=sum(kernel.ms for kernel in kernels),
         count=sum(len(call.work) for call in calls) / len(calls) / parts,
         classes=kernel_classes(kernels),
@@ -144,8 +133,7 @@ def operators_by_name(trace: Timeline, parts: int = 1) -> tuple[Kernel, ...]:
     spent = [each for _, each in self_times(inside)]
     worked, items = _work_of(inside, spent, costs), []
     for place, (each, self_us) in enumerate(zip(inside, spent, strict=True)):
-        outer = worked.get(place)
-        cost, arguments = (Cost(), {}) if outer is None else (costs.of(outer), outer.arguments)
+        cost, arguments = (costs.of(outer), outer.arguments) if (outer := worked.get(place)) else (Cost(), {})
         own = GpuWork(each.name, "operator", each.begin, each.begin + self_us, None, None, None)
         items.append(KernelAttribution(own, "operator", bytes=cost.bytes, flops=cost.flops, arguments=arguments))
     return kernels_by_name([items], len(trace.calls) * parts, sum(call.end - call.begin for call in trace.calls))
@@ -182,41 +170,32 @@ def _work_of(operators: Sequence[Operator], spent: Sequence[float], costs: Opera
     return {place: operators[outer] for outer, place in longest.items()}
 
 
-@dataclass(frozen=True)
-class GpuTime:
-    """Busy and idle microseconds of one call, from the begin of its first GPU work to the end of its last.
+class GpuTime(NamedTuple):
+    """Idle microseconds of the GPU in the `span` of a call, from the begin of its first work to the end of its last.
 
-    `host`: the GPU was idle because the host had not launched the next work yet. `between`: the GPU was idle although
-    the next work had been launched (it was queued, or is a node of a graph under replay).
+    `host`: the host had not launched the next work yet. `between`: it had (the work was queued, or is a node of a graph
+    under replay).
     """
 
     span: float
     host: float
     between: float
 
-    @property
-    def busy(self) -> float:
-        """The time in which the GPU worked."""
-        return self.span - self.host - self.between
-
 
 def gpu_time(work: Sequence[GpuWork]) -> GpuTime:
-    """Return busy and idle time of a call's `work`, which is sorted by begin and not empty; streams may overlap.
+    """Return the idle time of a call's `work`, which is sorted by begin and not empty; streams may overlap.
 
     A gap counts as `between` where the trace lacks the launch of the work after it: no evidence that the host was late.
     """
     host = between = 0.0
     reached, seen = work[0].end, {work[0].correlation}
     for item in work[1:]:
-        gap = item.begin - reached
-        if gap > 0:
-            if item.launch is not None and item.launch.end > reached and item.correlation not in seen:
-                host += gap
-            else:
-                between += gap
+        gap = max(0.0, item.begin - reached)
+        late = item.launch is not None and item.launch.end > reached and item.correlation not in seen
+        host, between = (host + gap, between) if late else (host, between + gap)
         reached = max(reached, item.end)
         seen.add(item.correlation)
-    return GpuTime(span=reached - work[0].begin, host=host, between=between)
+    return GpuTime(reached - work[0].begin, host, between)
 
 
 def _attributions(traces: Traces, calls: Sequence[TracedCall]) -> tuple[list[tuple[KernelAttribution, ...]], str]:
@@ -232,12 +211,12 @@ def _attributions(traces: Traces, calls: Sequence[TracedCall]) -> tuple[list[tup
     return [attributions for attributions, _ in found], traces.modules_from + note
 
 
-def _last_call(trace: Timeline | None, costs: OperatorCosts) -> tuple[KernelAttribution, ...]:
+def _last_call(trace: Timeline | None, costs: OperatorCosts) -> Sequence[KernelAttribution]:
     """Return the attribution of the last traced call's work, in the order of its launches."""
-    calls = () if trace is None else traced_calls(trace)
-    if trace is None or not calls:
+    if trace is None:
         return ()
-    return tuple(sorted(Attributor(trace, costs).of(calls[-1]), key=lambda item: item.work.launched))
+    work = [item for call in traced_calls(trace)[-1:] for item in Attributor(trace, costs).of(call)]
+    return sorted(work, key=lambda item: item.work.launched)
 
 
 def kernels_by_name(
@@ -258,7 +237,7 @@ def kernels_by_name(
 
 
 def _kernel(name: str, items: Sequence[KernelAttribution], total_us: float, calls: int) -> Kernel:
-    spent = microseconds(items)
+    spent, lengths = microseconds(items), [item.work.length for item in items]
     by_kind: dict[str, float] = {}
     for item in items:
         by_kind[item.kind] = by_kind.get(item.kind, 0.0) + item.work.length
@@ -269,19 +248,13 @@ def _kernel(name: str, items: Sequence[KernelAttribution], total_us: float, call
         share=spent / total_us if total_us else 0.0,
         count=len(items) / calls,
         mean_us=spent / len(items),
-        typical_us=_typical([item.work.length for item in items]),
+        typical_us=sum(length * length for length in lengths) / spent if spent > 0 else None,
         gbps=rate(items, "bytes", 1e3),
         tflops=rate(items, "flops", 1e6),
         dtype=only_dtype(item.arguments for item in items if item.flops),
         blocks=mean(item.work.blocks for item in items),
         occupancy=mean(item.work.occupancy for item in items),
     )
-
-
-def _typical(lengths: Sequence[float]) -> float | None:
-    """Return the mean of lengths, each weighted by itself."""
-    whole = sum(lengths)
-    return sum(length * length for length in lengths) / whole if whole > 0 else None
 
 
 def kernel_classes(kernels: Sequence[Kernel]) -> tuple[KernelClass, ...]:

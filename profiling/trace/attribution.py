@@ -17,15 +17,7 @@ from itertools import accumulate, pairwise
 from math import inf
 from typing import Any, Literal
 
-from profiling.trace.events import (
-    MODULE,
-    GpuWork,
-    Operator,
-    Timeline,
-    TracedCall,
-    innermost,
-    nested,
-)
+from profiling.trace.events import MODULE, GpuWork, Operator, Span, Timeline, TracedCall, innermost, nested
 from profiling.trace.kernel_classes import class_of, class_of_name, class_of_operator
 from profiling.trace.operator_costs import Cost, OperatorCosts, bytes_of, recorded_tensors
 
@@ -36,7 +28,7 @@ _COUNTED = ("gemm", "conv", "attention")
 #: Helper kernels of a matrix product: cuBLAS's splitKreduce, scaling and epilogue, CUTLASS's ReduceSplitK.
 _AUXILIARY = re.compile("reduce|reduction|scal_kernel|epilogue", re.IGNORECASE)
 #: cuDNN's conversions of a tensor from channels first to last and back, and its copies of the channels of a group.
-_CONVERSION = re.compile("nchwToNhwc|nhwcToNchw|nhwcSliceC")
+_CONVERSIONS = ("nchwToNhwc", "nhwcToNchw", "nhwcSliceC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,37 +61,48 @@ class Attributor:
     def __init__(self, trace: Timeline, costs: OperatorCosts) -> None:
         self._trace, self._costs = trace, costs
         self._operators: dict[int | None, Operator] = {each.id: each for each in trace.operators if each.id is not None}
-        self._parents = parents_of(trace.operators)
-        self._backward = BackwardModules(trace, self._parents)
+        callers = zip(trace.operators, nested(trace.operators), strict=True)
+        self._callers = {each.id: trace.operators[place] for each, (place, _) in callers if place is not None}
+        # Autograd gives the nodes of the backward pass the sequence numbers of the forward operators that made them.
+        # An operator without a node carries the next node's number: the last operator of a number made that node.
+        forward = [each for each in trace.operators if _sequence(each) is not None and not _is_backward(each)]
+        spans = innermost(trace.modules, [(each.begin, each.row) for each in forward])
+        self._forward = {_sequence(each): span for each, span in zip(forward, spans, strict=True)}
 
     def of(self, call: TracedCall) -> tuple[KernelAttribution, ...]:
         """Return the attribution of each piece of the call's work, in its order."""
-        attributions = []
-        launched = Counter(work.operator for work in call.work)
-        main = _main_kernels(call.work)
-        conversions = self._conversions(call.work)
-        for work, module in zip(call.work, self._modules(call), strict=True):
-            operator = self._operators.get(work.operator)
-            kind = class_of(work, None if operator is None else operator.name)
-            cost = Cost() if operator is None else self._cost(operator, kind)
-            equal = main.get(work.operator, ())
-            is_main = any(each is work for each in equal)
-            moved = cost.bytes if launched[work.operator] == 1 else conversions.get(work)
-            if is_main and cost.bytes is not None:
-                moved = cost.bytes // len(equal)
-            attributions.append(
-                KernelAttribution(
-                    work,
-                    kind,
-                    operator=None if operator is None else operator.name,
-                    module=module,
-                    bytes=work.bytes if work.kind != "kernel" else moved,
-                    flops=cost.flops // len(equal) if is_main and cost.flops is not None else None,
+        by_operator: dict[int | None, list[GpuWork]] = {}
+        for work in call.work:
+            by_operator.setdefault(work.operator, []).append(work)
+        spans = innermost(self._trace.modules, [(work.launched, work.launch and work.launch.row) for work in call.work])
+        around = dict(zip(call.work, spans, strict=True))
+        attributed: dict[GpuWork, KernelAttribution] = {}
+        for number, kernels in by_operator.items():
+            operator = self._operators.get(number)
+            main, conversions = ([], {}) if operator is None else (_main(kernels), self._conversions(operator, kernels))
+            for work in kernels:
+                kind = class_of(work, None if operator is None else operator.name)
+                cost = Cost() if operator is None else self._cost(operator, kind)
+                moved, flops = (cost.bytes if len(kernels) == 1 else conversions.get(work)), None
+                if work in main:
+                    moved = moved if cost.bytes is None else cost.bytes // len(main)
+                    flops = None if cost.flops is None else cost.flops // len(main)
+                attributed[work] = KernelAttribution(
+                    *(work, kind, None if operator is None else operator.name),
+                    module=self.module_of(operator, around[work]),
+                    bytes=moved if work.kind == "kernel" else work.bytes,
+                    flops=flops,
                     operator_flops=cost.flops,
                     arguments={} if operator is None else operator.arguments,
                 )
-            )
-        return tuple(attributions)
+        return tuple(attributed[work] for work in call.work)
+
+    def module_of(self, operator: Operator | None, around: Span | None) -> str | None:
+        """Return the submodule whose backward pass contains `operator`, else that of the span `around` its launch."""
+        while operator is not None and not _is_backward(operator):
+            operator = self._callers.get(operator.id)
+        span = (self._forward.get(_sequence(operator)) if operator is not None else None) or around
+        return None if span is None else span.name.removeprefix(MODULE)
 
     def _cost(self, operator: Operator, kind: str) -> Cost:
         """Return the cost of the operator, or of the nearest caller of the same class whose cost is known.
@@ -108,13 +111,13 @@ class Attributor:
         """
         cost = self._costs.of(operator)
         while cost == Cost() and kind in ("conv", "attention"):
-            parent = self._parents.get(operator.id)
-            if parent is None or class_of_operator(parent.name) != kind:
+            caller = self._callers.get(operator.id)
+            if caller is None or class_of_operator(caller.name) != kind:
                 break
-            operator, cost = parent, self._costs.of(parent)
+            operator, cost = caller, self._costs.of(caller)
         return cost
 
-    def _conversions(self, work: Sequence[GpuWork]) -> dict[GpuWork, int]:
+    def _conversions(self, operator: Operator, kernels: Sequence[GpuWork]) -> dict[GpuWork, int]:
         """Return the bytes of cuDNN's layout conversions, if it is certain which tensor each one converts.
 
         A convolution may convert its input, its weights and its output. Input and weights are converted if they are
@@ -122,76 +125,29 @@ class Attributor:
         kernel for each group, the group's channels of input and output may be copied before and after it; each copy
         gets the mean of the two.
         """
-        by_operator: dict[int | None, list[GpuWork]] = {}
-        for item in work:
-            if _CONVERSION.search(item.name):
-                by_operator.setdefault(item.operator, []).append(item)
+        before, after, slices = ([each for each in kernels if way in each.name] for way in _CONVERSIONS)
+        if class_of_operator(operator.name) != "conv" or not (before or after or slices):
+            return {}
         found: dict[GpuWork, int] = {}
-        for key, kernels in by_operator.items():
-            operator = self._operators.get(key)
-            if operator is None or class_of_operator(operator.name) != "conv":
-                continue
-            given = recorded_tensors(operator.arguments)[:2]
-            before = sorted((each for each in kernels if "nchwToNhwc" in each.name), key=lambda each: each.length)
-            after = [each for each in kernels if "nhwcToNchw" in each.name]
-            sizes = sorted(bytes_of(tensor) for tensor in given if tensor.is_contiguous())
-            if len(before) == len(sizes):
-                found.update((each, 2 * size) for each, size in zip(before, sizes, strict=True))
-            result = (self._cost(operator, "conv").bytes or 0) - sum(map(bytes_of, given))
-            if len(after) == 1 and result > 0:
-                found[after[0]] = 2 * result
-            slices = [each for each in kernels if "nhwcSliceC" in each.name]
-            groups = given[0].shape[1] // given[1].shape[1] if slices and len(given) == 2 else 0
-            if len(slices) == 2 * groups and result > 0:
-                found.update((each, (bytes_of(given[0]) + result) // groups) for each in slices)
+        given = recorded_tensors(operator.arguments)[:2]
+        sizes = sorted(bytes_of(tensor) for tensor in given if tensor.is_contiguous())
+        if len(before) == len(sizes):
+            found |= zip(sorted(before, key=lambda each: each.length), (2 * size for size in sizes), strict=True)
+        result = (self._cost(operator, "conv").bytes or 0) - sum(map(bytes_of, given))
+        if len(after) == 1 and result > 0:
+            found[after[0]] = 2 * result
+        groups = given[0].shape[1] // given[1].shape[1] if slices and len(given) == 2 else 0
+        if 0 < 2 * groups == len(slices) and result > 0:
+            found |= dict.fromkeys(slices, (bytes_of(given[0]) + result) // groups)
         return found
 
-    def _modules(self, call: TracedCall) -> list[str | None]:
-        """Return for each piece of work the submodule whose forward or backward pass launched it."""
-        spans = innermost(self._trace.modules, [(work.launched, work.launch and work.launch.row) for work in call.work])
-        modules = []
-        for work, span in zip(call.work, spans, strict=True):
-            backward = self._backward.of(self._operators.get(work.operator))
-            modules.append(backward if backward is not None or span is None else span.name.removeprefix(MODULE))
-        return modules
 
-
-def _main_kernels(work: Sequence[GpuWork]) -> dict[int | None, list[GpuWork]]:
-    """Return the main kernels of each operator: its only kernel, or those of one name, like a matrix product's."""
-    by_operator: dict[int | None, list[GpuWork]] = {}
-    for item in work:
-        if item.operator is not None and item.kind == "kernel":
-            by_operator.setdefault(item.operator, []).append(item)
-    main = {}
-    for operator, kernels in by_operator.items():
-        named = [item for item in kernels if class_of_name(item.name) in _COUNTED and not _AUXILIARY.search(item.name)]
-        if len(kernels) == 1 or len({(item.name, item.grid, item.block) for item in named}) == 1:
-            main[operator] = kernels if len(kernels) == 1 else named
-    return main
-
-
-def parents_of(operators: Sequence[Operator]) -> Mapping[int | None, Operator]:
-    """Return the caller of each operator, by the id of the callee; `operators` are sorted, callers first."""
-    callers = zip(operators, nested(operators), strict=True)
-    return {callee.id: operators[caller] for callee, (caller, _) in callers if caller is not None}
-
-
-class BackwardModules:
-    """Maps nodes of autograd to submodules, in a trace with a span for each submodule."""
-
-    def __init__(self, trace: Timeline, parents: Mapping[int | None, Operator]) -> None:
-        self._parents = parents
-        forward = [each for each in trace.operators if _sequence(each) is not None and not _is_backward(each)]
-        spans = innermost(trace.modules, [(operator.begin, operator.row) for operator in forward])
-        # Operators without a node carry the number of the next node: the last operator of a number created that node.
-        self._spans = {_sequence(operator): span for operator, span in zip(forward, spans, strict=True)}
-
-    def of(self, operator: Operator | None) -> str | None:
-        """Return the path of the submodule whose backward pass contains `operator`; None if there is none."""
-        while operator is not None and not _is_backward(operator):
-            operator = self._parents.get(operator.id)
-        span = None if operator is None else self._spans.get(_sequence(operator))
-        return None if span is None else span.name.removeprefix(MODULE)
+def _main(kernels: Sequence[GpuWork]) -> Sequence[GpuWork]:
+    """Return the main kernels of an operator: its only kernel, or those of one name, like a matrix product's."""
+    kernels = [item for item in kernels if item.kind == "kernel"]
+    named = [item for item in kernels if class_of_name(item.name) in _COUNTED and not _AUXILIARY.search(item.name)]
+    alike = len({(item.name, item.grid, item.block) for item in named}) == 1
+    return kernels if len(kernels) == 1 else named if alike else []
 
 
 def _sequence(operator: Operator) -> int | None:
@@ -242,23 +198,20 @@ def attributed_by_reference(
     bounds = accumulate(map(len, groups), initial=0) if count == len(reference) else range(len(reference) + 1)
     parts = [reference[begin:end] for begin, end in pairwise(bounds)]
     names = [sorted(map(_name, group)) for group in groups]
-    indices = in_exact_order(names, [sorted(_name(each.work) for each in part) for part in parts])
+    known = [sorted(_name(each.work) for each in part) for part in parts]
     found: dict[GpuWork, KernelAttribution] = {}
-    for group, index in zip(groups, indices, strict=True):
-        if index is None:
-            continue
+    for group, place in zip(groups, in_exact_order(names, known), strict=True):
+        part = () if place is None else parts[place]
         for item in group:
-            alike = [each for each in parts[index] if _name(each.work) == _name(item)]
+            alike = [each for each in part if _name(each.work) == _name(item)]
             if len({(each.module, each.operator, each.bytes, each.flops) for each in alike}) == 1:
                 found[item] = alike[0]
-    completed = [_completed(item, found.get(item.work)) for item in own]
+    completed = []
+    for item in own:
+        other = found.get(item.work, item)
+        own_operator = item.operator is not None
+        completed.append(replace(item, module=other.module) if own_operator else replace(other, work=item.work))
     return tuple(completed), count - len(found) if reference else 0
-
-
-def _completed(own: KernelAttribution, counterpart: KernelAttribution | None) -> KernelAttribution:
-    if counterpart is None:
-        return own
-    return replace(own, module=counterpart.module) if own.operator is not None else replace(counterpart, work=own.work)
 
 
 def _name(work: GpuWork) -> str:
@@ -298,11 +251,10 @@ def with_eager_modules(
     have none.
     """
     modules: dict[int | None, str | None] = {}
-    eager_groups = _by_anchor(eager)
+    known = _by_anchor(eager)
     for anchor, operators in _by_anchor(compiled).items():
-        counterparts = eager_groups.get(anchor, {})
-        if len(operators) == len(counterparts):
-            modules |= dict(zip(operators, counterparts.values(), strict=True))
+        if len(operators) == len(known.get(anchor, ())):
+            modules |= zip(operators, known[anchor].values(), strict=True)
     return tuple(replace(item, module=modules.get(item.work.operator)) for item in compiled)
 
 
@@ -310,18 +262,12 @@ def _by_anchor(items: Sequence[KernelAttribution]) -> Mapping[Hashable, dict[int
     """Return {kind of operator that a compiler keeps: {id of each call, in order: its submodule}}."""
     groups: dict[Hashable, dict[int | None, str | None]] = {}
     for item in items:
-        anchor = _anchor(item)
-        if anchor is not None:
-            groups.setdefault(anchor, {})[item.work.operator] = item.module
+        namespace, _, custom = (item.operator or "").partition("::")
+        if item.kind in _COUNTED and item.operator_flops is not None:
+            groups.setdefault((item.kind, item.operator_flops), {})[item.work.operator] = item.module
+        elif custom and namespace != "aten":
+            groups.setdefault(item.operator, {})[item.work.operator] = item.module
     return groups
-
-
-def _anchor(item: KernelAttribution) -> Hashable | None:
-    if item.kind in _COUNTED and item.operator_flops is not None:
-        return item.kind, item.operator_flops
-    if item.operator is None or item.operator.startswith("aten::") or "::" not in item.operator:
-        return None
-    return item.operator
 
 
 def microseconds(items: Iterable[KernelAttribution]) -> float:

@@ -12,7 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,9 @@ def parse_compile_log(log_folder: Path, out: Path, *, root: Path | None = None) 
     for log, folder in zip(logs, folders, strict=True):
         _run_tlparse(log, folder)
     if len(logs) > 1:
-        _write_index(out, logs)
+        links = (f'<li><a href="{n}/index.html">{html.escape(log.name)}</a></li>' for n, log in enumerate(logs))
+        page = f"<!doctype html><title>tlparse</title><h1>One log per process</h1><ul>{''.join(links)}</ul>\n"
+        (out / "index.html").write_text(page, encoding="utf-8")
     index = (out / "index.html").relative_to(out.parent.parent).as_posix()
     return read_compile_log(folders, (root or Path.cwd()).absolute(), index)
 
@@ -61,8 +65,7 @@ def find_tlparse() -> Path:
         CompileLogError: it is not installed.
 
     """
-    beside = shutil.which("tlparse", path=str(Path(sys.executable).parent))
-    path = beside or shutil.which("tlparse")
+    path = shutil.which("tlparse", path=str(Path(sys.executable).parent)) or shutil.which("tlparse")
     if path is None:
         raise CompileLogError(f"there is no compile report: {install_hint('tlparse')}")
     return Path(path)
@@ -84,14 +87,8 @@ def _run_tlparse(log: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "tlparse.log").write_text(output, encoding="utf-8")  # --overwrite has emptied the folder
     if done.returncode != 0 or not (out / "raw.jsonl").is_file():
-        first = next((line for line in output.splitlines() if line.strip()), "no output")
+        first = (_lines(output) or ["no output"])[0]
         raise CompileLogError(f"tlparse failed on {log} with exit code {done.returncode}: {first}")
-
-
-def _write_index(out: Path, logs: list[Path]) -> None:
-    links = (f'<li><a href="{n}/index.html">{html.escape(log.name)}</a></li>' for n, log in enumerate(logs))
-    page = f"<!doctype html><title>tlparse</title><h1>One log per process</h1><ul>{''.join(links)}</ul>\n"
-    (out / "index.html").write_text(page, encoding="utf-8")
 
 
 def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> CompileLog:
@@ -106,7 +103,12 @@ def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> Compile
     entries = [entry for _, log in logs for entry in log]
     frames = _with_function_names([entry["compilation_metrics"] for entry in entries if "compilation_metrics" in entry])
     every = [*frames, *(entry["bwd_compilation_metrics"] for entry in entries if "bwd_compilation_metrics" in entry)]
-    texts = (text for folder, log in logs for text in _graph_break_texts(log, folder))
+    texts = (
+        (folder / entry["payload_filename"]).read_text(encoding="utf-8", errors="replace")
+        for folder, log in logs
+        for entry in log
+        if (entry.get("artifact") or {}).get("name") == "dynamo_graph_break_reason" and entry.get("payload_filename")
+    )
     skips = [str(metrics["cudagraph_skip_reason"]) for metrics in every if metrics.get("cudagraph_skip_reason")]
     return CompileLog(
         index=index,
@@ -115,9 +117,9 @@ def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> Compile
         frames=len(frames),
         graphs=sum(not metrics.get("fail_type") and bool(metrics.get("graph_op_count")) for metrics in frames),
         graph_breaks=_counted(graph_break(text, root) for text in texts),
-        recompiles=tuple(recompile(metrics, root) for metrics in frames if metrics.get("recompile_reason")),
-        failures=tuple(failure(metrics, root) for metrics in frames if metrics.get("fail_type")),
-        cudagraph_skips=tuple(dict.fromkeys(cudagraph_skip(skip, root) for skip in skips)),
+        recompiles=tuple(_recompile(metrics, root) for metrics in frames if metrics.get("recompile_reason")),
+        failures=tuple(_failure(metrics, root) for metrics in frames if metrics.get("fail_type")),
+        cudagraph_skips=tuple(dict.fromkeys(_cudagraph_skip(skip, root) for skip in skips)),
         artifacts=sum("payload_filename" in entry for entry in entries),
     )
 
@@ -125,37 +127,25 @@ def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> Compile
 def _entries(raw: Path) -> list[dict[str, Any]]:
     entries = []
     for line in raw.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:  # the last line of a killed process
-            continue
-        if isinstance(entry, dict):
-            entries.append(entry)
+        with suppress(ValueError):  # the last line of a killed process
+            entries.append(json.loads(line))
     return entries
 
 
-def _with_function_names(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the function's name to entries that hit the recompile limit, from an earlier entry with the same frame id."""
+def _with_function_names(frames: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Add the function to entries that hit the recompile limit, from the first entry of the frame."""
+    first: dict[str, Mapping[str, Any]] = {}
     named = []
-    functions: dict[str, dict[str, Any]] = {}
     for metrics in frames:
-        frame_id = str(metrics.get("compile_id")).partition("/")[0]
-        if metrics.get("co_name"):
-            functions[frame_id] = {key: metrics.get(key) for key in ("co_name", "co_filename", "co_firstlineno")}
-        named.append(metrics if metrics.get("co_name") else {**metrics, **functions.get(frame_id, {})})
+        known = first.setdefault(_id(metrics).partition("/")[0], metrics)
+        function = {key: known.get(key) for key in ("co_name", "co_filename", "co_firstlineno")}
+        named.append(metrics if metrics.get("co_name") else {**metrics, **function})
     return named
 
 
-def _seconds(metrics: dict[str, Any]) -> float:
+def _seconds(metrics: Mapping[str, Any]) -> float:
     whole = metrics.get("entire_frame_compile_time_s")
     return float(whole) if whole is not None else (metrics.get("duration_us") or 0) / 1e6
-
-
-def _graph_break_texts(entries: list[dict[str, Any]], parsed: Path) -> Iterable[str]:
-    for entry in entries:
-        payload = entry.get("payload_filename")
-        if (entry.get("artifact") or {}).get("name") == "dynamo_graph_break_reason" and payload:
-            yield (parsed / payload).read_text(encoding="utf-8", errors="replace")
 
 
 def _counted(breaks: Iterable[GraphBreak]) -> tuple[GraphBreak, ...]:
@@ -185,20 +175,17 @@ def phases_of(frames: Iterable[tuple[Mapping[str, Any], float]]) -> dict[str, fl
     the wait for Triton or the C++ compiler. `aot autograd` includes back ends other than inductor, and the remaining
     time of a backward graph. Phases that no frame has are left out.
     """
-    seconds: dict[str, float] = {}
+    seconds: defaultdict[str, float] = defaultdict(float)
     for metrics, total in frames:
-        outer, left = (
-            "aot autograd" if metrics.get("backward_cumulative_compile_time_us") is not None else "dynamo",
-            total,
-        )
+        backward = metrics.get("backward_cumulative_compile_time_us") is not None
+        outer, remaining = "aot autograd" if backward else "dynamo", total
         for phase, key in _NESTED:
-            if metrics.get(key) is None:
-                continue
-            inner = min(left, float(metrics[key]) / 1e6)  # parallel kernel compiles may add up to more
-            seconds[outer] = seconds.get(outer, 0.0) + left - inner
-            outer, left = phase, inner
-        seconds[outer] = seconds.get(outer, 0.0) + left
-    return seconds
+            if metrics.get(key) is not None:
+                inner = min(remaining, float(metrics[key]) / 1e6)  # parallel kernel compiles may add up to more
+                seconds[outer] += remaining - inner
+                outer, remaining = phase, inner
+        seconds[outer] += remaining
+    return dict(seconds)
 
 
 _AT = re.compile(r"Graph break in user code at (.+):(\d+)")
@@ -217,8 +204,7 @@ def graph_break(text: str, root: Path) -> GraphBreak:
     file, line = frames[-1][:2] if frames else (None, None)
     if at := _AT.search(message):
         file, line = short_path(at[1], root), int(at[2])
-    lines = [line.strip() for line in message.partition("Graph Break Reason:")[2].splitlines() if line.strip()]
-    lines = lines or [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
+    lines = _lines(message.partition("Graph Break Reason:")[2]) or _lines(text) or ["no reason given"]
     explanation = _EXPLANATION.search(message)
     return GraphBreak(
         reason=lines[1] if len(lines) > 1 and any(start in lines[0] for start in _PREAMBLES) else lines[0],
@@ -230,46 +216,44 @@ def graph_break(text: str, root: Path) -> GraphBreak:
     )
 
 
-def recompile(metrics: dict[str, Any], root: Path) -> Recompile:
-    """Parse the `compilation_metrics` of a frame with a `recompile_reason`.
+#: What Dynamo says of a guard that failed: `0/3: self.pos == 3    # i = self.pos % n  # net.py:41 in forward`.
+_GUARD = re.compile(r"(?:\d+/\d+: )?(.*?)(?:\s{2,}#\s*(.*?)(?:\s+# \S+:(\d+) in .*)?)?$")
 
-    The reason is the failed guard of the newest compiled version. The source line is the one that Dynamo names, else
-    the function's.
+
+def failed_guard(metrics: Mapping[str, Any], root: Path) -> tuple[str, str | None, int | None, str]:
+    """Return (guard, file, line, code) of a frame's `recompile_reason`: what the newest compiled version relied on.
+
+    The line is the one of the stack that Dynamo adds, else that of its comment, else the function's.
     """
-    reason, _, stack = str(metrics["recompile_reason"]).partition("\nUser stack trace:")
-    file, line = metrics.get("co_filename"), metrics.get("co_firstlineno")
-    if frames := _FRAME.findall(stack):
-        file, line = frames[-1][0], int(frames[-1][1])
-    reason = re.sub(r"^\d+/\d+: ", "", reason.strip().splitlines()[0])  # the compile id of that version
-    reason = re.split(r"\s{2,}#", reason)[0].strip()  # Dynamo appends the source line as a comment
-    return Recompile(
-        compile_id=_id(metrics),
-        function=metrics.get("co_name"),
-        reason=reason,
-        file=file and short_path(file, root),
-        line=line,
-    )
+    reason, _, stack = str(metrics["recompile_reason"]).strip().partition("\nUser stack trace:")
+    (guard, code, number), *_ = _GUARD.findall(reason.splitlines()[0])
+    frames = _FRAME.findall(stack)
+    file = frames[-1][0] if frames else metrics.get("co_filename")
+    line = int(frames[-1][1] if frames else number or metrics.get("co_firstlineno") or 0) or None
+    return guard, file and short_path(file, root), line, code
 
 
-def failure(metrics: dict[str, Any], root: Path) -> CompileFailure:
-    """Parse the `compilation_metrics` of a frame with a `fail_type`."""
+def _recompile(metrics: Mapping[str, Any], root: Path) -> Recompile:
+    guard, file, line, _ = failed_guard(metrics, root)
+    return Recompile(compile_id=_id(metrics), function=metrics.get("co_name"), reason=guard, file=file, line=line)
+
+
+def _failure(metrics: Mapping[str, Any], root: Path) -> CompileFailure:
     file, line = metrics.get("fail_user_frame_filename"), metrics.get("fail_user_frame_lineno")
     if not file:
         file, line = metrics.get("co_filename"), metrics.get("co_firstlineno")
-    lines = [line.strip() for line in str(metrics.get("fail_reason") or "").splitlines() if line.strip()]
-    # "backend='x' raised:" needs the line after it.
-    reason = " ".join(lines[:2]) if lines and lines[0].endswith(":") else (lines or ["no reason given"])[0]
+    lines = _lines(metrics.get("fail_reason") or "") or ["no reason given"]
     return CompileFailure(
         compile_id=_id(metrics),
         function=metrics.get("co_name"),
         kind=metrics["fail_type"],
-        reason=reason,
+        reason=" ".join(lines[: 2 if lines[0].endswith(":") else 1]),  # "backend='x' raised:" needs the line after it
         file=file and short_path(file, root),
         line=line,
     )
 
 
-def cudagraph_skip(text: str, root: Path) -> str:
+def _cudagraph_skip(text: str, root: Path) -> str:
     """Return inductor's reason for not capturing a graph in one line, with the source line where it names one."""
     message, _, stack = text.partition("Found from")
     reason = message.strip().splitlines()[0].rstrip(" .")
@@ -277,5 +261,9 @@ def cudagraph_skip(text: str, root: Path) -> str:
     return f"{reason}, at {short_path(frames[-1][0], root)}:{frames[-1][1]}" if frames else reason
 
 
-def _id(metrics: dict[str, Any]) -> str:
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _id(metrics: Mapping[str, Any]) -> str:
     return str(metrics.get("compile_id") or "?")

@@ -5,14 +5,13 @@ Reading changes nothing and takes about 2 µs. Where nothing has used torch.comp
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profiling.components.user_code import short_path
+from profiling.trace.compile_log import failed_guard
 
 #: Why a step under torch.compile ran without one compiled graph.
 COMPILES_NOTHING = (
@@ -40,25 +39,14 @@ def nothing_compiled(before: Mapping[str, int] | None = None) -> str:
     return f"torch.compile compiled nothing and ran eagerly: {explanation.rstrip('.')}{loop}{other}"
 
 
-#: What Dynamo says of a guard that failed: `0/3: self.pos == 3   # i = self.pos % n  # net.py:41 in forward`.
-_GUARD = re.compile(r"\S+: (?P<guard>.+?)\s+# (?P<code>.*?)\s+# (?P<line>\S+:\d+) in \w+")
-
-
 def recompile_reason() -> str | None:
     """Return why Dynamo compiled something anew last: the value, the line and its code; None: it did not."""
     utils = sys.modules.get("torch._dynamo.utils")
-    reasons = [] if utils is None else [each.recompile_reason for each in utils.get_compilation_metrics()]
-    last = next((reason for reason in reversed(reasons) if reason), None)
-    if last is None:
+    recompiled = [] if utils is None else [each for each in utils.get_compilation_metrics() if each.recompile_reason]
+    if not recompiled:
         return None
-    found = _GUARD.match(last)
-    if found is None:
-        return last.splitlines()[0][:200]
-    file, _, number = found["line"].rpartition(":")
-    # Dynamo leaves out what the path has in common with that of torch, and a letter more.
-    loaded = (getattr(module, "__file__", None) or "" for module in tuple(sys.modules.values()))
-    file = next((each for each in loaded if each.endswith(file)), file)
-    return f"{found['guard']} no longer holds at {short_path(file, Path.cwd())}:{number} ({found['code']})"
+    guard, file, line, code = failed_guard(vars(recompiled[-1]), Path.cwd())
+    return f"{guard} no longer holds at {file}:{line} ({code})" if code else guard
 
 
 def recompiles_in_each_call(reason: str | None) -> str:
@@ -97,9 +85,9 @@ class CompileCounters:
     `compiles` counts the frames that Dynamo compiled, including failures, hits of the recompile limit and graphs loaded
     from the cache on disk. `recompiles` counts those of a function that had been compiled before (a guard failed).
     `graphs` counts the FX graphs given to a back end. `cudagraph_captures` counts the graphs captured by inductor's
-    CUDA-graph trees on this thread (`mode="reduce-overhead"`), not those that a variant captures itself, and
-    `cudagraph_skips` those that inductor refused to capture. `cache_hits` counts graphs loaded from the cache on disk:
-    above 0, the preparation was a warm start.
+    CUDA-graph trees (`mode="reduce-overhead"`), not those that a variant captures itself, and `cudagraph_skips` those
+    that inductor refused to capture. `cache_hits` counts graphs loaded from the cache on disk: above 0, the preparation
+    was a warm start.
     """
 
     compiles: int = 0
@@ -115,9 +103,7 @@ class CompileCounters:
 
         `torch._dynamo.reset()` sets totals to zero, so a total below its earlier value is itself the difference.
         """
-        names = [field.name for field in fields(self)]
-        pairs = {name: (getattr(before, name), getattr(self, name)) for name in names}
-        return CompileCounters(**{name: now - then if now >= then else now for name, (then, now) in pairs.items()})
+        return CompileCounters(**_differences(vars(before), vars(self)))
 
     def describe(self) -> str | None:
         """Return the counts in words, `"1 recompile, 2 CUDA graphs captured"` for example; None if all are zero."""
@@ -169,7 +155,7 @@ def compile_totals() -> tuple[int, int, float]:
         return 0, 0, 0.0
     # Compile ids, since counters["frames"] misses fullgraph=True and torch keeps the metrics of only 64 compiles.
     compiles = sum(frames.FRAME_COMPILE_COUNTER.values())
-    captures = 0 if "torch._inductor.cudagraph_trees" not in sys.modules else _cudagraph_captures()
+    captures = len(utils.compilation_time_metrics.get("CUDAGraphNode.record", ()))
     return compiles, captures, utils.cumulative_time_spent_ns.get("entire_frame_compile", 0) / 1e6
 
 
@@ -199,24 +185,9 @@ def compile_seconds() -> dict[str, float]:
 
 def seconds_since(before: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of each phase of `compile_seconds` since it returned `before`, without phases of 0 s."""
-    now = compile_seconds()
-    pairs = {name: (before.get(name, 0.0), now[name]) for name in now}
-    spent = {name: now - then if now >= then else now for name, (then, now) in pairs.items()}  # reset() sets them to 0
-    return {name: seconds for name, seconds in spent.items() if seconds > 0}
+    return {name: seconds for name, seconds in _differences(before, compile_seconds()).items() if seconds > 0}
 
 
-def _cudagraph_captures() -> int:
-    """Return the captures by inductor's CUDA-graph trees on this thread: their graphs have consecutive ids from 0."""
-    trees = sys.modules["torch._inductor.cudagraph_trees"]
-    containers: dict[int, Any] = getattr(trees.local, "tree_manager_containers", {})
-    managers = (container.tree_manager for container in containers.values())
-    return sum(1 + max(_graph_ids(manager.roots or {}), default=-1) for manager in managers if manager is not None)
-
-
-def _graph_ids(roots: Mapping[Any, Iterable[Any]]) -> Iterator[int]:
-    """Yield the ids of all graphs below `roots`, which maps each function to the first graphs of its tree."""
-    graphs = [graph for each in roots.values() for graph in each]
-    while graphs:
-        graph = graphs.pop()
-        yield graph.id.id
-        graphs += [child for children in graph.children.values() for child in children]
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was added to each total; one that is smaller than before was set to 0 in between."""
+    return {name: total - then if total >= (then := before.get(name, 0)) else total for name, total in now.items()}

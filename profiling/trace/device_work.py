@@ -10,6 +10,7 @@ import re
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -31,18 +32,25 @@ def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | N
     return summarize(profiled(call, calls, cuda=True), multiprocessors)
 
 
-def profiled(call: Callable[[], object], calls: int, *, cuda: bool) -> Timeline:
-    """Profile `calls` calls after one that warms up: CUPTI misses the first launches of a process.
+def profiled(
+    call: Callable[[], object],
+    calls: int,
+    *,
+    cuda: bool,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    shapes: bool = False,
+) -> Timeline:
+    """Profile `calls` calls, each inside `around()`, after one that warms up: CUPTI misses a process's first launches.
 
-    This is the autograd profiler: `torch.profiler.profile` would import the compiler (4 s). Operators have shapes only
-    on a CPU.
+    This is the autograd profiler: `torch.profiler.profile` would import the compiler (4 s). With `shapes`, and always
+    on a CPU, operators have shapes.
     """
 
     def record(count: int) -> profile:
-        profiler = profile(use_device="cuda" if cuda else None, use_kineto=True, record_shapes=not cuda)
+        profiler = profile(use_device="cuda" if cuda else None, use_kineto=True, record_shapes=shapes or not cuda)
         with profiler:
             for number in range(count):
-                with torch.profiler.record_function(f"profiling/call/trace/{number}"):
+                with torch.profiler.record_function(f"profiling/call/trace/{number}"), around():
                     call()
             if cuda:
                 torch.cuda.synchronize()
@@ -64,7 +72,10 @@ def summarize(trace: Timeline, multiprocessors: int | None = None) -> DeviceWork
     calls, names = len(trace.calls), [host.name for call in called for host in call.host]
     busy, kernels = _covered(work), [item for item in work if item.kind == "kernel"]
     long = [item for item in work if item.kind != "kernel" or item.length > SHORT_US]
-    filling = [item for item in long if not _underfills(item, multiprocessors)]
+    few = multiprocessors or 0
+    filling = [
+        each for each in long if each.kind != "kernel" or each.length > FILLABLE_US or (each.blocks or few) >= few
+    ]
     return DeviceWork(
         kernels=len(work) / calls,
         launches=sum(1 for name in names if _LAUNCHES.match(name)) / calls,
@@ -75,12 +86,6 @@ def summarize(trace: Timeline, multiprocessors: int | None = None) -> DeviceWork
         waits=sum(1 for name in names if WAITS.match(name)) / calls,
         underfilled_ms=(busy - _covered(filling)) / 1e3 / calls,
     )
-
-
-def _underfills(work: GpuWork, multiprocessors: int | None) -> bool:
-    """Return whether a kernel has fewer blocks than the device multiprocessors, and too little work for more."""
-    few = work.blocks is not None and multiprocessors is not None and work.blocks < multiprocessors
-    return few and work.kind == "kernel" and work.length <= FILLABLE_US
 
 
 def _covered(work: Iterable[GpuWork]) -> float:

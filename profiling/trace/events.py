@@ -8,7 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, prod
+from math import inf, nan, prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,9 @@ WAITS = re.compile(r"(cuda|cu)(Stream|Event|Device|Ctx)Synchronize|cudaFree(Host
 MODULE, LINE = "module: ", "line: "
 _TRACED_CALL = re.compile(r"[^/]+/[^/]+/trace/\d+")
 
-_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-_SEPARATOR = re.compile(r"[\s,]*")
 
-
-def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a trace file, gzipped or not, in the order of the file.
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events of a trace file, gzipped or not, in the order of the file.
 
     Raises:
         ValueError: the file is no Chrome trace, or is cut off.
@@ -38,20 +35,10 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """
     raw = path.read_bytes()
     text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8", errors="replace")
-    start = _EVENTS.search(text)
-    if start is None:
-        raise ValueError(f"{path} is no Chrome trace: it has no traceEvents. Trace the cell again (trace=true).")
-    decoder, position = json.JSONDecoder(), start.end()
-    while True:
-        separator = _SEPARATOR.match(text, position)
-        position = position if separator is None else separator.end()
-        if text.startswith("]", position):
-            return
-        try:
-            event, position = decoder.raw_decode(text, position)
-        except ValueError:
-            raise ValueError(f"{path} ends within an event. Trace the cell again (trace=true).") from None
-        yield event
+    try:
+        return json.loads(text)["traceEvents"]
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path} is no whole Chrome trace ({error}). Trace the cell again (trace=true).") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,23 +132,22 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Timeline:
     """Return the events sorted into a `Timeline`; an event without a valid duration is ignored."""
     spans, gpu, host, operators = [], [], [], []
     for event in events:
-        length = event.get("dur")
-        if not isinstance(length, int | float) or not 0 <= length < inf:
+        if not 0 <= event.get("dur", nan) < inf:
             continue
         category, arguments = event.get("cat"), event.get("args") or {}
         if category in GPU_WORK:
             gpu.append(event)
         elif category in CUDA_CALLS:
-            host.append(HostCall(*_span(event), _integer(arguments.get("correlation"))))
+            host.append(HostCall(*_span(event), arguments.get("correlation")))
         elif category == "cpu_op":
-            operators.append(Operator(*_span(event), _integer(arguments.get("External id")), arguments))
+            operators.append(Operator(*_span(event), arguments.get("External id"), arguments))
         elif category == "user_annotation":
             spans.append(Span(*_span(event)))
     by_begin = attrgetter("begin")
-    launches = {call.correlation: call for call in host if call.correlation is not None}
+    launches: dict[int | None, HostCall] = {call.correlation: call for call in host if call.correlation is not None}
     spans.sort(key=lambda span: (span.begin, -span.end))
     return Timeline(
-        calls=_outermost(span for span in spans if _TRACED_CALL.fullmatch(span.name)),
+        calls=tuple(span for span in spans if _TRACED_CALL.fullmatch(span.name)),
         work=tuple(sorted((_gpu_work(event, launches) for event in gpu), key=by_begin)),
         host=tuple(sorted(host, key=by_begin)),
         operators=tuple(sorted(operators, key=lambda operator: (operator.begin, -operator.end))),
@@ -175,42 +161,23 @@ def _span(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[Any, Any]]
     return str(event.get("name")), begin, begin + float(event["dur"]), (event.get("pid"), event.get("tid"))
 
 
-def _gpu_work(event: Mapping[str, Any], launches: Mapping[int, HostCall]) -> GpuWork:
+def _gpu_work(event: Mapping[str, Any], launches: Mapping[int | None, HostCall]) -> GpuWork:
     name, begin, end, (_, stream) = _span(event)
     arguments = event.get("args") or {}
-    correlation, operator, size = (_integer(arguments.get(key)) for key in ("correlation", "External id", "bytes"))
-    filled = _sizes(arguments.get("grid")), _sizes(arguments.get("block")), occupancy_of(arguments)
-    node = _integer(arguments.get("graph node id")) or None  # 0 outside of a graph
-    launch = None if correlation is None else launches.get(correlation)
-    return GpuWork(name, str(event["cat"]), begin, end, correlation, operator, size, stream, *filled, node, launch)
-
-
-def _sizes(sizes: Any) -> tuple[int, ...] | None:
-    if not isinstance(sizes, list) or not sizes or not all(isinstance(size, int) for size in sizes):
-        return None
-    return tuple(sizes)
-
-
-def occupancy_of(arguments: Mapping[str, Any]) -> float | None:
-    """Return the profiler's estimate of a kernel's occupancy (0 to 1) from its arguments in the trace, or None.
-
-    The profiler writes 0 where it cannot estimate it, as for kernels with much dynamic shared memory.
-    """
-    estimated = arguments.get("est. achieved occupancy %")
-    return estimated / 100 if isinstance(estimated, int | float) and estimated > 0 else None
-
-
-def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
-
-
-def _outermost(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return those of `spans`, sorted by begin, that no other span contains."""
-    outermost: list[Span] = []
-    for span in spans:
-        if not outermost or span.begin >= outermost[-1].end:
-            outermost.append(span)
-    return tuple(outermost)
+    grid, block = (None if (sizes := arguments.get(key)) is None else tuple(sizes) for key in ("grid", "block"))
+    return GpuWork(
+        *(name, str(event["cat"]), begin, end),
+        correlation=arguments.get("correlation"),
+        operator=arguments.get("External id"),
+        bytes=arguments.get("bytes"),
+        stream=stream,
+        grid=grid,
+        block=block,
+        # The profiler writes 0 where it cannot estimate it, as for kernels with much dynamic shared memory.
+        occupancy=(arguments.get("est. achieved occupancy %") or 0) / 100 or None,
+        node=arguments.get("graph node id") or None,  # 0 outside of a graph
+        launch=launches.get(arguments.get("correlation")),
+    )
 
 
 def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
@@ -220,11 +187,11 @@ def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
     """
     starts = [call.begin for call in trace.calls]
     work: list[list[GpuWork]] = [[] for _ in starts]
+    host: list[list[HostCall]] = [[] for _ in starts]
     for item in trace.work:
         index = bisect_right(starts, item.launched) - 1
         if index >= 0 and (item.launch is None or item.launched <= trace.calls[index].end):
             work[index].append(item)
-    host: list[list[HostCall]] = [[] for _ in starts]
     for call in trace.host:
         index = bisect_right(starts, call.begin) - 1
         if index >= 0 and call.begin <= trace.calls[index].end:
@@ -233,27 +200,16 @@ def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
     return tuple(TracedCall(span, tuple(items), tuple(cuda)) for span, items, cuda in calls if items)
 
 
-def innermost(spans: Sequence[Span], moments: Sequence[tuple[float, Any]]) -> list[Span | None]:
-    """Return for each (moment, row) the innermost of the nested `spans` on that row that contains it.
+def innermost(spans: Sequence[Span], moments: Iterable[tuple[float, Any]]) -> list[Span | None]:
+    """Return for each (moment, row) the innermost of `spans` on that row that contains it.
 
     `spans` are sorted by begin. Of two with equal begin and end, the later one is the inner one.
     """
-    result: list[Span | None] = [None] * len(moments)
-    open_spans: dict[Any, list[Span]] = {}
-    index = 0
-    for place in sorted(range(len(moments)), key=lambda place: moments[place][0]):
-        moment, row = moments[place]
-        while index < len(spans) and spans[index].begin <= moment:
-            stack = open_spans.setdefault(spans[index].row, [])
-            while stack and stack[-1].end < spans[index].begin:
-                stack.pop()
-            stack.append(spans[index])
-            index += 1
-        stack = open_spans.get(row, [])
-        while stack and stack[-1].end < moment:
-            stack.pop()
-        result[place] = stack[-1] if stack else None
-    return result
+    points = [Span("", moment, moment, row) for moment, row in moments]
+    every = sorted((*spans, *points), key=attrgetter("begin"))  # at an equal begin, spans stay ahead of points
+    around = dict(zip(map(id, every), (place for place, _ in nested(every)), strict=True))
+    places = [around[id(point)] for point in points]
+    return [None if place is None else every[place] for place in places]
 
 
 def nested(spans: Iterable[Span]) -> Iterator[tuple[int | None, float]]:

@@ -6,12 +6,13 @@ them. A kernel whose bytes and FLOPs are not known is listed only if it can be l
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any
+
+import torch
 
 from profiling.results.environment import NEAR_CEILING, Ceilings
 from profiling.results.record import FindingKind, KernelFinding
@@ -50,12 +51,6 @@ _EPILOGUES = re.compile(rf"_*(convolution|addmm|mm|bmm|linear)(_+({_ACTIVATIONS}
 _REDUCTIONS = re.compile(
     r"(?<![a-z])((?:group|layer|batch|rms|instance|weight|vector)_norm|log_softmax|softmax|var_mean|var|mean|sum|amax|amin"
     r"|argmax|argmin|logsumexp|cumsum|prod|norm|std|max|min|any|all|topk|sort)(?![a-z])"
-)
-#: Reduction kernels of CUDA libraries by their names.
-_REDUCTION_NAMES = (
-    *(("RowwiseMoments", "group norm"), ("GroupNorm", "group norm"), ("layer_norm", "layer norm")),
-    *(("LayerNorm", "layer norm"), ("batch_norm", "batch norm"), ("softmax", "softmax"), ("SoftMax", "softmax")),
-    *(("MeanOps", "mean"), ("WelfordOps", "variance"), ("sum_functor", "sum"), ("NormTwoOps", "norm")),
 )
 
 
@@ -136,61 +131,41 @@ def _order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
 
 def _slow(item: KernelAttribution) -> tuple[FindingKind, str]:
     """Return (kind, words) of a kernel that takes longer than the ceilings allow."""
+    generated = _FUSED.match(item.work.name)
+    does = generated["operators"] if generated else (item.operator or "").removeprefix("aten::")
+    words = does.removeprefix("native_").strip("_").replace("_", " ")
     if item.kind == "reduction":
-        return "reduction", f"reductions ({_reduction(item)})"
+        reduction = _REDUCTIONS.search(does.replace("native_", ""))
+        return "reduction", f"reductions ({reduction[1].replace('_', ' ') if reduction else words[:24]})"
     if item.kind == "conv":
-        return _convolution(item.arguments)
+        return _convolution(item)
     if item.kind == "gemm":
         rows = _rows(item.arguments)
-        if rows is not None and rows <= FEW_ROWS:
-            return "few rows", f"GEMMs (M={rows})"
-        return "product", "GEMMs"
+        return ("few rows", f"GEMMs (M={rows})") if rows is not None and rows <= FEW_ROWS else ("product", "GEMMs")
     if item.kind == "attention":
         return "attention", "attention"
-    return "elementwise", _elementwise(item) if item.kind == "pointwise" else "copies"
-
-
-def _reduction(item: KernelAttribution) -> str:
-    """Return the word for what a reduction computes: `group norm`, `var`."""
-    for name, word in _REDUCTION_NAMES:
-        if name in item.work.name:
-            return word
-    operator = (item.operator or item.work.name).removeprefix("aten::").removeprefix("native_")
-    word = _REDUCTIONS.search(operator.replace("native_", ""))
-    return word[1].replace("_", " ") if word else operator.strip("_").replace("_", " ")[:24]
-
-
-def _elementwise(item: KernelAttribution) -> str:
-    """Return words for an elementwise kernel: by its operator, or for a fused one whether it reads by an index."""
-    generated = _FUSED.match(item.work.name)
+    if item.kind != "pointwise":
+        return "elementwise", "copies"
     if generated:
-        by_index = re.search("index|gather|embedding|arange", generated["operators"])
-        return "fused kernels that index" if by_index else "fused elementwise kernels"
-    operator = (item.operator or "").removeprefix("aten::").strip("_").replace("_", " ")
-    return f"{operator} kernels" if operator else "elementwise kernels"
+        by_index = re.search("index|gather|embedding|arange", does)
+        return "elementwise", "fused kernels that index" if by_index else "fused elementwise kernels"
+    return "elementwise", f"{words} kernels" if words else "elementwise kernels"
 
 
-def _convolution(arguments: Mapping[str, Any]) -> tuple[FindingKind, str]:
-    """Return the kind of a convolution, from the shapes of its input and weight."""
-    shapes = [tensor.shape for tensor in recorded_tensors(arguments) if tensor.dim() >= 3]
-    if len(shapes) >= 2:
-        (_, channels, *_), (first, per_group, *kernel) = shapes[:2]
-        transposed = first == channels != per_group and _value(arguments, 6) is True
-        groups = _value(arguments, 8) or (1 if transposed or not per_group else channels // per_group)
-        if groups > 1:
-            return "grouped convolution", "grouped convolutions"
-        if all(size == 1 for size in kernel):
-            return "1x1 convolution", "1 × 1 convolutions"
+def _convolution(item: KernelAttribution) -> tuple[FindingKind, str]:
+    """Return the kind of a convolution, by the groups that its operator was given and the shape of its weight."""
+    shapes = [tensor.shape for tensor in recorded_tensors(item.arguments) if tensor.dim() >= 3]
+    if len(shapes) < 2:
+        return "convolution", "convolutions"
+    (_, channels, *_), (_, per_group, *kernel) = shapes[:2]
+    packet = getattr(torch.ops.aten, (item.operator or "").removeprefix("aten::"), None)
+    names = [] if packet is None else [argument.name for argument in packet.default._schema.arguments]
+    recorded = dict(zip(names, item.arguments.get("Concrete Inputs", ()), strict=False)).get("groups")
+    if (int(recorded) if recorded else channels // max(1, per_group)) > 1:
+        return "grouped convolution", "grouped convolutions"
+    if all(size == 1 for size in kernel):
+        return "1x1 convolution", "1 × 1 convolutions"
     return "convolution", "convolutions"
-
-
-def _value(arguments: Mapping[str, Any], place: int) -> Any:
-    """Return the recorded value at `place` of a convolution's nine arguments, or more; None for anything else."""
-    values = arguments.get("Concrete Inputs", ())
-    try:
-        return ast.literal_eval(values[place]) if len(values) in (9, 12, 13) else None
-    except (ValueError, SyntaxError):
-        return None
 
 
 def _rows(arguments: Mapping[str, Any]) -> int | None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -140,31 +141,6 @@ def _trilinear(a: Tensor, b: Tensor, c: Tensor, *expand: Sequence[int], **__: An
     return 2 * prod(torch.broadcast_shapes(*sizes))
 
 
-def _fused_attention(
-    query: Tensor,
-    _key: Any,
-    _value: Any,
-    _dim: Any,
-    _heads: Any,
-    into: Tensor,
-    _bias: Any,
-    out: Tensor,
-    *_: Any,
-    **__: Any,
-) -> int:
-    """Return the FLOPs of self-attention with its projections, as nn.MultiheadAttention calls it in eval mode."""
-    return _linears(query, (into, out)) + _scores(query)
-
-
-def _fused_transformer_layer(x: Tensor, *weights: Any, **__: Any) -> int:
-    """Return the FLOPs of nn.TransformerEncoderLayer as one operator, which it calls in eval mode."""
-    return _linears(x, [each for each in weights if isinstance(each, Tensor)][:_LAYER_WEIGHTS]) + _scores(x)
-
-
-#: Tensors of a transformer layer before its masks: weights and biases of two projections, two norms, two linears.
-_LAYER_WEIGHTS = 12
-
-
 def _linears(x: Tensor, weights: Iterable[Tensor]) -> int:
     """Return the FLOPs of applying each of the matrices among `weights` once to each vector of `x`."""
     vectors = sum(part.numel() // part.shape[-1] for part in _sequences(x))
@@ -217,18 +193,18 @@ _FLOP_FORMULAS: Mapping[str, Formula] = {
     # One direction of an LSTM layer, which reads both matrices for each input; all layers of an LSTM, GRU or RNN.
     "mkldnn_rnn_layer": lambda x, of_input, of_hidden, *_, **__: _linears(x, (of_input, of_hidden)),
     "_cudnn_rnn": lambda x, weights, *_, **__: _linears(x, weights),
-    "_native_multi_head_attention": _fused_attention,
-    "_transformer_encoder_layer_fwd": _fused_transformer_layer,
+    # Self-attention with its projections and nn.TransformerEncoderLayer, which both are one operator in eval mode.
+    "_native_multi_head_attention": lambda x, *rest, **__: _linears(x, (rest[4], rest[6])) + _scores(x),
+    "_transformer_encoder_layer_fwd": lambda x, *rest, **__: (
+        _linears(x, (rest[2], rest[4], rest[13], rest[15])) + _scores(x)
+    ),
 }
 for _formula in _FLOP_FORMULAS.values():
     _formula._get_raw = True  # type: ignore[attr-defined]  # given tensors; torch's counter gives others their shapes
 
 
 class _NoModules(ModuleTracker):
-    """Leaves the counter with the sum of all modules, without torch's hooks on each.
-
-    In inference mode those fail where a module returns a view of a parameter.
-    """
+    """No hooks on modules: in inference mode torch's fail where a module returns a view of a parameter."""
 
     def __enter__(self) -> ModuleTracker:
         return self
@@ -274,8 +250,15 @@ def counted_flops() -> Iterator[FlopCount]:
     extra = {packet: formula for name, formula in _FLOP_FORMULAS.items() if (packet := getattr(_aten, name, None))}
     counter = FlopCounterMode(display=False, custom_mapping=extra)
     counter.mod_tracker = _NoModules()
-    formulas = counter.flop_registry.items()
-    counter.flop_registry = {operator: _noting(count, str(operator), formula) for operator, formula in formulas}
+
+    def noting(operator: Any, formula: Formula, *args: Any, **kwargs: Any) -> int:
+        flops = formula(*args, **kwargs)
+        dtype = next((each.dtype for each in args if isinstance(each, Tensor)), None)
+        count.add(str(operator), product_dtype(dtype), flops)
+        return flops
+
+    registry = counter.flop_registry.items()
+    counter.flop_registry = {operator: partial(noting, operator, formula) for operator, formula in registry}
     # Named by its overload, it is not taken apart into what the backend of this device computes.
     whole = _aten.scaled_dot_product_attention
     counter.flop_registry[whole.default] = counter.flop_registry[whole]
@@ -313,18 +296,6 @@ def _unattended(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     output = query.new_zeros([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(query.dim())])
     row = query.new_zeros(query.shape[:-1], dtype=torch.float32)
     return output, row, row
-
-
-def _noting(count: FlopCount, operator: str, formula: Formula) -> Formula:
-    """Return the formula of an operator, which also adds its result to `count`."""
-
-    def noting(*args: Any, **kwargs: Any) -> int:
-        flops = formula(*args, **kwargs)
-        dtype = next((each.dtype for each in args if isinstance(each, Tensor)), None)
-        count.add(operator, product_dtype(dtype), flops)
-        return flops
-
-    return noting
 
 
 def product_dtype(dtype: torch.dtype | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -17,20 +17,10 @@ import torch
 from profiling.components.user_code import code_at, is_user_code, short_path
 from profiling.results.record import HostWait
 from profiling.trace.attribution import in_exact_order
-from profiling.trace.events import (
-    LINE,
-    TRANSFERS,
-    WAITS,
-    Timeline,
-    TracedCall,
-    innermost,
-    traced_calls,
-)
+from profiling.trace.events import LINE, TRANSFERS, WAITS, Timeline, TracedCall, innermost, traced_calls
 from profiling.trace.modules import OperatorSpans
 
 _DIRECTION = re.compile(r"Memcpy \w+ \((\w+) -> (\w+)\)")
-
-
 #: Calls that wait without an operator; the first is missing without CUDA.
 _WAITING = ((torch._C, "_cuda_synchronize"), (torch.cuda.Stream, "synchronize"), (torch.cuda.Event, "synchronize"))
 
@@ -113,11 +103,11 @@ def _waits(call: TracedCall) -> list[Wait]:
 
 def _copies(call: TracedCall) -> list[Wait]:
     copies = []
-    for work in call.work:
-        if TRANSFERS.match(work.name):
-            launch = work.launch
-            row, host_ms = (None, None) if launch is None else (launch.row, (launch.end - launch.begin) / 1e3)
-            copies.append(Wait(_direction(work.name), work.length / 1e3, work.launched, row, work.bytes, host_ms))
+    for work in (each for each in call.work if TRANSFERS.match(each.name)):
+        row, host_ms = (
+            (None, None) if work.launch is None else (work.launch.row, (work.launch.end - work.launch.begin) / 1e3)
+        )
+        copies.append(Wait(_direction(work.name), work.length / 1e3, work.launched, row, work.bytes, host_ms))
     return copies
 
 
@@ -137,14 +127,12 @@ def _lines(waits: Sequence[Wait], lined: Timeline) -> list[str | None]:
     outside of every span belongs to the next one.
     """
     moments = [(wait.begin, wait.row) for wait in waits]
-    lines: list[str | None] = []
-    for (begin, row), span, operator in zip(
-        moments, innermost(lined.lines, moments), innermost(lined.operators, moments), strict=True
-    ):
-        if span is None and operator is not None:
-            span = next((each for each in lined.lines if each.row == row and each.begin > begin), None)
-        lines.append(None if span is None else span.name.removeprefix(LINE) or None)
-    return lines
+    lines = innermost(lined.lines, moments)
+    for place, operator in enumerate(innermost(lined.operators, moments)):
+        begin, row = moments[place]
+        if lines[place] is None and operator is not None:
+            lines[place] = next((each for each in lined.lines if each.row == row and each.begin > begin), None)
+    return [None if span is None else span.name.removeprefix(LINE) or None for span in lines]
 
 
 def _by_line(items: Sequence[tuple[Wait, str | None]], calls: int, root: Path) -> tuple[HostWait, ...]:
@@ -153,21 +141,21 @@ def _by_line(items: Sequence[tuple[Wait, str | None]], calls: int, root: Path) -
         groups.setdefault((wait.what, line), []).append(wait)
     rows = []
     for (what, line), waits in groups.items():
-
-        def a_call(key: str, waits: Sequence[Wait] = waits) -> float | None:
-            known = [getattr(each, key) for each in waits if getattr(each, key) is not None]
-            return sum(known) / calls if known else None
-
         file, _, number = (line or "").rpartition(":")
         rows.append(
             HostWait(
                 what=what,
                 count=len(waits) / calls,
                 ms=sum(each.ms for each in waits) / calls,
-                bytes=a_call("bytes"),
-                host_ms=a_call("host_ms"),
+                bytes=_sum_of_known((each.bytes for each in waits), calls),
+                host_ms=_sum_of_known((each.host_ms for each in waits), calls),
                 line=None if line is None else f"{short_path(file, root)}:{number}",
                 code=None if line is None else code_at(file, int(number)) or None,
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.ms))
+
+
+def _sum_of_known(values: Iterable[float | None], calls: int) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / calls if known else None

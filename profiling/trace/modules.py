@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import partial
 from itertools import accumulate, takewhile
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from profiling.components.trees import tensors_in
@@ -22,29 +23,27 @@ def module_spans(module: nn.Module, *, borrowed: bool = True) -> Iterator[None]:
     """Open a span `module: path` around each forward of `module` ("") and of its submodules; for eager code only.
 
     With `borrowed`, a span is also opened around an operator that uses a submodule's weights outside of its forward;
-    on the host that costs more than many operators do. Spans are opened by hooks and a dispatch mode, which
-    are removed at the end; a compiled module would ignore them or be recompiled. A module that is registered at several
-    paths has the first one. Scripted modules have no hooks, so they have no spans.
+    on the host that costs more than many operators do. Spans are opened by hooks for all modules and a dispatch mode,
+    which are removed at the end; a compiled module would ignore them or be recompiled. A module that is registered at
+    several paths has the first one.
     """
-    running: list[tuple[nn.Module, str, Any]] = []  # open spans, outermost first
+    paths = {part: path for path, part in module.named_modules()}
+    running: list[tuple[nn.Module, Any]] = []  # open spans, outermost first
 
-    def open_span(path: str, part: nn.Module, *_: Any) -> None:
-        running.append((part, path, torch.profiler.record_function(f"{MODULE}{path}").__enter__()))
+    def open_span(part: nn.Module, *_: Any) -> None:
+        if part in paths:
+            running.append((part, torch.profiler.record_function(f"{MODULE}{paths[part]}").__enter__()))
 
     def close_span(part: nn.Module, *_: Any) -> None:
-        ended = None if any(each is part for each, _, _ in running) else part  # none is open where a hook raised
-        while ended is not part:
-            ended, _path, span = running.pop()
-            span.__exit__(None, None, None)
+        if running and running[-1][0] is part:
+            running.pop()[1].__exit__(None, None, None)
 
     with ExitStack() as stack:
-        for path, part in module.named_modules():
-            if not isinstance(part, torch.jit.ScriptModule):
-                stack.callback(part.register_forward_pre_hook(partial(open_span, path)).remove)
-                stack.callback(part.register_forward_hook(close_span, always_call=True).remove)
+        stack.callback(register_module_forward_pre_hook(open_span).remove)
+        stack.callback(register_module_forward_hook(close_span, always_call=True).remove)
         if borrowed:
             held = _owners(module.named_parameters), _owners(module.named_buffers)
-            stack.enter_context(OperatorSpans(lambda given: _lender(given, held, {path for _, path, _ in running})))
+            stack.enter_context(OperatorSpans(lambda given: _lender(given, held, {paths[part] for part, _ in running})))
         yield
 
 
@@ -111,21 +110,21 @@ def module_times(
     for path in ("", *order):
         for each in _ancestry(path):
             places.setdefault(each, len(places))
-    own: dict[str | None, list[float]] = {}
+    own: dict[str | None, float] = defaultdict(float)
+    inside: dict[str, list[float]] = defaultdict(list)
     for module, microseconds in times:
-        own.setdefault(module if module in places else None, []).append(microseconds / 1e3 / calls)
-    unattributed_ms, whole_ms = sum(own.pop(None, ())), sum(map(sum, own.values()))
-    whole_ms += unattributed_ms
+        path, ms = module if module in places else None, microseconds / 1e3 / calls
+        own[path] += ms
+        for each in () if path is None else _ancestry(path):
+            inside[each].append(ms)
+    whole_ms = sum(own.values())
+    tree = sorted(inside.items(), key=lambda item: [places[each] for each in _ancestry(item[0])])
     modules = []
-    for path in sorted(places, key=lambda path: [places[each] for each in _ancestry(path)]):
-        inside = [
-            ms for module, spent in own.items() if module is not None and path in _ancestry(module) for ms in spent
-        ]
-        if inside:
-            ms, self_ms = sum(inside), sum(own.get(path, ()))
-            share = ms / whole_ms if whole_ms else 0.0
-            modules.append(ModuleTime(path=path, ms=ms, share=share, count=len(inside) / calls, self_ms=self_ms))
-    return tuple(modules), unattributed_ms
+    for path, spent in tree:
+        ms, count = sum(spent), len(spent) / calls
+        share = ms / whole_ms if whole_ms else 0.0
+        modules.append(ModuleTime(path=path, ms=ms, share=share, count=count, self_ms=own.get(path, 0.0)))
+    return tuple(modules), own.get(None, 0.0)
 
 
 def paths_in(spans: Iterable[Span]) -> list[str]:

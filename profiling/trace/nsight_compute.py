@@ -144,18 +144,6 @@ def function_of(name: str) -> str:
     return words[-1].rpartition("::")[2] if words else ""
 
 
-def likeness(name: str, other: str) -> float:
-    """Return how alike two names of kernels are, 0 to 1 (equal): the share of their words that both have.
-
-    ncu may shorten a name: `at::native::reduce<false>(float*)` is `at::reduce<0>(T1 *)` to it.
-    """
-    name, other = demangled(name), demangled(other)
-    if name == other:
-        return 1.0
-    words, others = (set(re.findall(r"\w+", text)) for text in (name, other))
-    return len(words & others) / (len(words | others) + 1)  # same words in another order are not equal
-
-
 def read_launches(text: str, metrics: Mapping[str, str]) -> tuple[Launch, ...]:
     """Return the launches in what ncu wrote with `--csv --page raw`; empty where it measured none.
 
@@ -171,22 +159,21 @@ def read_launches(text: str, metrics: Mapping[str, str]) -> tuple[Launch, ...]:
     header, *rest = rows[start:]
     units = dict(zip(header, rest[0], strict=False)) if rest else {}
     whole = [dict(zip(header, row, strict=True)) for row in rest[1:] if len(row) == len(header) == len(rest[0])]
-    return tuple(_launch(row, units, metrics) for row in whole)
-
-
-def _launch(row: Mapping[str, str], units: Mapping[str, str], metrics: Mapping[str, str]) -> Launch:
-    return Launch(
-        name=demangled(row[_NAME]),
-        grid=_sizes(row.get(_GRID, "")),
-        block=_sizes(row.get(_BLOCK, "")),
-        passes=int(passes) if (passes := row.get(_PASSES, "")).isdecimal() else None,
-        **{field: _number(row[metric], units[metric]) for field, metric in metrics.items() if metric in row},
+    return tuple(
+        Launch(
+            name=demangled(row[_NAME]),
+            grid=_sizes(row.get(_GRID, "")),
+            block=_sizes(row.get(_BLOCK, "")),
+            passes=int(passes) if (passes := row.get(_PASSES, "")).isdecimal() else None,
+            **{field: _number(row[metric], units[metric]) for field, metric in metrics.items() if metric in row},
+        )
+        for row in whole
     )
 
 
 def _sizes(cell: str) -> tuple[int, ...] | None:
     """Return a cell like `(128, 2, 1)`."""
-    return tuple(int(size) for size in re.findall(r"\d+", cell)) or None
+    return tuple(map(int, re.findall(r"\d+", cell))) or None
 
 
 def _number(text: str, unit: str) -> float | None:

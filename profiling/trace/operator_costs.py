@@ -126,12 +126,10 @@ def accesses_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
     targets = {id(tensor) for tensor in written}
     overwrites = is_custom(func) or "out" in func._schema.overload_name or func.overloadpacket in _OVERWRITES
     returned = sum(map(bytes_of, fresh))
-    writes = [
-        Access(tensor, size) for tensor, size in zip(written, _most_written(func, written, given, fresh), strict=True)
-    ]
+    writes = list(map(Access, written, _most_written(func, written, given, fresh)))
     updates = func.overloadpacket in _PARTIAL_UPDATES
     reads = [
-        _read(func, args, tensor, _selected_bytes(func, args, returned) if position == 0 else None)
+        Access(tensor, bytes_of(tensor)) if position else _read_of_first(func, args, tensor, returned)
         for position, tensor in enumerate(given)
         if not ((overwrites or updates) and id(tensor) in targets)
     ]
@@ -152,29 +150,19 @@ def _stored_in(tree: Any) -> list[Tensor]:
     return [part for tensor in tensors_in(tree) for part in stored_parts(tensor)]
 
 
-def _selected_bytes(func: Any, args: Sequence[Any], returned: int) -> int | None:
-    """Return the most bytes that `func` reads of its first argument; None if it reads all of it."""
-    if func.overloadpacket in _BAGS:
-        return args[1].numel() * _row_bytes(args[0], 0)
-    if func.overloadpacket in _SAMPLERS:
+def _read_of_first(func: Any, args: Sequence[Any], tensor: Tensor, returned: int) -> Access:
+    """Return the access of `func` to its first argument, of which it may read selected rows or elements."""
+    packet, size = func.overloadpacket, bytes_of(tensor)
+    if packet in _SAMPLERS:
         linear, nearest, cubic = 2 ** (args[0].dim() - 2), 1, 16  # in the order of the argument interpolation_mode
-        return returned * (linear, nearest, cubic)[args[2] if len(args) > 2 else 0]
-    return returned if func.overloadpacket in _SELECTS else None
-
-
-def _row_bytes(tensor: Tensor, dim: int) -> int:
-    return bytes_of(tensor) // max(1, tensor.shape[dim])
-
-
-def _read(func: Any, args: Sequence[Any], tensor: Tensor, selected_bytes: int | None) -> Access:
-    size = bytes_of(tensor)
-    if selected_bytes is None:
+        return Access(tensor, min(size, returned * (linear, nearest, cubic)[args[2] if len(args) > 2 else 0]))
+    if packet not in _SELECTS | _BAGS:
         return Access(tensor, size)
-    rows, row_bytes = None, 0
-    if func.overloadpacket in _ROW_INDICES:
-        rows = args[_ROW_INDICES[func.overloadpacket]]
-        row_bytes = _row_bytes(tensor, args[1] if func.overloadpacket is _aten.index_select else 0)
-    return Access(tensor, min(size, selected_bytes), rows, row_bytes)
+    if packet not in _ROW_INDICES:
+        return Access(tensor, min(size, returned))
+    rows = args[_ROW_INDICES[packet]]
+    row_bytes = size // max(1, tensor.shape[args[1] if packet is _aten.index_select else 0])
+    return Access(tensor, min(size, rows.numel() * row_bytes if packet in _BAGS else returned), rows, row_bytes)
 
 
 def _most_written(func: Any, written: Sequence[Tensor], given: Sequence[Tensor], fresh: Sequence[Tensor]) -> list[int]:
@@ -188,17 +176,15 @@ def _most_written(func: Any, written: Sequence[Tensor], given: Sequence[Tensor],
     if func.overloadpacket in _PARTIAL_WRITES | _PARTIAL_UPDATES and others:
         elements = max(tensor.numel() for tensor in others)
         return [min(bytes_of(tensor), elements * tensor.element_size()) for tensor in written]
-    if not is_custom(func) or not others:
-        return [bytes_of(tensor) for tensor in written]
-    most: dict[int, int] = {}
-    for dtype in {tensor.dtype for tensor in written}:
-        left = sum(bytes_of(tensor) for tensor in others if tensor.dtype == dtype)
-        left -= sum(bytes_of(tensor) for tensor in fresh if tensor.dtype == dtype)
-        left = left if left > 0 else sum(map(bytes_of, others))
+    most = {id(tensor): bytes_of(tensor) for tensor in written}
+    for dtype in {tensor.dtype for tensor in written} if is_custom(func) and others else ():
+        room = sum(bytes_of(tensor) for tensor in others if tensor.dtype == dtype)
+        room -= sum(bytes_of(tensor) for tensor in fresh if tensor.dtype == dtype)
+        room = room if room > 0 else sum(map(bytes_of, others))
         ascending = sorted((tensor for tensor in written if tensor.dtype == dtype), key=bytes_of)
         for position, tensor in enumerate(ascending):  # equal parts; what a small tensor cannot hold goes on
-            most[id(tensor)] = min(bytes_of(tensor), left // (len(ascending) - position))
-            left -= most[id(tensor)]
+            most[id(tensor)] = min(most[id(tensor)], room // (len(ascending) - position))
+            room -= most[id(tensor)]
     return [most[id(tensor)] for tensor in written]
 
 
@@ -301,27 +287,19 @@ def _argument(wanted: Any, arguments: Mapping[str, Any], place: int) -> Any:
         KeyError: the dtype of that number is not known.
 
     """
-    kind, recorded = str(wanted.type), arguments["Concrete Inputs"][place]
-    if "Tensor" in kind:
-        tensor = _meta_tensor(arguments, place)
-        if tensor is not None and "List" not in kind:
-            return tensor
-        if kind.startswith("Optional") and recorded == "":
-            return None
-        if recorded != "" and arguments["Input type"][place] == "Scalar":
-            return torch.tensor(ast.literal_eval(recorded), device="meta")  # a number in place of a tensor
-        raise ValueError(f"no shape of {wanted.name}")  # the profiler records no types for a list of tensors
-    if recorded == "":
-        if wanted.has_default_value():
-            return wanted.default_value
-        if kind.startswith("Optional"):
-            return None
-        raise ValueError(f"no value of {wanted.name}")
+    kind, recorded, given = str(wanted.type), arguments["Concrete Inputs"][place], arguments["Input type"][place]
+    tensor = _meta_tensor(arguments, place) if "Tensor" in kind and "List" not in kind else None
+    if tensor is not None:
+        return tensor
+    if recorded == "" and (wanted.has_default_value() or kind.startswith("Optional")):
+        return wanted.default_value if wanted.has_default_value() else None
+    # The profiler records no types for a list of tensors, and devices and layouts as numbers.
+    if recorded == "" or ("Tensor" in kind and given != "Scalar") or "device" in wanted.name or "layout" in wanted.name:
+        raise ValueError(f"{wanted.name} was not recorded")
+    value = ast.literal_eval(recorded)
     if "dtype" in wanted.name:
-        return _NUMBERED[int(recorded)]
-    if "device" in wanted.name or "layout" in wanted.name:
-        raise ValueError(f"{wanted.name} is recorded as a number")
-    return ast.literal_eval(recorded)
+        return _NUMBERED[value]
+    return torch.tensor(value, device="meta") if "Tensor" in kind else value  # a number in place of a tensor
 
 
 #: Names of dtypes in a trace.

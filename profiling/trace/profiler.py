@@ -7,7 +7,6 @@ right, even for kernels that a CUDA graph replays.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,47 +44,28 @@ def trace_step(
         raise ValueError(f"a trace needs at least 1 iteration and 1 warm-up call, got {iterations} and {warmup}")
     folder.mkdir(parents=True, exist_ok=True)
     trace, operators = (folder / f"{component}.{variant}.{end}" for end in ("json.gz", "txt"))
-    also: dict[str, Any] = {"profile_memory": True, "with_flops": True, "with_stack": stacks}
-    cell = (component, variant)
-    averages = profile_calls(step, device, trace, cell=cell, calls=iterations, warmup=warmup, **also).key_averages()
+    profiler = torch.profiler.profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])],
+        # One session with a warm-up phase: restarting CUPTI around CUDA graphs is fragile.
+        schedule=torch.profiler.schedule(wait=0, warmup=warmup, active=iterations, repeat=1),
+        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),  # the suffix selects gzip
+        record_shapes=True,
+        profile_memory=True,
+        with_flops=True,
+        with_stack=stacks,
+        acc_events=True,  # avoids a warning that events are cleared after the cycle
+    )
+    with profiler, cell_span(component, variant, "trace"):
+        for index in range(-warmup, iterations):
+            with span("warmup" if index < 0 else str(index)):
+                step()
+            synchronize(device)
+            profiler.step()
+    averages = profiler.key_averages()
     result = _summarize(averages, trace, operators, iterations)
     title = f"{component}/{variant}: {iterations} profiled iterations on {device}; times are sums over all of them\n"
     operators.write_text(title + operator_tables(averages, on_device=device.type == "cuda"), encoding="utf-8")
     return result
-
-
-def profile_calls(
-    call: Callable[[], object],
-    device: torch.device,
-    file: Path,
-    *,
-    cell: tuple[str, str],
-    calls: int,
-    warmup: int = 1,
-    around: Callable[[], AbstractContextManager[object]] = nullcontext,
-    **options: Any,
-) -> torch.profiler.profile:
-    """Profile `calls` calls into the Chrome trace `file`, after `warmup` calls that are discarded.
-
-    Each call runs inside `around()` and starts on an idle device. `cell` is (component, variant), `options` are those
-    of `torch.profiler.profile`; shapes are always recorded.
-    """
-    profiler = torch.profiler.profile(
-        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])],
-        # One session with a warm-up phase: restarting CUPTI around CUDA graphs is fragile.
-        schedule=torch.profiler.schedule(wait=0, warmup=warmup, active=calls, repeat=1),
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(file)),  # the suffix selects gzip
-        record_shapes=True,
-        acc_events=True,  # avoids a warning that events are cleared after the cycle
-        **options,
-    )
-    with profiler, cell_span(*cell, "trace"):
-        for index in range(-warmup, calls):
-            with span("warmup" if index < 0 else str(index)), around():
-                call()
-            synchronize(device)
-            profiler.step()
-    return profiler
 
 
 def synchronize(device: torch.device) -> None:
@@ -95,18 +75,15 @@ def synchronize(device: torch.device) -> None:
 
 
 def _summarize(averages: Any, trace: Path, operators: Path, iterations: int) -> TraceFiles:
-    events, device_us = 0, []
-    for event in read_events(trace):
-        events += 1
-        if event.get("cat") in GPU_WORK:
-            device_us.append(event["dur"])
+    events = read_events(trace)
+    device_us = [event["dur"] for event in events if event.get("cat") in GPU_WORK]
     flops = sum(average.flops for average in averages)
     run_folder = trace.parent.parent
     return TraceFiles(
         trace=trace.relative_to(run_folder).as_posix(),
         operators=operators.relative_to(run_folder).as_posix(),
         iterations=iterations,
-        events=events,
+        events=len(events),
         device_ms=sum(device_us) / 1e3 / iterations if device_us else None,
         device_launches=len(device_us) / iterations if device_us else None,
         flops=flops / iterations if flops else None,
@@ -119,15 +96,10 @@ def operator_tables(averages: Any, *, on_device: bool) -> str:
     `averages` is the EventList of `torch.profiler.profile.key_averages()`. Spans are removed from it, since they would
     come before every operator.
     """
-    averages[:] = [average for average in averages if not _is_span(average)]  # in place, so that it stays an EventList
-    keys = {"CPU time": "self_cpu_time_total"}
-    if on_device:
-        keys = {"device time": "self_device_time_total", **keys}
+    operators = [each for each in averages if not each.is_user_annotation and not each.key.startswith("ProfilerStep")]
+    averages[:] = operators  # in place, so that it stays an EventList
+    keys = {"device time": "self_device_time_total"} if on_device else {}
     return "".join(
         f"\nTop operators by self {what}\n" + averages.table(sort_by=key, row_limit=30, max_name_column_width=90)
-        for what, key in keys.items()
+        for what, key in {**keys, "CPU time": "self_cpu_time_total"}.items()
     )
-
-
-def _is_span(average: Any) -> bool:
-    return bool(getattr(average, "is_user_annotation", False)) or average.key.startswith("ProfilerStep")

@@ -7,29 +7,22 @@ inside a compiled region or a capture.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import nvtx
 import torch
 
-
-class _OpenSpans(threading.local):
-    """Names of the spans open on this thread, outermost first; NVTX has a stack for each thread too."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-
-_open = _OpenSpans()
+#: Names of the spans open on this thread, outermost first; NVTX has a stack for each thread too.
+_open: ContextVar[tuple[str, ...]] = ContextVar("open spans", default=())
 _domain: Any = nvtx.get_domain("profiling")
 
 
 def open_names() -> tuple[str, ...]:
     """Return the names of the spans open on this thread, outermost first."""
-    return tuple(_open.names)
+    return _open.get()
 
 
 @contextmanager
@@ -39,15 +32,15 @@ def span(name: str) -> Iterator[str]:
     `with span("world_model"), span("compile"), span("timing"):` opens `world_model`, `world_model/compile` and
     `world_model/compile/timing`. On a GPU a span covers the launches, not the work: it does not synchronize.
     """
-    _open.names.append(name)
-    path = "/".join(_open.names)
+    token = _open.set((*_open.get(), name))
+    path = "/".join(_open.get())
     _domain.push_range(_domain.get_event_attributes(message=path))
     try:
         with torch.profiler.record_function(path):
             yield path
     finally:
         _domain.pop_range()
-        _open.names.pop()
+        _open.reset(token)
 
 
 @contextmanager

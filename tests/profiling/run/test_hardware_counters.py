@@ -24,7 +24,7 @@ from profiling.run.job import FORWARD, Job
 from profiling.run.process import Isolated, Performed
 from profiling.run.process_groups import run_guarded
 from profiling.trace.events import GpuWork
-from profiling.trace.nsight_compute import function_of, read_launches
+from profiling.trace.nsight_compute import read_launches
 
 GEMM, NORM = "nvjet_tst_64x8_v_bz_TNT", "void at::native::norm_kernel<float>(float)"
 MANGLED = "_ZN2at6native11norm_kernelIfEEvT_"
@@ -112,33 +112,6 @@ def test_a_kernel_that_ncu_did_not_meet_has_no_counters(tmp_path, traced, monkey
     gemm, norm = measure(tmp_path, traced).kernels
     assert (gemm.launches, norm.launches) == (1, 0)
     assert (norm.dram, norm.bound_by_counters, norm.bound_by_trace) == (None, None, "neither")
-
-
-#: As torch.profiler names kernels whose names ncu has shortened in tests/data/ncu/eager.csv, by the row there.
-ADD = "at::native::gpu_kernel_impl_nocast<at::native::CUDAFunctor_add<c10::BFloat16> >(at::TensorIteratorBase&, "
-ADD += "at::native::CUDAFunctor_add<c10::BFloat16> const&)::{lambda(int)#1}"
-APPLY = (
-    "at::native::gpu_kernel_impl_nocast<at::native::(anonymous namespace)::GroupNormKernelImplInternal<c10::BFloat16>("
-)
-APPLY += "at::Tensor const&, long, c10::BFloat16, at::Tensor&)::{lambda(c10::BFloat16, float, float)#1}>("
-APPLY += "at::TensorIteratorBase&)::{lambda(int)#1}"
-CUDNN = "cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float, false, true, "
-LONG = {
-    0: "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<c10::BFloat16>(long, c10::BFloat16, float*)",
-    2: f"void at::native::elementwise_kernel<128, 4, {APPLY}>(int, {APPLY})",
-    4: f"void {CUDNN}(cudnnKernelDataType_t)0>(cudnn::engines_precompiled::nchw2nhwc_params_t<float>)",
-    8: f"void at::native::elementwise_kernel<128, 4, {ADD}>(int, {ADD})",
-    9: "nvjet_sm90_tst_64x24_64x16_2x1_v_bz_splitK_NNT",
-}
-
-
-def test_launches_are_those_of_the_trace_also_under_shortened_names():
-    launches = read_launches(sample("eager"), {"seconds": "gpu__time_duration.sum"})
-    groups = {row: Group(name, launches[row].grid, launches[row].block) for row, name in LONG.items()}
-    assert function_of(launches[2].name) == function_of(launches[8].name)
-    assert (launches[2].grid, launches[2].block) == (launches[8].grid, launches[8].block)
-    found = grouped(launches, list(groups.values()))
-    assert found == {group: [launches[row]] for row, group in groups.items()}
 
 
 def test_few_launches_do_not_say_what_bounds_a_kernel(tmp_path, traced, monkeypatch):

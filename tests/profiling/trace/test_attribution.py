@@ -5,21 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from hand_made_events import host, operator, span, work
+from hand_made_events import host, span, work
 from planted_modules import Stack, component
 from stored_traces import attributions, calls_of, stored
 
-from profiling.run.trace_passes import short_trace
 from profiling.trace.attribution import (
     Attributor,
-    BackwardModules,
     KernelAttribution,
     attributed_by_reference,
     in_exact_order,
-    parents_of,
     with_eager_modules,
 )
+from profiling.trace.device_work import profiled
 from profiling.trace.events import (
     GpuWork,
     read_events,
@@ -54,12 +51,8 @@ def test_work_belongs_to_the_innermost_span_that_launched_it():
         *(work(100 + at, 101 + at, correlation=at) for at in (5, 15, 25, 40, 60, 95)),
     ]
     assert [item.module for item in known_of(events)] == ["", "block", "block.norm", "block", "", None]
-
-
-def test_launches_of_another_thread_are_in_no_span():
-    elsewhere = {**host(5, 6, correlation=1), "tid": 2}
-    events = [span(0, 10, "c/v/trace/0"), span(1, 9, "module: "), elsewhere, work(7, 8, correlation=1)]
-    assert [item.module for item in known_of(events)] == [None]
+    elsewhere = [{**event, "tid": 2} if event["cat"] == "cuda_runtime" else event for event in events]
+    assert {item.module for item in known_of(elsewhere)} == {None}, "launched by another thread"
 
 
 def test_eager_work_is_attributed_whole():
@@ -249,17 +242,9 @@ def test_another_number_of_products_of_one_size_leaves_them_open():
 
 
 def test_custom_operators_are_anchors():
-    def events(name):
-        return [
-            span(0, 100, "c/v/trace/0"),
-            span(1, 90, "module: ring"),
-            operator(10, 20, "models::attend", 5),
-            host(12, 13, correlation=1),
-            {**work(20, 30, correlation=1, name=name), "args": {"correlation": 1, "External id": 5}},
-        ]
-
-    eager, fused = known_of(events("_attend")), known_of(events("_attend"))
-    assert [item.module for item in with_eager_modules(fused, eager)] == ["ring"]
+    kernel = GpuWork("_attend", "kernel", 20, 30, 1, 5, None)
+    eager = KernelAttribution(kernel, "attention", "models::attend", "ring")
+    assert [item.module for item in with_eager_modules([replace(eager, module=None)], [eager])] == ["ring"]
 
 
 @pytest.mark.parametrize(
@@ -284,15 +269,12 @@ def test_only_what_the_order_decides_corresponds(names, known, expected):
 def test_every_backward_node_belongs_to_its_forward_submodule():
     planted = component(Stack())
     planted.module.train()
-    trace = short_trace(
-        lambda: planted.call().square().sum().backward(),
-        torch.device("cpu"),
-        lambda: module_spans(planted.module),
-        cell=("planted", "baseline"),
+    trace = profiled(
+        lambda: planted.call().square().sum().backward(), 1, cuda=False, around=lambda: module_spans(planted.module)
     )
-    backward = BackwardModules(trace, parents_of(trace.operators))
+    attributor = Attributor(trace, OperatorCosts())
     nodes = [operator for operator in trace.operators if operator.name.endswith("Backward0")]
-    found = [(node.name, backward.of(node)) for node in nodes if not node.name.startswith("autograd::")]
+    found = [(node.name, attributor.module_of(node, None)) for node in nodes if not node.name.startswith("autograd::")]
     assert [module for name, module in found if name == "AddmmBackward0"] == [
         "head",
         "blocks.1.down",
@@ -304,33 +286,4 @@ def test_every_backward_node_belongs_to_its_forward_submodule():
     assert [module for name, module in found if name == "SoftmaxBackward0"] == [""]
     assert [module for name, module in found if name in ("PowBackward0", "SumBackward0")] == [None, None]
     products = [operator for operator in trace.operators if operator.name == "aten::mm"]
-    assert {backward.of(product) for product in products} >= {"head", "blocks.0.down", "blocks.1.up"}
-    forward = [operator for operator in trace.operators if operator.name == "aten::addmm"]
-    assert {backward.of(product) for product in forward} == {None}
-
-
-def test_kernels_of_another_thread_follow_their_node():
-    def numbered(begin, end, name, number, sequence, *, thread, forward):
-        arguments = {"External id": number, "Sequence number": sequence, "Fwd thread id": forward}
-        return {**span(begin, end, name), "cat": "cpu_op", "tid": thread, "args": arguments}
-
-    def launched(at, operator, thread):
-        kernel = work(at + 1, at + 2, correlation=at)
-        kernel["args"]["External id"] = operator
-        return [{**host(at, at + 1, correlation=at), "tid": thread}, kernel]
-
-    events = [
-        span(0, 100, "c/v/trace/0"),
-        span(1, 90, "module: "),
-        span(2, 20, "module: up"),
-        numbered(3, 19, "aten::addmm", 1, 7, thread=1, forward=0),
-        *launched(4, 1, 1),
-        numbered(30, 40, "AddmmBackward0", 2, 7, thread=2, forward=1),
-        {**span(31, 39, "aten::mm"), "cat": "cpu_op", "tid": 2, "args": {"External id": 3}},
-        *launched(32, 3, 2),
-        {**span(41, 45, "torch::autograd::AccumulateGrad"), "cat": "cpu_op", "tid": 2, "args": {"External id": 4}},
-        *launched(42, 4, 2),
-    ]
-    trace = timeline(events)
-    found = Attributor(trace, OperatorCosts()).of(traced_calls(trace)[0])
-    assert [item.module for item in found] == ["up", "up", None]
+    assert {attributor.module_of(product, None) for product in products} >= {"head", "blocks.0.down", "blocks.1.up"}

@@ -97,6 +97,8 @@ def test_totals(parsed: tuple[Path, CompileLog]) -> None:
     summary = parsed[1]
     assert summary.compile_seconds is not None
     assert 0 < summary.compile_seconds < 60
+    assert sum(summary.phases.values()) == pytest.approx(summary.compile_seconds)
+    assert set(summary.phases) == {"dynamo", "aot autograd"}  # nothing in the program is for inductor
     # outer, its leaf's and its own rest, printing and its rest, three of Scaled, limited; leaf itself is an empty graph
     assert summary.graphs == 9
     assert summary.frames > summary.graphs
@@ -105,21 +107,15 @@ def test_totals(parsed: tuple[Path, CompileLog]) -> None:
 
 
 def test_two_processes_are_added_up(parsed: tuple[Path, CompileLog], logs: Path, tmp_path: Path) -> None:
-    log = next(logs.glob("*.log"))
     (tmp_path / "logs").mkdir()
     for name in ("a.log", "b.log"):
-        shutil.copy(log, tmp_path / "logs" / name)
+        shutil.copy(next(logs.glob("*.log")), tmp_path / "logs" / name)
     (tmp_path / "logs" / "worker.log").write_text("")
-    out = tmp_path / "run" / "tl_out" / "cell"
+    out, one = tmp_path / "run" / "tl_out" / "cell", parsed[1]
     both = parse_compile_log(tmp_path / "logs", out, root=PROGRAM.parent)
-    one = parsed[1]
     assert both is not None
-    assert (both.graphs, len(both.graph_breaks), len(both.recompiles)) == (
-        2 * one.graphs,
-        len(one.graph_breaks),
-        2 * len(one.recompiles),
-    )
-    assert both.graph_breaks[0].count == 2 * one.graph_breaks[0].count
+    assert (both.graphs, len(both.recompiles)) == (2 * one.graphs, 2 * len(one.recompiles))
+    assert [found.count for found in both.graph_breaks] == [2 * found.count for found in one.graph_breaks]
     page = (tmp_path / "run" / both.index).read_text()
     assert "0/index.html" in page
     assert "b.log" in page
@@ -134,45 +130,45 @@ def test_no_compile_is_none(tmp_path: Path) -> None:
 
 
 def test_a_log_cut_short_is_read_as_far_as_it_goes(logs: Path, tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
     log = next(logs.glob("*.log")).read_bytes()
-    (tmp_path / "logs" / "cut.log").write_bytes(log[: len(log) // 2])
-    summary = parse_compile_log(tmp_path / "logs", tmp_path / "tl_out" / "cell", root=PROGRAM.parent)
-    assert summary is not None
-    assert summary.frames >= 1
-    (tmp_path / "logs" / "cut.log").write_bytes(log[: log.index(b'"dynamo_start"') + 20])
-    summary = parse_compile_log(tmp_path / "logs", tmp_path / "tl_out" / "cell", root=PROGRAM.parent)
-    assert summary is not None
-    assert (summary.compile_seconds, summary.frames) == (None, 0)  # died while compiling: absent, not 0
+    frames = []
+    for end in (len(log) // 2, log.index(b'"dynamo_start"') + 20):
+        (tmp_path / "cut.log").write_bytes(log[:end])
+        summary = parse_compile_log(tmp_path, tmp_path / "tl_out" / "cell", root=PROGRAM.parent)
+        assert summary is not None
+        frames.append(summary.frames)
+    assert frames[0] >= 1
+    assert (frames[1], summary.compile_seconds) == (0, None)  # died while compiling: absent, not 0
 
 
-def test_cudagraph_skips_are_listed_once(tmp_path: Path) -> None:
-    reason = "skipping cudagraphs due to cpu device (arg1_1)"
-    metrics = {"compile_id": "0/0", "entire_frame_compile_time_s": 1.5, "cudagraph_skip_reason": reason}
-    lines = [json.dumps({"compilation_metrics": metrics})] * 2
-    lines.append(json.dumps({"bwd_compilation_metrics": {"duration_us": 250_000, "entire_frame_compile_time_s": None}}))
-    (tmp_path / "raw.jsonl").write_text("\n".join([*lines, "not json"]))
-    events = read_compile_log([tmp_path], tmp_path, "index.html")
-    assert events.cudagraph_skips == (reason,)
-    assert events.compile_seconds == pytest.approx(3.25)
+def read(folder: Path, *entries: object) -> CompileLog:
+    (folder / "raw.jsonl").write_text("\n".join([*map(json.dumps, entries), "not json"]))
+    return read_compile_log([folder], folder, "index.html")
 
 
-def test_a_cudagraph_skip_names_the_line_that_it_blames(tmp_path: Path) -> None:
-    reason = (
+def test_cudagraph_skips_are_listed_once_with_the_line_that_they_blame(tmp_path: Path) -> None:
+    reasons = (
+        "skipping cudagraphs due to cpu device (arg1_1)",
         "skipping cudagraphs due to mutated inputs (1 instances). Found from : \n"
         f'   File "{tmp_path}/models/net.py", line 9, in forward\n    self.step()\n'
-        f'  File "{tmp_path}/models/net.py", line 12, in step\n    self.count.add_(1)\n\n'
+        f'  File "{tmp_path}/models/net.py", line 12, in step\n    self.count.add_(1)\n\n',
     )
-    metrics = {"compile_id": "0/0", "entire_frame_compile_time_s": 1.5, "cudagraph_skip_reason": reason}
-    (tmp_path / "raw.jsonl").write_text(json.dumps({"compilation_metrics": metrics}))
-    events = read_compile_log([tmp_path], tmp_path, "index.html")
-    assert events.cudagraph_skips == ("skipping cudagraphs due to mutated inputs (1 instances), at models/net.py:12",)
+    metrics = {"compile_id": "0/0", "entire_frame_compile_time_s": 1.5}
+    forward = [{"compilation_metrics": {**metrics, "cudagraph_skip_reason": reasons[each]}} for each in (0, 0, 1)]
+    backward = {"bwd_compilation_metrics": {"duration_us": 250_000, "entire_frame_compile_time_s": None}}
+    found = read(tmp_path, *forward, backward)
+    mutated = "skipping cudagraphs due to mutated inputs (1 instances), at models/net.py:12"
+    assert found.cudagraph_skips == (reasons[0], mutated)
+    assert found.compile_seconds == pytest.approx(4.75)
 
 
-def test_phases_add_up_to_the_compile_seconds(parsed: tuple[Path, CompileLog]) -> None:
-    summary = parsed[1]
-    assert sum(summary.phases.values()) == pytest.approx(summary.compile_seconds)
-    assert set(summary.phases) == {"dynamo", "aot autograd"}  # nothing in the program is for inductor
+@pytest.mark.parametrize("stack", [True, False])
+def test_a_recompile_has_the_line_of_its_guard_also_without_a_stack(tmp_path: Path, stack: bool) -> None:
+    reason = f"0/1: self.pos == 1    # i = self.pos % n  # used  # {str(tmp_path)[2:]}/net.py:9 in forward (HINT: ...)"
+    reason += f'\nUser stack trace:\n  File "{tmp_path}/net.py", line 9, in forward\n    i = ...' if stack else ""
+    function = {"co_name": "forward", "co_filename": f"{tmp_path}/net.py", "co_firstlineno": 7}
+    (found,) = read(tmp_path, {"compilation_metrics": {**function, "recompile_reason": reason}}).recompiles
+    assert (found.reason, found.file, found.line) == ("self.pos == 1", "net.py", 9)
 
 
 def test_phases_are_without_those_inside_them() -> None:
@@ -198,8 +194,7 @@ def test_phases_are_without_those_inside_them() -> None:
 def test_a_message_of_an_unknown_shape_keeps_its_first_line(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("Something new\nmore")
     entry = {"artifact": {"name": "dynamo_graph_break_reason"}, "payload_filename": "text.txt"}
-    (tmp_path / "raw.jsonl").write_text(json.dumps(entry))
-    (found,) = read_compile_log([tmp_path], tmp_path, "index.html").graph_breaks
+    (found,) = read(tmp_path, entry).graph_breaks
     assert (found.reason, found.file, found.line, found.stack) == ("Something new", None, None, ())
 
 

@@ -54,7 +54,10 @@ ADD = "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor
 @pytest.mark.parametrize(
     ("planted", "kind", "what", "saves_us"),
     [
-        (piece(MOMENTS, 100, blocks=32, bytes=10_000_000), "reduction", "reductions (group norm)", 90),
+        (
+            piece(MOMENTS, 100, operator="aten::native_group_norm", blocks=32, bytes=10_000_000),
+            *("reduction", "reductions (group norm)", 90),
+        ),
         (
             piece("triton_red_fused_native_layer_norm_3", 50, bytes=10_000_000),
             "reduction",
@@ -136,6 +139,28 @@ def test_a_product_is_held_against_the_ceiling_of_its_dtype(kind: str, dtype: st
     (kernel,) = kernels_by_name([[product]])
     assert kernel.dtype == dtype
     assert ceilings.shares(kernel) == (0.0, pytest.approx(of_ceiling))
+
+
+@pytest.mark.parametrize(
+    ("operator", "weight", "values", "kind"),
+    [
+        ("aten::cudnn_convolution", [64, 16, 3, 3], ["[0, 0]"] * 3 + ["4", "False", "False", "True"], "grouped"),
+        (
+            "aten::cudnn_convolution_transpose",
+            [64, 32, 3, 3],
+            ["[0, 0]"] * 4 + ["1", "False", "False", "True"],
+            "whole",
+        ),
+        ("aten::convolution", [64, 32, 3, 3], ["", *["[0, 0]"] * 3, "True", "[0, 0]", "2"], "grouped"),
+    ],
+)
+def test_the_groups_of_a_convolution_are_those_of_its_operator(
+    operator: str, weight: list[int], values: list[str], kind: str
+) -> None:
+    """With TF32 the last argument of cuDNN's operator is true; a transposed weight has the input's channels first."""
+    arguments = {**shapes((IMAGE, BF16), (weight, BF16)), "Concrete Inputs": ["", "", *values]}
+    (found,) = kernel_findings([[piece(CONV, 50, operator=operator, bytes=10_000_000, arguments=arguments)]], CEILINGS)
+    assert found.kind == ("grouped convolution" if kind == "grouped" else "convolution")
 
 
 def test_an_activation_after_a_product_could_be_part_of_it() -> None:

@@ -1,6 +1,6 @@
 """Profiler passes beside the main trace: what a failing pass costs, spans by submodule and by line of code."""
 
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +14,9 @@ from profiling.results.record import decode_section
 from profiling.run import trace_passes
 from profiling.run.cell import Cell
 from profiling.run.events import Sections
-from profiling.run.trace_passes import TracePasses, short_trace
+from profiling.run.trace_passes import TracePasses
 from profiling.trace.counters import snapshot
+from profiling.trace.device_work import profiled
 from profiling.trace.events import innermost
 from profiling.trace.host_waits import line_spans
 from profiling.trace.modules import module_spans
@@ -23,7 +24,6 @@ from profiling.trace.profiler import trace_step
 from profiling.variants.recipe import Recipe
 from profiling.variants.variant import EagerStep, Step
 
-CPU, CELL = torch.device("cpu"), ("planted", "baseline")
 LINES, MODULES = "the trace by line of code", "the trace by submodule"
 
 
@@ -48,7 +48,12 @@ def test_submodules_on_a_cpu(tmp_path):
 def main_trace(step, tmp_path):
     """Profile the step on a CPU, and return the file of the trace."""
     files = trace_step(
-        step.run, component="planted", variant="baseline", folder=tmp_path / "traces", device=CPU, iterations=5
+        step.run,
+        component="planted",
+        variant="baseline",
+        folder=tmp_path / "traces",
+        device=torch.device("cpu"),
+        iterations=5,
     )
     return tmp_path / files.trace
 
@@ -62,8 +67,8 @@ def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
     step = step(planted)
     failed = []
 
-    def stored_trace(call, device, around, *, cell, calls):
-        assert (device.type, cell) == ("cuda", ("planted", "v"))
+    def stored_trace(call, calls, *, cuda, around, shapes):
+        assert (cuda, shapes) == (True, True)
         if around is line_spans:
             assert call == step.repeat
             return stored(traces["lines"])
@@ -79,7 +84,7 @@ def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
         except KeyError:
             failed.append(action)
 
-    monkeypatch.setattr(trace_passes, "short_trace", stored_trace)
+    monkeypatch.setattr(trace_passes, "profiled", stored_trace)
     passes = TracePasses(planted, "v", step, tmp_path, best_effort)
     return (passes.analyze_stage() if main is None else passes.analyze(FOLDER / f"{main}.json.gz")), failed
 
@@ -168,14 +173,6 @@ def traced(run, step, planted):
     return {name: decode_section(name, section) for name, section in content.items()}
 
 
-def test_a_traced_cell_sends_trace_and_analysis(tmp_path):
-    planted = component(Stack())
-    sections = traced(tmp_path, Recipe()(planted, tmp_path), planted)
-    assert set(sections) == {"trace", "trace_analysis"}
-    assert sections["trace_analysis"].modules[0].path == ""
-    assert sections["trace"].seconds > 0
-
-
 def test_a_pass_that_fails_in_a_cell_costs_a_note(tmp_path):
     planted = component(Stack())
 
@@ -185,7 +182,9 @@ def test_a_pass_that_fails_in_a_cell_costs_a_note(tmp_path):
         return planted.call()
 
     sections = traced(tmp_path, Step(run=once, eager_step=EagerStep(once, planted.module)), planted)
+    assert set(sections) == {"trace", "trace_analysis", "notes"}
     assert sections["trace"].trace == "traces/planted.baseline.json.gz"
+    assert sections["trace"].seconds > 0
     assert sections["trace_analysis"].kernels
     assert not sections["trace_analysis"].modules
     assert sections["notes"] == (f"{MODULES} failed: RuntimeError: planted",)
@@ -203,21 +202,6 @@ def test_a_variant_without_an_eager_step_is_not_attributed(tmp_path):
 
 
 @torch.inference_mode()
-def test_on_a_cpu_a_failed_pass_leaves_the_operators(tmp_path, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("planted")
-
-    monkeypatch.setattr(trace_passes, "short_trace", fail)
-    planted = component(Stack())
-    step = Recipe()(planted, tmp_path)
-    passes = TracePasses(planted, "baseline", step, tmp_path, lambda action: suppress(RuntimeError))
-    found = passes.analyze(main_trace(step, tmp_path))
-    assert found is not None
-    assert found.modules == ()
-    assert found.kernels
-
-
-@torch.inference_mode()
 def lines_of(trace, name):
     found = [operator for operator in trace.operators if operator.name == name]
     spans = innermost(trace.lines, [(operator.begin, operator.row) for operator in found])
@@ -227,11 +211,10 @@ def lines_of(trace, name):
 def test_submodules_have_spans_while_the_pass_lasts():
     planted = component(Stack())
     with torch.inference_mode():
-        trace = short_trace(planted.call, CPU, lambda: module_spans(planted.module), cell=CELL)
+        trace = profiled(planted.call, 1, cuda=False, around=lambda: module_spans(planted.module))
     block = ["", ".norm", ".up", ".down"]
     expected = ["", *(f"blocks.{n}{part}" for n in range(2) for part in block), "head"]
     assert [span.name.removeprefix("module: ") for span in trace.modules] == expected
-    assert [call.name for call in trace.calls] == ["planted/baseline/trace/0"]
     products = [operator for operator in trace.operators if operator.name == "aten::addmm"]
     spans = innermost(trace.modules, [(operator.begin, operator.row) for operator in products])
     inside = [span.name.removeprefix("module: ") for span in spans if span is not None]
@@ -243,7 +226,7 @@ def test_operators_that_borrow_weights_belong_to_the_module_that_has_them():
     """A network in fused kernels calls few submodules and takes their weights."""
     planted = component(Borrowing())
     with torch.inference_mode():
-        trace = short_trace(planted.call, CPU, lambda: module_spans(planted.module), cell=CELL)
+        trace = profiled(planted.call, 1, cuda=False, around=lambda: module_spans(planted.module))
     names = ("aten::addmm", "aten::mul", "aten::add", "aten::sigmoid")
     working = [operator for operator in trace.operators if operator.name in names]
     spans = innermost(trace.modules, [(operator.begin, operator.row) for operator in working])
@@ -273,7 +256,7 @@ def test_hooks_go_and_spans_close_when_a_submodule_raises():
 def test_lines_of_implicit_waits_too():
     planted = component(Waiting())
     with torch.inference_mode():
-        trace = short_trace(planted.call, CPU, line_spans, cell=CELL)
+        trace = profiled(planted.call, 1, cuda=False, around=line_spans)
     file = "planted_modules.py"
     waits = [f"{file}:{line_of(mark)}" for mark in ("comparison", "method")]
     assert lines_of(trace, "aten::_local_scalar_dense") == waits
@@ -292,7 +275,7 @@ def test_an_explicit_wait_has_a_line(monkeypatch):
     monkeypatch.setattr(torch.cuda.Event, "synchronize", lambda event: None)
     planted = component(Synchronizing())
     with torch.inference_mode():
-        trace = short_trace(planted.call, CPU, line_spans, cell=CELL)
+        trace = profiled(planted.call, 1, cuda=False, around=line_spans)
     code = Path(__file__).read_text().splitlines()
     expected = next(number for number, line in enumerate(code, 1) if line.endswith("# planted: explicit"))
     assert trace.lines[0].name == f"line: {__file__}:{expected}"
@@ -305,7 +288,7 @@ def test_spans_by_line_leave_compiled_code_as_it_is():
     with torch.inference_mode():
         compiled(**planted.inputs)
         before = snapshot()
-        trace = short_trace(lambda: compiled(**planted.inputs), CPU, line_spans, cell=CELL)
+        trace = profiled(lambda: compiled(**planted.inputs), 1, cuda=False, around=line_spans)
         assert snapshot().since(before).compiles == 0
     assert "aten::linear" not in {operator.name for operator in trace.operators}, "the graph runs, not the eager code"
     assert set(lines_of(trace, "aten::addmm")) == {""}, "a graph's operators have no line"
