@@ -158,11 +158,6 @@ class Inductor(Compiler):
             return f"mode={self.mode}"
         return "options.triton.cudagraphs" if self.options.get("triton.cudagraphs") else None
 
-    @property
-    def of_a_layer(self) -> Inductor:
-        """The same without regions, which a layer has none of."""
-        return replace(self, regional=False, rest=False)
-
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
         """Return why CUDA graphs of inductor's own cannot be combined with regions or a capture, or None."""
         if self.regional and self.own_graphs is not None:
