@@ -179,6 +179,6 @@ def test_outputs_do_not_alias_inputs_constants_or_each_other():
     table = torch.ones(1, 2)
     x = normal(3, 4)
     traced, counts = applied([DropNoOps()], Net(forward, table=table), x=x)
-    assert counts == [1]
+    assert counts == [0]
     memory = [t.data_ptr() for t in (*traced(x=x), x, table)]
     assert len(set(memory)) == len(memory)

@@ -267,7 +267,6 @@ UNLIKE = {
     "eq_": (0.5,),
     "logical_not_": (),
     "logical_and_": (torch.ones(3, 3),),
-    "polygamma_": (1,),
     "resize_": (3, 2),
     "fill_diagonal_": (2,),
 }
