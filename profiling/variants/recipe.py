@@ -22,7 +22,7 @@ from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
 from profiling.components.trees import keyed_leaves
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, SkippedError, printable, reason_of
-from profiling.fx_passes.passes import RewritePass, name_of
+from profiling.fx_passes.passes import RewritePass, check_callables, name_of
 from profiling.graphs.capture import CaptureError, no_autocast_cache, preserved_generators
 from profiling.results.record import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
 from profiling.trace.counters import snapshot
@@ -166,18 +166,12 @@ class Recipe(Variant):
     def __post_init__(self) -> None:
         """Check the steps before any module is built."""
         super().__post_init__()
-        if not isinstance(self.transforms, list | tuple):
-            raise InputError(f"transforms={self.transforms!r} is no list. Write [] for none.")
+        check_callables("transforms", self.transforms, or_of=(Transform,))
         for number, each in enumerate(self.transforms):
             if isinstance(each, RewritePass):
                 raise InputError(
                     f"transforms.{number}: {name_of(each)} rewrites a graph, not a module. Write {{_target_: "
                     "profiling.variants.rewrite.Rewrite, passes: [...]}, with it among the passes."
-                )
-            if not isinstance(each, Transform) and (isinstance(each, type) or not callable(each)):
-                raise InputError(
-                    f"transforms.{number}={each!r} cannot be called. Write {{_target_: package.module.Class}}, or a "
-                    "function's path with _partial_: true."
                 )
         for name, value, kind, example in (
             ("compiler", self.compiler, Compiler, "profiling.variants.inductor.Inductor"),

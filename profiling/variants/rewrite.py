@@ -12,9 +12,8 @@ from torch import fx, nn
 
 from profiling.components.component import Component
 from profiling.components.trees import keyed_tensors
-from profiling.errors import InputError
 from profiling.fx_passes.nodes import propagate
-from profiling.fx_passes.passes import AppliedPass, Pass, apply_passes
+from profiling.fx_passes.passes import AppliedPass, Pass, apply_passes, check_callables
 from profiling.fx_passes.tracer import placeholders, trace
 from profiling.graphs import CaptureError
 from profiling.results.record import BeforeAfter, FxPass
@@ -39,14 +38,7 @@ class Rewrite(Transform):
     passes: Sequence[Pass] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.passes, list | tuple):
-            raise InputError(f"passes={self.passes!r} is no list. Write [] for none.")
-        for number, each in enumerate(self.passes):
-            if not callable(each):
-                raise InputError(
-                    f"passes.{number}={each!r} cannot be called. Write {{_target_: package.module.Class}}, or a "
-                    "function's path with _partial_: true."
-                )
+        check_callables("passes", self.passes)
 
     def apply(self, module: nn.Module, component: Component) -> Outcome:
         """Return a module with a rewritten graph for each shape of the inputs, and the number of places replaced.

@@ -6,7 +6,7 @@ import importlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import perf_counter
@@ -51,18 +51,21 @@ class TensorRT(Compiler):
         no_gpu = None if device.type == "cuda" else f"TensorRT needs a CUDA device, this run is on {device.type}"
         return missing_package("torch_tensorrt") or no_gpu
 
-    def flags(self, folder: Path) -> ExitStack:
-        """Set torch_tensorrt's mode for CUDA graphs; closing the stack restores it. InputError: an unknown option."""
+    @contextmanager
+    def flags(self, folder: Path) -> Iterator[None]:
+        """Set torch_tensorrt's mode for CUDA graphs in the block. InputError: an unknown option."""
         trt = importlib.import_module("torch_tensorrt")  # registers its back end of torch.compile
         known = [each.name for each in fields(trt.dynamo.CompilationSettings) if each.name != "dryrun"]
         for name in self.options:
             if name not in known:  # torch_tensorrt would ignore it
                 raise InputError(f"options.{name} is unknown or builds no engine.{did_you_mean(name, known)}")
-        with ExitStack() as stack:
-            stack.enter_context(COMPILED_STEPS)
-            stack.callback(trt.runtime.set_cudagraphs_mode, trt.runtime.get_cudagraphs_mode())
-            trt.runtime.set_cudagraphs_mode(self.cuda_graphs and self.package_suffix is None)
-            return stack.pop_all()
+        mode = trt.runtime.get_cudagraphs_mode()
+        trt.runtime.set_cudagraphs_mode(self.cuda_graphs and self.package_suffix is None)
+        try:
+            with COMPILED_STEPS:
+                yield
+        finally:
+            trt.runtime.set_cudagraphs_mode(mode)
 
     def compile(
         self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
@@ -113,9 +116,8 @@ class AOTTensorRT(TensorRT):
                     load_s=perf_counter() - built_at,
                 )
                 packages.append(package)
-                if self.cuda_graphs:
-                    call = stack.enter_context(trt.runtime.enable_cudagraphs(compiled))
-                calls.append(call)
+                graphed = trt.runtime.enable_cudagraphs(compiled) if self.cuda_graphs else nullcontext(call)
+                calls.append(stack.enter_context(graphed))
             return _outcome(by_shape(groups, calls), reports, packages=tuple(packages), close=stack.pop_all().close)
 
 
@@ -129,12 +131,14 @@ def _reports() -> Iterator[list[str]]:
         return False  # pages of text, not to be printed
 
     logger = logging.getLogger("torch_tensorrt.dynamo._DryRunTracker")
-    with ExitStack() as stack:
-        stack.callback(logger.setLevel, logger.level)
-        stack.callback(logger.removeFilter, collect)
-        logger.addFilter(collect)
-        logger.setLevel(logging.DEBUG)
+    level = logger.level
+    logger.addFilter(collect)
+    logger.setLevel(logging.DEBUG)
+    try:
         yield reports
+    finally:
+        logger.setLevel(level)
+        logger.removeFilter(collect)
 
 
 def _outcome(call: Callable[..., Any], reports: Sequence[str], **other: Any) -> Outcome:

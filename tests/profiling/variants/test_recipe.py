@@ -490,7 +490,7 @@ def test_each_kind_of_block_is_compiled_once(tmp_path):
         step = Recipe(compiler=Inductor(regional=True)).prepare(net, tmp_path)
         (row,) = step.recipe
         assert row.changed == snapshot().since(before).graphs == 2
-        assert row.notes == ("2 graphs compiled for 7 repeated blocks (Block); the rest is eager",)
+        assert row.notes == ("graphs compiled: 2 for 7 repeated blocks (Block); the rest is eager",)
         again = snapshot()
         for _ in range(2):
             net.reset()
@@ -534,7 +534,7 @@ def test_the_parts_between_blocks_are_compiled_too(tmp_path):
         step.close()
     (row,) = step.recipe
     parts = row.changed - 4  # two sizes of blocks, at two numbers of rows
-    assert row.notes == (f"4 graphs compiled for 9 repeated blocks (Block), and {parts} for the parts between them",)
+    assert row.notes == (f"graphs compiled: 4 for 9 repeated blocks (Block), {parts} for the parts between them",)
     assert parts > 0
     assert not {"aten::sin", "aten::cos", "aten::tanh"} & names, "fused"
     assert not any("_compiled_call_impl" in vars(block) or block._forward_pre_hooks for block in net.module.modules())
@@ -562,7 +562,7 @@ def test_that_no_part_between_blocks_is_compiled_is_said(tmp_path):
     (row,) = step.recipe
     assert row.changed == 1
     eager = "the rest is eager, although rest: true: what calls blocks in a loop is not compiled"
-    assert row.notes == (f"1 graph compiled for 3 repeated blocks (Block); {eager}",)
+    assert row.notes == (f"graphs compiled: 1 for 3 repeated blocks (Block); {eager}",)
 
 
 def _kernels_of(call):
