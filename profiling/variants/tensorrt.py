@@ -43,29 +43,27 @@ class TensorRT(Compiler):
 
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
         """Return why a capture cannot be combined with it: engines run on streams of torch_tensorrt."""
-        own = f"{type(self).__name__} cannot be captured from outside. Write capture: null, and cuda_graphs: true."
-        return None if capture is None else own
+        if capture is None:
+            return None
+        return f"{type(self).__name__} cannot be captured from outside. Write capture: null, and cuda_graphs: true."
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return how to install torch_tensorrt if it is missing, or that `device` is no CUDA device, or None."""
         no_gpu = None if device.type == "cuda" else f"TensorRT needs a CUDA device, this run is on {device.type}"
         return missing_package("torch_tensorrt") or no_gpu
 
-    @contextmanager
-    def flags(self, folder: Path) -> Iterator[None]:
-        """Set torch_tensorrt's mode for CUDA graphs in the block. InputError: an unknown option."""
+    def flags(self, folder: Path) -> ExitStack:
+        """Set torch_tensorrt's mode for CUDA graphs; closing the stack restores it. InputError: an unknown option."""
         trt = importlib.import_module("torch_tensorrt")  # registers its back end of torch.compile
         known = [each.name for each in fields(trt.dynamo.CompilationSettings) if each.name != "dryrun"]
         for name in self.options:
             if name not in known:  # torch_tensorrt would ignore it
                 raise InputError(f"options.{name} is unknown or builds no engine.{did_you_mean(name, known)}")
-        mode = trt.runtime.get_cudagraphs_mode()
-        trt.runtime.set_cudagraphs_mode(self.cuda_graphs and self.package_suffix is None)
-        try:
-            with COMPILED_STEPS:
-                yield
-        finally:
-            trt.runtime.set_cudagraphs_mode(mode)
+        with ExitStack() as stack:
+            stack.enter_context(COMPILED_STEPS)
+            stack.callback(trt.runtime.set_cudagraphs_mode, trt.runtime.get_cudagraphs_mode())
+            trt.runtime.set_cudagraphs_mode(self.cuda_graphs and self.package_suffix is None)
+            return stack.pop_all()
 
     def compile(
         self, module: nn.Module, examples: Sequence[Mapping[str, Any]], folder: Path, written: Mapping[str, Tensor]
@@ -107,15 +105,16 @@ class AOTTensorRT(TensorRT):
                 compiled = trt.dynamo.compile(program.program, kwarg_inputs=inputs, **dict(self.options))
                 trt.save(compiled, str(file), kwarg_inputs=inputs, dynamic_shapes=program.shapes)
                 built_at, call = perf_counter(), trt.load(str(file)).module()
-                package = Package(
-                    file=str(file.relative_to(folder.parents[1])),
-                    bytes=file.stat().st_size,
-                    dynamic=program.axes,
-                    export_s=exported_at - started,
-                    compile_s=built_at - exported_at,
-                    load_s=perf_counter() - built_at,
+                packages.append(
+                    Package(
+                        file=str(file.relative_to(folder.parents[1])),
+                        bytes=file.stat().st_size,
+                        dynamic=program.axes,
+                        export_s=exported_at - started,
+                        compile_s=built_at - exported_at,
+                        load_s=perf_counter() - built_at,
+                    )
                 )
-                packages.append(package)
                 graphed = trt.runtime.enable_cudagraphs(compiled) if self.cuda_graphs else nullcontext(call)
                 calls.append(stack.enter_context(graphed))
             return _outcome(by_shape(groups, calls), reports, packages=tuple(packages), close=stack.pop_all().close)
@@ -131,14 +130,12 @@ def _reports() -> Iterator[list[str]]:
         return False  # pages of text, not to be printed
 
     logger = logging.getLogger("torch_tensorrt.dynamo._DryRunTracker")
-    level = logger.level
-    logger.addFilter(collect)
-    logger.setLevel(logging.DEBUG)
-    try:
+    with ExitStack() as stack:
+        stack.callback(logger.setLevel, logger.level)
+        stack.callback(logger.removeFilter, collect)
+        logger.addFilter(collect)
+        logger.setLevel(logging.DEBUG)
         yield reports
-    finally:
-        logger.setLevel(level)
-        logger.removeFilter(collect)
 
 
 def _outcome(call: Callable[..., Any], reports: Sequence[str], **other: Any) -> Outcome:

@@ -1,6 +1,5 @@
 """Recipes: steps run in their order, each with what it changed; what does not fit is refused when it is read."""
 
-import copy
 import gc
 import math
 import weakref
@@ -214,43 +213,15 @@ def test_a_module_without_steps_is_eager(tmp_path):
     assert torch.equal(step.run(), net.call())
 
 
-def test_what_a_transform_raises_and_returns_names_it(tmp_path):
-    def broken(module):
-        raise ValueError("no room")
-
-    net = component(Same(), torch.ones(1))
-    with pytest.raises(RuntimeError, match="transform broken raised ValueError: no room"):
-        Recipe(transforms=[broken])(net, tmp_path)
-    with pytest.raises(InputError, match="transform print returned NoneType"):
-        Recipe(transforms=[print])(net, tmp_path)
+def broken(module):
+    """A transform of a user's own that fails."""
+    raise ValueError("no room")
 
 
 @dataclass(frozen=True)
-class Returning(Transform):
-    """A transform of a user's own that returns what it was made with."""
-
-    result: object
-
+class ReturnsModule(Transform):
     def apply(self, module, component):
-        return self.result
-
-
-class ReturnsNoStep(Variant):
-    def __call__(self, component, folder):
-        return component.call
-
-
-@pytest.mark.parametrize(
-    ("variant", "says"),
-    [
-        (Recipe(transforms=[Returning(Same())]), r"apply\(\) of Returning returned Same\. Return .*Outcome\("),
-        (Recipe(transforms=[Returning(None)]), "returned NoneType"),
-        (ReturnsNoStep(), r"ReturnsNoStep\(\) returned .*method\. Return .*Step\("),
-    ],
-)
-def test_what_a_users_own_part_must_return_is_said(variant, says, tmp_path):
-    with pytest.raises(InputError, match=says):
-        variant.prepare(component(Same(), torch.ones(1)), tmp_path)
+        return module
 
 
 @dataclass(frozen=True)
@@ -259,81 +230,43 @@ class ReturnsCall(Compiler):
         return module
 
 
-def test_a_compiler_must_return_an_outcome(tmp_path):
-    with pytest.raises(InputError, match=r"compile\(\) of ReturnsCall returned Same\. Return .*Outcome\("):
-        Recipe(compiler=ReturnsCall()).prepare(component(Same(), torch.ones(1)), tmp_path)
+class ReturnsNoStep(Variant):
+    def __call__(self, component, folder):
+        return component.call
+
+
+@pytest.mark.parametrize(
+    ("variant", "error", "says"),
+    [
+        (Recipe(transforms=[broken]), RuntimeError, "transform broken raised ValueError: no room"),
+        (Recipe(transforms=[print]), InputError, "transform print returned NoneType"),
+        (
+            Recipe(transforms=[ReturnsModule()]),
+            InputError,
+            r"apply\(\) of ReturnsModule returned Same\. Return .*Outcome\(",
+        ),
+        (Recipe(compiler=ReturnsCall()), InputError, r"compile\(\) of ReturnsCall returned Same\. Return .*Outcome\("),
+        (ReturnsNoStep(), InputError, r"ReturnsNoStep\(\) returned .*method\. Return .*Step\("),
+    ],
+)
+def test_what_a_users_own_part_raises_and_returns_names_it(variant, error, says, tmp_path):
+    with pytest.raises(error, match=says):
+        variant.prepare(component(Same(), torch.ones(1)), tmp_path)
 
 
 class Remembers(nn.Module):
-    """Adds its call's number, and the sum of all inputs so far."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(3, 3)
-        self.register_buffer("total", torch.zeros(3))
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        self.total.add_(x)
-        return self.inner(x) + self.total + self.calls
-
-
-class Negative(nn.Module):
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, x):
-        return -self.module(x)
-
-
-def swapped(module):
-    """Replace a submodule, as quantisation does."""
-    module.inner = Negative(module.inner)
-    return module
-
-
-def replaced_buffer(module):
-    """Replace a buffer by one of the same values, as a change of the memory layout does."""
-    module.total = module.total.clone()
-    return module
-
-
-@pytest.mark.parametrize("transform", [swapped, replaced_buffer])
-def test_a_reset_keeps_what_a_transform_replaced_and_restores_the_state(transform, tmp_path):
-    net = component(Remembers(), torch.ones(3))
-    learn(net)
-    net.reset()
-    calls = net.module.calls  # the warm ones
-    expected = transform(copy.deepcopy(net.module))(torch.ones(3))
-    step = Recipe(transforms=[transform]).prepare(net, tmp_path)
-    inner, total = net.module.inner, net.module.total
-    for _ in range(3):
-        net.reset()
-        torch.testing.assert_close(step.call(), expected)
-        assert (net.module.inner is inner, net.module.total is total) == (True, True)
-    assert net.module.calls == calls + 1
-
-
-class Counts(nn.Module):
-    """Has weights, and counts its calls in a buffer."""
+    """Has weights, counts its calls in a buffer, and in a Python number."""
 
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))
-        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("total", torch.zeros(4))
+        self.calls = 0
 
     def forward(self, x):
         self.calls += 1
-        return self.second(self.first(x)) + self.calls
-
-
-def quantised(module):
-    """Replace a weight by another parameter, and a layer by another one, with a buffer in place of its weight."""
-    module.first.weight = nn.Parameter(module.first.weight.detach().clone())
-    module.second[0] = Held(module.second[0])
-    return module
+        self.total.add_(x[0])
+        return self.second(self.first(x)) + self.total + self.calls
 
 
 class Held(nn.Module):
@@ -346,25 +279,36 @@ class Held(nn.Module):
         return nn.functional.linear(x, self.weight, self.bias)
 
 
+def replacing(module):
+    """Replace a weight and a buffer by others of the same values, and a layer by one with a buffer as its weight."""
+    module.first.weight = nn.Parameter(module.first.weight.detach().clone())
+    module.total = module.total.clone()
+    module.second[0] = Held(module.second[0])
+    return module
+
+
 @pytest.mark.parametrize("learns", [True, False])
 @torch.inference_mode()
-def test_replaced_weights_take_no_memory(tmp_path, learns):
-    net = component(Counts(), torch.ones(2, 4))
+def test_a_reset_restores_the_state_and_keeps_what_a_transform_replaced(tmp_path, learns):
+    net = component(Remembers(), torch.ones(2, 4))
     if learns:
         learn(net)
     net.reset()
-    expected = net.call().clone()
+    calls, expected = net.module.calls, net.call().clone()
     net.reset()
     replaced = [weakref.ref(each.weight) for each in (net.module.first, net.module.second[0])]
-    step = Recipe(transforms=[quantised]).prepare(net, tmp_path)
+    step = Recipe(transforms=[replacing]).prepare(net, tmp_path)
     if learns:
         gc.collect()
-        assert [each() for each in replaced] == [None, None]
+        assert [each() for each in replaced] == [None, None], "replaced weights take no memory"
+    held, total = net.module.second[0], net.module.total
     for _ in range(2):
         net.reset()
         torch.testing.assert_close(step.call(), expected)
+        assert (net.module.second[0] is held, net.module.total is total) == (True, True)
+    assert net.module.calls == calls + 1
     restore = net.kept.keep()
-    net.module.second[0].weight.zero_()
+    held.weight.zero_()
     step.run()
     restore()
     net.reset()
@@ -624,11 +568,6 @@ def test_a_module_without_repeated_blocks_is_refused(tmp_path):
         regional(component(Inner(), torch.ones(1, 4)), tmp_path)
 
 
-def test_the_rest_is_compiled_around_blocks_only():
-    with pytest.raises(InputError, match="rest: true needs regional: true"):
-        Inductor(rest=True)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -651,6 +590,8 @@ def test_the_rest_is_compiled_around_blocks_only():
 def test_what_does_not_fit_is_refused(options, says):
     with pytest.raises(InputError, match=says):
         Recipe(**options)
+    with pytest.raises(InputError, match="rest: true needs regional: true"):
+        Inductor(rest=True)
 
 
 def test_it_is_unavailable_where_a_step_is():
@@ -669,6 +610,7 @@ def test_it_is_unavailable_where_a_step_is():
             return Outcome(module)
 
     assert Recipe(transforms=[Wants()]).unavailable(CUDA) == "it wants another library: pip install it"
+    assert "needs triton and a CUDA device" in (Recipe(transforms=[SkinnyLinears("bf16")]).unavailable(CPU) or "")
 
 
 @pytest.mark.parametrize("compiler", [Inductor, AOTInductor])
@@ -684,11 +626,6 @@ def test_an_option_without_an_effect_on_the_device_makes_it_unavailable(compiler
         assert (not reason(CUDA, **pdl)) == has_pdl
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert "enable_pdl changes nothing here" in reason(CUDA, **pdl), "it is of NVIDIA's GPUs"
-
-
-def test_a_transform_of_any_class_may_say_that_it_is_unavailable():
-    assert "needs triton and a CUDA device" in (Recipe(transforms=[SkinnyLinears("bf16")]).unavailable(CPU) or "")
-    assert Recipe(transforms=[SkinnyLinears("int8")]).unavailable(CPU) is None, "its weights take less memory"
 
 
 def test_outputs_alias_only_where_a_graph_holds_them():
