@@ -98,9 +98,9 @@ class _Rewritten(nn.Module):
         for name, keys in self._keys.items():
             for key in keys:
                 tensors[name] = key.get(tensors[name])
-        shapes = [tensor.shape for tensor in tensors.values()]
-        graph = self.traced[-1] if len(self._shapes) == 1 else self.traced[self._shapes.index(shapes)]
-        return graph(**tensors)
+        several = len(self._shapes) > 1
+        graph = self._shapes.index([tensor.shape for tensor in tensors.values()]) if several else 0
+        return self.traced[graph](**tensors)
 
 
 def _section(component: Component, applied: AppliedPass) -> FxPass:
