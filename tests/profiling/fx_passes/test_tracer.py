@@ -263,6 +263,12 @@ def write_out(self, x):
     return out
 
 
+def write_sparse(self, x):
+    values = x.to_sparse()
+    values.mul_(2)
+    return values.to_dense()
+
+
 def write_item(self, x):
     out = torch.zeros(3, 3, dtype=x.dtype)
     out[:, 1] = x[:, 0]
@@ -272,7 +278,7 @@ def write_item(self, x):
 
 @pytest.mark.parametrize(
     "forward",
-    [write_through_view, write_and_read_before, lambda self, x: (x + 1).float().mul_(x), write_out, write_item],
+    [write_through_view, write_and_read_before, lambda self, x: (x + 1).float().mul_(x), write_out, write_sparse, write_item],
 )
 def test_other_writes_are_kept_and_known(forward):
     traced, _ = applied([], Net(forward), x=normal(3, 3))
