@@ -76,11 +76,6 @@ class Transform(ABC):
     #: Whether later calls run none of the module's Python code, so that its numbers and attributes keep their values.
     runs_no_python: ClassVar[bool] = False
 
-    @property
-    def dequantises_in_calls(self) -> bool:
-        """True if each call converts quantised weights to the activations' dtype, which a compiler could fold."""
-        return False
-
     def unavailable(self, device: torch.device) -> str | None:
         """Return why this transform cannot run on `device` (its cells are then skipped), or None."""
         return None

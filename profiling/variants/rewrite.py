@@ -60,7 +60,7 @@ class Rewrite(Transform):
         if not changed and (not counts or None in counts):
             changed = None
         return Outcome(
-            _Rewritten(graphs),
+            Rewritten(graphs),
             changed,
             notes=(f"no graph pass matches anything in {type(module).__name__}",) if changed == 0 else (),
             explain=lambda: {"passes": self.explained(module, component)},
@@ -81,7 +81,7 @@ class Rewrite(Transform):
         return traced, apply_passes(traced, self.passes, lambda graph: _unchanged(component, propagate, graph, tensors))
 
 
-class _Rewritten(nn.Module):
+class Rewritten(nn.Module):
     """Traced graphs of a module, called with its arguments: the one that was traced for inputs of their shapes."""
 
     def __init__(self, graphs: Sequence[tuple[Mapping[str, Any], fx.GraphModule]]) -> None:

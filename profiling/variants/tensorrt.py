@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, did_you_mean, missing_package
 from profiling.results.record import Package
-from profiling.variants.aot_inductor import by_shape, exported
+from profiling.variants.aot_inductor import by_shape, exported, grouped
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import COMPILED_STEPS
 from profiling.variants.packages import new_file
@@ -43,9 +43,8 @@ class TensorRT(Compiler):
 
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
         """Return why a capture cannot be combined with it: engines run on streams of torch_tensorrt."""
-        if capture is None:
-            return None
-        return f"{type(self).__name__} cannot be captured from outside. Write capture: null, and cuda_graphs: true."
+        own = f"{type(self).__name__} cannot be captured from outside. Write capture: null, and cuda_graphs: true."
+        return None if capture is None else own
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return how to install torch_tensorrt if it is missing, or that `device` is no CUDA device, or None."""
@@ -96,11 +95,11 @@ class AOTTensorRT(TensorRT):
         """Export, build engines, save and load. SkippedError: not exportable, or no engine was built."""
         trt, calls, packages = importlib.import_module("torch_tensorrt"), [], []
         with ExitStack() as stack, _reports() as reports:
-            groups = [examples] if self.dynamic else [[each] for each in examples]
+            groups = grouped(module, examples, dynamic=self.dynamic)
             for group in groups:
                 started, program = perf_counter(), exported(module, group)
-                inputs, file = dict(program.example), new_file(folder, f"{type(module).__name__}.pt2")
-                exported_at = perf_counter()
+                exported_at, inputs = perf_counter(), dict(program.example)
+                file = new_file(folder, f"{type(module).__name__}.pt2")
                 # The program has the ranges of its axes. torch_tensorrt.compile would drop the inputs by name.
                 compiled = trt.dynamo.compile(program.program, kwarg_inputs=inputs, **dict(self.options))
                 trt.save(compiled, str(file), kwarg_inputs=inputs, dynamic_shapes=program.shapes)

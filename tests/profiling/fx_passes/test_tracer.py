@@ -278,7 +278,14 @@ def write_item(self, x):
 
 @pytest.mark.parametrize(
     "forward",
-    [write_through_view, write_and_read_before, lambda self, x: (x + 1).float().mul_(x), write_out, write_sparse, write_item],
+    [
+        write_through_view,
+        write_and_read_before,
+        lambda self, x: (x + 1).float().mul_(x),
+        write_out,
+        write_sparse,
+        write_item,
+    ],
 )
 def test_other_writes_are_kept_and_known(forward):
     traced, _ = applied([], Net(forward), x=normal(3, 3))

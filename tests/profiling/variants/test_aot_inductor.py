@@ -21,7 +21,7 @@ from profiling.components.reference import eager_reference
 from profiling.components.trees import map_tensors
 from profiling.errors import InputError, SkippedError, missing_package
 from profiling.fx_passes.convolution import FoldBatchNorm
-from profiling.variants.aot_inductor import AOTInductor, exported
+from profiling.variants.aot_inductor import AOTInductor, exported, grouped
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Recipe
 from profiling.variants.rewrite import Rewrite
@@ -136,6 +136,15 @@ def test_one_package_for_several_shapes_and_one_for_each(tmp_path):
         with torch.inference_mode():
             for run, inputs in zip((*step.extra_steps, step.run), (*shapes[1:], shapes[0]), strict=True):
                 torch.testing.assert_close(run(), net.module(**inputs))
+
+
+def test_a_rewritten_module_has_a_package_for_each_shape():
+    module, examples = nn.Linear(4, 4), [{"input": torch.ones(rows, 4)} for rows in (2, 3)]
+    net = Component("net", module, examples[0], lambda _: examples[0], torch.device("cpu"), torch.float32, 1, "random")
+    rewritten = Rewrite().apply(module, replace(net, extra_inputs=(examples[1],))).call
+    assert [len(grouped(each, examples, dynamic=True)) for each in (module, rewritten)] == [1, 2]
+    for each in examples:
+        torch.testing.assert_close(rewritten(**each), module(**each))
 
 
 def test_an_application_loads_what_was_prepared_without_this_tool(tmp_path):
