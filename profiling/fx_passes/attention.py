@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, fx
@@ -149,17 +149,15 @@ def _library_call(graph: fx.Graph, heads: tuple[fx.Node, ...], scale: float, mas
 
 
 def _transposed(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """Return `node` with its last two dims swapped: the node below where it is such a swap itself."""
-    info = node_info(node)
-    args: tuple[Any, ...] = node.args
-    order = [*range(len(info.shape))] if info is not None else []
-    swapped = [*order[:-2], *order[:-3:-1]]
-    if is_call(node, torch.transpose) and len(args) == 3:
-        one, other = args[1:]
-        order[one], order[other] = order[other], order[one]
-    elif is_call(node, torch.permute):
-        order = [order[dim] for dim in args[1]]
-    return args[0] if order == swapped else graph.call_function(torch.transpose, (node, -2, -1))
+    """Return `node` with its last two dims swapped: the node below where it is such a view itself."""
+    info, below = node_info(node), next(iter(node.all_input_nodes), None)
+    if info is not None and node_info(below) == replace(info, shape=_swapped(info.shape), stride=_swapped(info.stride)):
+        return cast(fx.Node, below)
+    return graph.call_function(torch.transpose, (node, -2, -1))
+
+
+def _swapped(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return (*sizes[:-2], *sizes[:-3:-1])
 
 
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")

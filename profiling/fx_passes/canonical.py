@@ -26,26 +26,12 @@ Call = tuple[str, Any, tuple[Any, ...], dict[str, Any]]
 #: A function with its arguments, None where a call is not rewritten.
 _Rewritten = tuple[Any, tuple[Any, ...], dict[str, Any]] | None
 
-#: For each function the methods and functions that take the same arguments.
-_ALIASES = {
-    torch.mul: ("mul", "multiply"),
-    torch.div: ("div", "divide", "true_divide"),
-    torch.add: ("add",),
-    torch.sub: ("sub", "subtract"),
-    torch.sigmoid: ("sigmoid",),
-    torch.relu: ("relu",),
-    torch.transpose: ("transpose", "swapaxes", "swapdims"),
-    torch.masked_fill: ("masked_fill",),
-    torch.matmul: ("matmul",),
-    torch.baddbmm: ("baddbmm",),
-    torch.clone: ("clone",),
-}
+#: Functions of torch whose method of the same name takes the same arguments.
+_METHODS = ("mul", "div", "add", "sub", "sigmoid", "relu", "transpose", "masked_fill", "matmul", "baddbmm", "clone")
 _CANONICAL: dict[Any, Any] = {
-    getattr(owner, name): target for target, names in _ALIASES.items() for name in names for owner in (Tensor, torch)
+    getattr(owner, name): getattr(torch, name) for name in _METHODS for owner in (Tensor, torch)
 }
 _CANONICAL |= {F.sigmoid: torch.sigmoid, Tensor.__getitem__: operator.getitem, Tensor.__setitem__: operator.setitem}
-#: Keywords of aliases, as the canonical function calls them.
-_KEYWORDS = {"axis0": "dim0", "axis1": "dim1"}
 
 
 def canonical_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -63,7 +49,7 @@ def canonical_call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if rewritten is not None:
         return ("call_function", *rewritten)
     if func in _CANONICAL:
-        return "call_function", _CANONICAL[func], args, {_KEYWORDS.get(name, name): x for name, x in kwargs.items()}
+        return "call_function", _CANONICAL[func], args, kwargs
     name = getattr(func, "__name__", "")
     if name == "__get__":
         return _attribute_call(func.__self__.__name__, args)
@@ -157,19 +143,17 @@ def _is_private(node: fx.Node, members: list[fx.Node], order: dict[fx.Node, int]
 
 def _out_of_place(node: fx.Node) -> Call | None:
     """Return the out-of-place call of the same name, if torch has one."""
+    target: Any = node.target
     if node.meta["random"]:  # the functions without the underscore do something else
         return None
-    if node.kwargs.get("inplace") and getattr(F, node.target.__name__, None) is node.target:  # pyright: ignore
-        return node.op, node.target, node.args, {**node.kwargs, "inplace": False}
-    name = str(getattr(node.target, "__name__", node.target))
-    is_of_torch = node.op == "call_method" or getattr(torch, name, None) is node.target
+    name = str(getattr(target, "__name__", target))
+    if node.kwargs.get("inplace") and getattr(F, name, None) is target:
+        return canonical_call(target, node.args, {**node.kwargs, "inplace": False})
+    is_of_torch = node.op == "call_method" or getattr(torch, name, None) is target
     if not is_of_torch or not name.endswith("_") or name.endswith("__"):
         return None
-    name = name[:-1]
-    if hasattr(torch, name):
-        function = _CANONICAL.get(getattr(Tensor, name, None), getattr(torch, name))
-        return "call_function", function, node.args, node.kwargs
-    return ("call_method", name, node.args, node.kwargs) if hasattr(Tensor, name) else None
+    function = getattr(Tensor, name[:-1], None) or getattr(torch, name[:-1], None)
+    return None if function is None else canonical_call(function, node.args, node.kwargs)
 
 
 def _has_same_form(node: fx.Node, call: Call) -> bool:

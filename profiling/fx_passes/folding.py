@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from profiling.fx_passes.nodes import (
-    NodeInfo,
-    add_constant,
-    families,
-    is_call,
-    is_written,
-    node_info,
-    returns_its_input,
-)
+from profiling.fx_passes.nodes import add_constant, families, is_call, is_written, node_info, returns_its_input
 from profiling.fx_passes.passes import RewritePass
 
 
@@ -81,38 +73,22 @@ class DropNoOps(RewritePass):
 
     def rewrite(self, module: fx.GraphModule) -> int:
         """Let the users of each such call read its input."""
-        no_ops = [node for node in module.graph.nodes if returns_its_input(node)] + _needless_copies(module.graph)
+        returned = _families_of(module.graph, "output")  # a copy that callers get is theirs
+        no_ops = [
+            node
+            for node in module.graph.nodes
+            if returns_its_input(node) or (_is_needless_copy(node) and not families(node) & returned)
+        ]
         for node in no_ops:
             node.replace_all_uses_with(node.all_input_nodes[0])
         return len(no_ops)
 
 
-def _needless_copies(graph: fx.Graph) -> list[fx.Node]:
-    """Return copies, in the same form, of memory that nothing writes to, unless callers see both ends."""
-    # A copy between two of these must stay.
-    visible = set(_families_of(graph, "placeholder", "get_attr", "output"))
-    source_of: dict[int, int] = {}  # family of a dropped copy → family that it was copied from
-    copies = []
-    for node in graph.nodes:
-        result, copied = _copy(node)
-        if result is None or copied is None:
-            continue
-        source = source_of.get(copied.family, copied.family)
-        if {result.family, source} <= visible:
-            continue
-        source_of[result.family] = source
-        if result.family in visible:
-            visible.add(source)
-        copies.append(node)
-    return copies
-
-
-def _copy(node: fx.Node) -> tuple[NodeInfo | None, NodeInfo | None]:
-    """Return the info of a copy and of what it copies, if they differ in their memory only, which nothing writes to."""
-    if not is_call(node, torch.clone, "contiguous", "to"):
-        return None, None
+def _is_needless_copy(node: fx.Node) -> bool:
+    """Return whether a call copies memory that nothing writes to, in the same form."""
+    if not is_call(node, torch.clone, "contiguous", "to") or is_written(node.all_input_nodes[0]):
+        return False
     result, source = node_info(node), node_info(node.all_input_nodes[0])
-    if result is None or source is None or result.family == source.family or is_written(node.all_input_nodes[0]):
-        return None, None
-    same_form = result == replace(source, family=result.family, offset=result.offset)
-    return (result, source) if same_form else (None, None)
+    if result is None or source is None:
+        return False
+    return result == replace(source, family=result.family, offset=result.offset)

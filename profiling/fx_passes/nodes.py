@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from profiling.components.effects import storage_of
 from profiling.components.trees import tensors_in, written_tensors
 
 
@@ -154,8 +154,7 @@ class _Propagation(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self._lasting: dict[int, int] = {}  # address → family, of inputs and constants, which live to the end
-        self._families = 0
+        self._memory: dict[int, Any] = {0: None}  # by family; while it is referred to, no other memory gets its id
 
     def run(self, *args: Any, **options: Any) -> Any:
         """Run the graph, and note which memory any node writes to."""
@@ -171,32 +170,29 @@ class _Propagation(fx.Interpreter):
         """Run a node and write its meta."""
         with DependencyTracker() as tracker:
             result = super().run_node(n)
-        known = self._lasting if n.op in ("placeholder", "get_attr") else self._argument_families(n)
         # Before the result's own memory is known: torch.tensor, for example, writes to memory that it allocates.
-        n.meta["written"] = frozenset(known[address] for address in tracker.written if address in known)
-        n.meta["families"] = tuple(self._family(tensor, known) for tensor in tensors_in(result))
+        n.meta["written"] = frozenset(tracker.written & self._memory.keys())
+        n.meta["families"] = tuple(map(self._family, tensors_in(result)))
         n.meta["info"] = info_of(result, n.meta["families"][0]) if isinstance(result, Tensor) else None
         n.meta["random"] = tracker.random
         return result
 
-    def _argument_families(self, n: fx.Node) -> dict[int, int]:
-        return {
-            storage_of(tensor): family
-            for argument in n.all_input_nodes
-            for tensor, family in zip(tensors_in(self.env[argument]), argument.meta["families"], strict=True)
-        }
+    def _family(self, tensor: Tensor) -> int:
+        family = storage_id(tensor)
+        if family not in self._memory:
+            self._memory[family] = StorageWeakRef(tensor.untyped_storage())
+        return family
 
-    def _family(self, tensor: Tensor, known: dict[int, int]) -> int:
-        if storage_of(tensor) not in known:
-            self._families += 1
-            known[storage_of(tensor)] = self._families
-        return known[storage_of(tensor)]
+
+def storage_id(tensor: Tensor) -> int:
+    """Return the id of the memory that a tensor is a view of, also of an empty one; 0 for a sparse tensor."""
+    return 0 if tensor.layout != torch.strided else tensor.untyped_storage()._cdata
 
 
 class DependencyTracker(TorchDispatchMode):
     """Follows the operators of a block.
 
-    `written` are the addresses of memory that was written to, `random` says whether an operator draws random numbers.
+    `written` are the ids of memory that was written to, `random` says whether an operator draws random numbers.
     `on_dynamic_shape` is called with an operator's name when the shape of its output depends on values that come from
     `inputs`.
     """
@@ -223,7 +219,7 @@ class DependencyTracker(TorchDispatchMode):
             self._on_dynamic_shape(str(func.overloadpacket.__name__))
         result = func(*args, **kwargs)
         written = list(written_tensors(func, args, kwargs))
-        self.written.update(map(storage_of, written))
+        self.written.update(map(storage_id, written))
         self.random |= torch.Tag.nondeterministic_seeded in func.tags
         if is_dependent:
             self._dependent.update(dict.fromkeys([*written, *tensors_in(result)], True))

@@ -94,6 +94,23 @@ def apply_passes(
         before, output = after, new_output
 
 
+def check_callables(option: str, parts: Any, *, or_of: tuple[type, ...] = ()) -> None:
+    """Check that the option holds functions, callable objects, or objects of the classes `or_of`.
+
+    Raises:
+        InputError: it is no list, or one of its entries is something else, such as a class.
+
+    """
+    if not isinstance(parts, list | tuple):
+        raise InputError(f"{option}={parts!r} is no list. Write [] for none.")
+    for number, each in enumerate(parts):
+        if not isinstance(each, or_of) and (isinstance(each, type) or not callable(each)):
+            raise InputError(
+                f"{option}.{number}={each!r} cannot be called. Write {{_target_: package.module.Class}}, or a "
+                "function's path with _partial_: true."
+            )
+
+
 def name_of(each: object) -> str:
     """Return the name of a pass or a transform: that of the function or class."""
     function = each.func if isinstance(each, functools.partial) else each

@@ -35,7 +35,8 @@ from profiling.results.record import Package
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import check_known, idle_option, missing_toolchain
 from profiling.variants.packages import link_or_copy, new_file, shared_path
-from profiling.variants.recipe import AnyTransform, Compiler, Outcome, Transform
+from profiling.variants.recipe import AnyTransform, Compiler, Outcome
+from profiling.variants.rewrite import Rewritten
 
 _SUFFIX = ".pt2"
 #: Options that cannot be chosen, and why.
@@ -75,7 +76,7 @@ class AOTInductor(Compiler):
 
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
         """Return which transform's quantisation `freezing` would undo, or None."""
-        undone = [each for each in transforms if isinstance(each, Transform) and each.dequantises_in_calls]
+        undone = [each for each in transforms if getattr(each, "dequantises_in_calls", False)]
         if not self.options.get("freezing") or not undone:
             return None
         return (
@@ -99,7 +100,7 @@ class AOTInductor(Compiler):
 
         """
         state = _written_members(module, written)
-        groups = [examples] if self.dynamic else [[each] for each in examples]
+        groups = grouped(module, examples, dynamic=self.dynamic)
         made = [self._package(module, group, folder, state) for group in groups]
         return Outcome(
             by_shape(groups, [call for call, _, _ in made]),
@@ -307,6 +308,13 @@ def _place_of(error: BaseException) -> str:
 
 
 # Shapes. ------------------------------------------------------------------------------------------------------------
+
+
+def grouped(
+    module: nn.Module, examples: Sequence[Mapping[str, Any]], *, dynamic: bool
+) -> list[Sequence[Mapping[str, Any]]]:
+    """Return the examples that share a file: all if `dynamic`, unless the module has a graph for each shape."""
+    return [examples] if dynamic and not isinstance(module, Rewritten) else [[each] for each in examples]
 
 
 def by_shape(groups: Iterable[Sequence[Mapping[str, Any]]], calls: Sequence[Callable[..., Any]]) -> Callable[..., Any]:

@@ -45,27 +45,25 @@ def interleaved_medians(before: Callable[[], float], after: Callable[[], float],
 
 
 def graphs_section(
-    engines: Sequence[CudaGraphed],
+    engine: CudaGraphed,
     call: Callable[..., Any],
     inputs: Mapping[str, Any],
     compiled: CompileCounters | None,
     rewind: Callable[[], Any],
 ) -> Graphs:
-    """Return the record's section `graphs`; the last of `engines` replays what `call(**inputs)` does eagerly.
+    """Return the record's section `graphs`, where `engine` replays what `call(**inputs)` does eagerly.
 
-    Counters are totals over all engines. Host launches (of one call) and wall times (medians of alternating calls) are
-    those of the eager call, `before`, and of the replay, `after`; launches are absent where CUPTI counted none.
-    `compiled` are the counters of compiling the call. `rewind` is called before each timed call.
+    Host launches (of one call) and wall times (medians of alternating calls) are those of the eager call, `before`, and
+    of the replay, `after`; launches are absent where CUPTI counted none. `compiled` are the counters of compiling the
+    call. `rewind` is called before each timed call.
     """
-    counters = [asdict(engine.counters) for engine in engines]
-    totals: dict[str, Any] = {name: sum(each[name] for each in counters) for name in counters[0]}
-    captured = engines[-1].newest
-    eager, replay = partial(call, **inputs), partial(engines[-1], **inputs)
+    captured = engine.newest
+    eager, replay = partial(call, **inputs), partial(engine, **inputs)
     with no_autocast_cache():  # as in the capture: a compiled call would otherwise recompile
         eager_ms, replay_ms = _wall_ms(eager, replay, rewind)
         host_launches = BeforeAfter(before=_launches(eager), after=_launches(replay))
     return Graphs(
-        **totals,
+        **asdict(engine.counters),
         memory={} if captured is None else {point: MemoryKinds(**kinds) for point, kinds in captured.memory.items()},
         host_launches=host_launches,
         wall_ms=BeforeAfter(before=eager_ms, after=replay_ms),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -24,7 +24,6 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._inductor import cpp_builder, exc
 from torch._inductor.async_compile import maybe_warm_pool
-from torch.utils.hooks import RemovableHandle
 
 from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, NothingChangedError, SkippedError, did_you_mean, printable
@@ -158,11 +157,6 @@ class Inductor(Compiler):
             return f"mode={self.mode}"
         return "options.triton.cudagraphs" if self.options.get("triton.cudagraphs") else None
 
-    @property
-    def of_a_layer(self) -> Inductor:
-        """The same without regions, which a layer has none of."""
-        return replace(self, regional=False, rest=False)
-
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
         """Return why CUDA graphs of inductor's own cannot be combined with regions or a capture, or None."""
         if self.regional and self.own_graphs is not None:
@@ -229,29 +223,28 @@ class Inductor(Compiler):
             )
         rest = replace(self, fullgraph=False)._compiled(module) if self.rest else None
         before, missing = snapshot(), unsupported()
-        regions = _Regions(module, blocks, self._compiled, rest)
-        try:
+        with ExitStack() as stack:
+            regions = _Regions(module, blocks, self._compiled, rest)
+            stack.callback(regions.close)
             shapes = first_calls(regions, examples)
-            regions.is_compiling, called = False, regions.called
+            regions.is_compiling, called = False, list(regions.called.values())
             if not called:
-                kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in blocks))
                 raise SkippedError(
                     "compiler: regional: true compiles the forward of repeated blocks, and a call of "
-                    f"{type(module).__name__} reaches the forward of none of them ({kinds}). Write regional: false."
+                    f"{type(module).__name__} reaches the forward of none of them ({_classes(blocks)}). Write "
+                    "regional: false."
                 )
             graphs = snapshot().since(before).graphs
             if graphs == 0 and not _has_compiled_code(called[0]):
                 raise NothingChangedError(nothing_compiled(missing))
-        except BaseException:
-            regions.close()
-            raise
-        kinds = ", ".join(dict.fromkeys(type(block).__name__ for block in called))
-        of_blocks, parts = regions.graphs, graphs - regions.graphs
-        compiled = "1 graph" if of_blocks == 1 else f"{of_blocks} graphs"
-        rest_is = "; the rest is eager" if rest is None else f", and {parts} for the parts between them"
-        if rest is not None and not parts:
-            rest_is = "; the rest is eager, although rest: true: what calls blocks in a loop is not compiled"
-        note = f"{compiled} compiled for {len(called)} repeated blocks ({kinds}){rest_is}"
+            stack.pop_all()
+        parts = graphs - regions.graphs
+        note = f"graphs compiled: {regions.graphs} for {len(called)} repeated blocks ({_classes(called)})"
+        if parts:
+            note += f", {parts} for the parts between them"
+        else:
+            note += "; the rest is eager"
+            note += ", although rest: true: what calls blocks in a loop is not compiled" if self.rest else ""
         return Outcome(regions, changed=graphs, notes=(note,), close=regions.close, shapes=shapes)
 
     def _compiled(self, module: Callable[..., Any]) -> Callable[..., Any]:
@@ -318,10 +311,9 @@ def _kind(module: nn.Module) -> Hashable:
 class _Regions:
     """A module whose blocks run compiled if it is called through this object, and eagerly if called directly.
 
-    While `is_compiling`, it notes which blocks are called, and counts the `graphs` compiled for them.
-
-    `compiled` compiles a method. `rest` is the module under torch.compile: it splits its graph at each block, and runs
-    a function that calls blocks in a loop eagerly. None: all but the blocks is eager.
+    `compiled` compiles a method. `rest` is the module under torch.compile, which splits its graph at each block, and
+    leaves a function that calls blocks in a loop eager. None: all but the blocks is eager. While `is_compiling`, blocks
+    that are reached are `called` (others may only keep tensors, such as caches), and `graphs` compiled for them.
     """
 
     def __init__(
@@ -331,11 +323,10 @@ class _Regions:
         compiled: Callable[..., Any],
         rest: Callable[..., Any] | None,
     ) -> None:
-        self._call, self._blocks, self._active = module if rest is None else rest, blocks, False
+        self._call, self._active, self._closing = rest or module, False, ExitStack()
         self.is_compiling, self.graphs = True, 0
+        self.called: dict[int, nn.Module] = {}
         call_block = self._call_block if rest is None else torch.compiler.disable(self._call_block)
-        self._hooks: list[RemovableHandle] = []
-        self._called: set[int] = set()
         forms: dict[Callable[..., Any], Callable[..., Any]] = {}  # by method: torch.compile takes 10 ms
         for block in blocks:
             hooks = block._forward_hooks or block._forward_pre_hooks
@@ -346,8 +337,10 @@ class _Regions:
             else:  # a forward of the instance
                 form = compiled(method)
             block._compiled_call_impl = partial(call_block, block, form)
+            self._closing.callback(vars(block).pop, "_compiled_call_impl", None)
             if rest is not None:  # of a module without hooks Dynamo inlines the forward without looking at that
-                self._hooks.append(block.register_forward_pre_hook(_no_hook))
+                self._closing.callback(block.register_forward_pre_hook(lambda *_: None).remove)
+        self.close = self._closing.close
 
     def __call__(self, /, *args: Any, **inputs: Any) -> Any:
         self._active = True
@@ -361,28 +354,15 @@ class _Regions:
             return block._call_impl(*args, **inputs)
         if not self.is_compiling:
             return form(*args, **inputs)
-        self._called.add(id(block))
+        self.called[id(block)] = block
         before = snapshot()
-        try:
-            return form(*args, **inputs)
-        finally:
-            self.graphs += snapshot().since(before).graphs
-
-    @property
-    def called(self) -> list[nn.Module]:
-        """The blocks that a call has reached. Others may only keep tensors, such as caches."""
-        return [block for block in self._blocks if id(block) in self._called]
-
-    def close(self) -> None:
-        """Leave the blocks as they were."""
-        for block in self._blocks:
-            vars(block).pop("_compiled_call_impl", None)
-        for hook in self._hooks:
-            hook.remove()
+        output = form(*args, **inputs)
+        self.graphs += snapshot().since(before).graphs
+        return output
 
 
-def _no_hook(*_: object) -> None:
-    """Change nothing."""
+def _classes(blocks: Iterable[nn.Module]) -> str:
+    return ", ".join(dict.fromkeys(type(block).__name__ for block in blocks))
 
 
 def _has_compiled_code(module: nn.Module) -> bool:

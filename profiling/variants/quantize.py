@@ -7,7 +7,7 @@ the record says why. If none can be quantised, the cell is skipped: "asked for, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
+from profiling.components.trees import tensors_in
 from profiling.errors import (
     DID_NOTHING,
     InputError,
@@ -38,10 +38,6 @@ from profiling.variants.replaced_layers import channels_of, counted_rows
 
 #: Layers that are products with their weight; convolutions only if their kernel has one element.
 _Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-#: Functions that multiply by a weight, with the dimension of the channels in their input.
-_ROWS = {"linear": -1, "conv1d": -2, "conv2d": -3, "conv3d": -4}
-#: Functions that read only the shape of a weight, or its other properties.
-_HARMLESS = ("__get__", "dim", "size", "numel", "is_floating_point", "stride", "is_contiguous", "data_ptr", "__hash__")
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,6 @@ class _Config:
     options: Mapping[str, Any] = field(default_factory=dict)
     granularity: bool = False  # whether it has one
     capability: tuple[int, int] | None = None  # least of the GPU; None: it runs on a CPU too
-    dtype: torch.dtype | None = None  # of the weights before
     rows: int = 1  # least rows of the activations on a GPU
     cpu_rows: int = 1  # and on a CPU
     multiple: int = 1  # of the inputs and outputs of a layer on a GPU
@@ -67,7 +62,7 @@ CONFIGS: Mapping[str, _Config] = {
     # the product of activations [1, 1, k] reads other memory.
     "Int8DynamicActivationInt8WeightConfig": _Config({**_NO_GLOBALS, "version": 2}, rows=17, cpu_rows=2, multiple=8),
     "Int4WeightOnlyConfig": _Config(
-        {**_NO_GLOBALS, "int4_packing_format": "tile_packed_to_4d"}, capability=(8, 0), dtype=torch.bfloat16, dense=True
+        {**_NO_GLOBALS, "int4_packing_format": "tile_packed_to_4d"}, capability=(8, 0), dense=True
     ),
     "Float8WeightOnlyConfig": _Config(_NO_GLOBALS),
     "Float8DynamicActivationFloat8WeightConfig": _Config(_NO_GLOBALS, True, capability=(8, 9), multiple=16),
@@ -148,26 +143,30 @@ class Quantize(Transform):
             if not any(fnmatchcase(name, pattern) for name in layers):
                 some = ", ".join(list(layers)[:3])
                 raise InputError(f"{pattern!r} matches no linear layer of {type(module).__name__} (such as: {some}).")
-        uses = _observed(module, component, layers)
         choices, swaps = [], []
-        for name, layer in layers.items():
-            use, shape = uses[name], tuple(layer.weight.shape[:2])
-            rows = (min(use.rows), max(use.rows)) if use.rows else None
-            weight = self._tried(name, layer, use, quantise)
-            if isinstance(weight, str):
-                choices.append(ModuleChoice(name=name, shape=shape, rows=rows, left=weight))
-            else:
-                choices.append(ModuleChoice(name=name, shape=shape, rows=rows, now=type(weight.data).__name__))
-                swaps.append(Swap(choices[-1], use.calls, layer, partial(self._put, layer, weight)))
+        for name, rows in _rows_of(module, component, layers).items():
+            layer, counts = layers[name], sorted(set(rows))
+            weight = self._tried(name, layer, counts, quantise)
+            is_left = isinstance(weight, str)
+            choice = ModuleChoice(
+                name=name,
+                shape=tuple(layer.weight.shape[:2]),
+                rows=(counts[0], counts[-1]) if counts else None,
+                left=weight if is_left else None,
+                now=None if is_left else type(weight.data).__name__,
+            )
+            choices.append(choice)
+            if not is_left:
+                calls = math.ceil(len(rows) / (CALLS_IN_A_ROW * (len(component.extra_inputs) + 1)))
+                swaps.append(Swap(choice, calls, layer, partial(self._put, layer, weight)))
         explain = dict
         if self.sensitivity and swaps:
             explain = sensitivity(module, component, swaps, self.sensitivity_seconds)
         for each in swaps:
             each.put()
-        read = _observed(module, component, {each.choice.name: layers[each.choice.name] for each in swaps})
-        unread = next((name for name, use in read.items() if not use.calls), None)
-        if unread is not None:
-            raise RuntimeError(f"{DID_NOTHING}: no call multiplies by the quantised weight of {unread}")
+        for name, rows in _rows_of(module, component, {each.choice.name: each.layer for each in swaps}).items():
+            if not rows or type(layers[name].weight.data) is Tensor:
+                raise RuntimeError(f"{DID_NOTHING}: no call multiplies by the quantised weight of {name}")
         return Outcome(module, choices=tuple(choices), explain=explain)
 
     def _quantiser(self) -> Callable[[nn.Linear], None]:
@@ -193,10 +192,12 @@ class Quantize(Transform):
             raise InputError(f"options={dict(self.options)}: torchao's {self.config}: {reason_of(error)}.") from error
         return lambda layer: quantization.quantize_(layer, config, filter_fn=lambda *_: True)
 
-    def _tried(self, name: str, layer: _Layer, use: _Use, quantise: Callable[[nn.Linear], None]) -> nn.Parameter | str:
+    def _tried(
+        self, name: str, layer: _Layer, counts: Sequence[int], quantise: Callable[[nn.Linear], None]
+    ) -> nn.Parameter | str:
         """Return the quantised weight of a layer, with which its kernel took as many rows as calls have, or why not."""
         weight = layer.weight
-        left = self._reason_to_leave(name, layer, use, weight.device)
+        left = self._reason_to_leave(name, layer, counts, weight.device)
         if left is not None:
             return left
         linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta", dtype=weight.dtype)
@@ -207,7 +208,7 @@ class Quantize(Transform):
             quantise(linear)
             if type(linear.weight.data) is Tensor:
                 return "torchao left it as it was"
-            for rows in use.rows:
+            for rows in counts:
                 refused = f"its kernel refuses {counted_rows(rows)}"
                 linear(torch.ones(rows, linear.in_features, dtype=weight.dtype, device=weight.device))
         except Exception as error:
@@ -216,9 +217,8 @@ class Quantize(Transform):
             return f"{refused}: {reason_of(error)}"
         return linear.weight
 
-    def _reason_to_leave(self, name: str, layer: _Layer, use: _Use, device: torch.device) -> str | None:
+    def _reason_to_leave(self, name: str, layer: _Layer, counts: Sequence[int], device: torch.device) -> str | None:
         weight, needs, on_gpu = layer.weight, CONFIGS[self.config], device.type == "cuda"
-        dtype = str(weight.dtype).removeprefix("torch.")
         least = needs.rows if on_gpu else needs.cpu_rows
         if not any(fnmatchcase(name, pattern) for pattern in self.include):
             return "not included"
@@ -227,21 +227,17 @@ class Quantize(Transform):
         if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d):
             return f"is a {type(layer).__name__}, which may use its weight in another way"
         if type(weight.data) is not Tensor or not weight.is_floating_point() or weight.itemsize == 1:
-            return f"has {type(weight.data).__name__} weights of {dtype} already"
+            return f"has {type(weight.data).__name__} weights of {weight.dtype} already"
         if layer._forward_hooks or layer._forward_pre_hooks:
             return "has hooks, which may change its weight"
         if not isinstance(layer, nn.Linear):
             padded = layer.padding not in ("valid", "same") and any(layer.padding)
             if layer.groups > 1 or set(layer.stride) != {1} or padded:
                 return "is a convolution with groups, stride or padding"
-        if needs.dtype not in (None, weight.dtype):
-            return f"has {dtype} weights, and the kernel takes {str(needs.dtype).removeprefix('torch.')}"
-        if use.other is not None:
-            return f"its weight is read by {use.other}, not only by its own product"
-        if not use.calls:
-            return "no call multiplies by its weight (unused, or read by kernels of the module's own)"
-        if min(use.rows) < least:
-            return f"called with {counted_rows(min(use.rows))}, and the kernel needs {least} or more"
+        if not counts:
+            return "no call reaches it (unused, or its weight is read by kernels of the module's own)"
+        if counts[0] < least:
+            return f"called with {counted_rows(counts[0])}, and the kernel needs {least} or more"
         if on_gpu and any(size % needs.multiple for size in weight.shape[:2]):
             return f"inputs and outputs must be multiples of {needs.multiple}"
         return None
@@ -290,53 +286,23 @@ def _contiguous(layer: nn.Module, args: Any, inputs: Any) -> tuple[Any, Any]:
     return tuple(dense(each) for each in args), {name: dense(each) for name, each in inputs.items()}
 
 
-@dataclass(frozen=True)
-class _Use:
-    """How calls of the module read a weight."""
+def _rows_of(module: nn.Module, component: Component, layers: Mapping[str, _Layer]) -> dict[str, list[int]]:
+    """Call the module twice on each of its inputs; return the rows of each call of a layer, by its name."""
+    rows: dict[str, list[int]] = {name: [] for name in layers}
 
-    calls: int = 0  # products in one call
-    rows: tuple[int, ...] = ()
-    other: str | None = None  # the name of a function that reads it beside products
+    def note(name: str, layer: nn.Module, args: Any, inputs: Any) -> None:
+        (x,) = tensors_in((args, inputs))
+        rows[name].append(x.numel() // max(1, x.shape[channels_of(layer)]))
 
-
-class _Reads(TorchFunctionMode):
-    """A context that notes which functions read the given weights: the rows of products, and other functions."""
-
-    def __init__(self, weights: Iterable[Tensor]) -> None:
-        super().__init__()
-        # By id: the caller holds the weights meanwhile.
-        self.products: dict[int, list[int]] = {id(each): [] for each in weights}
-        self.others: dict[int, str] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
-        for place, value in (*enumerate(args), *kwargs.items()):
-            for weight in map(id, value if isinstance(value, list | tuple) else (value,)):
-                if weight not in self.products:
-                    continue
-                if name in _ROWS and place in (1, "weight") and args and isinstance(args[0], Tensor):
-                    self.products[weight].append(args[0].numel() // max(1, args[0].shape[_ROWS[name]]))
-                elif name not in _HARMLESS:
-                    self.others[weight] = name
-        return func(*args, **kwargs)
-
-
-def _observed(module: nn.Module, component: Component, layers: Mapping[str, _Layer]) -> dict[str, _Use]:
-    """Call the module twice on each of its inputs; return how it reads the weight of each layer, by name."""
-    weights = {name: layer.weight for name, layer in layers.items()}
-    reads, examples = _Reads(weights.values()), (*component.extra_inputs, component.inputs)
-    for inputs in examples:
-        with ExitStack() as stack:
-            stack.callback(component.keep_state())
-            with reads:
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_pre_hook(partial(note, name), with_kwargs=True).remove)
+        for inputs in (*component.extra_inputs, component.inputs):
+            with ExitStack() as after:
+                after.callback(component.keep_state())
                 for _ in range(CALLS_IN_A_ROW):
                     module(**inputs)
-    uses = {}
-    for name, weight in weights.items():
-        rows = reads.products[id(weight)]
-        calls = math.ceil(len(rows) / (CALLS_IN_A_ROW * len(examples)))
-        uses[name] = _Use(calls, tuple(sorted(set(rows))), reads.others.get(id(weight)))
-    return uses
+    return rows
 
 
 def _layers(module: nn.Module, conv_1x1: bool) -> dict[str, _Layer]:

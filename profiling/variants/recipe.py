@@ -22,11 +22,10 @@ from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
 from profiling.components.trees import keyed_leaves
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, SkippedError, printable, reason_of
-from profiling.fx_passes.passes import RewritePass, name_of
-from profiling.graphs import CudaGraphed
+from profiling.fx_passes.passes import RewritePass, check_callables, name_of
 from profiling.graphs.capture import CaptureError, no_autocast_cache, preserved_generators
 from profiling.results.record import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
-from profiling.trace.counters import CompileCounters, snapshot
+from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
 from profiling.variants.cuda_graph import CudaGraph, check_reset
 from profiling.variants.gains import graphs_section
@@ -34,7 +33,6 @@ from profiling.variants.replaced_layers import (
     choices_of,
     choices_section,
     fallbacks,
-    naming_what_cannot_be_compiled,
     naming_what_fails,
     why_nothing,
 )
@@ -56,9 +54,6 @@ class Outcome:
         close: undoes what must not outlive the prepared step, for example in the module.
         choices: the layers that a transform replaced or left; `changed` is then the number replaced.
 
-    Raises:
-        InputError: `call` cannot be called, or another field has a wrong type.
-
     """
 
     call: Callable[..., Any]
@@ -70,15 +65,6 @@ class Outcome:
     close: Callable[[], Any] = tuple
     choices: tuple[ModuleChoice, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Check what a user's own transform or compiler gives."""
-        if not callable(self.call):
-            raise InputError(f"Outcome: call={printable(repr(self.call), 40)} cannot be called. Give the module.")
-        if isinstance(self.notes, str) or not all(isinstance(each, str) for each in self.notes):
-            raise InputError(f"Outcome: notes={printable(repr(self.notes), 40)} must be texts: notes=('one line',).")
-        if self.changed is not None and not isinstance(self.changed, int):
-            raise InputError(f"Outcome: changed={printable(repr(self.changed), 40)} must be a whole number or None.")
-
 
 class Transform(ABC):
     """A transform that counts its changes or needs the component's inputs; others may be plain functions.
@@ -87,15 +73,8 @@ class Transform(ABC):
     positions), since state is restored through the component's own module.
     """
 
-    #: Whether the result fits the shapes of one call only; it is then applied once for each shape of a sweep.
-    one_shape: ClassVar[bool] = False
     #: Whether later calls run none of the module's Python code, so that its numbers and attributes keep their values.
     runs_no_python: ClassVar[bool] = False
-
-    @property
-    def dequantises_in_calls(self) -> bool:
-        """True if each call converts quantised weights to the activations' dtype, which a compiler could fold."""
-        return False
 
     def unavailable(self, device: torch.device) -> str | None:
         """Return why this transform cannot run on `device` (its cells are then skipped), or None."""
@@ -127,11 +106,6 @@ class Compiler(ABC):
     def own_graphs(self) -> str | None:
         """The option that turns on CUDA graphs of its own (`mode=reduce-overhead`), or None."""
         return None
-
-    @property
-    def of_a_layer(self) -> Compiler:
-        """The form of it that compiles a single layer."""
-        return self
 
     def misfit(self, transforms: Sequence[AnyTransform], capture: CudaGraph | None) -> str | None:
         """Return why it cannot be combined with the other steps, and what to write instead, or None.
@@ -168,21 +142,6 @@ class Compiler(ABC):
         """
 
 
-@dataclass
-class _Branch:
-    """A module and the inputs that it serves: all of the component's, or those of one shape (`Transform.one_shape`)."""
-
-    component: Component
-    module: nn.Module
-    call: Callable[..., Any]
-    engine: CudaGraphed | None = None
-
-    @property
-    def inputs(self) -> tuple[Mapping[str, Any], ...]:
-        """The arguments of all its calls; the component's own come last."""
-        return *self.component.extra_inputs, self.component.inputs
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Variant):
     """Transform the module, compile it, capture it. Without any of these, it is eager PyTorch.
@@ -202,18 +161,12 @@ class Recipe(Variant):
     def __post_init__(self) -> None:
         """Check the steps before any module is built."""
         super().__post_init__()
-        if not isinstance(self.transforms, list | tuple):
-            raise InputError(f"transforms={self.transforms!r} is no list. Write [] for none.")
+        check_callables("transforms", self.transforms, or_of=(Transform,))
         for number, each in enumerate(self.transforms):
             if isinstance(each, RewritePass):
                 raise InputError(
                     f"transforms.{number}: {name_of(each)} rewrites a graph, not a module. Write {{_target_: "
                     "profiling.variants.rewrite.Rewrite, passes: [...]}, with it among the passes."
-                )
-            if not isinstance(each, Transform) and (isinstance(each, type) or not callable(each)):
-                raise InputError(
-                    f"transforms.{number}={each!r} cannot be called. Write {{_target_: package.module.Class}}, or a "
-                    "function's path with _partial_: true."
                 )
         for name, value, kind, example in (
             ("compiler", self.compiler, Compiler, "profiling.variants.inductor.Inductor"),
@@ -256,43 +209,43 @@ class Recipe(Variant):
             CaptureError: the call cannot be captured.
 
         """
-        log = _Log(component.device)
+        inputs = (*component.extra_inputs, component.inputs)
         self._check_state(component)
         with ExitStack() as stack:
-            branches = [_Branch(component, component.module, component.module)]
+            log = _Log(component.device, stack)
+            module = component.module
             if self.transforms:
                 with component.kept.replacing():
-                    branches = self._transformed(branches, stack, log)
-            counters = None
-            if self.compiler is not None:
-                stack.enter_context(self.compiler.flags(folder))  # set until the step is closed
-                own = branches[-1]
-                alone = partial(_compile_alone, self.compiler.of_a_layer, folder)
-                with naming_what_cannot_be_compiled(own.module, own.component, log.replaced, alone):
-                    counters = self._compile(self.compiler, branches, folder, stack, log)
-            with naming_what_fails([each.module for each in branches], log.replaced):
+                    module = self._transformed(component, log)
+            call: Callable[..., Any] = module
+            counters = engine = None
+            with naming_what_fails(module, component, log.replaced, compiled=self.compiler is not None):
+                if self.compiler is not None:
+                    stack.enter_context(self.compiler.flags(folder))  # set until the step is closed
+                    before = snapshot()
+                    call = self._compiled(self.compiler, module, component, folder, log)
+                    counters = snapshot().since(before)
                 if self.capture is not None:
-                    self._capture(self.capture, branches, stack, log)
+                    with log.step("capture", type(self.capture).__name__) as done:
+                        engine = self.capture.captured(component, module, call)
+                        notes = tuple(component.kept.effects.notes())
+                        done.append(Outcome(engine, changed=len(inputs), notes=notes, close=engine.clear))
+                    check_reset(component)
                 elif self.compiler is None:
-                    for branch in branches:
-                        for inputs in branch.inputs:
-                            branch.call(**inputs)
-            *extra_steps, run = [partial(each.engine or each.call, **args) for each in branches for args in each.inputs]
-            own = branches[-1]
-            static = None if own.engine is None else own.engine.static_step(**own.component.inputs)
-
-            def graphs() -> Mapping[str, Any]:
-                engines = [each.engine for each in branches if each.engine is not None]
-                section = graphs_section(engines, own.call, own.component.inputs, counters, own.component.rewind)
-                return {"graphs": section}
-
+                    for each in inputs:
+                        call(**each)
+            *extra_steps, run = [partial(call if engine is None else engine, **each) for each in inputs]
+            static = None if engine is None else engine.static_step(**component.inputs)
+            if engine is not None:
+                section = partial(graphs_section, engine, call, component.inputs, counters, component.rewind)
+                log.explain.append(lambda: {"graphs": section()})
             return Step(
                 run=run,
                 close=stack.pop_all().close,
-                explain=lambda: _merged(*log.explain, *([] if own.engine is None else [graphs])),
+                explain=partial(_merged, log.explain),
                 static=None if static is None else Static(*static),
                 extra_steps=tuple(extra_steps),
-                eager_step=self._eager_step(branches[-1]),
+                eager_step=self._eager_step(module, partial(call, **component.inputs)),
                 recipe=tuple(log.steps),
             )
 
@@ -315,94 +268,72 @@ class Recipe(Variant):
             return
         raise (CaptureError if frozen is self.capture else SkippedError)(f"{name_of(frozen)} {reason}")
 
-    def _transformed(self, branches: list[_Branch], stack: ExitStack, log: _Log) -> list[_Branch]:
+    def _transformed(self, component: Component, log: _Log) -> nn.Module:
+        module = component.module
         for transform in self.transforms:
             name = name_of(transform)
-            with log.step("transform", name) as outcomes:
-                if isinstance(transform, Transform) and transform.one_shape:
-                    branches = _by_shape(branches)
-                for branch in branches:
-                    outcome = _applied(transform, name, branch)
-                    outcomes.append(outcome)
-                    stack.callback(outcome.close)
-                    branch.module = branch.call = _module(outcome.call, name)
+            with log.step("transform", name) as done:
+                done.append(_applied(transform, name, module, component))
+            module = _module(done[0].call, name)
             if self.needs_changes:
                 check_changes([log.steps])
-        return branches
+        return module
 
-    def _compile(
-        self, compiler: Compiler, branches: list[_Branch], folder: Path, stack: ExitStack, log: _Log
-    ) -> CompileCounters:
-        before = snapshot()
-        with log.step("compiler", type(compiler).__name__) as outcomes:
-            for branch in branches:
-                *extra, own = branch.inputs
-                written = branch.component.kept.written()
-                if self.capture is None:
-                    outcome: Any = compiler.compile(branch.module, (*extra, own), folder, written)
-                else:
-                    # As in the capture; otherwise the capture would compile again.
-                    with no_autocast_cache(), _unchanged(branch.component):
-                        outcome = compiler.compile(branch.module, (own, *reversed(extra)), folder, written)
-                outcomes.append(_checked(outcome, f"compile() of {type(compiler).__name__}"))
-                stack.callback(outcomes[-1].close)
-                branch.call = outcomes[-1].call
-        return snapshot().since(before)
+    def _compiled(
+        self, compiler: Compiler, module: nn.Module, component: Component, folder: Path, log: _Log
+    ) -> Callable[..., Any]:
+        examples, written = (*component.extra_inputs, component.inputs), component.kept.written()
+        with log.step("compiler", type(compiler).__name__) as done, ExitStack() as as_captured:
+            if self.capture is not None:  # otherwise the capture, which begins with the own inputs, would compile again
+                examples = examples[::-1]
+                as_captured.enter_context(no_autocast_cache())
+                as_captured.enter_context(_unchanged(component))
+            outcome = compiler.compile(module, examples, folder, written)
+            done.append(_checked(outcome, f"compile() of {type(compiler).__name__}"))
+        return outcome.call
 
-    def _capture(self, capture: CudaGraph, branches: list[_Branch], stack: ExitStack, log: _Log) -> None:
-        with log.step("capture", type(capture).__name__) as outcomes:
-            for branch in branches:
-                branch.engine = capture.captured(branch.component, branch.module, branch.call)
-                stack.callback(branch.engine.clear)
-                notes = tuple(branch.component.kept.effects.notes())
-                outcomes.append(Outcome(branch.engine, changed=len(branch.inputs), notes=notes))
-        for branch in branches:
-            check_reset(branch.component)
-
-    def _eager_step(self, branch: _Branch) -> EagerStep | None:
+    def _eager_step(self, module: nn.Module, call: Callable[[], Any]) -> EagerStep | None:
         if self.compiler is not None and self.compiler.own_graphs is not None:
             return None
-        fused = self.compiler is not None or any(getattr(each, "one_shape", False) for each in self.transforms)
-        call: Callable[[], Any] = partial(branch.call, **branch.component.inputs)
+        fused = self.compiler is not None or any(getattr(each, "runs_no_python", False) for each in self.transforms)
         if self.capture is not None:
             call = no_autocast_cache()(call)  # as in the capture: a compiled call would otherwise compile again
-        return EagerStep(call, None if fused else branch.module)
+        return EagerStep(call, None if fused else module)
 
 
 @dataclass
 class _Log:
-    """The seconds, changes and memory of each step of a recipe."""
+    """The seconds, changes and memory of each step of a recipe, which `closing` undoes."""
 
     device: torch.device
+    closing: ExitStack
     steps: list[RecipeStep] = field(default_factory=list)
     replaced: list[ModuleChoice] = field(default_factory=list)  # layers, by transforms
     explain: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
 
     @contextmanager
     def step(self, kind: Literal["transform", "compiler", "capture"], name: str) -> Iterator[list[Outcome]]:
-        """Time a step; the block appends its outcomes to the yielded list, that of the component's own inputs last."""
-        outcomes: list[Outcome] = []
+        """Time a step; the block appends its outcome to the yielded list."""
+        done: list[Outcome] = []
         before, started = self._allocated(), perf_counter()
-        yield outcomes
+        yield done
+        self.closing.callback(done[0].close)
         synchronize(self.device)
-        seconds, after = perf_counter() - started, self._allocated()
-        choices = outcomes[-1].choices
-        self.replaced += [each for each in choices if each.left is None]
-        counts = [each.changed for each in outcomes if each.changed is not None]
-        counts += [sum(one.left is None for one in each.choices) for each in outcomes if each.choices]
-        shapes = tuple(shape for each in outcomes for shape in each.shapes)
-        self.explain.append(outcomes[-1].explain)
+        seconds, after, outcome = perf_counter() - started, self._allocated(), done[0]
+        replaced = [each for each in outcome.choices if each.left is None]
+        self.replaced += replaced
+        self.explain.append(outcome.explain)
         self.steps.append(
             RecipeStep(
                 kind=kind,
                 name=name,
                 seconds=seconds,
-                changed=sum(counts) if counts else None,
+                changed=len(replaced) if outcome.choices else outcome.changed,
                 memory_bytes=None if before is None else BeforeAfter(before=before, after=after),
-                choices=choices_section(choices) if choices else None,
-                packages=tuple(package for each in outcomes for package in each.packages) or None,
-                shapes=shapes if len(shapes) > 1 else None,
-                notes=tuple(dict.fromkeys(note for each in outcomes for note in each.notes)),
+                choices=choices_section(outcome.choices) if outcome.choices else None,
+                packages=outcome.packages or None,
+                shapes=outcome.shapes if len(outcome.shapes) > 1 else None,
+                notes=tuple(dict.fromkeys(outcome.notes)),
             )
         )
 
@@ -424,10 +355,6 @@ def check_changes(recipes: Iterable[Sequence[RecipeStep]]) -> None:
             raise SkippedError(f"transform {steps[0].name} changes nothing{why}")
 
 
-def _compile_alone(compiler: Compiler, folder: Path, layer: nn.Module, inputs: Mapping[str, Any]) -> None:
-    compiler.compile(layer, (inputs,), folder, {})
-
-
 @contextmanager
 def _unchanged(component: Component) -> Iterator[None]:
     """After the block, restore the component's state and the random number generators."""
@@ -439,15 +366,6 @@ def _unchanged(component: Component) -> Iterator[None]:
             yield
         finally:
             restore()
-
-
-def _by_shape(branches: list[_Branch]) -> list[_Branch]:
-    """Return a branch for each shape of the inputs."""
-    return [
-        replace(branch, component=replace(branch.component, inputs=inputs, extra_inputs=()))
-        for branch in branches
-        for inputs in branch.inputs
-    ]
 
 
 def _checked(outcome: Any, where: str) -> Outcome:
@@ -464,16 +382,16 @@ def _module(result: Any, name: str) -> nn.Module:
     return result
 
 
-def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
+def _applied(transform: Any, name: str, module: nn.Module, component: Component) -> Outcome:
     try:
         if isinstance(transform, Transform):
-            outcome = _checked(transform.apply(branch.module, branch.component), f"apply() of {name}")
+            outcome = _checked(transform.apply(module, component), f"apply() of {name}")
         else:
-            outcome = Outcome(_module(transform(branch.module), name))
+            outcome = Outcome(_module(transform(module), name))
         choices = getattr(transform, "choices", None)
         if choices is not None and not outcome.choices and isinstance(changed := outcome.call, nn.Module):
-            notes, ran = fallbacks(changed, branch.component)
-            if not ran and branch.component.device.type == "cuda":
+            notes, ran = fallbacks(changed, component)
+            if not ran and component.device.type == "cuda":
                 raise NothingChangedError(f"transform {name}: {DID_NOTHING}: {'; '.join(notes)}")
             notes = (*outcome.notes, *notes)
             outcome = replace(outcome, choices=tuple(choices_of(choices(changed), changed)), notes=notes)
@@ -486,7 +404,7 @@ def _applied(transform: Any, name: str, branch: _Branch) -> Outcome:
     return outcome
 
 
-def _merged(*explain: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
+def _merged(explain: Iterable[Callable[[], Mapping[str, Any]]]) -> Mapping[str, Any]:
     """Return the sections of all steps; rows of the same section are joined."""
     merged: dict[str, Any] = {}
     for each in explain:

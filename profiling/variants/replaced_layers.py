@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -14,13 +12,11 @@ from torch import Tensor, nn
 
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
-from profiling.errors import InputError, SkippedError, causes, reason_of
+from profiling.errors import InputError, SkippedError, reason_of
 from profiling.results.record import Choices, ModuleChoice
 
 #: Most layers in the record of a transform's choices, and most reasons in the message that it changed none.
 _LAYERS, _REASONS = 200, 3
-#: After so many seconds no further layer is compiled alone to name the one on which the compiler has failed.
-_NAMING_SECONDS = 60.0
 
 
 def choices_of(choices: Iterable[Any], module: nn.Module) -> Iterator[ModuleChoice]:
@@ -80,73 +76,33 @@ def fallbacks(module: nn.Module, component: Component) -> tuple[list[str], bool]
 
 
 @contextmanager
-def naming_what_cannot_be_compiled(
-    module: nn.Module,
-    component: Component,
-    replaced: Sequence[ModuleChoice],
-    compile_alone: Callable[[nn.Module, Mapping[str, Tensor]], object],
+def naming_what_fails(
+    module: nn.Module, component: Component, replaced: Sequence[ModuleChoice], *, compiled: bool
 ) -> Iterator[None]:
-    """Name the layer, of those that transforms `replaced` in `module`, on which a compiler fails in the block.
+    """Name the layer, of those that transforms `replaced` in `module`, on which the block fails.
 
-    It compiles those alone, one of each kind, for inputs of the dtype and device of `component`.
+    One of each kind is called alone, under torch.compile if `compiled`, on inputs like those of the component.
 
     Raises:
-        RuntimeError: the compiler failed, and fails on a replaced layer alone.
+        RuntimeError: the block failed, and so does a replaced layer alone.
 
     """
     try:
         yield
     except Exception as error:
-        if _concerns_no_layer(error):
+        if isinstance(error, InputError | SkippedError) or is_device_failure(error):
             raise
-        deadline = perf_counter() + _NAMING_SECONDS
-        kinds: dict[Hashable, ModuleChoice] = {}
         layers = dict(module.named_modules())
-        for each in replaced:
-            if each.name in layers:
-                kinds.setdefault((each.shape, each.rows, each.now), each)
+        kinds = {(each.shape, each.rows, each.now): each for each in replaced if each.name in layers}
         for choice, rows in ((each, rows) for each in kinds.values() for rows in sorted({*(each.rows or ())})):
-            if perf_counter() > deadline:
-                break
-            alone = layers[choice.name]
+            layer = layers[choice.name]
             try:
-                compile_alone(
-                    alone, {"input": input_of(alone, rows, choice.shape[1], component.device, component.dtype)}
-                )
+                alone = torch.compile(layer, dynamic=False) if compiled else layer
+                alone(input_of(layer, rows, choice.shape[1], component.device, component.dtype))
             except Exception as found:
-                layer = f"{choice.name or 'the module'} {list(choice.shape)}, {choice.now}, {counted_rows(rows)}"
-                raise RuntimeError(f"cannot compile {layer}: {reason_of(_first_cause(found))}") from error
+                name = f"{choice.name or 'the module'} {list(choice.shape)}, {choice.now}, {counted_rows(rows)}"
+                raise RuntimeError(f"the layer {name} fails: {reason_of(_first_cause(found))}") from error
         raise
-
-
-@contextmanager
-def naming_what_fails(modules: Sequence[nn.Module], replaced: Sequence[ModuleChoice]) -> Iterator[None]:
-    """Name the replaced layer that was called when the block failed.
-
-    Raises:
-        RuntimeError: the block failed in a replaced layer.
-
-    """
-    try:
-        yield
-    except Exception as error:
-        if _concerns_no_layer(error):
-            raise
-        names = {each.name: each for each in replaced}
-        named = (item for module in modules for item in module.named_modules())
-        layers = {id(layer): names[name] for name, layer in named if name in names}
-        running = None
-        for cause in causes(error):
-            for frame, _ in traceback.walk_tb(cause.__traceback__):
-                running = layers.get(id(frame.f_locals.get("self")), running)
-        if running is None:
-            raise
-        layer = f"{running.name or 'the module'} {list(running.shape)}, {running.now}"
-        raise RuntimeError(f"the layer {layer} fails: {reason_of(error)}") from error
-
-
-def _concerns_no_layer(error: Exception) -> bool:
-    return isinstance(error, InputError | SkippedError) or is_device_failure(error)
 
 
 def _first_cause(error: BaseException) -> BaseException:

@@ -12,9 +12,8 @@ from torch import fx, nn
 
 from profiling.components.component import Component
 from profiling.components.trees import keyed_tensors
-from profiling.errors import InputError
 from profiling.fx_passes.nodes import propagate
-from profiling.fx_passes.passes import AppliedPass, Pass, apply_passes
+from profiling.fx_passes.passes import AppliedPass, Pass, apply_passes, check_callables
 from profiling.fx_passes.tracer import placeholders, trace
 from profiling.graphs import CaptureError
 from profiling.results.record import BeforeAfter, FxPass
@@ -35,22 +34,14 @@ class Rewrite(Transform):
 
     """
 
-    one_shape: ClassVar[bool] = True
     runs_no_python: ClassVar[bool] = True
     passes: Sequence[Pass] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.passes, list | tuple):
-            raise InputError(f"passes={self.passes!r} is no list. Write [] for none.")
-        for number, each in enumerate(self.passes):
-            if not callable(each):
-                raise InputError(
-                    f"passes.{number}={each!r} cannot be called. Write {{_target_: package.module.Class}}, or a "
-                    "function's path with _partial_: true."
-                )
+        check_callables("passes", self.passes)
 
     def apply(self, module: nn.Module, component: Component) -> Outcome:
-        """Return the rewritten module, which takes the arguments of `module`, and the number of places replaced.
+        """Return a module with a rewritten graph for each shape of the inputs, and the number of places replaced.
 
         The number is None if nothing was replaced and a pass does not count, or there is no pass.
 
@@ -58,16 +49,18 @@ class Rewrite(Transform):
             InputError: the module cannot be traced (names file and line), or a pass returns no module.
 
         """
-        graph, applied = self._applied(module, component)
-        counts = list[int | None]()
-        for each in applied:
-            graph = each.after
-            counts.append(each.replaced)
+        graphs, counts = [], list[int | None]()
+        for inputs in (*component.extra_inputs, component.inputs):
+            graph, applied = self._applied(module, component, inputs)
+            for each in applied:
+                graph = each.after
+                counts.append(each.replaced)
+            graphs.append((inputs, graph))
         changed: int | None = sum(each or 0 for each in counts)
         if not changed and (not counts or None in counts):
             changed = None
         return Outcome(
-            _Rewritten(graph, component.inputs),
+            Rewritten(graphs),
             changed,
             notes=(f"no graph pass matches anything in {type(module).__name__}",) if changed == 0 else (),
             explain=lambda: {"passes": self.explained(module, component)},
@@ -78,31 +71,36 @@ class Rewrite(Transform):
 
         The passes run again for this, so that intermediate modules hold no memory while metrics measure.
         """
-        return tuple(_section(component, each) for each in self._applied(module, component)[1])
+        return tuple(_section(component, each) for each in self._applied(module, component, component.inputs)[1])
 
-    def _applied(self, module: nn.Module, component: Component) -> tuple[fx.GraphModule, Iterator[AppliedPass]]:
+    def _applied(
+        self, module: nn.Module, component: Component, inputs: Mapping[str, Any]
+    ) -> tuple[fx.GraphModule, Iterator[AppliedPass]]:
         """Return the traced module, and each pass as it is applied."""
-        traced, tensors = _unchanged(component, trace, module, component.inputs), placeholders(component.inputs)
+        traced, tensors = _unchanged(component, trace, module, inputs), placeholders(inputs)
         return traced, apply_passes(traced, self.passes, lambda graph: _unchanged(component, propagate, graph, tensors))
 
 
-class _Rewritten(nn.Module):
-    """A traced graph, called with the arguments of the module that was traced."""
+class Rewritten(nn.Module):
+    """Traced graphs of a module, called with its arguments: the one that was traced for inputs of their shapes."""
 
-    def __init__(self, graph: fx.GraphModule, inputs: Mapping[str, Any]) -> None:
+    def __init__(self, graphs: Sequence[tuple[Mapping[str, Any], fx.GraphModule]]) -> None:
         super().__init__()
-        self.traced = graph  # not `graph`: torch.export copies names, and each of its modules has a graph of its own
-        names = placeholders(inputs)
+        self.traced = nn.ModuleList(graph for _, graph in graphs)
+        inputs = graphs[-1][0]
         # Looked up by key, which a compiler can trace.
-        self._keys = dict(zip(names, (keys for keys, _ in keyed_tensors(inputs)), strict=True))
+        self._keys = dict(zip(placeholders(inputs), (keys for keys, _ in keyed_tensors(inputs)), strict=True))
+        self._shapes = [[tuple(tensor.shape) for tensor in placeholders(inputs).values()] for inputs, _ in graphs]
 
     def forward(self, /, **inputs: Any) -> Any:
-        """Call the graph with the tensors in `inputs`; the other values are those of the trace."""
+        """Call the graph of these shapes with the tensors in `inputs`; the other values are those of the trace."""
         tensors: dict[str, Any] = dict.fromkeys(self._keys, inputs)
         for name, keys in self._keys.items():
             for key in keys:
                 tensors[name] = key.get(tensors[name])
-        return self.traced(**tensors)
+        several = len(self._shapes) > 1
+        graph = self._shapes.index([tensor.shape for tensor in tensors.values()]) if several else 0
+        return self.traced[graph](**tensors)
 
 
 def _section(component: Component, applied: AppliedPass) -> FxPass:

@@ -6,7 +6,7 @@ import importlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, did_you_mean, missing_package
 from profiling.results.record import Package
-from profiling.variants.aot_inductor import by_shape, exported
+from profiling.variants.aot_inductor import by_shape, exported, grouped
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import COMPILED_STEPS
 from profiling.variants.packages import new_file
@@ -95,27 +95,27 @@ class AOTTensorRT(TensorRT):
         """Export, build engines, save and load. SkippedError: not exportable, or no engine was built."""
         trt, calls, packages = importlib.import_module("torch_tensorrt"), [], []
         with ExitStack() as stack, _reports() as reports:
-            groups = [examples] if self.dynamic else [[each] for each in examples]
+            groups = grouped(module, examples, dynamic=self.dynamic)
             for group in groups:
                 started, program = perf_counter(), exported(module, group)
-                inputs, file = dict(program.example), new_file(folder, f"{type(module).__name__}.pt2")
-                exported_at = perf_counter()
+                exported_at, inputs = perf_counter(), dict(program.example)
+                file = new_file(folder, f"{type(module).__name__}.pt2")
                 # The program has the ranges of its axes. torch_tensorrt.compile would drop the inputs by name.
                 compiled = trt.dynamo.compile(program.program, kwarg_inputs=inputs, **dict(self.options))
                 trt.save(compiled, str(file), kwarg_inputs=inputs, dynamic_shapes=program.shapes)
                 built_at, call = perf_counter(), trt.load(str(file)).module()
-                package = Package(
-                    file=str(file.relative_to(folder.parents[1])),
-                    bytes=file.stat().st_size,
-                    dynamic=program.axes,
-                    export_s=exported_at - started,
-                    compile_s=built_at - exported_at,
-                    load_s=perf_counter() - built_at,
+                packages.append(
+                    Package(
+                        file=str(file.relative_to(folder.parents[1])),
+                        bytes=file.stat().st_size,
+                        dynamic=program.axes,
+                        export_s=exported_at - started,
+                        compile_s=built_at - exported_at,
+                        load_s=perf_counter() - built_at,
+                    )
                 )
-                packages.append(package)
-                if self.cuda_graphs:
-                    call = stack.enter_context(trt.runtime.enable_cudagraphs(compiled))
-                calls.append(call)
+                graphed = trt.runtime.enable_cudagraphs(compiled) if self.cuda_graphs else nullcontext(call)
+                calls.append(stack.enter_context(graphed))
             return _outcome(by_shape(groups, calls), reports, packages=tuple(packages), close=stack.pop_all().close)
 
 

@@ -98,20 +98,8 @@ def takes_item(self, x):
     return x * x.max().item()  # here: item
 
 
-def takes_list(self, x):
-    return x * x.tolist()[0][0]  # here: tolist
-
-
-def takes_array(self, x):
-    return x * float(x.numpy().max())  # here: numpy
-
-
 def indexes(self, x):
     return x[x > 0]  # here: mask
-
-
-def finds(self, x):
-    return x.nonzero()  # here: nonzero
 
 
 def counts_up(self, x):
@@ -139,7 +127,7 @@ def hides(self, x):
 
 @pytest.mark.parametrize(
     "forward",
-    [asks, takes_item, takes_list, takes_array, indexes, finds, counts_up, transforms, casts, seeds, hides],
+    [asks, takes_item, indexes, counts_up, transforms, casts, seeds, hides],
 )
 def test_errors_name_the_line_that_cannot_be_traced(forward):
     module = Net(forward)
@@ -219,55 +207,15 @@ def test_private_in_place_calls_become_out_of_place(forward, named):
     assert calls(traced)[named] == 1
 
 
-def write_through_view(self, x):
-    y = x + 1
-    y[:, 0].mul_(2)
-    return y
-
-
-def write_and_read_before(self, x):
-    y = x + 1
-    z = y.view(-1)
-    y.relu_()
-    return y.sum() + z
-
-
-def write_narrow(self, x):
-    return (x + 1).float().mul_(x)
-
-
-def write_out(self, x):
-    out = x.new_empty(x.shape)
-    torch.add(x, 1, out=out)
-    return out
-
-
-def write_softmax(self, x):
-    out = torch.zeros(2, 3, 3, dtype=x.dtype)
-    torch.softmax(x, -1, out=out[0])
-    return out
-
-
-def write_item(self, x):
-    out = torch.zeros(3, 3, dtype=x.dtype)
-    out[:, 1] = x[:, 0]
-    out[:, 2] += x[:, 0]
-    return out
-
-
-@pytest.mark.parametrize("name", ["normal_", "bernoulli_", "exponential_"])
-def test_random_fills_stay(name):
-    traced = trace(Net(lambda self, x: x + getattr(torch.empty(3), name)()), {"x": normal(3)})
-    assert calls(traced)[name] == 1
+def test_random_fills_stay():
+    traced = trace(Net(lambda self, x: x + torch.empty(3).bernoulli_()), {"x": normal(3)})
+    assert calls(traced)["bernoulli_"] == 1
 
 
 #: In-place methods whose function of that name gives another dtype, takes other arguments, or gives another tensor.
 UNLIKE = {
     "gt_": (0,),
-    "eq_": (0.5,),
-    "logical_not_": (),
     "logical_and_": (torch.ones(3, 3),),
-    "polygamma_": (1,),
     "resize_": (3, 2),
     "fill_diagonal_": (2,),
 }
@@ -296,28 +244,52 @@ def test_an_operator_of_a_librarys_own_is_not_taken_for_torchs():
         assert calls(traced)["add"] == 1  # x + 1
 
 
+def write_through_view(self, x):
+    y = x + 1
+    y[:, 0].mul_(2)
+    return y
+
+
+def write_and_read_before(self, x):
+    y = x + 1
+    z = y.view(-1)
+    y.relu_()
+    return y.sum() + z
+
+
+def write_out(self, x):
+    out = torch.zeros(2, 3, 3, dtype=x.dtype)
+    torch.softmax(x, -1, out=out[0])
+    return out
+
+
+def write_sparse(self, x):
+    values = x.to_sparse()
+    values.mul_(2)
+    return values.to_dense()
+
+
+def write_item(self, x):
+    out = torch.zeros(3, 3, dtype=x.dtype)
+    out[:, 1] = x[:, 0]
+    out[:, 2] += x[:, 0]
+    return out
+
+
 @pytest.mark.parametrize(
     "forward",
-    [write_through_view, write_and_read_before, write_narrow, write_out, write_softmax, write_item],
-    ids=lambda f: f.__name__,
+    [
+        write_through_view,
+        write_and_read_before,
+        lambda self, x: (x + 1).float().mul_(x),
+        write_out,
+        write_sparse,
+        write_item,
+    ],
 )
 def test_other_writes_are_kept_and_known(forward):
     traced, _ = applied([], Net(forward), x=normal(3, 3))
     assert sum(bool(written_by(node)) for node in traced.graph.nodes) >= 1
-
-
-def test_state_is_kept_in_the_modules_own_buffer():
-    def forward(self, x):
-        self.count.add_(1)
-        return x * self.count
-
-    module = Net(forward, count=torch.zeros((), dtype=torch.float64))
-    x = normal(3)
-    traced = trace(module, {"x": x})
-    module.count.zero_()
-    assert torch.equal(traced(x=x), x)
-    assert torch.equal(traced(x=x), 2 * x)
-    assert module.count == 2
 
 
 def test_a_ring_may_be_written_before_it_is_read():
