@@ -12,20 +12,18 @@ from shutil import which
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import msgspec
 import torch
 
 from profiling.components.component import Component
 from profiling.machine.tf32 import tf32_allowed
 from profiling.results.environment import Ceilings
-from profiling.results.record import Kernel, Roofline, RooflinePart, TraceAnalysis
+from profiling.results.record import Roofline, RooflinePart, TraceAnalysis
 from profiling.roofline.evidence import Conditions, Evidence
 from profiling.roofline.rules import judge
 from profiling.roofline.work import roofline_of, work_of
 from profiling.trace.analysis import kernels_by_name, operators_by_name
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.device_work import profiled, summarize
-from profiling.trace.events import Timeline
 from profiling.trace.kernel_classes import class_of
 from profiling.variants.variant import Step
 
@@ -55,7 +53,9 @@ def call_roofline(
     here = conditions_of(component.device, fused=fused)
     if here.device == "cuda":
         trace = profiled(run, _CALLS, cuda=True)
-        device_work, kernels = summarize(trace, here.multiprocessors), kernels_in(trace)
+        work_items = [KernelAttribution(item, class_of(item, None), bytes=item.bytes) for item in trace.work]
+        device_work = summarize(trace, here.multiprocessors)
+        kernels = kernels_by_name([work_items], len(trace.calls))
     else:
         device_work, kernels = None, operators_by_name(profiled(run, _CALLS, cuda=False))
     section = Roofline(
@@ -73,12 +73,6 @@ def call_roofline(
         findings=() if traced is None else traced.findings,
     )
     return judged_again(section, ceilings, wall_ms, here, traced)
-
-
-def kernels_in(trace: Timeline) -> tuple[Kernel, ...]:
-    """Return the kernels, copies and fills of traced calls by name, the longest first, with times of one call."""
-    work = [KernelAttribution(item, class_of(item, None), bytes=item.bytes) for item in trace.work]
-    return kernels_by_name([work], len(trace.calls))
 
 
 def can_compile(device: torch.device) -> bool:
@@ -108,27 +102,8 @@ def judged_again(
     here: Conditions,
     traced: TraceAnalysis | None = None,
 ) -> Part:
-    """Return the section with the verdict that follows from its numbers and, where there is one, the call's trace."""
-    if wall_ms is None:
-        return section
-    evidence = Evidence(section, wall_ms, ceilings, here, traced)
-    verdict, least_ms = judge(evidence), section.roofline_ms or 0.0
-    judged = msgspec.structs.replace(
-        section,
-        over_roofline=wall_ms / least_ms if least_ms > 0 else None,
-        idle_share=None if section.device_work is None else evidence.idle,
-    )
-    if verdict is None:
-        return judged
-    return msgspec.structs.replace(
-        judged,
-        bound=verdict.bound,
-        evidence=verdict.evidence,
-        next_step=verdict.steps[0].words if verdict.steps else None,
-        advice=verdict.advice,
-        predicted=verdict.prediction,
-        steps=verdict.steps,
-    )
+    """Return the section with what bounds the call, by its numbers and, where there is one, the call's trace."""
+    return section if wall_ms is None else judge(section, Evidence(section, wall_ms, ceilings, here, traced))
 
 
 def frame_roofline(
