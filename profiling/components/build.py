@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
+from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from profiling.components.casting import HALF, Form, bytes_to_float32, cast_module, floating_dtype
 from profiling.components.compiled import compiled_note, compiled_parts, inside, take_inside
@@ -227,22 +228,15 @@ class Blueprint:
             seed=seed,
             warm_calls=state.warm_calls,
             ignore=state.ignore,
-            advances=advances_in(input_tree(self.spec.inputs, f"component.{self.spec.key}.inputs")),
+            advances={
+                dotted(keys): leaf.advance
+                for keys, leaf in tree_flatten_with_path(input_tree(self.spec.inputs, "inputs"))[0]
+                if isinstance(leaf, InputSpec) and leaf.advance is not None
+            },
             place=Place(calls=state.calls),
             extra_inputs=(*extra, *of_other_shapes(warmup, inputs)),
             warmup_inputs=warmup,
         )
-
-
-def advances_in(tree: Any, path: str = "") -> dict[str, int]:
-    """Return what each call adds to an input, by its path, of those in a tree of `input_tree` that have `advance`."""
-    if isinstance(tree, InputSpec):
-        return {} if tree.advance is None else {path: tree.advance}
-    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
-    found: dict[str, int] = {}
-    for key, part in parts:
-        found |= advances_in(part, f"{path}.{key}".lstrip("."))
-    return found
 
 
 def input_maker(
@@ -258,10 +252,10 @@ def input_maker(
 
     """
     where = f"component.{component}.inputs"
-    make = _maker(input_tree(node, where), module, device, dtype)
+    makers = tree_map(lambda leaf: _maker(leaf, module, device, dtype), input_tree(node, where))
 
     def draw(generator: torch.Generator) -> Mapping[str, Any]:
-        made = make(generator)
+        made = tree_map(lambda make: make(generator), makers)
         if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
             raise InputError(
                 f"{where}: {node.get('_target_')} returned a {type(made).__name__}. Return a dict with a tensor, a "
@@ -281,25 +275,19 @@ def input_maker(
     return draw
 
 
-def _maker(tree: Any, module: nn.Module, device: torch.device, dtype: torch.dtype) -> Callable[[torch.Generator], Any]:
-    """Return the function that draws a tree of `input_tree`."""
-    if isinstance(tree, InputSpec):
-        return lambda generator: draw_input(tree, generator, dtype)
-    if isinstance(tree, InputFactory):
-        factory = partial_of(tree.node, tree.where, given=("generator", "device", "dtype"), positional=1)
+def _maker(leaf: Any, module: nn.Module, device: torch.device, dtype: torch.dtype) -> Callable[[torch.Generator], Any]:
+    """Return the function that draws a leaf of `input_tree`."""
+    if isinstance(leaf, InputSpec):
+        return lambda generator: draw_input(leaf, generator, dtype)
+    if not isinstance(leaf, InputFactory):
+        return lambda _: leaf
+    factory = partial_of(leaf.node, leaf.where, given=("generator", "device", "dtype"), positional=1)
 
-        def call(generator: torch.Generator) -> Any:
-            with explained(tree.node, tree.where):
-                return factory(module, generator=generator, device=device, dtype=dtype)
+    def call(generator: torch.Generator) -> Any:
+        with explained(leaf.node, leaf.where):
+            return factory(module, generator=generator, device=device, dtype=dtype)
 
-        return call
-    if isinstance(tree, dict):
-        makers = {key: _maker(each, module, device, dtype) for key, each in tree.items()}
-        return lambda generator: {key: make(generator) for key, make in makers.items()}
-    if isinstance(tree, list | tuple):
-        kind, parts = type(tree), [_maker(each, module, device, dtype) for each in tree]
-        return lambda generator: kind([make(generator) for make in parts])
-    return lambda generator: tree
+    return call
 
 
 def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:
