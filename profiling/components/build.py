@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy
@@ -192,32 +193,30 @@ class Blueprint:
         A reference gets the inputs of the run, half-precision ones widened to float32: it reads the same numbers.
         """
 
-        def widened(draw: MakeInputs) -> MakeInputs:
-            def widen(tensor: torch.Tensor) -> torch.Tensor:
-                return tensor.float() if self.form != "run" and tensor.dtype in HALF else tensor
+        def widen(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.float() if tensor.dtype in HALF else tensor
 
-            def make(generator: torch.Generator) -> Mapping[str, Any]:
-                made = map_tensors(widen, dict(draw(generator)))
-                for _, tensor in Structure.of({"": made}).tensors.values() if self.form != "run" else ():
-                    tensor.data = widen(tensor)  # in an object, a cache for example, which is passed as it was made
+        def make(draw: MakeInputs, generator: torch.Generator) -> Mapping[str, Any]:
+            made = dict(draw(generator))
+            if self.form == "run":
                 return made
+            made = map_tensors(widen, made)
+            for _, tensor in Structure.of({"": made}).tensors.values():
+                tensor.data = widen(tensor)  # in an object, a cache for example, which is passed as it was made
+            return made
 
-            return make
+        def first(draw: MakeInputs, number: int = 0) -> Mapping[str, Any]:
+            return make(draw, torch.Generator(self.device).manual_seed(seed + number))
 
-        def generator(number: int = 0) -> torch.Generator:
-            return torch.Generator(self.device).manual_seed(seed + number)
-
-        make_inputs = widened(self.draw)
-        inputs = make_inputs(generator())
+        inputs, extra = first(self.draw), tuple(map(first, self.draw_extra))
         # Other numbers in each of them: several may have one shape, and fill a cache.
-        warmup = tuple(widened(draw)(generator(number)) for number, draw in enumerate(self.draw_warmup, 1))
-        extra = tuple(widened(draw)(generator()) for draw in self.draw_extra)
+        warmup = tuple(first(draw, number) for number, draw in enumerate(self.draw_warmup, 1))
         state = self.spec.state_options
         return Component(
             name=self.spec.name,
             module=self.module,
             inputs=inputs,
-            make_inputs=make_inputs,
+            make_inputs=partial(make, self.draw),
             device=self.device,
             dtype=self.dtype,
             frames_per_call=self.spec.frames_per_call,

@@ -120,15 +120,13 @@ def frame_roofline(
 ) -> Roofline:
     """Return the section of a loop over frames: the sum over its stages, and each stage under `parts`.
 
-    `frame_ms` is the median frame time, `stage_ms` the median time of each timed stage; `fused` names the stages whose
-    operators a compiler replaced. `calls` is how often a stage is called when it runs, and the share of the frames in
-    which it runs; once and always for a stage without. `analyse` returns the trace analysis of a stage's step, whose
-    findings its verdict then follows; None: it was not traced.
+    `frame_ms` and `stage_ms` are median times; `fused` names the stages whose operators a compiler replaced. `calls` is
+    how often a stage is called when it runs, and the share of the frames in which it runs (default: once, in all).
+    `analyse` returns the trace analysis of a stage's step; None: it was not traced.
 
     Roofline times of stages that run in turn add up. Where stages overlap, one may move bytes while another computes:
-    the frame's roofline time is then the larger of total memory time and total compute time, and no stage has a
-    verdict. Copies between stages are not counted. Calls each component once, eagerly, and on CUDA profiles its step;
-    every component is reset at the end.
+    the frame's roofline time is then the larger of total memory time and total compute time, and no stage has a bound.
+    Copies between stages are not counted. Calls each component once, eagerly, profiles its step, and resets it.
     """
     parts = {}
     weighted: list[tuple[float, Roofline]] = []
