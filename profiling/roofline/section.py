@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
+from msgspec.structs import replace
 
 from profiling.components.component import Component
 from profiling.machine.tf32 import tf32_allowed
@@ -20,7 +21,7 @@ from profiling.results.environment import Ceilings
 from profiling.results.record import Roofline, RooflinePart, TraceAnalysis
 from profiling.roofline.evidence import Conditions, Evidence
 from profiling.roofline.rules import judge
-from profiling.roofline.work import roofline_of, work_of
+from profiling.roofline.work import memory_and_compute_ms, work_of
 from profiling.trace.analysis import kernels_by_name, operators_by_name
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.device_work import profiled, summarize
@@ -49,7 +50,7 @@ def call_roofline(
     called after the timing: it calls the module once, and profiles a few calls of the step.
     """
     work = work_of(component)
-    memory_ms, compute_ms = roofline_of(work, ceilings)
+    memory_ms, compute_ms = memory_and_compute_ms(work, ceilings)
     here = conditions_of(component.device, fused=fused)
     if here.device == "cuda":
         trace = profiled(run, _CALLS, cuda=True)
@@ -58,16 +59,11 @@ def call_roofline(
         kernels = kernels_by_name([work_items], len(trace.calls))
     else:
         device_work, kernels = None, operators_by_name(profiled(run, _CALLS, cuda=False))
-    section = Roofline(
-        bytes={**work.bytes, "total": work.total_bytes},
-        flops={**work.flops, "total": work.total_flops},
-        flops_by_dtype=work.flops_by_dtype,
-        operators=work.operators,
-        traffic_bytes=work.traffic,
+    section = replace(
+        work,
         memory_ms=memory_ms,
         compute_ms=compute_ms,
         roofline_ms=max(memory_ms, compute_ms),
-        uncounted=work.uncounted,
         device_work=device_work,
         kernels=kernels[:LONGEST],
         findings=() if traced is None else traced.findings,

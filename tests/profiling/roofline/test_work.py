@@ -3,7 +3,7 @@
 import pytest
 import torch
 from msgspec.structs import replace
-from planted_networks import Ring, Tied, Words, WritesRings, ceilings_of, component
+from planted_networks import Function, Ring, Tied, Words, WritesRings, ceilings_of, component
 from torch import nn
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.flop_counter import register_flop_formula
 
-from profiling.roofline.work import Work, roofline_of, work_of
+from profiling.results.record import Roofline
+from profiling.roofline.work import memory_and_compute_ms, work_of
 from profiling.trace.flops import counted_flops
 
 
@@ -21,31 +22,23 @@ def _as_in_a_cell():
         yield
 
 
-class _Of(nn.Module):
-    """A module that calls a function, with a buffer `table` where it has one."""
-
-    def __init__(self, call, table=None) -> None:
-        super().__init__()
-        self.call = call
-        self.register_buffer("table", table)
-
-    def forward(self, *args, **inputs):
-        return self.call(*args, **inputs) if self.table is None else self.call(self.table, *args, **inputs)
+def only(kind, flops):
+    return {kind: flops, "total": flops}
 
 
 def of(call, table=None, **inputs):
     """Return the work of a function of named tensors."""
-    return work_of(component(_Of(call, table), **inputs))
+    return work_of(component(Function(call, table), **inputs))
 
 
 def test_linear():
     work = work_of(component(nn.Linear(24, 40), input=torch.randn(3, 24)))
-    assert work.flops == {"matmul": 2 * 3 * 24 * 40}
+    assert work.flops == only("matmul", 2 * 3 * 24 * 40)
     assert work.bytes["weights"] == 4 * (24 * 40 + 40)
     assert work.bytes["inputs"] == 4 * 3 * 24
     assert work.bytes["outputs"] == 4 * 3 * 40
     assert work.bytes["state_read"] == work.bytes["state_written"] == 0
-    assert work.total_bytes == sum(work.bytes.values())
+    assert work.bytes["total"] == 4 * (24 * 40 + 40 + 3 * 24 + 3 * 40)
 
 
 class _Resized(nn.Module):
@@ -63,8 +56,8 @@ def test_an_operator_is_counted_as_the_one_that_it_is():
     work = work_of(component(_Resized(), x=torch.randn(1, 4, 8, 8)))
     image, resized = 4 * 4 * 8 * 8, 4 * 4 * 16 * 16
     assert work.operators == 3
-    assert work.traffic == (2 * image + 4 * 4 * 4 * 9) + (image + resized) + 2 * resized
-    assert work.flops == {"convolution": 2 * (4 * 8 * 8) * (4 * 3 * 3)}, "the counter does take them apart"
+    assert work.traffic_bytes == (2 * image + 4 * 4 * 4 * 9) + (image + resized) + 2 * resized
+    assert work.flops == only("convolution", 2 * (4 * 8 * 8) * (4 * 3 * 3)), "the counter does take them apart"
 
 
 class _Latents(nn.Module):
@@ -91,13 +84,13 @@ def test_a_module_inside_may_return_a_view_of_a_parameter():
     with torch.inference_mode(False):  # as a cell builds it
         queries = _Queries()
     work = work_of(component(queries, x=torch.randn(2, 4, 8)))
-    assert work.flops == {"matmul": 2 * (2 * 4) * 8 * 8}
+    assert work.flops == only("matmul", 2 * (2 * 4) * 8 * 8)
 
 
 def test_attention():
     q, k, v = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 7, 8), torch.randn(2, 3, 7, 8)
     work = of(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), q=q, k=k, v=v)
-    assert work.flops == {"attention": 2 * (2 * (2 * 3) * 5 * 7 * 8)}, "scores, and their product with the values"
+    assert work.flops == only("attention", 2 * (2 * (2 * 3) * 5 * 7 * 8)), "scores, and their product with the values"
     assert work.bytes["inputs"] == 4 * (2 * 3 * 5 * 8 + 2 * (2 * 3 * 7 * 8))
 
 
@@ -149,18 +142,18 @@ def test_flex_attention_counts_the_blocks_of_its_mask(compiles):
     q, k, v = (torch.randn(2, 4, 300, 16) for _ in range(3))
     blocks = 128 * 128 + 128 * 256 + 44 * (128 + 44)
     work = work_of(component(_Flex(compiles), q=q, k=k, v=v))
-    assert work.flops == {"attention": 2 * (2 * 4) * blocks * (16 + 16)}
+    assert work.flops == only("attention", 2 * (2 * 4) * blocks * (16 + 16))
     assert work.bytes["inputs"] == 3 * q.nbytes
     assert work.bytes["outputs"] == q.nbytes
     full = work_of(component(_Flex(compiles, None), q=q, k=k, v=v))
-    assert full.total_flops == 2 * (2 * 4) * 300 * 300 * (16 + 16)
+    assert full.flops["total"] == 2 * (2 * 4) * 300 * 300 * (16 + 16)
 
 
 def test_flex_attention_reads_the_keys_in_blocks_that_are_not_masked():
     work = work_of(
         component(_Flex(False, lambda b, h, q, k: k >= 256), **{n: torch.randn(2, 4, 300, 16) for n in "qkv"})
     )
-    assert work.total_flops == 2 * (2 * 4) * 300 * 44 * (16 + 16)
+    assert work.flops["total"] == 2 * (2 * 4) * 300 * 44 * (16 + 16)
     assert work.bytes["inputs"] == 4 * (2 * 4 * 16) * (300 + 44 + 44)
 
 
@@ -185,16 +178,18 @@ _PROJECTIONS, _SCORES = 2 * 2 * 10 * (4 * 64 * 64), 2 * 2 * (10 * 10 * 64) * 2  
 
 def test_attention_in_the_fused_kernel_of_eval_mode():
     """In eval mode torch calls one operator for the whole layer, of which its FLOP counter knows nothing."""
-    assert work_of(component(_SelfAttention(), x=torch.randn(2, 10, 64))).flops == {"attention": _PROJECTIONS + _SCORES}
+    assert work_of(component(_SelfAttention(), x=torch.randn(2, 10, 64))).flops == only(
+        "attention", _PROJECTIONS + _SCORES
+    )
 
 
 def test_a_transformer_layer_in_the_fused_kernel_of_eval_mode():
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     expected = _PROJECTIONS + _SCORES + 2 * 2 * 10 * (2 * 64 * 128)
-    assert work_of(component(layer, src=torch.randn(2, 10, 64))).total_flops == expected
+    assert work_of(component(layer, src=torch.randn(2, 10, 64))).flops["total"] == expected
     short = nn.TransformerEncoder(layer, 1)
     padding = torch.tensor([[False] * 10, [False] * 4 + [True] * 6])  # torch leaves the padding out: 14 tokens
-    flops = work_of(component(short, src=torch.randn(2, 10, 64), src_key_padding_mask=padding)).total_flops
+    flops = work_of(component(short, src=torch.randn(2, 10, 64), src_key_padding_mask=padding)).flops["total"]
     assert flops == 2 * 14 * (4 * 64 * 64 + 2 * 64 * 128) + 2 * 2 * ((10 * 10 + 4 * 4) * 64)
 
 
@@ -215,7 +210,7 @@ def test_a_transformer_layer_in_the_fused_kernel_of_eval_mode():
 )
 def test_products_by_another_name(call, shapes, flops):
     given = dict(zip("abc", map(torch.randn, shapes), strict=False))
-    assert of(lambda **given: call(*given.values()), **given).total_flops == flops
+    assert of(lambda **given: call(*given.values()), **given).flops["total"] == flops
 
 
 @pytest.mark.parametrize(
@@ -228,7 +223,7 @@ def test_products_by_another_name(call, shapes, flops):
 )
 def test_convolutions(layer, shape, flops):
     work = work_of(component(layer, input=torch.randn(shape)))
-    assert work.flops == {"convolution": flops}
+    assert work.flops == only("convolution", flops)
     assert work.bytes["weights"] >= 4 * sum(parameter.numel() for parameter in layer.parameters())
 
 
@@ -237,7 +232,7 @@ def test_a_recurrent_layer(kind, gates):
     """Both matrices of each of two layers, in both directions, for each of 2 · 5 inputs."""
     layer = kind(32, 64, 2, batch_first=True, bidirectional=True)
     products = 2 * (gates * 64) * ((32 + 64) + (2 * 64 + 64))
-    assert work_of(component(layer, input=torch.randn(2, 5, 32))).flops == {"matmul": 2 * (2 * 5) * products}
+    assert work_of(component(layer, input=torch.randn(2, 5, 32))).flops == only("matmul", 2 * (2 * 5) * products)
 
 
 def test_a_recurrent_layer_of_cudnn():
@@ -274,7 +269,7 @@ class _Autocast(nn.Module):
 def test_flops_count_by_the_dtype_in_which_they_are_computed():
     work = work_of(component(_Autocast(), x=torch.randn(16, 64)))
     assert work.flops_by_dtype == {"bfloat16": 2 * 16 * 64 * 256, "float32": 2 * 16 * 256 * 8}
-    assert work.flops == {"matmul": work.total_flops}
+    assert work.flops == only("matmul", work.flops["total"])
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CS")  # torch calls it a beta
@@ -286,7 +281,7 @@ def test_a_sparse_matrix_counts_the_values_that_it_has(layout, indices):
     edges = torch.zeros(100, 200)
     edges[torch.arange(50), torch.arange(50)] = 1.5
     work = of(lambda edges, x: edges @ x, edges.to_sparse(layout=layout), x=torch.randn(200, 16))
-    assert work.flops == {"matmul": 2 * 50 * 16}
+    assert work.flops == only("matmul", 2 * 50 * 16)
     assert work.bytes["weights"] == 4 * 50 + 8 * indices
     assert work.bytes["inputs"] == 4 * 200 * 16
     assert work.bytes["outputs"] == 4 * 100 * 16
@@ -296,7 +291,7 @@ def test_a_bag_of_embeddings_counts_the_rows_that_it_reads():
     bag = nn.EmbeddingBag(1000, 16, mode="sum")
     work = work_of(component(bag, input=torch.tensor([3, 7, 7, 900]), offsets=torch.tensor([0, 2])))
     assert work.bytes["weights"] == 4 * 3 * 16, "three distinct rows"
-    assert work.traffic < 4 * 1000 * 16
+    assert work.traffic_bytes < 4 * 1000 * 16
 
 
 def test_shared_weights_count_once():
@@ -394,13 +389,13 @@ def test_a_tensor_that_is_filled_is_written_whole():
 
 def test_an_output_that_is_the_input_moves_nothing():
     work = work_of(component(nn.Identity(), input=torch.randn(1000)))
-    assert work.total_bytes == work.operators == work.traffic == 0
+    assert work.bytes["total"] == work.operators == work.traffic_bytes == 0
 
 
 def test_traffic_counts_every_operator():
     work = work_of(component(nn.Sequential(nn.ReLU(), nn.Sigmoid()), input=torch.randn(100)))
-    assert (work.operators, work.traffic) == (2, 4 * 4 * 100)
-    assert work.total_bytes == 2 * 4 * 100, "the tensor between the two need not reach memory"
+    assert (work.operators, work.traffic_bytes) == (2, 4 * 4 * 100)
+    assert work.bytes["total"] == 2 * 4 * 100, "the tensor between the two need not reach memory"
 
 
 def test_traffic_counts_rows_and_slots_by_the_same_rules():
@@ -408,10 +403,10 @@ def test_traffic_counts_rows_and_slots_by_the_same_rules():
     rows = 4 * 4 * 16  # bytes that a lookup returns
     lookups = 2 * (8 * 4 + 2 * rows) + 2 * 8 * 4  # two of them; flipping the ids between
     head = rows + 4 * 16 * 8 + 4 * 4 * 8
-    assert work_of(component(Words(), ids=ids)).traffic == lookups + 3 * rows + head
+    assert work_of(component(Words(), ids=ids)).traffic_bytes == lookups + 3 * rows + head
     work = work_of(component(Ring(), x=torch.randn(1, 64)))
     ring, slot, position = 4 * 10 * 64, 4 * 64, 8
-    assert work.traffic == 2 * position + (position + 2 * slot) + 2 * position + (ring + slot)
+    assert work.traffic_bytes == 2 * position + (position + 2 * slot) + 2 * position + (ring + slot)
 
 
 def test_an_operator_from_outside_is_named():
@@ -419,23 +414,26 @@ def test_an_operator_from_outside_is_named():
     torch.library.impl("planted_limits::twice", "default", lambda x: x * 2)
     work = of(torch.ops.planted_limits.twice, x=torch.randn(8))
     assert work.uncounted == ("planted_limits::twice",)
-    assert work.total_bytes == 2 * 4 * 8
+    assert work.bytes["total"] == 2 * 4 * 8
     register_flop_formula(torch.ops.planted_limits.twice)(lambda shape, **_: shape[0])
     counted = of(torch.ops.planted_limits.twice, x=torch.randn(8))
     assert counted.uncounted == (), "somebody said what it costs"
-    assert counted.total_flops == 8
+    assert counted.flops["total"] == 8
+
+
+def terms(ceilings, size=0, **flops):
+    return memory_and_compute_ms(Roofline(bytes={"total": size}, flops_by_dtype=flops), ceilings)
 
 
 def test_both_terms():
     ceilings = replace(ceilings_of(1e9), read_bytes_per_s=2e9, bandwidth=((1000, 8e9), (10**6, 2e9)))
-    work = Work({"weights": 4 * 10**6}, {"matmul": 10**6}, 1, 0, ())
-    assert roofline_of(work, ceilings) == (2.0, 1.0)
+    assert terms(ceilings, 4 * 10**6, float32=10**6) == (2.0, 1.0)
     quicker = replace(ceilings, conv_flops_per_s=4e9)
-    assert roofline_of(work, quicker)[1] == 0.25, "no operator beats the faster of the two rates"
-    mixed = Work({}, {"matmul": 6 * 10**6}, 1, 0, (), {"float32": 10**6, "int8": 3 * 10**6, "bfloat16": 2 * 10**6})
-    assert roofline_of(mixed, replace(ceilings, other_flops_per_s={"int8": 3e9, "bfloat16": 2e9}))[1] == 3.0
+    assert terms(quicker, float32=10**6)[1] == 0.25, "no operator beats the faster of the two rates"
+    mixed = {"float32": 10**6, "int8": 3 * 10**6, "bfloat16": 2 * 10**6}
+    assert terms(replace(ceilings, other_flops_per_s={"int8": 3e9, "bfloat16": 2e9}), **mixed)[1] == 3.0
     slow = replace(ceilings, other_flops_per_s={"int8": 1e8, "bfloat16": 5e8})
-    assert roofline_of(mixed, slow)[1] == 8.0, "8 bits can be widened first; bfloat16 is what it is"
-    assert roofline_of(mixed, ceilings)[1] == 6.0, "measured by an earlier version"
-    small = roofline_of(Work({"weights": 4000}, {}, 1, 0, ()), ceilings)
+    assert terms(slow, **mixed)[1] == 8.0, "8 bits can be widened first; bfloat16 is what it is"
+    assert terms(ceilings, **mixed)[1] == 6.0, "measured by an earlier version"
+    small = terms(ceilings, 4000)
     assert small == pytest.approx((1e3 * 4000 / 8e9, 0.0)), "a cache holds so much: its bandwidth is the ceiling"
