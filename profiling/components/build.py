@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack, _pop_mode
+from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from profiling.components.casting import HALF, Form, bytes_to_float32, cast_module, floating_dtype
 from profiling.components.compiled import compiled_note, compiled_parts, inside, take_inside
@@ -191,32 +193,30 @@ class Blueprint:
         A reference gets the inputs of the run, half-precision ones widened to float32: it reads the same numbers.
         """
 
-        def widened(draw: MakeInputs) -> MakeInputs:
-            def widen(tensor: torch.Tensor) -> torch.Tensor:
-                return tensor.float() if self.form != "run" and tensor.dtype in HALF else tensor
+        def widen(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.float() if tensor.dtype in HALF else tensor
 
-            def make(generator: torch.Generator) -> Mapping[str, Any]:
-                made = map_tensors(widen, dict(draw(generator)))
-                for _, tensor in Structure.of({"": made}).tensors.values() if self.form != "run" else ():
-                    tensor.data = widen(tensor)  # in an object, a cache for example, which is passed as it was made
+        def make(draw: MakeInputs, generator: torch.Generator) -> Mapping[str, Any]:
+            made = dict(draw(generator))
+            if self.form == "run":
                 return made
+            made = map_tensors(widen, made)
+            for _, tensor in Structure.of({"": made}).tensors.values():
+                tensor.data = widen(tensor)  # in an object, a cache for example, which is passed as it was made
+            return made
 
-            return make
+        def first(draw: MakeInputs, number: int = 0) -> Mapping[str, Any]:
+            return make(draw, torch.Generator(self.device).manual_seed(seed + number))
 
-        def generator(number: int = 0) -> torch.Generator:
-            return torch.Generator(self.device).manual_seed(seed + number)
-
-        make_inputs = widened(self.draw)
-        inputs = make_inputs(generator())
+        inputs, extra = first(self.draw), tuple(map(first, self.draw_extra))
         # Other numbers in each of them: several may have one shape, and fill a cache.
-        warmup = tuple(widened(draw)(generator(number)) for number, draw in enumerate(self.draw_warmup, 1))
-        extra = tuple(widened(draw)(generator()) for draw in self.draw_extra)
+        warmup = tuple(first(draw, number) for number, draw in enumerate(self.draw_warmup, 1))
         state = self.spec.state_options
         return Component(
             name=self.spec.name,
             module=self.module,
             inputs=inputs,
-            make_inputs=make_inputs,
+            make_inputs=partial(make, self.draw),
             device=self.device,
             dtype=self.dtype,
             frames_per_call=self.spec.frames_per_call,
@@ -227,22 +227,15 @@ class Blueprint:
             seed=seed,
             warm_calls=state.warm_calls,
             ignore=state.ignore,
-            advances=advances_in(input_tree(self.spec.inputs, f"component.{self.spec.key}.inputs")),
+            advances={
+                dotted(keys): leaf.advance
+                for keys, leaf in tree_flatten_with_path(input_tree(self.spec.inputs, "inputs"))[0]
+                if isinstance(leaf, InputSpec) and leaf.advance is not None
+            },
             place=Place(calls=state.calls),
             extra_inputs=(*extra, *of_other_shapes(warmup, inputs)),
             warmup_inputs=warmup,
         )
-
-
-def advances_in(tree: Any, path: str = "") -> dict[str, int]:
-    """Return what each call adds to an input, by its path, of those in a tree of `input_tree` that have `advance`."""
-    if isinstance(tree, InputSpec):
-        return {} if tree.advance is None else {path: tree.advance}
-    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
-    found: dict[str, int] = {}
-    for key, part in parts:
-        found |= advances_in(part, f"{path}.{key}".lstrip("."))
-    return found
 
 
 def input_maker(
@@ -258,10 +251,10 @@ def input_maker(
 
     """
     where = f"component.{component}.inputs"
-    make = _maker(input_tree(node, where), module, device, dtype)
+    makers = tree_map(lambda leaf: _maker(leaf, module, device, dtype), input_tree(node, where))
 
     def draw(generator: torch.Generator) -> Mapping[str, Any]:
-        made = make(generator)
+        made = tree_map(lambda make: make(generator), makers)
         if not isinstance(made, Mapping) or not all(isinstance(name, str) for name in made):
             raise InputError(
                 f"{where}: {node.get('_target_')} returned a {type(made).__name__}. Return a dict with a tensor, a "
@@ -281,25 +274,19 @@ def input_maker(
     return draw
 
 
-def _maker(tree: Any, module: nn.Module, device: torch.device, dtype: torch.dtype) -> Callable[[torch.Generator], Any]:
-    """Return the function that draws a tree of `input_tree`."""
-    if isinstance(tree, InputSpec):
-        return lambda generator: draw_input(tree, generator, dtype)
-    if isinstance(tree, InputFactory):
-        factory = partial_of(tree.node, tree.where, given=("generator", "device", "dtype"), positional=1)
+def _maker(leaf: Any, module: nn.Module, device: torch.device, dtype: torch.dtype) -> Callable[[torch.Generator], Any]:
+    """Return the function that draws a leaf of `input_tree`."""
+    if isinstance(leaf, InputSpec):
+        return lambda generator: draw_input(leaf, generator, dtype)
+    if not isinstance(leaf, InputFactory):
+        return lambda _: leaf
+    factory = partial_of(leaf.node, leaf.where, given=("generator", "device", "dtype"), positional=1)
 
-        def call(generator: torch.Generator) -> Any:
-            with explained(tree.node, tree.where):
-                return factory(module, generator=generator, device=device, dtype=dtype)
+    def call(generator: torch.Generator) -> Any:
+        with explained(leaf.node, leaf.where):
+            return factory(module, generator=generator, device=device, dtype=dtype)
 
-        return call
-    if isinstance(tree, dict):
-        makers = {key: _maker(each, module, device, dtype) for key, each in tree.items()}
-        return lambda generator: {key: make(generator) for key, make in makers.items()}
-    if isinstance(tree, list | tuple):
-        kind, parts = type(tree), [_maker(each, module, device, dtype) for each in tree]
-        return lambda generator: kind([make(generator) for make in parts])
-    return lambda generator: tree
+    return call
 
 
 def _is_on(tensor: torch.Tensor, device: torch.device) -> bool:

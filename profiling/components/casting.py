@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -91,20 +92,18 @@ def kept_in_float32(module: nn.Module, dtype: torch.dtype) -> Iterator[Tensor]:
 
 def floating_dtype(tensors: Iterable[Tensor], default: torch.dtype) -> torch.dtype:
     """Return the dtype of most of the floating elements of `tensors`."""
-    sizes: dict[torch.dtype, int] = {}
-    for tensor in tensors:
-        if tensor.is_floating_point():
-            sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel()
+    sizes = Counter[torch.dtype]()
+    for tensor in filter(torch.is_floating_point, tensors):
+        sizes[tensor.dtype] += tensor.numel()
     return max(sizes, key=lambda dtype: sizes[dtype], default=default)
 
 
 def parameter_dtypes(module: nn.Module) -> dict[str, int]:
     """Return the number of parameters by dtype, most first."""
-    sizes: dict[str, int] = {}
+    sizes = Counter[str]()
     for parameter in module.parameters():
-        name = str(parameter.dtype).removeprefix("torch.")
-        sizes[name] = sizes.get(name, 0) + parameter.numel()
-    return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+        sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return dict(sizes.most_common())
 
 
 def bytes_to_float32(module: nn.Module) -> tuple[int, int]:

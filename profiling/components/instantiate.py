@@ -21,6 +21,7 @@ from profiling.errors import InputError, MissingExtraError, causes, did_you_mean
 OPTIONAL_PACKAGES = ("diffusers", "transformers", "torchao")
 #: An error of the device, which is no input error; by its name because torch is not imported here.
 _DEVICE_FAILURE = "AcceleratorError"
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 #: How errors of CUDA begin that are raised under another name, by a Triton launch for example.
 _DEVICE_TEXTS = ("CUDA error", "Triton Error [CUDA]")
 #: How libraries of CUDA refuse a product or its sizes, in errors that begin like those of the device.
@@ -61,7 +62,7 @@ def explained(node: Mapping[str, Any], where: str) -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:  # SystemExit: a module of the user that exits when it is imported
         cause: BaseException = error
-        while cause.__cause__ is not None:
+        while cause.__cause__ not in (None, cause):
             cause = cause.__cause__
         if isinstance(cause, InputError):
             raise InputError(f"{where}: {cause}") from error
@@ -69,28 +70,26 @@ def explained(node: Mapping[str, Any], where: str) -> Iterator[None]:
             raise cause from None
         if isinstance(cause, ModuleNotFoundError) and cause.name in OPTIONAL_PACKAGES:
             raise MissingExtraError(install_hint(cause.name)) from error
-        where, target = next(_not_found(node, where), (where, str(node.get("_target_"))))
-        detail = missing_name(target) or reason_of(cause)
-        raise InputError(f"{where}: {target}: {detail}") from error
+        missing = ((each, place) for each, place in _targets(node, where) if _imported(each) is None)
+        node, where = next(missing, (node, where))
+        target = str(node.get("_target_"))
+        raise InputError(f"{where}: {target}: {missing_name(target) or reason_of(cause)}") from error
 
 
-def _nested(node: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield each node directly below this one that has a `_target_`, also those in lists, and its place."""
-    if node.get("_recursive_", True):
-        for name, value in node.items():
-            for place, inner in enumerate(value) if isinstance(value, list) else [("", value)]:
-                if isinstance(inner, Mapping) and "_target_" in inner:
-                    yield inner, f"{where}.{name}" + f"[{place}]" * isinstance(value, list)
+def _targets(node: Mapping[str, Any], where: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield each node below this one that has a `_target_`, also those in lists, and its place; this one comes last."""
+    for name, value in node.items() if node.get("_recursive_", True) else ():
+        for place, inner in enumerate(value) if isinstance(value, list) else [("", value)]:
+            if isinstance(inner, Mapping) and "_target_" in inner:
+                yield from _targets(inner, f"{where}.{name}" + f"[{place}]" * isinstance(value, list))
+    yield node, where
 
 
-def _not_found(node: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
-    """Yield the place and the `_target_` of each node that cannot be imported, the inner ones first."""
-    for inner, place in _nested(node, where):
-        yield from _not_found(inner, place)
-    try:
-        get_object(node["_target_"])
-    except (Exception, SystemExit):
-        yield where, str(node["_target_"])
+def _imported(node: Mapping[str, Any]) -> Any:
+    """Return the class or function that a node names; None where it cannot be imported."""
+    with suppress(Exception, SystemExit):
+        return get_object(node["_target_"])
+    return None
 
 
 def is_device_failure(error: BaseException) -> bool:
@@ -113,22 +112,53 @@ def check_options(node: Mapping[str, Any], where: str, given: Collection[str] = 
     values of a dataclass of this package are checked against its hints; those of a user's class may be loose.
 
     Raises:
-        InputError: the target takes no such option, or one has another type.
+        InputError: the target takes no such option, one has another type, or a nested target lacks one.
 
     """
-    for inner, place in _nested(node, where):
-        check_options(inner, place)
-        _check_given(inner, place)
-    try:
-        target = get_object(node["_target_"])
-    except (Exception, SystemExit):  # `instantiate` explains a target that does not exist
+    for each, place in _targets(node, where):
+        if each is node:
+            _check_options(node, where, given, positional, complete=False)
+        else:  # called with its keys alone
+            _check_options(each, place, complete=not (each.get("_partial_") or "_args_" in each))
+
+
+def _check_options(
+    node: Mapping[str, Any], where: str, given: Collection[str] = (), positional: int = 0, *, complete: bool
+) -> None:
+    name, target = node["_target_"], _imported(node)
+    if target is None:  # `instantiate` explains a target that does not exist
         return
-    _check_names(node, target, where, given, positional)
-    if not str(node.get("_target_")).startswith("profiling."):
-        return
+    parameters = _parameters(target, True) or []
+    for key in node:
+        if key in given:
+            raise InputError(f"{where}.{key}: {name} is called with {key} by this tool. Remove the key.")
+    for each in parameters[:positional]:
+        if each.name in node and each.kind is each.POSITIONAL_OR_KEYWORD:
+            raise InputError(
+                f"{where}.{each.name}: {name} is called with the module in the place of {each.name}. Name a function "
+                "instead that takes the module and calls it."
+            )
+    known = accepted_names(target)
+    for key in node:
+        if known is not None and key not in known and not str(key).startswith("_"):  # of Hydra, a copied config.json
+            offered = [each for each in known[positional:] if each not in given]
+            takes = f"It takes {', '.join(offered)}." if offered else "It takes none."
+            near = did_you_mean(str(key), offered)
+            raise InputError(f"{where}.{key}: {name} has no option {key!r}.{near} {takes}")
+    for each in parameters if complete else ():
+        if each.default is each.empty and each.kind not in _REST and each.name not in node:
+            raise InputError(
+                f"{where}: {name} needs the argument {each.name}. Add {each.name}: VALUE, or _partial_: true if the "
+                "tool calls it with the module."
+            )
+    if is_dataclass(target) and str(name).startswith("profiling."):
+        _check_types(node, target, where)
+
+
+def _check_types(node: Mapping[str, Any], target: Any, where: str) -> None:
     hints: dict[str, Any] = {}
     with suppress(Exception):
-        hints = get_type_hints(target) if is_dataclass(target) else {}
+        hints = get_type_hints(target)
     for name in node.keys() & hints.keys():
         if "_target_" in str(node[name]) or "Callable" in str(hints[name]):
             continue  # an object that is instantiated first
@@ -140,45 +170,6 @@ def check_options(node: Mapping[str, Any], where: str, given: Collection[str] = 
             raise wrong_type(error, f"{where}.{name}") from None
 
 
-def _check_names(node: Mapping[str, Any], target: Any, where: str, given: Collection[str], positional: int) -> None:
-    for name in node:
-        if name in given:
-            raise InputError(f"{where}.{name}: {node['_target_']} is called with {name} by this tool. Remove the key.")
-    with suppress(TypeError, ValueError):  # built-in
-        for parameter in _parameters(target, True)[:positional]:
-            if parameter.name in node and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-                raise InputError(
-                    f"{where}.{parameter.name}: {node['_target_']} is called with the module in the place of "
-                    f"{parameter.name}. Name a function instead that takes the module and calls it."
-                )
-    names = accepted_names(target)
-    if names is None:
-        return
-    for name in node:
-        if name not in names and not str(name).startswith("_"):  # keys of Hydra, of a copied config.json
-            offered = [each for each in names[positional:] if each not in given]
-            takes = f"It takes {', '.join(offered)}." if offered else "It takes none."
-            near = did_you_mean(str(name), offered)
-            raise InputError(f"{where}.{name}: {node['_target_']} has no option {name!r}.{near} {takes}")
-
-
-def _check_given(node: Mapping[str, Any], where: str) -> None:
-    """Check that a nested node, which is called with its keys alone, has those that its target needs."""
-    if node.get("_partial_") or "_args_" in node:
-        return
-    try:
-        parameters = _parameters(get_object(node["_target_"]), True)
-    except (Exception, SystemExit):  # it does not exist, or does not say
-        return
-    required = (p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
-    for name in required:
-        if name not in node:
-            raise InputError(
-                f"{where}: {node['_target_']} needs the argument {name}. Add {name}: VALUE, or _partial_: "
-                "true if the tool calls it with the module."
-            )
-
-
 def accepted_names(target: Callable[..., Any]) -> tuple[str, ...] | None:
     """Return the names of the arguments that a callable takes; None where it takes any, or does not say.
 
@@ -186,12 +177,10 @@ def accepted_names(target: Callable[..., Any]) -> tuple[str, ...] | None:
     the decorator takes itself is not known, and the call refuses other names.
     """
     for follow_wrapped in (False, True):
-        try:
-            parameters = _parameters(target, follow_wrapped)
-        except (TypeError, ValueError):  # built-in
+        if (parameters := _parameters(target, follow_wrapped)) is None:
             return None
         rest = next((each for each in parameters if each.kind is each.VAR_KEYWORD), None)
-        names = tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+        names = tuple(each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
         if rest is None:
             return None if follow_wrapped else names
         if get_origin(rest.annotation) is Unpack:
@@ -200,12 +189,13 @@ def accepted_names(target: Callable[..., Any]) -> tuple[str, ...] | None:
     return None
 
 
-def _parameters(target: Callable[..., Any], follow_wrapped: bool) -> list[inspect.Parameter]:
-    try:
-        signature = inspect.signature(target, follow_wrapped=follow_wrapped, eval_str=True)
-    except NameError:  # an annotation that exists for type checkers only
-        signature = inspect.signature(target, follow_wrapped=follow_wrapped)
-    return list(signature.parameters.values())
+def _parameters(target: Callable[..., Any], follow_wrapped: bool) -> list[inspect.Parameter] | None:
+    """Return the parameters of a callable; None of a built-in one that does not say."""
+    for eval_str in (True, False):  # an annotation may exist for type checkers only
+        with suppress(NameError, TypeError, ValueError):
+            signature = inspect.signature(target, follow_wrapped=follow_wrapped, eval_str=eval_str)
+            return list(signature.parameters.values())
+    return None
 
 
 def missing_name(target: str) -> str:

@@ -179,16 +179,13 @@ def leaf_errors(output: Outputs, reference: Outputs) -> list[LeafError]:
     """Return the error of each tensor and number, computed in float64; both must have the same structure and shapes."""
     errors = []
     for path, leaf in reference.items():
-        if leaf.numbers is not None:
-            numbers = output[path].numbers
-            assert numbers is not None
-            form = replace(output[path], numbers=None)
-            if leaf.kind == "exact":
-                errors.append(LeafError(path, form, *_share_of_differing(numbers, leaf.numbers)))
-                continue
-            error, max_abs, fault = _relative_l2(numbers, leaf.numbers)
-            worst = _worst_part(numbers, leaf.numbers) if 0 < error < math.inf else (0.0, "")
-            errors.append(LeafError(path, form, error, max_abs, fault, *worst))
+        if leaf.numbers is None:
+            continue
+        numbers = output[path].numbers
+        assert numbers is not None
+        error, max_abs, fault = (_share_of_differing if leaf.kind == "exact" else _relative_l2)(numbers, leaf.numbers)
+        worst = _worst_part(numbers, leaf.numbers) if leaf.kind != "exact" and 0 < error < math.inf else (0.0, "")
+        errors.append(LeafError(path, replace(output[path], numbers=None), error, max_abs, fault, *worst))
     return errors
 
 
@@ -226,25 +223,20 @@ def _leaves(path: Path, value: Any, around: tuple[int, ...]) -> Iterator[tuple[P
         yield path, _incomparable(value, "it contains itself")
     else:
         entries = children(value)
-        if entries is None and _is_record(value):
-            entries = iter([(GetAttrKey(name), content) for name, content in vars(value).items()])
-        if entries is None:
-            yield path, _constant_leaf(value)
+        if (
+            entries is None
+            and not callable(value)
+            and not isinstance(value, ModuleType | Enum)
+            and getattr(value, "__dict__", None)
+        ):
+            entries = ((GetAttrKey(name), content) for name, content in vars(value).items())
+        if entries is None:  # text, None, a whole number or another value; without an own `==` only its type counts
+            comparable = type(value).__eq__ is not object.__eq__
+            yield path, Leaf("constant", _type_name(value), constant=value if comparable else None)
             return
         yield path, Leaf("container", _type_name(value))
         for key, content in entries:
             yield from _leaves((*path, key), content, (*around, id(value)))
-
-
-def _is_record(value: Any) -> bool:
-    """Return whether an object's content is its attributes: it is no function, module, class or enum member."""
-    return bool(getattr(value, "__dict__", None)) and not callable(value) and not isinstance(value, ModuleType | Enum)
-
-
-def _constant_leaf(value: Any) -> Leaf:
-    """Return the leaf of text, None, a whole number or another value; without an own `==` only its type counts."""
-    comparable = type(value).__eq__ is not object.__eq__
-    return Leaf("constant", _type_name(value), constant=value if comparable else None)
 
 
 def _described(leaf: Leaf) -> str:
@@ -342,15 +334,12 @@ def _relative_l2(output: Tensor, reference: Tensor) -> tuple[float, float, str |
 
 def _worst_part(output: Tensor, reference: Tensor) -> tuple[float, str]:
     """Return (RMS error of the worst part over the RMS of the reference, that part in words)."""
-    exact = reference.numel() <= _EXACT
-    real, imaginary = (torch.float64, torch.complex128) if exact else (torch.float32, torch.complex64)
-    expected = reference.to(imaginary if reference.is_complex() else real)
-    square = (output.to(expected.dtype) - expected).abs().square()
-    square, energy = (
-        square.where(square.isfinite(), 0),
-        float(expected.where(expected.isfinite(), 0).abs().square().mean()),
-    )
-    if energy <= 0 or not math.isfinite(energy):
+    exact, is_complex = reference.numel() <= _EXACT, reference.is_complex()
+    wide = _wide(reference.dtype) if exact else torch.complex64 if is_complex else torch.float32
+    expected = reference.to(wide)
+    square = (output.to(wide) - expected).abs().square().nan_to_num(0.0, 0.0, 0.0)
+    energy = float(expected.nan_to_num(0.0, 0.0, 0.0).abs().square().mean())
+    if not 0 < energy < math.inf:
         return 0.0, ""
     parts: list[tuple[float, str]] = [(0.0, "")]
     for dim, size in enumerate(square.shape):

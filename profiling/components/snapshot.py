@@ -77,33 +77,26 @@ class Holder:
         now = self.read()
         if now.keys() == content.keys() and all(now[key] is value for key, value in content.items()):
             return
-        match self.kind:
-            case "attributes" | "slots":
+        match self.kind:  # attributes without the class's own `__setattr__`, which may check or count
+            case "attributes":
                 for name in now.keys() - content.keys():
-                    self._attribute(name)
+                    del vars(self.owner)[name]
+                vars(self.owner).update(content)
+            case "slots":
+                for name in now.keys() - content.keys():
+                    object.__delattr__(self.owner, str(name))
                 for name, value in content.items():
-                    if now.get(name, MISSING) is not value:
-                        self._attribute(name, value)
+                    object.__setattr__(self.owner, str(name), value)
             case "items":
                 if list(now) != list(content):
                     self.owner.clear()
-                for key, value in content.items():
-                    self.owner[key] = value
+                self.owner.update(content)
             case "sequence":
                 self.owner.clear()
                 self.owner.extend(content.values())
             case "set":
                 self.owner.clear()
                 self.owner.update(content)
-
-    def _attribute(self, name: Any, value: Any = MISSING) -> None:
-        """Set or delete an attribute without the class's own `__setattr__`, which may check or count."""
-        if self.kind == "slots":
-            object.__delattr__(self.owner, name) if value is MISSING else object.__setattr__(self.owner, name, value)
-        elif value is MISSING:
-            del vars(self.owner)[name]
-        else:
-            vars(self.owner)[name] = value
 
     def place(self, key: Hashable) -> str:
         """Return the path of an entry, as Python code."""
@@ -145,8 +138,7 @@ class Structure:
     def of(cls, roots: Mapping[str, Any]) -> Structure:
         """Walk from `roots`, by the name that begins each path."""
         structure = cls()
-        pending: list[_Found] = []
-        pending += [(path, value, None) for path, value in reversed(list(roots.items()))]
+        pending: list[_Found] = [(path, value, None) for path, value in reversed(list(roots.items()))]
         while pending:
             path, value, entry = pending.pop()
             if isinstance(value, (*_ATOMS, Tensor, numpy.ndarray, *GENERATORS)):
@@ -256,7 +248,7 @@ class KeptTensor:
     """A tensor and a copy of its values; restoring writes them into the same memory."""
 
     def __init__(self, path: str, tensor: Tensor, device: torch.device | None = None) -> None:
-        self.path, self.tensor, self.failure = path, tensor, None
+        self.path, self.tensor = path, tensor
         self._memory = tensor.detach()  # the same memory under another tensor, should the call swap it (`.data = …`)
         self._narrow = _without_repeats(self._memory)
         self.values = self._narrow.to(device or tensor.device, copy=True)
@@ -276,10 +268,6 @@ class KeptTensor:
         """Keep the present values of `tensor` if it was replaced or has other memory by now."""
         if tensor is not self.tensor or self._is_swapped():
             KeptTensor.__init__(self, self.path, tensor, self.values.device)
-
-    def zero(self) -> None:
-        """Keep zeros in place of the values."""
-        self.values.zero_()
 
     def restore(self) -> None:
         """Write the kept values into the memory that the tensor had."""
@@ -304,9 +292,6 @@ def _without_repeats(tensor: Tensor) -> Tensor:
         if stride == 0 and tensor.shape[dimension] > 1:
             tensor = tensor.narrow(dimension, 0, 1)
     return tensor
-
-
-Contents = list[tuple[Holder, dict[Hashable, Any]]]
 
 
 @dataclass(frozen=True)
@@ -352,18 +337,14 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put back contents, values and the states of generators."""
-        restore(self.structure.contents.values(), self.kept.tensors.values())
-        self.restore_generators()
+        restore(self.structure.contents.values(), ())
+        self.restore_values()
 
     def restore_values(self) -> None:
         """Put back the values of tensors and the states of generators only."""
         restore([], self.kept.tensors.values())
-        self.restore_generators()
-
-    def restore_generators(self) -> None:
-        """Put back the states of generators only."""
         for generator, state in self.states:
-            set_generator_state(generator, state)
+            _set_state(generator, state)
 
 
 def restore(contents: Iterable[tuple[Holder, Mapping[Hashable, Any]]], tensors: Iterable[KeptTensor]) -> None:
@@ -377,20 +358,13 @@ def restore(contents: Iterable[tuple[Holder, Mapping[Hashable, Any]]], tensors: 
 
 def generator_state(generator: Any) -> Any:
     """Return the state of a generator of torch, Python or NumPy."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, numpy.random.RandomState):
-        return generator.get_state()
-    return generator.bit_generator.state
+    if isinstance(generator, numpy.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
-def set_generator_state(generator: Any, state: Any) -> None:
-    """Put back what `generator_state` returned."""
-    if isinstance(generator, torch.Generator | numpy.random.RandomState):
-        generator.set_state(state)
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, numpy.random.Generator):
         generator.bit_generator.state = state
+    else:
+        (generator.setstate if isinstance(generator, random.Random) else generator.set_state)(state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -154,66 +154,53 @@ class InputSpec:
         return replace(spec, distribution=spec.distribution or default)._with_range(where)
 
     def _with_range(self, where: str) -> InputSpec:
+        draws_integers, example = self.distribution == "integers", _example(self.shape, self.dtype)
         for name in ("low", "high"):
             if (bound := getattr(self, name)) is None:
                 continue
             check_number(f"{where}.{name}", bound)
-            if self.distribution not in ("uniform", "integers"):
-                raise InputError(
-                    f"{where}.{name}={bound:g}: {self.distribution} has no range. Leave {name} out, or write "
-                    f"{_example(self.shape, self.dtype)}."
-                )
-            if self.distribution == "integers" and bound != int(bound):
+            if not draws_integers and self.distribution != "uniform":
+                why = f"{self.distribution} has no range. Leave {name} out, or write {example}."
+                raise InputError(f"{where}.{name}={bound:g}: {why}")
+            if draws_integers and bound != int(bound):
                 raise InputError(f"{where}.{name}={bound:g} must be a whole number, to draw integers.")
-        if self.distribution == "integers" and self.high is None:
+        if draws_integers and self.high is None:
             raise InputError(
-                f"{where} draws integers and has no high, the first number that is not drawn. Write "
-                f"{_example(self.shape, self.dtype)}."
+                f"{where} draws integers and has no high, the first number that is not drawn. Write {example}."
             )
         low, high = self.low or 0.0, 1.0 if self.high is None else self.high
         least, most = INTEGERS.get(self.dtype, (-(2**63), 2**63 - 1))
-        if self.distribution in ("uniform", "integers") and not least <= low < high <= most + 1:
-            raise InputError(
-                f"{where}: high={high:g} must be above low={low:g}, and both within {self.dtype}, {least} to {most}."
-                if self.dtype in INTEGERS
-                else f"{where}: high={high:g} must be above low={low:g}, and both within 64 bits."
-            )
+        if not least <= low < high <= most + 1:
+            within = f"{self.dtype}, {least} to {most}" if self.dtype in INTEGERS else "64 bits"
+            raise InputError(f"{where}: high={high:g} must be above low={low:g}, and both within {within}.")
         return replace(self, low=low, high=high)
 
     def _with_value(self, where: str) -> InputSpec:
+        import numpy  # --help imports this module, and answers in less than a second
+
         for name in ("distribution", "low", "high"):
             if getattr(self, name) is not None:
                 raise InputError(f"{where} has a value and {name}: nothing is drawn. Leave one of the two out.")
-        sizes, numbers = _sizes_of(self.value, f"{where}.value"), _numbers_in(self.value)
-        padded = (1,) * (len(self.shape) - len(sizes)) + sizes
-        if len(sizes) > len(self.shape) or any(a not in (1, b) for a, b in zip(padded, self.shape, strict=True)):
-            raise InputError(f"{where}.value of shape {list(sizes)} cannot be repeated to {list(self.shape)}.")
+        try:
+            numbers = numpy.asarray(self.value)
+        except ValueError:
+            raise InputError(
+                f"{where}.value: lists in it have different lengths. Give lists of equal length, or a number."
+            ) from None
+        if numbers.dtype.kind not in "biuf" or not numbers.size:
+            raise InputError(f"{where}.value: {self.value!r} is no number. Give a number, or nested lists of numbers.")
+        try:
+            numpy.broadcast_to(numbers, self.shape)
+        except ValueError:
+            sizes = f"{list(numbers.shape)} cannot be repeated to {list(self.shape)}"
+            raise InputError(f"{where}.value of shape {sizes}.") from None
         least, most = (0, 1) if self.dtype == "bool" else INTEGERS.get(self.dtype, (-math.inf, math.inf))
-        exact = self.dtype in INTEGERS or self.dtype == "bool"
-        for number in numbers:
-            if not least <= number <= most or (exact and number != int(number)):
-                raise InputError(f"{where}.value: {number!r} does not fit dtype={self.dtype}.")
+        fits = (numbers >= least) & (numbers <= most)
+        if self.dtype in INTEGERS or self.dtype == "bool":
+            fits &= numbers == numpy.floor(numbers)
+        if not fits.all():
+            raise InputError(f"{where}.value: {numbers[~fits][0].item()!r} does not fit dtype={self.dtype}.")
         return self
-
-
-def _sizes_of(value: Any, where: str) -> tuple[int, ...]:
-    """Return the shape of a number or of nested lists of numbers."""
-    if isinstance(value, int | float):
-        return ()
-    if not isinstance(value, list | tuple) or not value:
-        raise InputError(f"{where}: {value!r} is no number. Give a number, or nested lists of numbers.")
-    sizes = {_sizes_of(each, where) for each in value}
-    if len(sizes) > 1:
-        raise InputError(f"{where}: lists in it have different lengths. Give lists of equal length, or a number.")
-    return (len(value), *sizes.pop())
-
-
-def _numbers_in(value: Any) -> Iterator[float]:
-    if isinstance(value, list | tuple):
-        for each in value:
-            yield from _numbers_in(each)
-    else:
-        yield value
 
 
 def _example(shape: Sequence[int], dtype: str) -> str:

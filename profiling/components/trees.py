@@ -27,7 +27,7 @@ def children(tree: Any) -> Iterator[tuple[Hashable, Any]] | None:
     text a key is what Python code writes to get the entry: `['a']`, `[0]` or `.name`.
     """
     node = opened(tree)
-    return None if node is None else zip(map(node.key, node.names), node.values, strict=True)
+    return None if node is None else zip(node.keys, node.values, strict=True)
 
 
 def tensors_in(tree: Any) -> list[Tensor]:
@@ -51,12 +51,11 @@ def keyed_tensors(tree: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple
 
 def keyed_leaves(tree: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield (keys, leaf) for each tensor and each other value in `tree` that is no container."""
-    entries = None if isinstance(tree, Tensor) else children(tree)
-    if entries is None:
+    if isinstance(tree, Tensor) or (entries := children(tree)) is None:
         yield keys, tree
-        return
-    for key, value in entries:
-        yield from keyed_leaves(value, (*keys, key))
+    else:
+        for key, value in entries:
+            yield from keyed_leaves(value, (*keys, key))
 
 
 def form_of(leaf: Any) -> str:
@@ -142,38 +141,34 @@ def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 class Container(NamedTuple):
     """An open container: its entries, and the function that makes a container of the same kind from other values."""
 
-    key: Callable[[Any], Hashable]  # makes a key from a name; lazily, since replays map tensors without needing keys
-    names: Iterable[Any]
+    keys: Iterable[Hashable]  # made when they are read: replays map tensors without them
     values: Sequence[Any]
     rebuild: Callable[[list[Any]], Any]
 
 
 def opened(tree: Any) -> Container | None:
-    """Return the entries of a container, without making their keys; None where `tree` is a leaf."""
+    """Return the entries of a container; None where `tree` is a leaf."""
     kind = type(tree)
     if isinstance(tree, tuple):
-        if is_namedtuple_instance(tree):
-            return Container(GetAttrKey, kind._fields, tree, partial(tuple.__new__, kind))
         rebuild = kind if is_structseq_instance(tree) else partial(tuple.__new__, kind)
-        return Container(SequenceKey, range(len(tree)), tree, rebuild)
+        if is_namedtuple_instance(tree):
+            return Container(map(GetAttrKey, kind._fields), tree, rebuild)
+        return Container(map(SequenceKey, range(len(tree))), tree, rebuild)
     if isinstance(tree, list):
-        return Container(SequenceKey, range(len(tree)), tree, partial(_list_like, tree))
+        return Container(map(SequenceKey, range(len(tree))), tree, partial(_list_like, tree))
     if isinstance(tree, Mapping):
-        return Container(MappingKey, tree.keys(), list(tree.values()), partial(_mapping_like, tree))
+        return Container(map(MappingKey, tree), list(tree.values()), partial(_mapping_like, tree))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         names = [field.name for field in dataclasses.fields(tree)]
-        return Container(
-            GetAttrKey, names, [getattr(tree, name) for name in names], partial(_dataclass_like, tree, names)
-        )
-    registered = SUPPORTED_NODES.get(kind)
-    if registered is None:
+        values = [getattr(tree, name) for name in names]
+        return Container(map(GetAttrKey, names), values, partial(_dataclass_like, tree, names))
+    if (registered := SUPPORTED_NODES.get(kind)) is None:
         return None
     values, context = registered.flatten_fn(tree)
-    names = range(len(values))
-    if registered.flatten_with_keys_fn is None:
-        return Container(SequenceKey, names, values, lambda new: registered.unflatten_fn(new, context))
-    keys = [key for key, _ in registered.flatten_with_keys_fn(tree)[0]]
-    return Container(keys.__getitem__, names, values, lambda new: registered.unflatten_fn(new, context))
+    keys: Iterable[Any] = map(SequenceKey, range(len(values)))
+    if registered.flatten_with_keys_fn is not None:
+        keys = (key for key, _ in registered.flatten_with_keys_fn(tree)[0])
+    return Container(keys, values, lambda new: registered.unflatten_fn(new, context))
 
 
 def _list_like(tree: list[Any], values: list[Any]) -> list[Any]:

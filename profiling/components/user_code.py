@@ -57,12 +57,9 @@ def is_user_code(file: str) -> bool:
 
 def running_line() -> SourceLine | None:
     """Return the innermost line of user code that this thread is running, or None."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file, number = frame.f_code.co_filename, frame.f_lineno
-        if is_user_code(file):
+    for frame, number in traceback.walk_stack(sys._getframe(1)):
+        if is_user_code(file := frame.f_code.co_filename):
             return SourceLine(file, number, code_at(file, number))
-        frame = frame.f_back
     return None
 
 

@@ -60,7 +60,7 @@ def _collect(value: Any, key: list[Any], tensors: list[torch.Tensor]) -> None:
         return
     container = opened(value)
     if container is not None and (isinstance(value, Mapping | tuple | list) or dataclasses.is_dataclass(value)):
-        key.append(tuple(container.names) if isinstance(value, Mapping) else len(container.values))
+        key.append(tuple(value) if isinstance(value, Mapping) else len(container.values))
         for item in container.values:
             _collect(item, key, tensors)
     else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+import timeit
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache, partial
 from itertools import repeat
 from typing import Any
 
@@ -59,12 +60,6 @@ def cpu_seconds(call: Call) -> float:
     return best / 1e9
 
 
-def launch_seconds(call: Call) -> float:
-    """Return the host's seconds per call in a row of calls without synchronization, from the fastest row."""
-    _host_sample(call, MOST_CALLS)
-    return min(_host_sample(call, MOST_CALLS) for _ in range(SAMPLES))
-
-
 def cuda_seconds(call: Call) -> float:
     """Return the seconds of `call` on the current CUDA device, without launches: from a CUDA graph of many calls."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -103,13 +98,6 @@ def _side_stream(_device: int) -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-def _host_sample(call: Call, count: int) -> float:
-    start = time.perf_counter_ns()
-    for _ in repeat(None, count):
-        call()
-    return (time.perf_counter_ns() - start) / 1e9 / count
-
-
 @torch.inference_mode()
 def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, tf32: bool) -> Ceilings:
     """Measure `device` in `dtype` with the run's number of threads and TF32 setting; memory is released at the end.
@@ -121,8 +109,10 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
     started, run_queue = time.perf_counter(), RunQueueMonitor()
     with _as_the_run(device, threads, tf32):
         points = dict(_bandwidths(device))
-        rate = _product_rate(device, dtype)
-        convolved = _conv_rate(device, dtype)
+        rate = _best_rate(_products(device, dtype), device)
+        convolved = None
+        with suppress(RuntimeError):  # not implemented for this dtype
+            convolved = _best_rate(_convolutions(device, dtype), device)
         others = _other_rates(device, dtype)
         launch, gap, replay = _launch_costs(device)
     if not points or not rate:
@@ -176,23 +166,29 @@ def _other_rates(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     for each in others:
         if each != dtype:
             with suppress(RuntimeError, ValueError):  # not implemented on this device
-                found[str(each).removeprefix("torch.").removesuffix("_e4m3fn")] = _product_rate(device, each)
+                name = str(each).removeprefix("torch.").removesuffix("_e4m3fn")
+                found[name] = _best_rate(_products(device, each), device)
     return {name: rate for name, rate in found.items() if rate}
 
 
-def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the best FLOP/s (int8: operations/s) of square products in `dtype`; 0: too little memory."""
+def _best_rate(work: Iterable[tuple[float, Call]], device: torch.device) -> float:
+    """Return the best FLOP/s of (FLOPs, call), the smallest first; 0 of none. Stops where a larger one adds nothing."""
     best = 0.0
-    generator = torch.Generator(device).manual_seed(0)
-    most = free_bytes(device) / 8
-    for width in (width for width in WIDTHS if 4 * width**2 <= most):
-        # Random numbers: zeros draw less power and run faster.
-        left, right = (torch.randn(width, width, device=device, generator=generator) for _ in range(2))
-        seconds = seconds_of(_product(left, right, dtype), device)
-        best = max(best, 2 * width**3 / seconds)
+    for flops, call in work:
+        seconds = seconds_of(call, device)
+        best = max(best, flops / seconds)
         if seconds > ENOUGH_SECONDS[device.type]:
             break
     return best
+
+
+def _products(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[float, Call]]:
+    """Yield (FLOPs, call) of square products in `dtype` (int8: operations), those that memory has room for."""
+    generator, most = torch.Generator(device).manual_seed(0), free_bytes(device) / 8
+    for width in (width for width in WIDTHS if 4 * width**2 <= most):
+        # Random numbers: zeros draw less power and run faster.
+        left, right = (torch.randn(width, width, device=device, generator=generator) for _ in range(2))
+        yield 2 * width**3, _product(left, right, dtype)
 
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Call:
@@ -210,29 +206,21 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Call:
     return lambda: torch.mm(left, right, out=out)
 
 
-def _conv_rate(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the best FLOP/s of 3 × 3 convolutions; None where this device does not implement them in `dtype`."""
-    best = 0.0
-    generator = torch.Generator(device).manual_seed(0)
-    images = 16 if device.type == "cuda" else 1
+def _convolutions(device: torch.device, dtype: torch.dtype) -> Iterator[tuple[float, Call]]:
+    """Yield (FLOPs, call) of 3 × 3 convolutions in `dtype`."""
+    generator, images = torch.Generator(device).manual_seed(0), 16 if device.type == "cuda" else 1
     for channels in CHANNELS:
         shapes = (images, channels, SIDE, SIDE), (channels, channels, 3, 3)
         given = (torch.randn(*shape, device=device, generator=generator).to(dtype) for shape in shapes)
         image, weight = (tensor.contiguous(memory_format=torch.channels_last) for tensor in given)
-        try:
-            seconds = seconds_of(lambda image=image, weight=weight: torch.conv2d(image, weight, padding=1), device)
-        except RuntimeError:  # not implemented for this dtype
-            return None
-        best = max(best, 2 * images * SIDE**2 * channels**2 * 9 / seconds)
-        if seconds > ENOUGH_SECONDS[device.type]:
-            break
-    return best
+        yield 2 * images * SIDE**2 * channels**2 * 9, partial(torch.conv2d, image, weight, padding=1)
 
 
 def _launch_costs(device: torch.device) -> tuple[float, float | None, float | None]:
     """Return µs: host time of a launch and, on CUDA only, the gap between graph nodes and the cost of a replay."""
     operator = torch.ones(1, device=device).neg_
-    launch = launch_seconds(operator) * 1e6
+    rows = timeit.repeat(operator, number=MOST_CALLS, repeat=1 + SAMPLES)  # of calls without synchronization
+    launch = 1e6 * min(rows) / MOST_CALLS
     if device.type != "cuda":
         return launch, None, None
     torch.cuda.synchronize()
@@ -250,15 +238,10 @@ def _launch_costs(device: torch.device) -> tuple[float, float | None, float | No
 def _as_the_run(device: torch.device, threads: int, tf32: bool) -> Iterator[None]:
     """Set threads, TF32 and the current device as a cell's process does, and restore them."""
     before = torch.get_num_threads()
-    current = torch.cuda.current_device() if device.type == "cuda" else None
-    try:
+    with kept_tf32(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        set_tf32(tf32)
         torch.set_num_threads(threads)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        with kept_tf32():
-            set_tf32(tf32)
+        try:
             yield
-    finally:
-        torch.set_num_threads(before)
-        if current is not None:
-            torch.cuda.set_device(current)
+        finally:
+            torch.set_num_threads(before)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec.structs import replace
 
 from profiling.results.environment import NEAR_CEILING, Ceilings
-from profiling.results.record import Bound, Kernel, KernelBound, NextStep, Prediction
+from profiling.results.record import Bound, Kernel, KernelBound, NextStep, Prediction, RooflinePart
 from profiling.roofline.evidence import BEYOND, Evidence, observations, times
 
 #: Share of the wall time from which copies, or the gaps between kernels, bound a call.
@@ -120,6 +123,7 @@ _STAY = NextStep(
 _NO_WAITS = NextStep(words="remove .item(), .cpu()", advice="remove .item(), .cpu() and bool(tensor)")
 _MEASURE = NextStep(words="measure ceilings again", advice="measure them again on an idle machine")
 _Step = NextStep | Callable[[Evidence], Iterator[NextStep]]
+_Part = TypeVar("_Part", bound=RooflinePart)
 _FASTER: tuple[_Step, ...] = (_mend, _tune, _trace)
 
 
@@ -224,44 +228,39 @@ RULES = (
 # fmt: on
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What bounds a call, the observations with the decisive ones first, and what to try, the best step first.
+def judge(section: _Part, e: Evidence) -> _Part:
+    """Return the section with what bounds the call, the evidence (what decided comes first), and the steps, best first.
 
-    `bound` names the kernels that take most of it where no rule has a word; None where these are not known either.
-    There is no step where nothing is known that could help.
+    The bound names the kernels that take most of the call where no rule has a word; it is absent where these are not
+    known either, and on a GPU whose work was not profiled, unless a ceiling explains the time.
     """
-
-    bound: str | None
-    reason: str
-    evidence: tuple[str, ...]
-    steps: tuple[NextStep, ...] = ()
-
-    @property
-    def advice(self) -> str | None:
-        """The first step as a sentence, "reason: what to do."."""
-        return f"{self.reason}: {self.steps[0].advice}." if self.steps else None
-
-    @property
-    def prediction(self) -> Prediction | None:
-        """The wall time that the variant of the first step should reach."""
-        first = self.steps[0] if self.steps else None
-        if first is None or first.variant is None or first.wall_ms is None:
-            return None
-        return Prediction(variant=first.variant, wall_ms=first.wall_ms)
-
-
-def judge(e: Evidence) -> Verdict | None:
-    """Return the verdict on a call; None on a GPU whose work was not profiled, unless a ceiling explains the time."""
+    section = replace(
+        section,
+        over_roofline=e.wall_ms / section.roofline_ms if section.roofline_ms else None,
+        idle_share=e.idle if e.profiled else None,
+    )
     if e.on_gpu and not e.profiled and e.roofline < MOST:
-        return None
-    rule = next(rule for rule in RULES if rule.when(e))
-    bound = rule.bound if isinstance(rule.bound, str) else rule.bound(e)
-    lines = observations(e)
-    first = [lines[name] for name in rule.decisive if name in lines]
-    rest = [line for name, line in lines.items() if name not in rule.decisive]
-    steps = [step for each in rule.steps for step in ((each,) if isinstance(each, NextStep) else each(e))]
-    return Verdict(bound, rule.reason.format(e=e, waits=times(e.work.waits)), (*first, *rest), tuple(steps))
+        return section
+    rule, lines = next(rule for rule in RULES if rule.when(e)), observations(e)
+    steps = tuple(step for each in rule.steps for step in ((each,) if isinstance(each, NextStep) else each(e)))
+    judged = replace(
+        section,
+        bound=rule.bound if isinstance(rule.bound, str) else rule.bound(e),
+        evidence=tuple(lines[name] for name in dict.fromkeys((*rule.decisive, *lines)) if name in lines),
+        steps=steps,
+    )
+    if not steps:
+        return judged
+    best, reason = steps[0], rule.reason.format(e=e, waits=times(e.work.waits))
+    predicted = None
+    if best.variant is not None and best.wall_ms is not None:
+        predicted = Prediction(variant=best.variant, wall_ms=best.wall_ms)
+    return replace(
+        judged,
+        next_step=best.words,
+        advice=f"{reason}: {best.advice}.",
+        predicted=predicted,
+    )
 
 
 #: Share of its peak (0 to 1), by counters, from which a resource bounds a kernel. Below 60% the rule of Nsight

@@ -12,20 +12,19 @@ from shutil import which
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import msgspec
 import torch
+from msgspec.structs import replace
 
 from profiling.components.component import Component
 from profiling.machine.tf32 import tf32_allowed
 from profiling.results.environment import Ceilings
-from profiling.results.record import Kernel, Roofline, RooflinePart, TraceAnalysis
+from profiling.results.record import Roofline, RooflinePart, TraceAnalysis
 from profiling.roofline.evidence import Conditions, Evidence
 from profiling.roofline.rules import judge
-from profiling.roofline.work import roofline_of, work_of
+from profiling.roofline.work import memory_and_compute_ms, work_of
 from profiling.trace.analysis import kernels_by_name, operators_by_name
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.device_work import profiled, summarize
-from profiling.trace.events import Timeline
 from profiling.trace.kernel_classes import class_of
 from profiling.variants.variant import Step
 
@@ -51,34 +50,25 @@ def call_roofline(
     called after the timing: it calls the module once, and profiles a few calls of the step.
     """
     work = work_of(component)
-    memory_ms, compute_ms = roofline_of(work, ceilings)
+    memory_ms, compute_ms = memory_and_compute_ms(work, ceilings)
     here = conditions_of(component.device, fused=fused)
     if here.device == "cuda":
         trace = profiled(run, _CALLS, cuda=True)
-        device_work, kernels = summarize(trace, here.multiprocessors), kernels_in(trace)
+        work_items = [KernelAttribution(item, class_of(item, None), bytes=item.bytes) for item in trace.work]
+        device_work = summarize(trace, here.multiprocessors)
+        kernels = kernels_by_name([work_items], len(trace.calls))
     else:
         device_work, kernels = None, operators_by_name(profiled(run, _CALLS, cuda=False))
-    section = Roofline(
-        bytes={**work.bytes, "total": work.total_bytes},
-        flops={**work.flops, "total": work.total_flops},
-        flops_by_dtype=work.flops_by_dtype,
-        operators=work.operators,
-        traffic_bytes=work.traffic,
+    section = replace(
+        work,
         memory_ms=memory_ms,
         compute_ms=compute_ms,
         roofline_ms=max(memory_ms, compute_ms),
-        uncounted=work.uncounted,
         device_work=device_work,
         kernels=kernels[:LONGEST],
         findings=() if traced is None else traced.findings,
     )
     return judged_again(section, ceilings, wall_ms, here, traced)
-
-
-def kernels_in(trace: Timeline) -> tuple[Kernel, ...]:
-    """Return the kernels, copies and fills of traced calls by name, the longest first, with times of one call."""
-    work = [KernelAttribution(item, class_of(item, None), bytes=item.bytes) for item in trace.work]
-    return kernels_by_name([work], len(trace.calls))
 
 
 def can_compile(device: torch.device) -> bool:
@@ -108,27 +98,8 @@ def judged_again(
     here: Conditions,
     traced: TraceAnalysis | None = None,
 ) -> Part:
-    """Return the section with the verdict that follows from its numbers and, where there is one, the call's trace."""
-    if wall_ms is None:
-        return section
-    evidence = Evidence(section, wall_ms, ceilings, here, traced)
-    verdict, least_ms = judge(evidence), section.roofline_ms or 0.0
-    judged = msgspec.structs.replace(
-        section,
-        over_roofline=wall_ms / least_ms if least_ms > 0 else None,
-        idle_share=None if section.device_work is None else evidence.idle,
-    )
-    if verdict is None:
-        return judged
-    return msgspec.structs.replace(
-        judged,
-        bound=verdict.bound,
-        evidence=verdict.evidence,
-        next_step=verdict.steps[0].words if verdict.steps else None,
-        advice=verdict.advice,
-        predicted=verdict.prediction,
-        steps=verdict.steps,
-    )
+    """Return the section with what bounds the call, by its numbers and, where there is one, the call's trace."""
+    return section if wall_ms is None else judge(section, Evidence(section, wall_ms, ceilings, here, traced))
 
 
 def frame_roofline(
@@ -145,15 +116,13 @@ def frame_roofline(
 ) -> Roofline:
     """Return the section of a loop over frames: the sum over its stages, and each stage under `parts`.
 
-    `frame_ms` is the median frame time, `stage_ms` the median time of each timed stage; `fused` names the stages whose
-    operators a compiler replaced. `calls` is how often a stage is called when it runs, and the share of the frames in
-    which it runs; once and always for a stage without. `analyse` returns the trace analysis of a stage's step, whose
-    findings its verdict then follows; None: it was not traced.
+    `frame_ms` and `stage_ms` are median times; `fused` names the stages whose operators a compiler replaced. `calls` is
+    how often a stage is called when it runs, and the share of the frames in which it runs (default: once, in all).
+    `analyse` returns the trace analysis of a stage's step; None: it was not traced.
 
     Roofline times of stages that run in turn add up. Where stages overlap, one may move bytes while another computes:
-    the frame's roofline time is then the larger of total memory time and total compute time, and no stage has a
-    verdict. Copies between stages are not counted. Calls each component once, eagerly, and on CUDA profiles its step;
-    every component is reset at the end.
+    the frame's roofline time is then the larger of total memory time and total compute time, and no stage has a bound.
+    Copies between stages are not counted. Calls each component once, eagerly, profiles its step, and resets it.
     """
     parts = {}
     weighted: list[tuple[float, Roofline]] = []

@@ -5,7 +5,7 @@ The model: Williams, Waterman, Patterson, "Roofline: an insightful visual perfor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from profiling.components.component import Component
 from profiling.components.trees import stored_parts, tensors_in
 from profiling.results.environment import Ceilings
+from profiling.results.record import Roofline, RooflinePart
 from profiling.trace.flops import counted_flops
 from profiling.trace.operator_costs import (
     Access,
@@ -33,38 +34,14 @@ from profiling.trace.operator_costs import (
 )
 
 
-@dataclass(frozen=True)
-class Work:
-    """The work of one call: `bytes` by kind, each byte counted once, and `flops` by class of operator.
+def work_of(component: Component) -> Roofline:
+    """Call the component once, eagerly, and count its work, each byte once; a stateful component is reset afterwards.
 
     Kinds of bytes: `weights` (parameters and buffers that the call reads; of an embedding only the selected rows),
     `state_read` and `state_written` (tensors that it may change, and those that attributes and caches hold), `inputs`,
     and `outputs` (without those that are inputs). A custom operator is assumed to write at most as many bytes of state
-    as its other arguments have. `operators` (a number) and `traffic` (bytes) are those of
-    the eager call, nothing fused. `uncounted` names the custom operators without a registered FLOP formula.
-    `flops_by_dtype` are the same FLOPs by the dtype of the operands.
+    as its other arguments have. Operators and their traffic are those of the eager call, nothing fused.
     """
-
-    bytes: Mapping[str, int]
-    flops: Mapping[str, int]
-    operators: int
-    traffic: int
-    uncounted: tuple[str, ...]
-    flops_by_dtype: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def total_bytes(self) -> int:
-        """All bytes."""
-        return sum(self.bytes.values())
-
-    @property
-    def total_flops(self) -> int:
-        """All counted FLOPs."""
-        return sum(self.flops.values())
-
-
-def work_of(component: Component) -> Work:
-    """Call the component once, eagerly, and count its work; a stateful component is reset before and after."""
     module = component.module
     component.reset()
     attributes = [tensor for _, tensor in component.kept.named_tensors()]
@@ -92,8 +69,14 @@ def work_of(component: Component) -> Work:
         "state_written": state_written + weights_written,
     }
     unknown = {func._schema.name for func in recorder.custom if func.overloadpacket not in flop_registry}
-    uncounted = unknown | flops.uncounted
-    return Work(size, flops.by_class, recorder.operators, recorder.traffic, tuple(sorted(uncounted)), flops.by_dtype)
+    return Roofline(
+        bytes={**size, "total": sum(size.values())},
+        flops={**flops.by_class, "total": sum(flops.by_class.values())},
+        flops_by_dtype=flops.by_dtype,
+        operators=recorder.operators,
+        traffic_bytes=recorder.traffic,
+        uncounted=tuple(sorted(unknown | flops.uncounted)),
+    )
 
 
 @dataclass
@@ -200,10 +183,10 @@ def _stored(tensor: Any) -> Iterator[Tensor]:
         yield from _stored(getattr(tensor, name))
 
 
-def roofline_of(work: Work, ceilings: Ceilings) -> tuple[float, float]:
+def memory_and_compute_ms(work: RooflinePart, ceilings: Ceilings) -> tuple[float, float]:
     """Return the milliseconds of the bytes at the bandwidth, and of the FLOPs at the ceilings of their dtypes.
 
     Memory and compute may overlap, so the larger one is the roofline time.
     """
-    size, flops = work.total_bytes, work.flops_by_dtype or {ceilings.dtype: work.total_flops}
-    return 1e3 * size / ceilings.bytes_per_s(size), sum(ceilings.compute_ms(flops).values())
+    size = work.bytes["total"]
+    return 1e3 * size / ceilings.bytes_per_s(size), sum(ceilings.compute_ms(work.flops_by_dtype).values())

@@ -107,13 +107,27 @@ DTYPES = {
 }
 
 
+def draw(node, seed=0, dtype=torch.float32):
+    return draw_input(input_tree({"shape": [4000], **node}, "x"), torch.Generator().manual_seed(seed), dtype)
+
+
 @pytest.mark.parametrize("name", DTYPES)
 def test_integers_and_masks(name):
     node, dtype, values = DTYPES[name]
-    tensor = draw_input(input_tree({"shape": [4000], **node}, "x"), torch.Generator().manual_seed(0), torch.float32)
+    tensor = draw(node)
     assert tensor.dtype == dtype
     assert set(tensor.tolist()) == set(values) if len(values) < 500 else len(set(tensor.tolist())) > 900
     assert set(tensor.tolist()) <= set(values)
+
+
+def test_floating_values():
+    uniform, normal = draw({"low": 2, "high": 3}), draw({}, dtype=torch.bfloat16)
+    assert 2 <= uniform.min() < 2.1
+    assert 2.9 < uniform.max() <= 3
+    assert normal.dtype == torch.bfloat16
+    assert abs(normal.float().std() - 1) < 0.05
+    assert torch.equal(draw({}), draw({}))
+    assert not torch.equal(draw({}), draw({}, seed=1))
 
 
 PLAIN = {
@@ -174,20 +188,18 @@ def test_a_sweep_reaches_a_nested_input(spec):
     node = {"module": spec.module, "inputs": spec.inputs, "tiny": {"inputs": {"cond": {"embed": {"text": {"low": 0}}}}}}
     cfg = OmegaConf.create({"component": {"nested": node}, "axis": "batch", "values": [4], "together": False})
     (point,) = points_of(cfg, spec)
-    shapes = [
-        tuple(tensor.shape)
-        for tensor in tensors_in(
-            build(
-                replace(
-                    point, inputs={**point.inputs, "position": {"index": {"shape": [2], "dtype": "int64", "high": 4}}}
-                ),
-                SETTINGS,
-            )
-            .component(0)
-            .inputs
-        )
+    position = {"index": {"shape": [2], "dtype": "int64", "high": 4}}
+    made = build(replace(point, inputs={**point.inputs, "position": position}), SETTINGS).component(0)
+    assert [tuple(tensor.shape) for tensor in tensors_in(made.inputs)] == [
+        (4, 8),
+        (4, 8),
+        (4, 8),
+        (4, 8),
+        (4, 8),
+        (4, 8),
+        (4, 3),
+        (2,),
     ]
-    assert shapes == [(4, 8), (4, 8), (4, 8), (4, 8), (4, 8), (4, 8), (4, 3), (2,)]
     cfg.axis = f"{TEXT}.1"
     (point,) = points_of(cfg, spec)
     assert point.inputs["cond"]["embed"]["text"]["shape"] == [2, 4]

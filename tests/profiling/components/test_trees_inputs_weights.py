@@ -1,4 +1,4 @@
-"""Structures of tensors and their distance, inputs from a spec, weights that are never degenerate."""
+"""Structures of tensors and their distance, weights that are never degenerate."""
 
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass
@@ -7,12 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from profiling.components.build import draw_input
 from profiling.components.outputs import relative_l2
-from profiling.components.spec import input_tree
 from profiling.components.trees import children, map_tensors, tensors_in
 from profiling.components.weights import fill_degenerate
-from profiling.errors import InputError
 
 Pair = namedtuple("Pair", "left right")
 
@@ -54,43 +51,6 @@ def test_relative_l2_is_that_of_the_worst_tensor():
     assert relative_l2(one[:1], one) == float("inf")
     assert relative_l2(one * float("nan"), one) == float("inf")
     assert relative_l2(one * 0, one * 0) == 0
-
-
-def draw(spec, dtype=torch.float32, seed=0):
-    return draw_input(input_tree(spec, "x"), torch.Generator().manual_seed(seed), dtype)
-
-
-def test_inputs_follow_their_spec():
-    uniform = draw({"shape": [1000], "distribution": "uniform", "low": 2, "high": 3})
-    assert 2 <= uniform.min() < 2.1
-    assert 2.9 < uniform.max() <= 3
-    whole = draw({"shape": [1000], "distribution": "integers", "low": 5, "high": 8, "dtype": "int64"}, torch.bfloat16)
-    assert whole.dtype == torch.int64
-    assert set(whole.tolist()) == {5, 6, 7}
-    assert set(draw({"shape": [100], "distribution": "bernoulli"}).tolist()) == {0.0, 1.0}
-    normal = draw({"shape": [10000]}, torch.bfloat16)
-    assert normal.dtype == torch.bfloat16
-    assert abs(normal.float().std() - 1) < 0.05
-    assert torch.equal(draw({"shape": [5]}), draw({"shape": [5]}))
-    assert not torch.equal(draw({"shape": [5]}), draw({"shape": [5]}, seed=1))
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ({"shap": [1]}, "no shape"),
-        ({"shape": [1], "distributon": "normal"}, "distribution"),
-        ({"shape": [0]}, "positive"),
-        ({"shape": "1,2"}, "a list"),
-        ({"shape": [1], "distribution": "gaussian"}, "normal"),
-        ({"shape": [1], "distribution": "integers", "low": 3, "high": 3}, "above"),
-    ],
-)
-def test_a_wrong_spec_says_what_is_wrong(spec, says):
-    with pytest.raises(InputError, match=says) as caught:
-        input_tree({"x": spec}, "component.mine.inputs")
-    assert "component.mine.inputs.x" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_zero_layers_are_filled_and_nothing_else():

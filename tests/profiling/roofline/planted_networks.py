@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,20 @@ def component(module: nn.Module, device: str = "cpu", **inputs: Tensor) -> Compo
         frames_per_call=1,
         weights="random",
     )
+
+
+class Function(nn.Module):
+    """Calls a function with its inputs, and first with the buffer `table` where there is one."""
+
+    table: Tensor | None
+
+    def __init__(self, call: Callable[..., Any], table: Tensor | None = None) -> None:
+        super().__init__()
+        self.call = call
+        self.register_buffer("table", table)
+
+    def forward(self, *args: Tensor, **inputs: Tensor) -> Any:
+        return self.call(*args, **inputs) if self.table is None else self.call(self.table, *args, **inputs)
 
 
 class Words(nn.Module):

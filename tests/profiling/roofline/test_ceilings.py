@@ -10,6 +10,7 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -53,20 +54,9 @@ print(json.dumps([copied, multiplied]))
 """
 
 
-class Measure:
-    """Counts how often something is measured."""
-
-    def __init__(self):
-        self.times = 0
-
-    def __call__(self):
-        self.times += 1
-        return KNOWN
-
-
 @pytest.fixture
 def measure():
-    return Measure()
+    return Mock(return_value=KNOWN)
 
 
 def by_numpy():
@@ -120,10 +110,13 @@ def test_a_device_without_8_bit_products(monkeypatch):
     assert found.flops_ceiling("int8") == found.flops_per_s
 
 
-def test_cached_ceilings_are_not_measured_again(measure, tmp_path):
-    first = kept_ceilings(KEY, measure, tmp_path)
-    assert kept_ceilings(KEY, measure, tmp_path) == first == replace(KNOWN, measured_at=first.measured_at)
-    assert measure.times == 1
+def test_cached_ceilings_are_measured_once_for_each_device_and_setup(measure, tmp_path):
+    for key in (KEY, {**KEY, "device": "that one"}, {**KEY, "threads": 2}):
+        first = kept_ceilings(key, measure, tmp_path)
+    assert measure.call_count == 3
+    assert kept_ceilings(key, measure, tmp_path) == first == replace(KNOWN, measured_at=first.measured_at)
+    kept_ceilings(KEY, measure, tmp_path)
+    assert measure.call_count == 3, "one does not push the other out"
     assert abs(datetime.fromisoformat(first.measured_at).timestamp() - time.time()) < 60
 
 
@@ -134,14 +127,6 @@ def test_disturbed_ceilings_are_used_and_not_cached(tmp_path):
     assert kept_ceilings(KEY, iter(()).__next__, tmp_path) == found[-1], "undisturbed ceilings are kept"
 
 
-def test_another_device_or_setup_is_measured(measure, tmp_path):
-    for key in (KEY, {**KEY, "device": "that one"}, {**KEY, "threads": 2}):
-        kept_ceilings(key, measure, tmp_path)
-    assert measure.times == 3
-    kept_ceilings(KEY, measure, tmp_path)
-    assert measure.times == 3, "one does not push the other out"
-
-
 def test_another_way_to_measure_is_measured(measure, monkeypatch, tmp_path):
     ways = tmp_path / "measure.py", tmp_path / "pace.py"
     for way in ways:
@@ -149,10 +134,10 @@ def test_another_way_to_measure_is_measured(measure, monkeypatch, tmp_path):
     monkeypatch.setattr(ceilings_cache, "METHOD_FILES", ways)
     for _ in range(2):
         kept_ceilings(KEY, measure, tmp_path / "kept")
-    assert measure.times == 1
+    assert measure.call_count == 1
     ways[1].write_text("another")
     kept_ceilings(KEY, measure, tmp_path / "kept")
-    assert measure.times == 2
+    assert measure.call_count == 2
 
 
 def test_all_that_measures_is_part_of_the_way():
@@ -166,45 +151,36 @@ def test_all_that_measures_is_part_of_the_way():
                 assert imported in named or imported.stem in HOLDERS, f"{path.name} measures by {imported.name} too"
 
 
-@pytest.mark.parametrize("age", [KEPT_SECONDS + 1, -3600])
-def test_a_day_old_one_or_one_of_the_future_is_measured_again(measure, tmp_path, age):
-    kept_ceilings(KEY, measure, tmp_path)
-    (path,) = tmp_path.iterdir()
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "measured_at": time.time() - age}))
-    kept_ceilings(KEY, measure, tmp_path)
-    assert measure.times == 2
-    kept_ceilings(KEY, measure, tmp_path)
-    assert measure.times == 2
+def aged(seconds):
+    return lambda content: json.dumps({**content, "measured_at": time.time() - seconds})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"key": 1}', "\x00\xff", '{"measured_at": "soon"}'])
-def test_a_damaged_file_is_measured_again_and_rewritten(measure, tmp_path, text):
-    kept_ceilings(KEY, measure, tmp_path)
-    (path,) = tmp_path.iterdir()
-    path.write_text(text)
-    assert replace(kept_ceilings(KEY, measure, tmp_path), measured_at=None) == KNOWN
-    assert measure.times == 2
-    kept_ceilings(KEY, measure, tmp_path)
-    assert measure.times == 2
-    assert list(tmp_path.iterdir()) == [path], "nothing half-written is left"
-
-
-def test_ceilings_without_a_field_are_measured_again(measure, tmp_path):
-    kept_ceilings(KEY, measure, tmp_path)
-    (path,) = tmp_path.iterdir()
-    content = json.loads(path.read_text())
+def without_launches(content):
     del content["ceilings"]["launch_us"]
-    path.write_text(json.dumps(content))
+    return json.dumps(content)
+
+
+DAMAGED = ("", "{", "[]", "null", '{"key": 1}', "\x00\xff", '{"measured_at": "soon"}')
+
+
+@pytest.mark.parametrize(
+    "changed", [aged(KEPT_SECONDS + 1), aged(-3600), without_launches, *(lambda _, text=text: text for text in DAMAGED)]
+)
+def test_an_old_or_damaged_file_is_measured_again_and_rewritten(measure, tmp_path, changed):
     kept_ceilings(KEY, measure, tmp_path)
-    assert measure.times == 2
+    (path,) = tmp_path.iterdir()
+    path.write_text(changed(json.loads(path.read_text())))
+    for _ in range(2):
+        assert replace(kept_ceilings(KEY, measure, tmp_path), measured_at=None) == KNOWN
+    assert measure.call_count == 2
+    assert list(tmp_path.iterdir()) == [path], "nothing half-written is left"
 
 
 def test_a_folder_that_cannot_be_written_to_costs_only_the_memory(measure, tmp_path):
     (tmp_path / "file").touch()
     for _ in range(2):
         assert replace(kept_ceilings(KEY, measure, tmp_path / "file"), measured_at=None) == KNOWN
-    assert measure.times == 2
+    assert measure.call_count == 2
 
 
 def test_where_they_are_kept(monkeypatch, tmp_path):

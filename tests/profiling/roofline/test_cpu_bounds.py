@@ -6,7 +6,7 @@ from time import perf_counter
 
 import pytest
 import torch
-from planted_networks import component
+from planted_networks import Function, component
 from torch import Tensor, nn
 
 from profiling.results.environment import Ceilings
@@ -14,41 +14,14 @@ from profiling.results.record import Roofline
 from profiling.roofline.measure_ceilings import measure_ceilings
 from profiling.roofline.section import call_roofline
 
-
-class Elementwise(nn.Module):
-    """Copies one large tensor several times."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(4):
-            x = x.neg()
-        return x
+SQUARE = torch.randn(1024, 1024) / 32
 
 
-class Products(nn.Module):
-    """Multiplies large square matrices."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(1024, 1024) / 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mm(self.weight).mm(self.weight)
-
-
-class Tiny(nn.Module):
-    """Dispatches many operators on a few numbers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(300):
-            x = x.neg().abs()
-        return x
-
-
-class Sorted(nn.Module):
-    """Sorts: far more time than reading and writing takes."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sort().values
+def dispatches(x: Tensor) -> Tensor:
+    """Dispatch many operators on a few numbers."""
+    for _ in range(300):
+        x = x.neg().abs()
+    return x
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +32,10 @@ def ceilings() -> Ceilings:
 @pytest.mark.parametrize(
     ("module", "size", "bound", "operator"),
     [
-        (Elementwise(), (2**22,), "memory bandwidth", "aten::neg"),
-        (Products(), (1024, 1024), "compute", "aten::mm"),
-        (Tiny(), (8,), "host", ""),
-        (Sorted(), (2**20,), "aten::sort", "aten::sort"),
+        (Function(lambda x: x.neg().neg().neg().neg()), (2**22,), "memory bandwidth", "aten::neg"),
+        (Function(lambda weight, x: x.mm(weight).mm(weight), SQUARE), (1024, 1024), "compute", "aten::mm"),
+        (Function(dispatches), (8,), "host", ""),
+        (Function(lambda x: x.sort().values), (2**20,), "aten::sort", "aten::sort"),  # far more than reading takes
     ],
     ids=["memory", "compute", "host", "slow"],
 )
