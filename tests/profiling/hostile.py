@@ -1,9 +1,13 @@
-"""A run in which every name, reason and text contains HTML, script or format strings."""
+"""A run in which every name, reason and text contains HTML, script or format strings; what a page must make of it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from html import escape
 from typing import Any
+
+from parsed_page import Parsed
 
 from profiling.results.record import Record
 
@@ -62,3 +66,32 @@ ENVIRONMENT = {
     "device": {"type": "cuda", "name": SCRIPT},
     "list": list(ALL),
 }
+
+#: The attributes that the pages themselves use.
+_KNOWN = {"id", "class", "href", "type", "hidden", "content", "http-equiv", "name", "charset", "lang", "rel"} | {
+    *("scope", "data-key", "data-views", "data-chart", "data-sort", "value", "tabindex", "role", "placeholder")
+}
+
+
+def check_only_text(page: str) -> None:
+    """Check that the attacks in a page are text: no element, attribute or link is theirs, and all of them are shown."""
+    parsed = Parsed(page)
+    tags = Counter(tag for tag, _ in parsed.elements)
+    assert tags["script"] == 4  # the figures, plotly, and two of its own
+    assert not tags.keys() & {"img", "b", "i", "iframe", "object", "base", "form"}
+    for tag, attributes in parsed.elements:
+        assert {name for name in attributes if not name.startswith("aria-")} <= _KNOWN, (tag, attributes)
+        href = attributes.get("href") or ""
+        assert href.startswith("#") or not ("javascript" in href or "example.org" in href), href
+    shown = page.partition('<script type="application/json"')[0]
+    for text in (SCRIPT, CLOSING, MARKUP):
+        assert escape(text).replace("&quot;", "&#34;") in shown, text
+    assert "evil=1</script>" not in page
+    assert not [text for text in _texts(parsed.specs()) if "<" in text], "plotly shows entities as they are"
+
+
+def _texts(content: Any) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    return [text for item in inner for text in _texts(item)]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from typing import Any
-
-import pytest
 
 
 @dataclass
@@ -45,8 +42,3 @@ class Parsed(HTMLParser):
         """Return the figures of each chart."""
         places = [i for i, script in enumerate(self.all("script")) if script.get("id") == "specs"]
         return json.loads(self.scripts[places[0]])
-
-
-@pytest.fixture
-def parse() -> Callable[[str], Parsed]:
-    return Parsed

@@ -15,7 +15,8 @@ from profiling.cli.config import read_config
 from profiling.components.spec import Settings
 
 GROUPS = {
-    group: sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("component", "variant", "metric")
+    group: sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    for group in ("component", "variant", "metric", "step")
 }
 
 
@@ -34,20 +35,23 @@ def targets(node):
             yield from targets(value)
 
 
-@pytest.mark.parametrize(("group", "name"), [(group, name) for group, names in GROUPS.items() for name in names])
-def test_every_yaml_composes_and_its_targets_exist(group, name):
-    cfg = composed(f"{group}=[{name}]")
-    assert name in cfg[group], "the file's top key is its own name"
-    for target in targets(OmegaConf.to_container(cfg[group][name], resolve=True)):
+def check_targets(node):
+    for target in targets(OmegaConf.to_container(node, resolve=True)):
         module, _, attribute = target.rpartition(".")
         assert hasattr(importlib.import_module(module), attribute), target
 
 
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_yaml_composes_and_its_targets_exist(group):
+    names = GROUPS[group]
+    cfg = composed(f"{group}=[{','.join(names)}]", target="tune" if group == "step" else "generic_forward")
+    assert sorted(cfg[group]) == names, "the file's top key is its own name"
+    check_targets(cfg[group])
+
+
 @pytest.mark.parametrize("target", sorted(path.stem for path in CONF.glob("*.yaml")))
 def test_every_target_composes_and_its_targets_exist(target):
-    for target_name in targets(OmegaConf.to_container(composed(target=target), resolve=True)):
-        module, _, attribute = target_name.rpartition(".")
-        assert hasattr(importlib.import_module(module), attribute), target_name
+    check_targets(composed(target=target))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "optimizer").glob("*.yaml")))
@@ -57,23 +61,13 @@ def test_every_optimizer_waits_for_its_parameters(name):
     assert optimizer.lr > 0
 
 
-STEPS = sorted(path.stem for path in (CONF / "step").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_every_step_of_a_search_composes_and_its_targets_exist(name):
-    cfg = composed(f"step=[{name}]", target="tune")
-    for target in targets(OmegaConf.to_container(cfg.step[name], resolve=True)):
-        module, _, attribute = target.rpartition(".")
-        assert hasattr(importlib.import_module(module), attribute), target
-
-
 def test_a_search_has_all_steps():
-    assert sorted(composed(target="tune").step) == STEPS
+    assert sorted(composed(target="tune").step) == GROUPS["step"]
 
 
 def test_everything_together_is_a_run():
-    config = read_config(composed(*(f"{group}=[{','.join(names)}]" for group, names in GROUPS.items())))
+    chosen = (f"{group}=[{','.join(GROUPS[group])}]" for group in ("component", "variant", "metric"))
+    config = read_config(composed(*chosen))
     jobs = config.jobs("t", Settings(device="cpu", dtype="float32", scale="tiny"), "run")
     assert len(jobs) == len(GROUPS["component"]) * len(GROUPS["variant"])
 
@@ -104,13 +98,12 @@ def test_full_size_is_the_published_one(name):
     assert type(FULL[name]).from_config(config) == FULL[name]
 
 
-@pytest.mark.parametrize("name", GROUPS["component"])
-def test_tiny_changes_only_keys_that_are_there(name):
-    (component,) = read_config(composed(f"component=[{name}]")).components
-    tiny = component.at("tiny")
-    assert tiny != component
-    if not component.module["_target_"].startswith(("models.hub", "models.streaming")):  # keys of a library
-        assert tiny.module.keys() == component.module.keys()
+def test_tiny_changes_only_keys_that_are_there():
+    for component in read_config(composed(f"component=[{','.join(GROUPS['component'])}]")).components:
+        tiny = component.at("tiny")
+        assert tiny != component, component.name
+        if not component.module["_target_"].startswith(("models.hub", "models.streaming")):  # keys of a library
+            assert tiny.module.keys() == component.module.keys(), component.name
 
 
 def test_frames_per_call_follow_the_inputs():

@@ -7,6 +7,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import pytest
 from msgspec.structs import replace
+from parsed_page import Parsed
 from planted_runs import ENVIRONMENT, WARM, WRONG, cell, dated, failed, loop, noisy, write_run
 
 from profiling import history
@@ -171,12 +172,12 @@ def write_runs(folder, dates):
 
 
 @pytest.fixture
-def page(tmp_path, parse):
+def page(tmp_path):
     """Return the page of the history of three runs of these dates."""
 
     def make(*dates):
         assert main([str(write_runs(tmp_path, dates)), "--html", str(tmp_path / "page.html")]) == 0
-        parsed = parse((tmp_path / "page.html").read_text(encoding="utf-8"))
+        parsed = Parsed((tmp_path / "page.html").read_text(encoding="utf-8"))
         for figure in parsed.specs()["history"]:
             go.Figure(figure)  # raises where a property is misspelt or out of its range
         return parsed

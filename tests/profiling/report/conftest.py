@@ -1,4 +1,4 @@
-"""Runs made of records, and what a browser's parser and a browser make of their pages."""
+"""Runs made of records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from open_page import browser, heard, show
-from parsed_page import parse
 from report_records import MIB, RESULTS, build, faster, stalled_loop
 
 from profiling.report.render import PAGE_FILE, render_html
@@ -17,7 +16,7 @@ from profiling.report.run_data import load_run
 from profiling.results.jsonl import append_record
 from profiling.results.record import Record
 
-__all__ = ["browser", "heard", "parse", "show"]
+__all__ = ["browser", "heard", "show"]
 
 COMMITTED = sorted(path.parent for path in RESULTS.glob("*/results.jsonl"))
 
@@ -67,7 +66,7 @@ def write_page(save: Callable[[Sequence[Record]], Path]) -> Callable[..., Path]:
     return write
 
 
-@pytest.fixture(params=COMMITTED, ids=lambda run: run.name)
+@pytest.fixture(scope="module", params=COMMITTED, ids=lambda run: run.name)
 def committed(request: pytest.FixtureRequest) -> Path:
     """Give each run that is committed, in turn."""
     return request.param
