@@ -50,8 +50,9 @@ report: $(RUN_READY) ## print a run again: make report RUN=runs/generic_forward/
 
 # TORCHINDUCTOR_VEC_ISA_OK: inductor believes the processor's flags. For each empty cache it would compile a program for each
 # instruction set to check them: 6 of the 10 s of a small compile.
+# CXX: a compiler that copies what it has compiled before.
 test: $(DEV_READY) ## the tests that need no GPU
-	OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 $(PY) -m pytest -n auto $(ARGS)
+	OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 CXX=$(CURDIR)/tests/compiler/g++ $(PY) -m pytest -n auto $(ARGS)
 
 test-gpu: $(DEV_READY) ## the tests that need a CUDA device: side by side, then those that need it alone
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "gpu and not alone" -n $(GPU_WORKERS) $(ARGS)

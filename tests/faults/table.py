@@ -1,7 +1,6 @@
 """The table of planted faults in docs/reliability.md, made from the tests that plant them.
 
-    python tests/faults/table.py          rewrites the table
-    python tests/faults/table.py --check  exit code 1 where it is not what the tests say
+    python tests/faults/table.py    rewrites the table
 
 A test of a fault has the mark `@pytest.mark.fault("what goes wrong", happens="what the user sees", kept="what stays")`.
 The first line of a test module's docstring is the title of its section.
@@ -9,7 +8,6 @@ The first line of a test module's docstring is the title of its section.
 
 from __future__ import annotations
 
-import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -92,13 +90,5 @@ def page_with(table: str) -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
 
-def main() -> int:
-    text = page_with(render(collect()))
-    if "--check" in sys.argv[1:]:
-        return int(text != PAGE.read_text(encoding="utf-8"))
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page_with(render(collect())), encoding="utf-8")
