@@ -522,6 +522,7 @@ def isolated(monkeypatch, tmp_path):
     return run
 
 
+KILLED = "killed at the cell_timeout"
 SENT = 'send(event="sections", sections={"parameters": 7})\n'
 
 
@@ -615,9 +616,16 @@ def test_a_preparation_that_has_ended(isolated):
     assert record.status == "ok", record.reason
 
 
-@fault("a process writes to the channel without end", "killed at the cell_timeout", "all that arrived")
-def test_a_flooded_channel(isolated):
-    record = isolated(f"{SENT}while True: os.write(FD, b'x\\n' * 10_000)", timeout=1.0)
+@pytest.mark.parametrize(
+    "script",
+    rows(
+        "all that arrived",
+        ("while True: os.write(FD, b'x\\n' * 10_000)", "a process writes to the channel without end", KILLED),
+        ("time.sleep(600)", "the code of a cell hangs", KILLED),
+    ),
+)
+def test_a_process_without_end(isolated, script):
+    record = isolated(SENT + script, timeout=1.0)
     assert (record.status, record.parameters) == ("failed", 7)
     assert "cell_timeout" in record.reason
 

@@ -87,6 +87,7 @@ ARGUMENTS = (
     ("a key of a component that was not chosen", (*NET, "component.ney.checkpoint=x"), "component.net"),
     ("an unknown option of a compiler", (*COMPILED, f"{COMPILER}.moed=a"), "mode"),
     ("an unknown mode", (*COMPILED, f"{COMPILER}.mode=fast"), "max-autotune"),
+    ("an unknown option of inductor", (*COMPILED, f"+{COMPILER}.options.max_autotun=true"), "max_autotune"),
     ("a flag of a compiler that is text", (*COMPILED, f"{COMPILER}.fullgraph=a"), "fullgraph must be true or false"),
     ("a mode of a compiler that is a list", (*COMPILED, f"{COMPILER}.mode=[a]"), "mode must be text"),
     ("a key of a variant of before recipes", (*COMPILED, "variant.compile.mode=default"), f"'{COMPILER}.mode'"),
@@ -118,15 +119,11 @@ ARGUMENTS = (
     ("an unknown isolation", (*NET, "isolation=thread"), "process"),
     ("no iterations", (*NET, "metric.latency.max_iterations=0"), "at least 1"),
     ("a number of iterations that is text", (*NET, "metric.latency.max_iterations=many"), "max_iterations"),
-    ("a negative time", (*NET, "metric.latency.max_seconds=-1"), "above 0"),
-    ("an interval of more than everything", (*NET, "metric.latency.interval=2"), "below 1"),
-    ("an endless time for a cell", (*NET, "cell_timeout=inf"), "cell_timeout"),
     ("no time for a cell", (*NET, "cell_timeout=0"), "cell_timeout"),
     ("a seed that is text", (*NET, "seed=one"), "seed"),
     ("a checkpoint that is not there", (*NET, "+component.net.checkpoint=missing.pt"), "does not exist"),
     ("a checkpoint is required, and there is none", (*NET, "checkpoint=required"), "component.net.checkpoint=PATH"),
     ("a folder to resume that is not there", (*NET, "resume=no_run"), "no such folder"),
-    ("a kind of output that is none", (*NET, "+component.net.kind=video"), "must be image, audio or null"),
     ("a key that its YAML does not list", (*NET, "component.net.kind=image"), "+component.net.kind=VALUE"),
     ("a misspelt key of a module", (*NET, "component.net.module.widht=3"), "Did you mean"),
     ("no component", ("component=[]", "variant=[baseline]"), "Name at least one component"),
@@ -150,10 +147,9 @@ ARGUMENTS = (
     ("an option that refers to itself", (*NET, "seed=${seed}"), "Recursive"),
     ("a list in place of a folder to resume", (*NET, "resume=[a]"), "no such folder"),
     ("null in place of the run's folder", (*NET, "hydra.run.dir=null"), "hydra.run.dir"),
-    ("a seed beyond 32 bits", (*NET, "seed=4294967296"), "0 to 4294967295"),
-    ("a trillion threads", (*NET, "threads=1000000000000"), "1 to 4096"),
     ("a list in place of a device", (*NET, "device=[cpu]"), "device"),
     ("a flag in place of a number", (*NET, "rounds=true"), "rounds=True"),
+    ("text in place of a number of rounds", (*NET, "rounds=many"), "whole number"),
     ("no number in place of a time", (*NET, "cell_timeout=soon"), "cell_timeout"),
 )
 
@@ -200,7 +196,7 @@ COMPONENT = (
     ("an unknown key in `tiny`", "+component.net.tiny.modul=5", "Did you mean 'module'"),
     ("`checkpoint: 5`", "+component.net.checkpoint=5", "checkpoint must be text or null"),
     ("`kind` as a list", "+component.net.kind=[image]", "kind must be text or null"),
-    ("an unknown kind", "+component.net.kind=video", "kind"),
+    ("an unknown kind", "+component.net.kind=video", "must be image, audio or null"),
     ("a flag in place of frames_per_call", "+component.net.frames_per_call=true", "frames_per_call"),
     ("an unknown key", "+component.net.modul=5", "state, sweep. Did you mean 'module'"),
     ("a key that only the tool sets", "+component.net.point=5", "Leave it out"),
@@ -429,15 +425,15 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize("chosen", ["component=[mine]", "component=mine"])
 @pytest.mark.parametrize(
     ("content", "says"),
     [pytest.param(content, says, id=what, marks=fault(f"a YAML file that {what}")) for what, content, says in FILES],
 )
-def test_yaml_files(started, tmp_path, content, says, chosen):
+def test_yaml_files(started, tmp_path, content, says):
     (tmp_path / "conf" / "component").mkdir(parents=True)
     (tmp_path / "conf" / "component" / "mine.yaml").write_bytes(content)
-    is_refused(started(chosen, "variant=[baseline]", config_dir=tmp_path / "conf"), says)
+    for chosen in ("component=[mine]", "component=mine"):
+        is_refused(started(chosen, "variant=[baseline]", config_dir=tmp_path / "conf"), says)
 
 
 MODULES = (
@@ -552,12 +548,6 @@ def make_socket(path):
         server.bind(str(path))
 
 
-def make_huge(path):
-    path.mkdir()
-    (path / "results.jsonl").touch()
-    os.truncate(path / "results.jsonl", 10**11)  # no block of it is on the disk
-
-
 SPECIAL = {
     "a FIFO": make_fifo,
     "a socket": make_socket,
@@ -580,8 +570,7 @@ SPECIAL = {
 }
 
 
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "make",
     [
@@ -589,14 +578,14 @@ SPECIAL = {
         for what, make in SPECIAL.items()
     ],
 )
-def test_no_run(make, name, tmp_path, monkeypatch, capsys):
+def test_no_run(make, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     make(Path("given"))
-    arguments = ["given", "given"] if name == "compare" else ["given"]
-    assert COMMANDS[name](arguments) == 2
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("skipped ")]
-    assert len(lines) == 1
-    assert lines[0].startswith("error: ")
+    for name, main in COMMANDS.items():
+        assert main(["given"] * (2 if name == "compare" else 1)) == 2, name
+        lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("skipped ")]
+        assert len(lines) == 1, name
+        assert lines[0].startswith("error: ")
 
 
 @pytest.mark.timeout(30)

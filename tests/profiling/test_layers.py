@@ -7,8 +7,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 _READERS = {"errors", "results"}
@@ -109,21 +107,6 @@ def test_a_run_is_started_and_read_without_torch():
     ]
     code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
-@pytest.mark.parametrize("target", ["generic_forward", "realtime", "checkpoints"])
-def test_help_imports_no_large_library(target):
-    """`--help` answers in less than a second because it imports neither torch nor numpy nor a chart library."""
-    code = f"""
-import contextlib, runpy, sys
-sys.argv = ["profiling", "--help"]
-with contextlib.suppress(SystemExit):
-    runpy.run_module("profiling.{target}", run_name="__main__")
-sys.exit(" ".join({{"torch", "numpy", "scipy", "plotly", "requests"}} & set(sys.modules)) or None)
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "--" in done.stdout
 
 
 #: Words of the networks that this repository ships; records of older versions have fields of some of them.
