@@ -537,19 +537,20 @@ def test_resume_with_other_code(start, tmp_path, monkeypatch, what, words):
 ELSEWHERE = "resume is refused, says what differs"
 
 
-def on(device: str, gpus: str, threads: int = 4) -> Callable[[], dict[str, Any]]:
+def on(device: str, gpus: str, threads: int = 4, torch: str = "2.11") -> Callable[[], dict[str, Any]]:
     """What the probe says of a machine."""
-    facts = {"device": {"type": "cuda", "name": device}, "threads": threads}
+    facts = {"device": {"type": "cuda", "name": device}, "threads": threads, "versions": {"torch": torch}}
     return lambda: {**facts, "variables": {"CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": str(threads)}}
 
 
-@fault("resume on another kind of GPU, or with other threads", ELSEWHERE, "finished cells")
+@fault("resume on another kind of GPU, with other threads or another torch", ELSEWHERE, "finished cells")
 def test_resume_on_another_machine(start, tmp_path):
     start(cell=second_is(interrupts), probe=on("H200", "0"))
     before = content(tmp_path / "run")
     resume = f"resume={tmp_path / 'run'}"
     start(resume, probe=on("H100", "0")).refused_with("(other device)", "start a new run")
     start(resume, probe=on("H200", "0", threads=2)).refused_with("(other threads, variables)")
+    start(resume, probe=on("H200", "0", torch="2.12")).refused_with("(other versions)")
     assert content(tmp_path / "run") == before
     (tmp_path / "run" / "job.json").touch()
     start(resume, probe=on("H100", "0")).refused_with("delete that folder: the job then begins anew")

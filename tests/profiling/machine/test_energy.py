@@ -150,7 +150,7 @@ def test_a_thread_sees_the_steps_while_calls_are_made(stepping):
     assert not [thread for thread in threading.enumerate() if thread.name == "energy-counter"]
 
 
-@pytest.mark.parametrize("readings", [3, 100])
+@pytest.mark.parametrize("readings", [3, 20])
 def test_what_the_thread_cannot_read_ends_the_measurement(stepping, readings):
     with pytest.raises(NoEnergy, match="cannot be read"):
         stepping(Stepping(readings))

@@ -80,19 +80,20 @@ def test_a_place_is_held_until_the_last_process_is_gone(machine, tmp_path):
     """A worker that is killed may leave its job for a moment; nobody else gets the device before it has ended."""
     with held_place(tmp_path, [("GPU-a",)], None) as place:
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=place.locks)
-    ended = []
+    given_after_the_kill, killed = [], threading.Event()
 
     def second():
         with held_place(tmp_path, [("GPU-a",)], None):
-            ended.append(child.poll() is not None)
+            given_after_the_kill.append(killed.is_set())
 
     thread = threading.Thread(target=second)
     thread.start()
     time.sleep(0.2)
+    killed.set()
     child.kill()
     child.communicate()
     thread.join(10)
-    assert ended == [True]
+    assert given_after_the_kill == [True]
 
 
 def test_processes_run_on_the_cpus_of_their_place():

@@ -88,20 +88,6 @@ def test_resume_does_only_what_is_left(profile):
     assert len(other.lines) == 3, "nothing lost, nothing added"
 
 
-def test_a_resume_on_another_setup_is_refused(profile, tmp_path):
-    cells = ("component=[net]", "variant=[faulty_raise,baseline]", HERE)
-    first = profile(*cells)
-    environment_file = first.folder / "environment.json"
-    environment_file.write_text(environment_file.read_text().replace('"torch": "', '"torch": "9'))
-    second = profile(*cells, f"resume={first.folder}", folder=first.folder)
-    assert second.code == 2
-    assert "versions" in second.err
-    assert len(second.lines) == 2
-    missing = profile(*cells, f"resume={tmp_path / 'none'}", folder=tmp_path / "none")
-    assert missing.code == 2
-    assert not (tmp_path / "none").exists()
-
-
 def test_a_compile_that_compiles_nothing_is_skipped(profile):
     variants = "variant=[baseline,compile,compile_reduce_overhead]"
     outcome = profile("component=[net]", variants, HERE, TORCH_COMPILE_DISABLE="1")
