@@ -62,7 +62,7 @@ def compared(tmp_path):
     return compare
 
 
-@pytest.mark.parametrize(("rounds", "drift"), [(1, 0.0), (5, 0.0), (5, 0.015)])
+@pytest.mark.parametrize(("rounds", "drift"), [(1, 0.0), (5, 0.015)])
 def test_equal_runs_are_called_different_at_most_twice_in_forty(compared, rounds, drift):
     found = compared(rounds=rounds, drift=drift)
     assert sum(cells[0].verdict in ("slower", "faster") for cells in found) <= 2
