@@ -200,16 +200,28 @@ def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
     return tuple(TracedCall(span, tuple(items), tuple(cuda)) for span, items, cuda in calls if items)
 
 
-def innermost(spans: Sequence[Span], moments: Iterable[tuple[float, Any]]) -> list[Span | None]:
+def innermost(spans: Sequence[Span], moments: Sequence[tuple[float, Any]]) -> list[Span | None]:
     """Return for each (moment, row) the innermost of `spans` on that row that contains it.
 
-    `spans` are sorted by begin. Of two with equal begin and end, the later one is the inner one.
+    `spans` are sorted by begin. Of two with equal begin and end, the later one is the inner one. One may outlast the span
+    in which it begins: that of a line begins inside the operator that opens it.
     """
-    points = [Span("", moment, moment, row) for moment, row in moments]
-    every = sorted((*spans, *points), key=attrgetter("begin"))  # at an equal begin, spans stay ahead of points
-    around = dict(zip(map(id, every), (place for place, _ in nested(every)), strict=True))
-    places = [around[id(point)] for point in points]
-    return [None if place is None else every[place] for place in places]
+    result: list[Span | None] = [None] * len(moments)
+    open_spans: dict[Any, list[Span]] = {}
+    index = 0
+    for place in sorted(range(len(moments)), key=lambda place: moments[place][0]):
+        moment, row = moments[place]
+        while index < len(spans) and spans[index].begin <= moment:
+            stack = open_spans.setdefault(spans[index].row, [])
+            while stack and stack[-1].end < spans[index].begin:
+                stack.pop()
+            stack.append(spans[index])
+            index += 1
+        stack = open_spans.get(row, [])
+        while stack and stack[-1].end < moment:
+            stack.pop()
+        result[place] = stack[-1] if stack else None
+    return result
 
 
 def nested(spans: Iterable[Span]) -> Iterator[tuple[int | None, float]]:

@@ -19,6 +19,8 @@ from profiling.trace.attribution import (
 from profiling.trace.device_work import profiled
 from profiling.trace.events import (
     GpuWork,
+    Span,
+    innermost,
     read_events,
     timeline,
     traced_calls,
@@ -53,6 +55,14 @@ def test_work_belongs_to_the_innermost_span_that_launched_it():
     assert [item.module for item in known_of(events)] == ["", "block", "block.norm", "block", "", None]
     elsewhere = [{**event, "tid": 2} if event["cat"] == "cuda_runtime" else event for event in events]
     assert {item.module for item in known_of(elsewhere)} == {None}, "launched by another thread"
+
+
+def test_a_span_may_outlast_the_one_that_it_begins_in():
+    """A line's span begins inside the operator that opens it, which has a span of its own."""
+    row = (1, 1)
+    spans = [Span("opens", 10, 20, row), Span("line", 15, 90, row), Span("closes", 80, 95, row)]
+    found = innermost(spans, [(moment, row) for moment in (12, 18, 50, 85, 99)])
+    assert [each and each.name for each in found] == ["opens", "line", "line", "closes", None]
 
 
 def test_eager_work_is_attributed_whole():
