@@ -203,8 +203,8 @@ def traced_calls(trace: Timeline) -> tuple[TracedCall, ...]:
 def innermost(spans: Sequence[Span], moments: Sequence[tuple[float, Any]]) -> list[Span | None]:
     """Return for each (moment, row) the innermost of `spans` on that row that contains it.
 
-    `spans` are sorted by begin. Of two with equal begin and end, the later one is the inner one. One may outlast the span
-    in which it begins: that of a line begins inside the operator that opens it.
+    `spans` are sorted by begin. Of two with equal begin and end, the later one is the inner one. A span may outlast
+    the one in which it begins: that of a line begins inside the operator that opens it.
     """
     result: list[Span | None] = [None] * len(moments)
     open_spans: dict[Any, list[Span]] = {}
