@@ -115,6 +115,7 @@ class LeafError:
 
     path: Path
     leaf: Leaf  # without its numbers
+    count: int  # of its elements
     error: float
     max_abs: float
     fault: str | None = None
@@ -185,7 +186,8 @@ def leaf_errors(output: Outputs, reference: Outputs) -> list[LeafError]:
         assert numbers is not None
         error, max_abs, fault = (_share_of_differing if leaf.kind == "exact" else _relative_l2)(numbers, leaf.numbers)
         worst = _worst_part(numbers, leaf.numbers) if leaf.kind != "exact" and 0 < error < math.inf else (0.0, "")
-        errors.append(LeafError(path, replace(output[path], numbers=None), error, max_abs, fault, *worst))
+        form, count = replace(output[path], numbers=None), leaf.numbers.numel()
+        errors.append(LeafError(path, form, count, error, max_abs, fault, *worst))
     return errors
 
 

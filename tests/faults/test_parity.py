@@ -458,9 +458,9 @@ def test_an_output_that_is_not_finite_never_passes(value):
     assert reason.startswith("parity: output (float32 [4, 8] on cpu) ")
 
 
-@pytest.mark.parametrize(("error", "passes"), [(0.04, True), (0.09, True), (0.11, False)])
+@pytest.mark.parametrize(("error", "passes"), [(0.04, True), (0.16, True), (0.18, False)])
 def test_a_pipeline_may_have_the_error_of_a_stage_or_that_of_eager_twice(error, passes):
-    """Eager's own error is 0.05, and a stage has a tolerance of 0.03."""
+    """Eager's own error is 0.05, of 32 numbers, and a stage has a tolerance of 0.03."""
     options = {"eager": lambda x: x * 1.05, "run": lambda c: lambda: c.inputs["x"] * (1 + error)}
     assert (problem_of(lambda x: x, tolerance=0.03, of_several=True, **options) is None) is passes
     assert problem_of(lambda x: x, tolerance=0.03, **options) is not None
