@@ -11,6 +11,7 @@ call reads such an attribute is tested: eager calls are repeated with other valu
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -67,7 +68,9 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator and note its writes."""
-        kwargs = kwargs or {}
+        return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not isinstance(func, torch._ops.OpOverload):  # a higher-order operator, such as FlexAttention's
             return func(*args, **kwargs)
         for tensor in written_tensors(func, args, kwargs):
@@ -78,6 +81,22 @@ class Watch(TorchDispatchMode):
                 self.kept.add(address, *self._guarded[address])
             self.written.add(address)
         return func(*args, **kwargs)
+
+
+class _WatchWithoutDynamo(Watch):
+    """The same where Dynamo is not loaded. Torch would import it to keep it out of `Watch`, which takes a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._run(func, args, kwargs or {})
+
+
+def watching(guarded: Mapping[int, tuple[str, Tensor]]) -> Watch:
+    """Return a Watch that Dynamo does not trace."""
+    return (Watch if "torch._dynamo" in sys.modules else _WatchWithoutDynamo)(guarded)
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -250,7 +269,7 @@ class Observer:
         #: Ids of the tensors that calls wrote to, of those that are compared; keys of holders whose content changed.
         self.changed: dict[int, None] = {}
         self.touched: set[tuple[int, str]] = set()
-        self.watch = Watch({storage_of(each): (path, each) for path, each in self.before.parameters.values()})
+        self.watch = watching({storage_of(each): (path, each) for path, each in self.before.parameters.values()})
 
     @property
     def effects(self) -> Effects:

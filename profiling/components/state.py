@@ -23,6 +23,7 @@ from profiling.components.effects import (
     is_below,
     name_of,
     storage_of,
+    watching,
 )
 from profiling.components.outputs import difference, to_host
 from profiling.components.snapshot import MISSING, Holder, Kept, Snapshot, Structure, differ, restore
@@ -355,7 +356,7 @@ class State:
     def _watch_parameters(self) -> Watch:
         """Return what keeps a copy of each parameter before the first write to it."""
         parameters = Structure.of(self.roots).parameters.values()
-        watch = Watch({storage_of(each): (path, each) for path, each in parameters})
+        watch = watching({storage_of(each): (path, each) for path, each in parameters})
         self._cold_parameters = watch.kept
         return watch
 

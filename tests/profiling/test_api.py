@@ -993,6 +993,25 @@ def test_compiled_steps_may_be_closed_in_any_order(tmp_path):
     assert (config.recompile_limit, config.fail_on_recompile_limit_hit) == before
 
 
+def test_what_compiles_nothing_is_prepared_without_the_compiler():
+    """Importing Dynamo takes seconds, and the calls that learn what a module changes are watched."""
+    code = """
+import sys, torch, profiling
+class Counts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+    def forward(self, x):
+        self.calls += 1
+        return x + self.calls
+with profiling.prepare(Counts(), {"x": torch.ones(2)}, variant="baseline") as step:
+    assert [float(step(torch.ones(2))[0]) for _ in range(2)] == [2, 3]
+sys.exit("Dynamo was imported" if "torch._dynamo" in sys.modules else None)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_the_package_imports_nothing_large():
     code = """
 import sys, profiling
