@@ -77,7 +77,9 @@ def test_jobs_end_well_and_badly(start_sweep, words):
 
 @TWO_CORES
 @pytest.mark.parametrize("words", PARALLEL)
-def test_a_killed_worker_costs_its_own_job(start_sweep, words):
+def test_a_killed_worker_costs_its_own_job(start_sweep, words, monkeypatch):
+    if "submitit_local" in " ".join(words):  # it waits 15 s for the file of a worker that has ended without one
+        monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 1)
     plan = {1: "kill the worker then end", 2: "kill the worker"}
     swept = start_sweep(*words, "retries=1", "seed=0,1,2", plan=plan)
     assert swept.states == ["done", "done", "died"], swept.err
