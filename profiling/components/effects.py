@@ -195,11 +195,10 @@ class Effects:
 
     def notes(self) -> list[str]:
         """Return a line for each effect that is no fault, and that a user of a captured graph should know."""
-        lines = [
+        return [
             f"`{path}` holds what a call has made: a replay does not assign it, so it stays what the capture left"
             for path in self.unread
         ]
-        return lines
 
     def lines(self) -> list[str]:
         """Return a line for each kind of effect, for `check=true`."""

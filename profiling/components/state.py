@@ -27,7 +27,7 @@ from profiling.components.effects import (
 )
 from profiling.components.outputs import difference, to_host
 from profiling.components.snapshot import MISSING, Holder, Kept, Snapshot, Structure, differ, restore
-from profiling.components.trees import dotted, form_of, keyed_leaves, keyed_tensors
+from profiling.components.trees import dotted, forms_of, keyed_tensors, other_of_forms
 
 
 class State:
@@ -57,7 +57,7 @@ class State:
         self._start: Snapshot | None = None
         self._parameters = Kept({}, {})  # those that calls write to
         self._cold_parameters = Kept({}, {})  # those that the warm calls write to, as they were before
-        self._forms = {dotted(keys): form_of(leaf) for keys, leaf in keyed_leaves(inputs)}
+        self._forms = forms_of(inputs)
         self._tensors = [(dotted(keys), tensor) for keys, tensor in keyed_tensors(inputs)]
         self.effects = Effects()
         self.changed: tuple[Tensor, ...] | None = None
@@ -267,14 +267,8 @@ class State:
             ValueError: `inputs` has another structure, shape, dtype or plain value; the text says which.
 
         """
-        forms = {dotted(keys): form_of(leaf) for keys, leaf in keyed_leaves(inputs)}
-        for path, form in self._forms.items():
-            if forms.get(path) != form:
-                raise ValueError(
-                    f"{path} is {forms[path]}, and was {form}" if path in forms else f"{path} ({form}) is missing"
-                )
-        if (extra := next((path for path in forms if path not in self._forms), None)) is not None:
-            raise ValueError(f"{extra} ({forms[extra]}) is new")
+        if (other := other_of_forms(forms_of(inputs), self._forms)) is not None:
+            raise ValueError(other)
         fresh = {dotted(keys): tensor for keys, tensor in keyed_tensors(inputs)}
         return [(target, fresh[path]) for path, target in self.drawn()]
 

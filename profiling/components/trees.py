@@ -67,7 +67,16 @@ def form_of(leaf: Any) -> str:
 
 def other_form(tree: Any, expected: Any) -> str | None:
     """Return in words the first place where `tree` has another structure, tensor form or value than `expected`."""
-    forms, wanted = ({dotted(keys): form_of(leaf) for keys, leaf in keyed_leaves(each)} for each in (tree, expected))
+    return other_of_forms(forms_of(tree), forms_of(expected))
+
+
+def forms_of(tree: Any) -> dict[str, str]:
+    """Return the form of each tensor and the value of each other leaf in words, by path."""
+    return {dotted(keys): form_of(leaf) for keys, leaf in keyed_leaves(tree)}
+
+
+def other_of_forms(forms: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
+    """Return in words the first difference of two results of `forms_of`."""
     for path, form in wanted.items():
         if path not in forms:
             return f"{path} ({form}) is missing"
