@@ -169,7 +169,8 @@ def prepare(
 
     The module itself is used, in eval mode (and under autocast) until the step is closed; closing does not undo the
     transforms of a recipe. The step is compared with the module over a trajectory of calls with inputs of their own.
-    The state of the module is then as before; `step.reset()` returns to it.
+    The state of the module is then as before; `step.reset()` returns to it. Where a module draws random numbers, nobody
+    can tell whether a compiled step that is not captured is right: it is returned with a warning.
 
     Args:
         module: the module, in the dtype and on the device on which it is to run.
