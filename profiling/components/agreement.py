@@ -124,17 +124,18 @@ class Rules:
     random: bool = False
 
 
-class _Limits:
-    """The tolerances of each output in the calls so far."""
+class _Trial:
+    """The calls of a step that were judged so far: tolerances of each output, and the largest numbers."""
 
-    def __init__(self, rules: Rules) -> None:
-        self._rules = rules
+    def __init__(self, reference: Reference, rules: Rules, dtype: torch.dtype) -> None:
+        self._reference, self._rules, self._dtype = reference, rules, str(dtype).removeprefix("torch.")
+        self.numbers: dict[str, float] = {}
         self._first: dict[Path, float] = {}  # eager's error in the first call
         self._worst: dict[Path, tuple[float, float]] = {}  # eager's, in the calls so far
         self._moved: dict[Path, tuple[float, float]] = {}
         self.chaotic: set[Path] = set()
 
-    def see(self, eager: Sequence[LeafError], call: int) -> None:
+    def _see(self, eager: Sequence[LeafError], call: int) -> None:
         """Take in eager's errors in a call, from 0."""
         for each in eager:
             self._first.setdefault(each.path, each.error)
@@ -151,11 +152,11 @@ class _Limits:
         eager, _ = self._worst.get(error.path, (0.0, 0.0))
         return max(eager, floor) / max(self._first.get(error.path, 0.0), floor)
 
-    def excused(self, path: Path) -> float:
+    def _excused(self, path: Path) -> float:
         """Return how far an output may be off because something else moves it."""
         return self._rules.factor * self._moved.get(path, (0.0, 0.0))[0]
 
-    def of(self, error: LeafError) -> tuple[float, float]:
+    def _tolerances(self, error: LeafError) -> tuple[float, float]:
         """Return the largest error of an output, and of its worst part."""
         rules, (eager, local) = self._rules, self._worst.get(error.path, (0.0, 0.0))
         moved = self._moved.get(error.path, (0.0, 0.0))
@@ -170,6 +171,51 @@ class _Limits:
             return whole, part
         own = rules.tolerance * self._growth(error)
         return max(own, whole if rules.several else least), max(part, LOCAL_OF_OWN * own)
+
+    def judged(self, output: Outputs, fp32: Outputs, eager: Outputs, call: int, key: int) -> list[JudgedLeaf] | str:
+        """Return the judged leaves of a call, the worst first, or in one line why they cannot be judged.
+
+        `key` is that of eager's errors: the call, or 0 of the state after it.
+        """
+        if (fault := mismatch(eager, fp32, dtypes=False)) is not None:
+            return f"eager's own output in {self._dtype} has another structure than in float32: {fault}"
+        eager_errors = self._reference.eager_errors(key, eager, fp32)
+        broken = next((each for each in eager_errors if each.fault), None)
+        if broken is not None:
+            return f"eager's own output in {self._dtype} is not finite or not comparable: {broken} {broken.fault}"
+        self._see(eager_errors, call - 1)
+        own = max((each.error for each in eager_errors if not each.exact), default=0.0)
+        self.numbers["eager_rel_l2"] = max(own, self.numbers.get("eager_rel_l2", 0.0))
+        if call == 1 and self.chaotic:
+            if self._rules.words and any(self._excused(path) >= 1 for path in self.chaotic):
+                return f"cannot tell: {self._rules.words}"
+            reason = f"eager in {self._dtype} has itself an error of {own:.2g}, so that an output of zeros would pass"
+            return f"{reason}: use dtype=float32"
+        if (fault := mismatch(output, eager)) is not None:
+            return f"other outputs than eager's in {self._dtype}: {fault}"
+        judged = []
+        for each in leaf_errors(output, fp32):
+            if each.path in self.chaotic:
+                continue
+            as_eager = each.exact and torch.equal(_numbers(output, each.path), _numbers(eager, each.path))
+            leaf = JudgedLeaf(each, *self._tolerances(each), as_eager)
+            unknown = self._rules.words and self._excused(each.path) >= 1 and each.fault is None
+            if unknown and each.error > max(self._rules.floor, self._rules.tolerance or 0.0):
+                if call == 1 or self._rules.random:
+                    return f"cannot tell: {self._rules.words}"
+                self.chaotic.add(each.path)
+                continue
+            judged.append(leaf)
+        judged.sort(key=lambda leaf: leaf.excess, reverse=True)
+        floating = [leaf for leaf in judged if not leaf.error.exact]
+        for measure, most in (
+            ("rel_l2", max((leaf.error.error for leaf in floating), default=None)),
+            ("tolerance", max((leaf.tolerance for leaf in floating), default=None)),
+            ("max_abs", max((leaf.error.max_abs for leaf in judged if leaf.error.path[0] == "output"), default=None)),
+        ):
+            if most is not None:
+                self.numbers[measure] = max(most, self.numbers.get(measure, 0.0))
+        return judged
 
 
 def _largest(one: tuple[float, float] | None, other: tuple[float, float]) -> tuple[float, float]:
@@ -188,8 +234,8 @@ def judge(
     `outputs` yields that of each call and `state` returns the state after the last. Calls after a wrong one are not
     made. Where eager's own error reaches 1 / factor in a later call, the calls before are judged.
     """
-    limits, name, run_dtype = _Limits(rules), reference.name(dtype), str(dtype).removeprefix("torch.")
-    numbers: dict[str, float] = {}
+    trial, name = _Trial(reference, rules, dtype), reference.name(dtype)
+    numbers = trial.numbers
     worst: tuple[JudgedLeaf, ...] = ()
     random_words = reference.nondeterminism(dtype)
     if random_words is not None and reference.spread.fault is not None:
@@ -199,7 +245,7 @@ def judge(
         numbers["repeat_rel_l2"] = reference.spread.error
     call = 0
     for call, (output, (fp32, eager)) in enumerate(zip(outputs, expected, strict=False), 1):
-        found = _judged(reference, call, output, fp32, eager, call, limits, rules, numbers, name, run_dtype)
+        found = trial.judged(output, fp32, eager, call, call)
         if isinstance(found, str):
             return Verdict(_from_call(call, found, reference.effects), worst, numbers, call, call)
         if found and not found[0].passed:
@@ -207,72 +253,17 @@ def judge(
             return Verdict(reason, tuple(found), numbers, call, call)
         if found and (not worst or found[0].excess > worst[0].excess):
             worst = tuple(found)
-        if limits.chaotic:
+        if trial.chaotic:
             return Verdict(None, worst, numbers, call - 1)
     sides = (reference.outputs, reference.eager)
     if all(each.calls == call and each.state is not None for each in sides) and (after := state()) is not None:
         fp32, eager = (each.state or {} for each in sides)
-        found = _judged(reference, 0, after, fp32, eager, call, limits, rules, numbers, name, run_dtype)
+        found = trial.judged(after, fp32, eager, call, 0)
         reason = found if isinstance(found, str) else _reason(found, name) if found and not found[0].passed else None
         if reason is not None:
             leaves = worst if isinstance(found, str) else tuple(found)
             return Verdict(f"the state after {call} calls: {reason}", leaves, numbers, call, call)
     return Verdict(None, worst, numbers, call)
-
-
-def _judged(
-    reference: Reference,
-    key: int,
-    output: Outputs,
-    fp32: Outputs,
-    eager: Outputs,
-    call: int,
-    limits: _Limits,
-    rules: Rules,
-    numbers: dict[str, float],
-    name: str,
-    dtype: str,
-) -> list[JudgedLeaf] | str:
-    """Return the judged leaves of a call, the worst first, or in one line why they cannot be judged."""
-    if (fault := mismatch(eager, fp32, dtypes=False)) is not None:
-        return f"eager's own output in {dtype} has another structure than in float32: {fault}"
-    eager_errors = reference.eager_errors(key, eager, fp32)
-    broken = next((each for each in eager_errors if each.fault), None)
-    if broken is not None:
-        return f"eager's own output in {dtype} is not finite or not comparable: {broken} {broken.fault}"
-    limits.see(eager_errors, call - 1)
-    own = max((each.error for each in eager_errors if not each.exact), default=0.0)
-    numbers["eager_rel_l2"] = max(own, numbers.get("eager_rel_l2", 0.0))
-    if call == 1 and limits.chaotic:
-        if rules.words and any(limits.excused(path) >= 1 for path in limits.chaotic):
-            return f"cannot tell: {rules.words}"
-        reason = f"eager in {dtype} has itself an error of {own:.2g}, so that an output of zeros would pass"
-        return f"{reason}: use dtype=float32"
-    if (fault := mismatch(output, eager)) is not None:
-        return f"other outputs than eager's in {dtype}: {fault}"
-    judged = []
-    for each in leaf_errors(output, fp32):
-        if each.path in limits.chaotic:
-            continue
-        as_eager = each.exact and torch.equal(_numbers(output, each.path), _numbers(eager, each.path))
-        leaf = JudgedLeaf(each, *limits.of(each), as_eager)
-        unknown = rules.words and limits.excused(each.path) >= 1 and each.fault is None
-        if unknown and each.error > max(rules.floor, rules.tolerance or 0.0):
-            if call == 1 or rules.random:
-                return f"cannot tell: {rules.words}"
-            limits.chaotic.add(each.path)
-            continue
-        judged.append(leaf)
-    judged.sort(key=lambda leaf: leaf.excess, reverse=True)
-    floating = [leaf for leaf in judged if not leaf.error.exact]
-    for measure, most in (
-        ("rel_l2", max((leaf.error.error for leaf in floating), default=None)),
-        ("tolerance", max((leaf.tolerance for leaf in floating), default=None)),
-        ("max_abs", max((leaf.error.max_abs for leaf in judged if leaf.error.path[0] == "output"), default=None)),
-    ):
-        if most is not None:
-            numbers[measure] = max(most, numbers.get(measure, 0.0))
-    return judged
 
 
 def _numbers(outputs: Outputs, path: Path) -> torch.Tensor:
