@@ -213,7 +213,8 @@ class Reference:
         return (
             "nondeterministic: two eager calls from the same inputs and state differ by relative L2 "
             f"{self.spread.error:.2g} (the module is in eval mode: is there dropout without training=self.training? "
-            "random numbers? pass them as an input, or draw them from a generator that is an attribute of the module)"
+            "random numbers? pass them as an input, or draw them from a generator that is an attribute of the module; "
+            "a number outside of the module, in a global? keep it in the module)"
         )
 
 
