@@ -151,6 +151,7 @@ def test_busy_processes_end_with_the_block(benchmark, monkeypatch):
     assert all(process.poll() is not None for process in started)
 
 
+@pytest.mark.slow
 def test_it_ends_in_a_table_and_its_runs_are_kept(tmp_path, benchmark, monkeypatch, capsys):
     warm = SimpleNamespace(run=lambda command, env, **_: run_warm(command, cwd=tmp_path, env=env))
     monkeypatch.setattr(benchmark, "subprocess", warm)
