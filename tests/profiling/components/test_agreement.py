@@ -13,6 +13,12 @@ from profiling.components.reference import eager_reference
 from profiling.components.trajectory import learn, play, played
 
 
+@pytest.fixture(autouse=True)
+def _all_calls(monkeypatch):
+    """A busy machine must not shorten the trajectories."""
+    monkeypatch.setattr("profiling.components.trajectory.SECONDS", math.inf)
+
+
 class Ring(nn.Module):
     """A stream: a ring of past inputs, a running sum, and a residual that is computed in every second call."""
 
