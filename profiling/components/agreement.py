@@ -101,7 +101,7 @@ class Verdict:
 
     @property
     def cannot_tell(self) -> bool:
-        """Whether outputs could not be judged: eager itself differs as much from call to call."""
+        """Whether nothing can be said of the outputs: two eager trajectories differ as much."""
         return "cannot tell: " in (self.reason or "")
 
 

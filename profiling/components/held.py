@@ -219,9 +219,10 @@ def check_inputs(module: nn.Module | Callable[[], nn.Module], inputs: object, na
         signature.bind(**inputs)
     except TypeError as error:
         unknown = [key for key in inputs if key not in signature.parameters]
+        what = f"forward has no argument {unknown[0]!r}" if unknown else str(error)
         near = did_you_mean(str(unknown[0]), signature.parameters) if unknown else ""
         wrap = "" if takes_by_name(signature) else f" {WRAP_IT}"
-        raise InputError(f"{name} do not fit {where}: {error}.{near}{wrap}") from None
+        raise InputError(f"{name} do not fit {where}: {what}.{near}{wrap}") from None
     own = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), None)
     for path, tensor in named_inputs(inputs):
         if own is not None and tensor.device != own:

@@ -348,7 +348,7 @@ class State:
         return min(times)
 
     def _watch_parameters(self) -> Watch:
-        """Return what keeps a copy of each parameter before the first write to it."""
+        """Return a watch that copies each parameter before a call first writes to it."""
         parameters = Structure.of(self.roots).parameters.values()
         watch = watching({storage_of(each): (path, each) for path, each in parameters})
         self._cold_parameters = watch.kept

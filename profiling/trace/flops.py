@@ -204,7 +204,7 @@ for _formula in _FLOP_FORMULAS.values():
 
 
 class _NoModules(ModuleTracker):
-    """No hooks on modules: in inference mode torch's fail where a module returns a view of a parameter."""
+    """Add no hooks to modules: in inference mode they fail where a module returns a view of a parameter."""
 
     def __enter__(self) -> ModuleTracker:
         return self

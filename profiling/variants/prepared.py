@@ -130,7 +130,7 @@ class PreparedStep:
             around=recompiles,
         )
         if verdict.cannot_tell and isinstance(variant, Recipe) and variant.frozen_step is None:
-            warnings.warn(f"whether outputs of the step are right, the check {verdict.reason}", stacklevel=4)
+            warnings.warn(f"the outputs of the step could not be checked: {verdict.reason}", stacklevel=4)
         elif not verdict.passed:
             captured = any(each.kind == "capture" for each in self._step.recipe)
             raise (CaptureError if captured else WrongOutputError)(f"the prepared step is refused: {verdict.reason}")

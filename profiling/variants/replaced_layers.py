@@ -79,7 +79,7 @@ def fallbacks(module: nn.Module, component: Component) -> tuple[list[str], bool]
 def naming_what_fails(
     module: nn.Module, component: Component, replaced: Sequence[ModuleChoice], *, compiled: bool
 ) -> Iterator[None]:
-    """Name the layer, of those that transforms `replaced` in `module`, on which the block fails.
+    """Raise an error of the block with the name of the replaced layer that fails.
 
     One of each kind is called alone, under torch.compile if `compiled`, on inputs like those of the component.
 

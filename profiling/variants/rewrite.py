@@ -93,7 +93,7 @@ class Rewritten(nn.Module):
         self._shapes = [[tuple(tensor.shape) for tensor in placeholders(inputs).values()] for inputs, _ in graphs]
 
     def forward(self, /, **inputs: Any) -> Any:
-        """Call the graph of these shapes with the tensors in `inputs`; the other values are those of the trace."""
+        """Call the graph that was traced for these shapes; values that are no tensors are those of the trace."""
         tensors: dict[str, Any] = dict.fromkeys(self._keys, inputs)
         for name, keys in self._keys.items():
             for key in keys:

@@ -74,7 +74,7 @@ _KNOWN = {"id", "class", "href", "type", "hidden", "content", "http-equiv", "nam
 
 
 def check_only_text(page: str) -> None:
-    """Check that the attacks in a page are text: no element, attribute or link is theirs, and all of them are shown."""
+    """Check that a page shows every hostile string as text, and that none became an element, attribute or link."""
     parsed = Parsed(page)
     tags = Counter(tag for tag, _ in parsed.elements)
     assert tags["script"] == 4  # the figures, plotly, and two of its own

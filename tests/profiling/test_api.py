@@ -392,7 +392,11 @@ def given(**other):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (given(inputs={"z": torch.ones(4, 8)}), r"inputs do not fit Net\.forward\(x, scale=1\.0\): missing .*'x'"),
+        (
+            given(inputs={"z": torch.ones(4, 8)}),
+            r"inputs do not fit Net\.forward\(x, scale=1\.0\): forward has no .*'z'",
+        ),
+        (given(inputs={"xx": torch.ones(4, 8)}), "forward has no argument 'xx'. Did you mean 'x'"),
         (given(inputs={}), "inputs is empty"),
         (given(check_inputs={"y": torch.ones(4, 8)}), "check_inputs do not fit Net"),
         (given(module=5), "module has the type int. Pass a torch.nn.Module"),
@@ -995,7 +999,7 @@ def test_compiled_steps_may_be_closed_in_any_order(tmp_path):
 
 
 def test_what_compiles_nothing_is_prepared_without_the_compiler():
-    """Importing Dynamo takes seconds, and the calls that learn what a module changes are watched."""
+    """Importing Dynamo takes seconds. Torch would import it for the dispatch mode that watches calls."""
     code = """
 import sys, torch, profiling
 class Counts(torch.nn.Module):

@@ -250,7 +250,7 @@ def test_what_a_users_own_part_raises_and_returns_names_it(variant, error, says,
 
 
 class Remembers(nn.Module):
-    """Has weights, counts its calls in a buffer, and in a Python number."""
+    """Counts its calls in a buffer and in a Python number."""
 
     def __init__(self):
         super().__init__()
