@@ -26,8 +26,9 @@ import msgspec
 from tabulate import tabulate
 
 from profiling.report.hardware_counters import agreement, agrees, traffic
+from profiling.results.explained import CountedKernel
 from profiling.results.jsonl import read_records
-from profiling.results.record import CountedKernel, Record
+from profiling.results.record import Record
 
 NETWORKS = ("world_model", "image_decoder", "audio_decoder")
 VARIANTS = ("baseline", "compile_cuda_graph")

@@ -41,7 +41,7 @@ from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.summary import loop_energy, summarize_frames
 from profiling.results.energy import Energy as EnergySection
 from profiling.results.frames import ENERGY, Journal, recover_series
-from profiling.results.record import Realtime
+from profiling.results.loop import Realtime
 from profiling.variants.variant import Step
 
 #: Largest spread of windows, of the ratio of the energies, and of the two ways to measure a loop.

@@ -16,7 +16,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from profiling.results.jsonl import read_records
-from profiling.results.record import Realtime, Record
+from profiling.results.loop import Realtime
+from profiling.results.record import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 FRAME_MS = 16.6  # 60 FPS

@@ -23,8 +23,9 @@ from msgspec.structs import replace
 from tabulate import tabulate
 
 from profiling.report.render import PAGE_FILE, REPORT_FILE
+from profiling.results.explained import TraceFiles
 from profiling.results.jsonl import append_record, read_records
-from profiling.results.record import Record, TraceFiles, decode_section
+from profiling.results.record import Record, decode_section
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ROOT / "docs" / "results" / "h200"

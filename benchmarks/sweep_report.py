@@ -28,7 +28,8 @@ from profiling.report.page import PAGE_FILE
 from profiling.report.render import REPORT_FILE
 from profiling.results.environment import ENVIRONMENT_FILE
 from profiling.results.jsonl import RESULTS_FILE, encode_record, read_records
-from profiling.results.record import Metrics, Record, Summary
+from profiling.results.measured import Metrics, Summary
+from profiling.results.record import Record
 from profiling.results.sweep import Sweep, SweepJob, write_job, write_sweep
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,7 +12,7 @@ from profiling.report.energy import joules_per_frame
 from profiling.report.format import Value, estimate
 from profiling.report.page import Section
 from profiling.report.table import Column, Table
-from profiling.results.record import Energy
+from profiling.results.energy import Energy
 from profiling.results.stats import ratio_of_totals
 
 EnergyVerdict = Literal["less", "more", "same", "cannot tell"]

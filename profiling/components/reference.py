@@ -26,7 +26,7 @@ from profiling.components.trajectory import Played, learn, played
 from profiling.errors import InputError, reason_of
 from profiling.machine.memory import free_bytes
 from profiling.machine.tf32 import strict_float32
-from profiling.results.record import FP32_EAGER
+from profiling.results.measured import FP32_EAGER
 
 #: Share of a float32 copy that must be free beside it, for activations; where it is too little, the call says so.
 ACTIVATIONS = 0.1

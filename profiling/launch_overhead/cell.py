@@ -27,7 +27,7 @@ from profiling.launch_overhead.sampling import (
     sample_rounds,
 )
 from profiling.machine.gc_policy import no_garbage_collection
-from profiling.results.record import Estimate, LaunchCalibration, LaunchCosts, LaunchOverhead, OperatorCost
+from profiling.results.explained import Estimate, LaunchCalibration, LaunchCosts, LaunchOverhead, OperatorCost
 from profiling.run.cell import Cell
 
 

@@ -20,7 +20,7 @@ import torch
 
 from profiling.launch_overhead.chains import Chain, Operator, SizeName
 from profiling.launch_overhead.fits import Array, Lines, fit_lines
-from profiling.results.record import LaunchPoint
+from profiling.results.explained import LaunchPoint
 
 Mode = Literal["eager", "eager_queued", "graph", "graph_queued"]
 

@@ -13,8 +13,8 @@ from profiling.errors import InputError, check_number, check_whole
 from profiling.machine import nvml
 from profiling.machine.run_queue import RunQueueMonitor
 from profiling.metrics.metric import Measured, Metric, Subject
-from profiling.results.record import Calls as CallsSection
-from profiling.results.record import CallsPoint
+from profiling.results.measured import Calls as CallsSection
+from profiling.results.measured import CallsPoint
 from profiling.trace.profiler import synchronize
 
 

@@ -13,7 +13,7 @@ from profiling.components.component import Component
 from profiling.components.outputs import Difference, OutputLog, Outputs, difference, to_host
 from profiling.errors import check_number, check_whole
 from profiling.metrics.metric import Measured, Metric, Subject
-from profiling.results.record import Drift as DriftSection
+from profiling.results.measured import Drift as DriftSection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from profiling.metrics.sampling import (
     summaries,
     warm_up,
 )
-from profiling.results.record import FrameRate, LatencyConditions, Summary
+from profiling.results.measured import FrameRate, LatencyConditions, Summary
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
 from profiling.trace.spans import span

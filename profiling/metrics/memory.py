@@ -20,8 +20,8 @@ import torch
 from profiling.errors import check_whole
 from profiling.machine.memory import graph_pools, held
 from profiling.metrics.metric import Measured, Metric, Subject
-from profiling.results.record import Memory as MemorySection
-from profiling.results.record import MemoryKinds
+from profiling.results.measured import Memory as MemorySection
+from profiling.results.measured import MemoryKinds
 
 
 @dataclass(frozen=True, kw_only=True)

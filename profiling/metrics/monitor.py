@@ -22,8 +22,8 @@ import numpy as np
 from profiling.machine.run_queue import ThreadWaits
 from profiling.metrics.slow_samples import CAUSES, slow_section, threshold_ms
 from profiling.results.frames import ENERGY, Array
+from profiling.results.loop import Steady
 from profiling.results.measured import ClockConditions, SlowFrames
-from profiling.results.record import Steady
 from profiling.trace.counters import compile_ids, compile_totals
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from profiling.components.agreement import FLOOR, JudgedLeaf, Rules, Verdict, ch
 from profiling.components.outputs import Outputs, Path, mismatch, readable
 from profiling.errors import check_number
 from profiling.metrics.metric import Measured, Metric, Subject
-from profiling.results.record import OutputError
-from profiling.results.record import Parity as ParitySection
+from profiling.results.measured import OutputError
+from profiling.results.measured import Parity as ParitySection
 
 #: Number of outputs whose errors are recorded, the worst first.
 RECORDED = 16

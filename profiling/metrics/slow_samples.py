@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from profiling.results.frames import Array, Series
-from profiling.results.record import SlowFrame, SlowFrames, Steady
+from profiling.results.loop import Steady
+from profiling.results.measured import SlowFrame, SlowFrames
 
 #: A frame is slow above the steady median plus this many median absolute deviations, and above this multiple of it.
 SLOW_MADS, SLOW_FACTOR = 5.0, 1.2

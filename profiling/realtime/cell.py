@@ -54,8 +54,10 @@ from profiling.realtime.prepare import (
 from profiling.realtime.recovery import describe_loop
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
+from profiling.results.explained import TraceAnalysis
 from profiling.results.frames import Journal, Series, recover_series, stage_names
-from profiling.results.record import Parity, Prepare, TraceAnalysis, merge_metric
+from profiling.results.measured import Parity, Prepare
+from profiling.results.record import merge_metric
 from profiling.roofline.section import frame_roofline
 from profiling.run.cell import Cell, measured_by, metrics_of, prepare_phases, warm_up, with_packages
 from profiling.run.environment import ceilings_in

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiling.results.frames import TICK_MS, Array, Series
-from profiling.results.record import Deadline
+from profiling.results.loop import Deadline
 
 #: Frame rates that a loop is compared with, in addition to its target, where its pipeline names no others.
 COMMON_FPS = (24.0, 30.0, 60.0, 120.0)

@@ -30,7 +30,8 @@ from profiling.results.frames import (
     write_series,
 )
 from profiling.results.jsonl import RESULTS_FILE, append_record, read_records
-from profiling.results.record import REALTIME, Realtime, Record
+from profiling.results.loop import Realtime
+from profiling.results.record import REALTIME, Record
 from profiling.results.run_folder import check_is_new, new_folder, write_json
 
 if TYPE_CHECKING:

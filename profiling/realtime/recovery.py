@@ -15,7 +15,7 @@ from profiling.components.spec import decode_options
 from profiling.realtime.graph import Graph, parse_graph
 from profiling.realtime.options import LoopOptions
 from profiling.results.frames import frame_count, recover_series, series_file
-from profiling.results.record import Realtime
+from profiling.results.loop import Realtime
 from profiling.run.job import CellFiles, Job
 
 

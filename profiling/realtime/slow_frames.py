@@ -13,7 +13,7 @@ from scipy.stats import binom
 from profiling.metrics.slow_samples import SLOW_FACTOR, threshold_ms
 from profiling.realtime.trend import rolling_median
 from profiling.results.frames import Array
-from profiling.results.record import Spikes, Steady
+from profiling.results.loop import Spikes, Steady
 
 #: Shortest period that is reported, in frames: a shorter one would fit almost any spikes, each a frame early or late.
 SHORTEST_PERIOD = 4

@@ -16,7 +16,8 @@ from profiling.realtime.slow_frames import find_period, find_slow_frames
 from profiling.realtime.trend import find_steady, fit_line, slope_section, unsteady_times
 from profiling.results.energy import Energy, EnergyWindow, energy_section, others_reason
 from profiling.results.frames import ENERGY, MEMORY, Array, Series, check_series, frame_count, stage_names
-from profiling.results.record import Budget, BudgetPart, Gap, MemoryTrend, Realtime, Summary
+from profiling.results.loop import Budget, BudgetPart, Gap, MemoryTrend, Realtime
+from profiling.results.measured import Summary
 from profiling.results.stats import summarize
 
 #: Frames in the playout buffer before display starts, for which underruns are counted.

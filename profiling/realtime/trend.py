@@ -11,7 +11,7 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import theilslopes
 
 from profiling.results.frames import Array, Series, stage_names
-from profiling.results.record import Slope, StageGrowth, Steady
+from profiling.results.loop import Slope, StageGrowth, Steady
 
 #: Frames of a rolling median; up to 7 stalled frames in a row do not move it.
 WINDOW = 15

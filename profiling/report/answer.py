@@ -44,8 +44,8 @@ from profiling.results.judgement import (
     took_turns,
     typical_ms,
 )
-from profiling.results.measured import LEAST_FOR
-from profiling.results.record import Record, Summary
+from profiling.results.measured import LEAST_FOR, Summary
+from profiling.results.record import Record
 
 CANNOT_TELL = "cannot tell"
 #: Titles of the tables with a row for each cell: of calls, and of loops.

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from profiling.report.charts import GREY, Figure, View, axis, bars, figure, palette, points
 from profiling.report.run_data import cell_words
 from profiling.report.table import Column
-from profiling.results.record import BudgetPart, Realtime, Record
+from profiling.results.loop import BudgetPart, Realtime
+from profiling.results.record import Record
 
 _CLOCKS, _REST = ("device", "host"), "outside the stages"
 

@@ -10,7 +10,7 @@ from profiling.report.format import count_of, listed, mebibytes, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
-from profiling.results.record import Check, CheckedCall, Obstacle
+from profiling.results.check import Check, CheckedCall, Obstacle
 
 #: Most names of state that a line lists.
 _MOST = 6

@@ -10,8 +10,9 @@ from profiling.report.format import Estimate, Value, estimate
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words, itself, name_of
 from profiling.report.table import Column
+from profiling.results.energy import Energy
 from profiling.results.judgement import by_component
-from profiling.results.record import Energy, Record
+from profiling.results.record import Record
 
 #: Title of the table of energies.
 ENERGY = "Energy by the counter of the GPU"

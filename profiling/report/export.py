@@ -18,7 +18,8 @@ from profiling.report.roofline import deciding
 from profiling.report.run_data import RunData, name_of, wrong_because
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judgement import can_be_ranked, claimed_speedup, correct_baseline
-from profiling.results.record import Record, Summary
+from profiling.results.measured import Summary
+from profiling.results.record import Record
 
 Cell = str | float | None
 

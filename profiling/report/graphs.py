@@ -9,7 +9,8 @@ from profiling.report.format import Value, count_of
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, first, itself, name_of
 from profiling.report.table import Column
-from profiling.results.record import FxPass, Graphs, KernelFile, Package, RecipeStep, Record
+from profiling.results.explained import FxPass, Graphs, KernelFile, Package, RecipeStep
+from profiling.results.record import Record
 
 #: Most lines of compiler reasons for a cell in the console; `report.md` holds all.
 _MOST = 8

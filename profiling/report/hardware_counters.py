@@ -9,7 +9,8 @@ from typing import Literal
 from profiling.report.format import percent
 from profiling.report.run_data import RunData, cell_table, name_of
 from profiling.report.table import Column, Table
-from profiling.results.record import CountedKernel, KernelBound, Record
+from profiling.results.explained import CountedKernel, KernelBound
+from profiling.results.record import Record
 
 COUNTERS = "Hardware counters of the longest kernels"
 _NEARLY_ALL = 0.9  # of a kernel's time

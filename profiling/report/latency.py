@@ -48,7 +48,8 @@ from profiling.report.slow import slow_tables, summed_words
 from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column
 from profiling.results.judgement import baseline_name, by_component
-from profiling.results.record import FP32_EAGER, LatencyConditions, Record, Summary
+from profiling.results.measured import FP32_EAGER, LatencyConditions, Summary
+from profiling.results.record import Record
 from profiling.results.stats import OUTLIER_MADS
 
 #: Most components in one chart: with more, the bars are too thin to read.

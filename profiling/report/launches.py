@@ -10,8 +10,8 @@ from profiling.report.format import MIB, Estimate, Value, count_of, estimate
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
-from profiling.results.record import Estimate as Median
-from profiling.results.record import LaunchCosts, LaunchOverhead, OperatorCost
+from profiling.results.explained import Estimate as Median
+from profiling.results.explained import LaunchCosts, LaunchOverhead, OperatorCost
 
 #: Label of a headline number, its field, and the divisor that converts the field to the label's unit.
 _CUDA = (

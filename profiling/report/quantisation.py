@@ -8,7 +8,8 @@ from profiling.report.charts import GREY, Chart, Figure, View, axis, figure, lin
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words, first
 from profiling.report.table import Column
-from profiling.results.record import Choices, LayerSensitivity, RecipeStep, Record
+from profiling.results.explained import Choices, LayerSensitivity, RecipeStep
+from profiling.results.record import Record
 
 _Step = tuple[Record, RecipeStep]
 _Left = tuple[Record, RecipeStep, str, int, str]

@@ -43,8 +43,9 @@ from profiling.report.run_data import (
 from profiling.report.slow import slow_marks, slow_tables, slow_words, summed_words
 from profiling.report.table import Column, Depth
 from profiling.results.judgement import holds_rate, lost, others_explain_miss
+from profiling.results.loop import Deadline, MemoryTrend, Realtime
 from profiling.results.measured import LEAST_FOR
-from profiling.results.record import Deadline, MemoryTrend, Realtime, Record
+from profiling.results.record import Record
 
 _KINDS = {"allocated": "allocated", "reserved": "reserved", "device_used": "device used", "host_rss": "host RSS"}
 _BUFFERS = ("0", "1", "2", "3")

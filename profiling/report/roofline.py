@@ -12,8 +12,9 @@ from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, link_to, name_of, row_name, wrong_because
 from profiling.report.table import Column, Table
+from profiling.results.explained import KernelFinding, NextStep, RooflinePart
 from profiling.results.judgement import correct_baseline, disturbance_explains, fastest_correct, lost
-from profiling.results.record import KernelFinding, NextStep, Record, RooflinePart
+from profiling.results.record import Record
 
 #: Title of the table of what bounds each cell.
 REASONS = "What bounds it, and why"

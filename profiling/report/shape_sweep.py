@@ -13,8 +13,9 @@ from profiling.report.format import Computed, Value, count_of
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words, first, itself
 from profiling.report.table import Column
+from profiling.results.explained import ShapeCompile
 from profiling.results.judgement import by_component, can_be_ranked, claimed_speedup, correct_baseline, lost_in_calls
-from profiling.results.record import Record, ShapeCompile
+from profiling.results.record import Record
 
 Read = Callable[[Record], Value | None]
 

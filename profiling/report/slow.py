@@ -10,7 +10,9 @@ from profiling.report.charts import Trace, palette, points
 from profiling.report.format import count_of, listed, significant
 from profiling.report.run_data import cell_table, first
 from profiling.report.table import AnyTable, Column, Depth
-from profiling.results.record import Realtime, Record, SlowFrame, SlowFrames
+from profiling.results.loop import Realtime
+from profiling.results.measured import SlowFrame, SlowFrames
+from profiling.results.record import Record
 
 #: Most slow calls or frames listed for a variant; the record holds more.
 _SLOWEST = 5

@@ -9,7 +9,8 @@ from profiling.report.format import Computed, Value
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, first, itself
 from profiling.report.table import Column, Table
-from profiling.results.record import Record, Start
+from profiling.results.measured import Start
+from profiling.results.record import Record
 
 #: Title of the table of preparations.
 PREPARATION = "Preparation by phase"

@@ -29,8 +29,9 @@ from profiling.report.hardware_counters import counters_table
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words, itself, name_of
 from profiling.report.table import Column
+from profiling.results.explained import HostWait, Kernel, KernelClass, ModuleTime, TraceAnalysis
 from profiling.results.judgement import by_component, fastest_correct
-from profiling.results.record import HostWait, Kernel, KernelClass, ModuleTime, Record, TraceAnalysis
+from profiling.results.record import Record
 
 #: Titles of tables that other sections link to.
 KERNELS = "Kernels by total time"

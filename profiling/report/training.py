@@ -10,7 +10,8 @@ from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words
 from profiling.report.table import Column
 from profiling.results.judgement import by_component
-from profiling.results.record import Record, TrainingStepRow
+from profiling.results.measured import TrainingStepRow
+from profiling.results.record import Record
 
 
 @dataclass(frozen=True)

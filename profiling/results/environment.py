@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import msgspec
 
+from profiling.results.explained import Kernel, KernelFinding, LaunchCalibration
 from profiling.results.field import Section, about
 from profiling.results.jsonl import read_content, read_file, repaired
-from profiling.results.record import Kernel, KernelFinding, LaunchCalibration
 
 ENVIRONMENT_FILE = "environment.json"
 #: Share of a measured ceiling from which a kernel is as fast as kernels get: 60% of the peak, where the measured

@@ -13,8 +13,9 @@ from typing import Literal, Protocol
 
 from msgspec.structs import replace
 
+from profiling.results.loop import Deadline
 from profiling.results.measured import LEAST_VALUES, ClockConditions, Summary
-from profiling.results.record import BASELINE, Deadline, Record
+from profiling.results.record import BASELINE, Record
 
 #: Others disturbed a window of calls where they took more than this share of its time (0 to 1).
 DISTURBED_SHARE = 0.05

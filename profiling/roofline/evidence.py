@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from profiling.results.environment import Ceilings
-from profiling.results.record import SHORT_US, DeviceWork, Kernel, KernelFinding, RooflinePart, TraceAnalysis
+from profiling.results.explained import SHORT_US, DeviceWork, Kernel, KernelFinding, RooflinePart, TraceAnalysis
 
 #: On a CPU, operators up to this multiple of the launch cost count as dispatch time.
 DISPATCH_FACTOR = 10.0

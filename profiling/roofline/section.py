@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from profiling.components.component import Component
 from profiling.machine.tf32 import tf32_allowed
 from profiling.results.environment import Ceilings
-from profiling.results.record import Roofline, RooflinePart, TraceAnalysis
+from profiling.results.explained import Roofline, RooflinePart, TraceAnalysis
 from profiling.roofline.evidence import Conditions, Evidence
 from profiling.roofline.rules import judge
 from profiling.roofline.work import memory_and_compute_ms, work_of

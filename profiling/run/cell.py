@@ -29,18 +29,10 @@ from profiling.components.reference import eager_reference
 from profiling.errors import InputError, reason_of
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import TakeTurns
-from profiling.results.record import (
-    Check,
-    MemorySnapshot,
-    Metrics,
-    Prepare,
-    RecipeStep,
-    Roofline,
-    Start,
-    Status,
-    encode_sections,
-    merge_metric,
-)
+from profiling.results.check import Check
+from profiling.results.explained import MemorySnapshot, RecipeStep, Roofline
+from profiling.results.measured import Metrics, Prepare, Start
+from profiling.results.record import Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline, conditions_of, judged_again
 from profiling.run.check import check_call
 from profiling.run.environment import ceilings_in

@@ -25,7 +25,7 @@ from profiling.errors import printable, reason_of
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import Audit, CaptureError, Finding
 from profiling.graphs.rehearsal import rehearsing
-from profiling.results.record import CheckedCall, Obstacle, StateForm, TensorForm
+from profiling.results.check import CheckedCall, Obstacle, StateForm, TensorForm
 from profiling.trace.compile_log import graph_break
 from profiling.trace.counters import nothing_compiled
 

@@ -20,7 +20,8 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from profiling.components.spec import PACKAGES_FOLDER
-from profiling.results.record import Prepare, Start, decode_section, encode_sections
+from profiling.results.measured import Prepare, Start
+from profiling.results.record import decode_section, encode_sections
 from profiling.run.events import Event, Sections
 from profiling.run.job import RECIPE, Job
 

@@ -18,7 +18,8 @@ from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.reference import Reference, compute_reference, free_memory, has_room_beside
 from profiling.components.trajectory import SECONDS, Played, learn, played
 from profiling.metrics.metric import Metric, Subject
-from profiling.results.record import Load, OtherShapes, State, merge_metric
+from profiling.results.measured import Load, OtherShapes, State
+from profiling.results.record import merge_metric
 from profiling.run.cell import Cell, measured_by, metrics_of
 from profiling.trace.counters import Recompiles
 from profiling.trace.profiler import synchronize

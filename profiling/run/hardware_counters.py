@@ -15,7 +15,8 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from profiling.results.environment import Ceilings, read_environment
-from profiling.results.record import CountedKernel, HardwareCounters, Kernel, TraceAnalysis, TraceFiles, decode_section
+from profiling.results.explained import CountedKernel, HardwareCounters, Kernel, TraceAnalysis, TraceFiles
+from profiling.results.record import decode_section
 from profiling.roofline.rules import bound_by_counters, bound_by_trace
 from profiling.run.job import Job
 from profiling.trace import nsight_compute

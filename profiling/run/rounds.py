@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from profiling.results.judgement import paired_speedup, samples_by_round
-from profiling.results.measured import LEAST_VALUES
-from profiling.results.record import (
-    BASELINE,
+from profiling.results.measured import (
+    LEAST_VALUES,
     FrameRate,
     LatencyConditions,
     Metrics,
-    Record,
     Round,
     RoundPrepare,
     RoundSummary,
@@ -23,6 +21,7 @@ from profiling.results.record import (
     Speedup,
     Summary,
 )
+from profiling.results.record import BASELINE, Record
 from profiling.results.stats import Samples, median_interval, ratio_interval, summarize
 
 CLOCKS = ("wall_ms", "device_ms", "host_ms")

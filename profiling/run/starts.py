@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from profiling.results.record import Start, Starts
+from profiling.results.measured import Start, Starts
 from profiling.run.compile_caches import Lease, cache_variables
 from profiling.run.job import Job
 

@@ -18,8 +18,7 @@ from statistics import median
 
 from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
 from profiling.results.judgement import lost_in
-from profiling.results.measured import LEAST_VALUES
-from profiling.results.record import Turns, Window
+from profiling.results.measured import LEAST_VALUES, Turns, Window
 from profiling.results.stats import is_decided
 from profiling.run.worker_process import Performed, Session
 

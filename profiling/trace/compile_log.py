@@ -22,7 +22,7 @@ import msgspec
 
 from profiling.components.user_code import short_path
 from profiling.errors import install_hint
-from profiling.results.record import CompileFailure, CompileLog, GraphBreak, Recompile
+from profiling.results.explained import CompileFailure, CompileLog, GraphBreak, Recompile
 
 _TIMEOUT_S = 120.0
 _COMPILED = (b'"dynamo_start"', b'"compilation_metrics"')

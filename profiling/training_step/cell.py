@@ -20,7 +20,7 @@ from profiling.components.instantiate import instantiate
 from profiling.components.trees import map_tensors
 from profiling.errors import InputError
 from profiling.metrics.metric import Metric, Subject
-from profiling.results.record import Parity, ParityCheck, Training
+from profiling.results.measured import Parity, ParityCheck, Training
 from profiling.run.cell import Cell, metrics_of
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions

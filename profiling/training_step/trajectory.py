@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from profiling.components.component import MakeInputs
 from profiling.components.trees import overwrite
-from profiling.results.record import ParityCheck, TrainingStepRow
+from profiling.results.measured import ParityCheck, TrainingStepRow
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep

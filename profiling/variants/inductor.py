@@ -27,7 +27,7 @@ from torch._inductor.async_compile import maybe_warm_pool
 
 from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, NothingChangedError, SkippedError, did_you_mean, printable
-from profiling.results.record import ShapeCompile
+from profiling.results.explained import ShapeCompile
 from profiling.trace.counters import (
     CompileCounters,
     nothing_compiled,

@@ -24,7 +24,7 @@ from profiling.components.trees import keyed_leaves
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, SkippedError, printable, reason_of
 from profiling.fx_passes.passes import RewritePass, check_callables, name_of
 from profiling.graphs.capture import CaptureError, no_autocast_cache, preserved_generators
-from profiling.results.record import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
+from profiling.results.explained import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
 from profiling.variants.cuda_graph import CudaGraph, check_reset

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from make_record import record
 
+from profiling.results.explained import CountedKernel, HardwareCounters
 from profiling.results.jsonl import append_record
-from profiling.results.record import CountedKernel, HardwareCounters
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -15,8 +15,7 @@ from warm_process import run_warm
 from profiling.report.answer import answer_of
 from profiling.report.table import markdown
 from profiling.results.jsonl import append_record
-from profiling.results.measured import Summary
-from profiling.results.record import Metrics, Parity, Turns, Window
+from profiling.results.measured import Metrics, Parity, Summary, Turns, Window
 from profiling.results.stats import summarize
 from profiling.run.rounds import with_speedup
 

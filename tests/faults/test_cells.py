@@ -34,7 +34,8 @@ from profiling.report.render import render_classic, render_console, render_html,
 from profiling.report.run_data import RunData
 from profiling.results.environment import Environment
 from profiling.results.jsonl import append_record, read_records
-from profiling.results.record import FrameRate, Metrics, Prepare, encode_sections
+from profiling.results.measured import FrameRate, Metrics, Prepare
+from profiling.results.record import encode_sections
 from profiling.results.stats import summarize
 from profiling.run import events, process_groups, worker, worker_process
 from profiling.run.cell_records import CellEvents

@@ -26,7 +26,8 @@ from profiling.report.render import render_console, render_html, render_markdown
 from profiling.report.run_data import RunData
 from profiling.results.environment import Environment, decode_environment
 from profiling.results.jsonl import Results, decode_record, encode_record, read_results
-from profiling.results.record import Metrics, Record
+from profiling.results.measured import Metrics
+from profiling.results.record import Record
 from profiling.run.cell_records import CellEvents
 from profiling.run.events import EventReader
 from profiling.shape_sweep import points_of

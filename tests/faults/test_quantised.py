@@ -14,7 +14,7 @@ from profiling.components.component import Component
 from profiling.errors import InputError, NothingChangedError, missing_package
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.prepare import Mixed, check_variant
-from profiling.results.record import ModuleChoice
+from profiling.results.explained import ModuleChoice
 from profiling.variants.inductor import Inductor
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Outcome, Recipe, Transform, _applied

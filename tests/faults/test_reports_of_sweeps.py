@@ -8,7 +8,8 @@ import pytest
 import profiling.compare.__main__ as compare
 import profiling.report.__main__ as report
 from profiling.results.jsonl import append_record
-from profiling.results.record import Metrics, Record
+from profiling.results.measured import Metrics
+from profiling.results.record import Record
 from profiling.results.stats import summarize
 from profiling.results.sweep import SWEEP_FILE, Sweep, SweepJob, write_sweep
 

@@ -35,7 +35,8 @@ from profiling.report.__main__ import main as report
 from profiling.results.environment import Environment, Git, read_environment
 from profiling.results.frames import Journal, read_series
 from profiling.results.jsonl import append_record, encode_record, read_records
-from profiling.results.record import Metrics, encode_sections
+from profiling.results.measured import Metrics
+from profiling.results.record import encode_sections
 from profiling.results.run_folder import LOCK_FILE, claimed, new_folder
 from profiling.results.stats import summarize
 from profiling.run import runner
@@ -718,7 +719,7 @@ def read_series_of(journal: Path) -> np.ndarray:
 )
 def test_a_cut_journal(tmp_path, capsys, damage):
     from profiling.realtime.recovery import FrameFiles
-    from profiling.results.record import Realtime
+    from profiling.results.loop import Realtime
 
     journal = Journal(tmp_path, "net.baseline", ("frame_ms", "latency_ms", "action_ms", "delivered_ms"))
     for frame in range(4):

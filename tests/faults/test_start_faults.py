@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.results.record import Prepare, encode_sections
+from profiling.results.measured import Prepare
+from profiling.results.record import encode_sections
 from profiling.run.compile_caches import CompileCaches, lease
 from profiling.run.events import Sections
 from profiling.run.job import FORWARD, Job, as_recipe

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.metrics.sampling import Ready, WindowSamples, summaries
-from profiling.results.record import LatencyConditions, Metrics, Parity, Prepare, encode_sections
+from profiling.results.measured import LatencyConditions, Metrics, Parity, Prepare
+from profiling.results.record import encode_sections
 from profiling.run import runner
 from profiling.run.checkouts import Checkout
 from profiling.run.events import End, Probed, Sections, Waiting

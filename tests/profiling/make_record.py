@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from profiling.results.record import Metrics, Record, Summary
+from profiling.results.measured import Metrics, Summary
+from profiling.results.record import Record
 
 
 def summary(p50: float, *, samples: tuple[float, ...] = (), **fields: Any) -> Summary:

@@ -12,8 +12,8 @@ from profiling.cli.config import read_config
 from profiling.components.spec import Settings
 from profiling.components.weights import find_weights
 from profiling.errors import InputError
+from profiling.results.explained import LaunchCalibration
 from profiling.results.jsonl import read_records
-from profiling.results.record import LaunchCalibration
 from profiling.shape_sweep import points_of
 
 QUICK = ("device=cpu", "threads=1", "ceilings=off", "isolation=none")

@@ -6,22 +6,11 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
+from profiling.results.explained import Idle, Kernel, TraceAnalysis
 from profiling.results.jsonl import append_record
-from profiling.results.record import (
-    Idle,
-    Kernel,
-    LatencyConditions,
-    Memory,
-    Metrics,
-    Parity,
-    Prepare,
-    Realtime,
-    Record,
-    Round,
-    RoundSummary,
-    SoundWindow,
-    TraceAnalysis,
-)
+from profiling.results.loop import Realtime, SoundWindow
+from profiling.results.measured import LatencyConditions, Memory, Metrics, Parity, Prepare, Round, RoundSummary
+from profiling.results.record import Record
 from profiling.results.stats import summarize
 
 MIB = 2**20

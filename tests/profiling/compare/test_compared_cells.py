@@ -10,7 +10,7 @@ from planted_runs import WARM, WRONG, cell, failed, in_rounds, loop, measured, n
 from profiling.compare.cells import compare_cells, different_work, exit_code
 from profiling.compare.loaded_run import read_run
 from profiling.results.frames import write_series
-from profiling.results.record import SoundWindow
+from profiling.results.loop import SoundWindow
 
 T = 0.02
 

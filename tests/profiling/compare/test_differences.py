@@ -6,7 +6,9 @@ from planted_runs import ENVIRONMENT, MIB, PARITY, WARM, analysed, cell, write_r
 
 from profiling.compare.differences import cell_changes, run_differences, unknown_differences
 from profiling.compare.loaded_run import read_run
-from profiling.results.record import Deadline, Idle, KernelFile, Memory, Metrics, Prepare, Realtime
+from profiling.results.explained import Idle, KernelFile
+from profiling.results.loop import Deadline, Realtime
+from profiling.results.measured import Memory, Metrics, Prepare
 
 PLAIN = (cell(), cell())
 

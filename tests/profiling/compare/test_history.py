@@ -14,7 +14,7 @@ from profiling import history
 from profiling.compare import command
 from profiling.history import _section, history_text, main, read_history
 from profiling.report.table import WIDTH
-from profiling.results.record import SoundWindow
+from profiling.results.loop import SoundWindow
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 DATES = ("2026-01-01T23:30:00+00:00", "2026-01-03T00:30:00+02:00", "2026-01-09T00:00:00+00:00")

@@ -11,7 +11,8 @@ from planted_runs import ENVIRONMENT, cell, noisy, write_run
 from profiling.compare.cells import compare_cells, exit_code
 from profiling.compare.host import host_change
 from profiling.compare.loaded_run import LoadedRun, read_run
-from profiling.results.record import Prepare, Record
+from profiling.results.measured import Prepare
+from profiling.results.record import Record
 from profiling.results.stats import summarize
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"

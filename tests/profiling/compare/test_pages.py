@@ -13,7 +13,7 @@ from planted_runs import ENVIRONMENT, MIB, analysed, cell, dated, noisy, two_run
 
 from profiling import history
 from profiling.compare import __main__ as compare_main
-from profiling.results.record import Memory
+from profiling.results.measured import Memory
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 

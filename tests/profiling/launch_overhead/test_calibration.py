@@ -23,7 +23,8 @@ from profiling.launch_overhead.sampling import (
     launch_points,
     sample_rounds,
 )
-from profiling.results.record import LaunchCosts, encode_sections
+from profiling.results.explained import LaunchCosts
+from profiling.results.record import encode_sections
 
 COUNTS = (1, 50, 100, 200, 400)
 HOST_US, GPU_US = 4.0, 1.5

@@ -6,7 +6,8 @@ from fake_energy import gpu, measured, subject_on  # noqa: F401 - a fixture
 
 from profiling.errors import InputError
 from profiling.metrics.energy import Energy
-from profiling.results.record import Metrics, merge_metric
+from profiling.results.measured import Metrics
+from profiling.results.record import merge_metric
 
 
 def test_energy_is_a_section_of_the_record(gpu):  # noqa: F811

@@ -9,7 +9,7 @@ import torch
 from profiling.metrics import memory
 from profiling.metrics.memory import Memory
 from profiling.metrics.metric import Subject
-from profiling.results.record import Memory as Section
+from profiling.results.measured import Memory as Section
 
 CUDA = torch.device("cuda", 0)
 

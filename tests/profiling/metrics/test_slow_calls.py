@@ -19,7 +19,7 @@ from profiling.metrics import monitor
 from profiling.metrics.latency import Latency
 from profiling.metrics.metric import Subject
 from profiling.metrics.monitor import CALLS_EVERY, CallMonitor
-from profiling.results.record import SlowFrames
+from profiling.results.measured import SlowFrames
 from profiling.variants.variant import Step
 
 CALLS, FAULT, EXCESS_MS = 300, 200, 30.0

@@ -3,7 +3,7 @@
 import numpy as np
 
 from profiling.results.frames import NAMES
-from profiling.results.record import Realtime
+from profiling.results.loop import Realtime
 
 GAP_MS = 0.25
 

@@ -5,7 +5,7 @@ import pytest
 from planted_series import series_of
 
 from profiling.realtime.deadlines import deadlines, done_times, holds, longest_run, rate_key, sustained_fps, underruns
-from profiling.results.record import Deadline
+from profiling.results.loop import Deadline
 
 
 def test_deadlines_by_hand():

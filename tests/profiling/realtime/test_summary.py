@@ -7,7 +7,8 @@ from planted_series import GAP_MS, loop, noise, series_of
 from profiling.realtime.graph import parse_graph
 from profiling.realtime.slow_frames import find_period
 from profiling.realtime.summary import loop_energy, memory_section, summarize_frames
-from profiling.results.record import BudgetPart, Spikes, encode_sections
+from profiling.results.loop import BudgetPart, Spikes
+from profiling.results.record import encode_sections
 
 FRAMES = 600
 MIB = 2**20

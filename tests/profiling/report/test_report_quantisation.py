@@ -7,15 +7,8 @@ from make_record import record
 from profiling.report.quantisation import front_of, quantisation_section
 from profiling.report.run_data import RunData
 from profiling.results.environment import Environment
-from profiling.results.record import (
-    BeforeAfter,
-    Choices,
-    LayerSensitivity,
-    ModuleChoice,
-    Parity,
-    RecipeStep,
-    Sensitivity,
-)
+from profiling.results.explained import BeforeAfter, Choices, LayerSensitivity, ModuleChoice, RecipeStep, Sensitivity
+from profiling.results.measured import Parity
 
 FEW = "called with 1 row, and the kernel needs 17 or more"
 

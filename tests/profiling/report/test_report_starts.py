@@ -10,7 +10,8 @@ from profiling.report.run_data import RunData
 from profiling.report.shape_sweep import total_seconds
 from profiling.report.starts import starts_section
 from profiling.results.environment import Environment
-from profiling.results.record import Calls, CallsPoint, Metrics, Package, Prepare, RecipeStep, Start, Starts
+from profiling.results.explained import Package, RecipeStep
+from profiling.results.measured import Calls, CallsPoint, Metrics, Prepare, Start, Starts
 from profiling.run.rounds import break_even_calls
 
 COLD = Prepare(seconds=40.0, graphs=1, cache="cold", phases={"inductor": 30.0, "dynamo": 5.0})

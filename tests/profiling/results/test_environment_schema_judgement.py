@@ -30,17 +30,8 @@ from profiling.results.judgement import (
     typical_ms,
     without_samples,
 )
-from profiling.results.record import (
-    LatencyConditions,
-    Metrics,
-    Parity,
-    Round,
-    RoundSummary,
-    Speedup,
-    Turns,
-    Window,
-    leaves,
-)
+from profiling.results.measured import LatencyConditions, Metrics, Parity, Round, RoundSummary, Speedup, Turns, Window
+from profiling.results.record import leaves
 from profiling.results.stats import summarize
 
 RUNS = sorted((Path(__file__).resolve().parents[3] / "docs" / "results").glob("*/environment.json"))

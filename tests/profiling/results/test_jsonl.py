@@ -10,7 +10,8 @@ from make_record import record, summary
 from profiling.errors import InputError
 from profiling.results import jsonl, schema_1
 from profiling.results.jsonl import append_record, decode_record, encode_record, read_records, read_results
-from profiling.results.record import Metrics, Parity, leaves
+from profiling.results.measured import Metrics, Parity
+from profiling.results.record import leaves
 
 RUNS = sorted((Path(__file__).resolve().parents[3] / "docs" / "results").glob("*/results.jsonl"))
 #: A line in which damage is planted.

@@ -7,21 +7,11 @@ import numpy as np
 import pytest
 from make_record import record, summary
 
+from profiling.results.explained import FxPass
 from profiling.results.jsonl import decode_record, encode_record
-from profiling.results.record import (
-    Deadline,
-    FxPass,
-    Memory,
-    Metrics,
-    Parity,
-    ParityCheck,
-    Prepare,
-    Realtime,
-    decode_section,
-    encode_sections,
-    merge_metric,
-    record_with,
-)
+from profiling.results.loop import Deadline, Realtime
+from profiling.results.measured import Memory, Metrics, Parity, ParityCheck, Prepare
+from profiling.results.record import decode_section, encode_sections, merge_metric, record_with
 
 
 def test_a_reason_stands_exactly_where_the_status_is_not_ok():

@@ -10,7 +10,7 @@ from planted_networks import Function, component
 from torch import Tensor, nn
 
 from profiling.results.environment import Ceilings
-from profiling.results.record import Roofline
+from profiling.results.explained import Roofline
 from profiling.roofline.measure_ceilings import measure_ceilings
 from profiling.roofline.section import call_roofline
 

@@ -5,7 +5,7 @@ from fake_ncu import sample
 from msgspec.structs import replace
 
 from profiling.results.environment import Ceilings
-from profiling.results.record import Kernel
+from profiling.results.explained import Kernel
 from profiling.roofline.rules import bound_by_counters, bound_by_trace
 from profiling.trace.analysis import kernels_by_name
 from profiling.trace.attribution import KernelAttribution

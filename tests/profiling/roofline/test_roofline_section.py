@@ -7,8 +7,8 @@ import pytest
 import torch
 from planted_networks import Chain, Copy, Product, ceilings_of, component
 
+from profiling.results.explained import KernelFinding, TraceAnalysis
 from profiling.results.jsonl import read_records
-from profiling.results.record import KernelFinding, TraceAnalysis
 from profiling.roofline.section import call_roofline, frame_roofline
 from profiling.variants.variant import Step
 

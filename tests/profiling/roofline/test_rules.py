@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 from msgspec.structs import replace as replace_struct
 from planted_networks import ceilings_of
 
-from profiling.results.record import DeviceWork, FindingKind, Kernel, KernelFinding, RooflinePart, TraceAnalysis
+from profiling.results.explained import DeviceWork, FindingKind, Kernel, KernelFinding, RooflinePart, TraceAnalysis
 from profiling.roofline.evidence import Conditions, Evidence, observations
 from profiling.roofline.rules import RULES, judge
 

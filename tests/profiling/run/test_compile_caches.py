@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.results.record import Prepare, decode_section, encode_sections
+from profiling.results.measured import Prepare
+from profiling.results.record import decode_section, encode_sections
 from profiling.run.compile_caches import CompileCaches, lease
 from profiling.run.events import Phase, Sections
 from profiling.run.job import FORWARD, Job, as_recipe

@@ -12,7 +12,7 @@ from stored_noise import stored_series
 
 from profiling.metrics.sampling import Ready, WindowSamples
 from profiling.report.answer import answer_of
-from profiling.results.record import LatencyConditions, Metrics, Parity
+from profiling.results.measured import LatencyConditions, Metrics, Parity
 from profiling.run.rounds import with_speedup
 from profiling.run.turns import Resident, Start, take_turns
 

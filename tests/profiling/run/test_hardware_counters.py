@@ -8,7 +8,8 @@ import pytest
 from fake_ncu import counters, install, printed, sample
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.results.record import Kernel, encode_sections
+from profiling.results.explained import Kernel
+from profiling.results.record import encode_sections
 from profiling.run import process
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Phase, Sections

@@ -6,18 +6,18 @@ from msgspec.structs import replace
 from profiling.compare.__main__ import main as compare
 from profiling.results.jsonl import decode_record, encode_record
 from profiling.results.judgement import samples_by_round
-from profiling.results.record import (
+from profiling.results.loop import Realtime
+from profiling.results.measured import (
     Calls,
     FrameRate,
     LatencyConditions,
     Metrics,
     Prepare,
-    Realtime,
-    Record,
     RoundSummary,
     SlowFrame,
     SlowFrames,
 )
+from profiling.results.record import Record
 from profiling.results.stats import summarize
 from profiling.run.rounds import break_even_calls, rounds_done, with_round, with_speedup
 

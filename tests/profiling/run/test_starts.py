@@ -11,7 +11,7 @@ from as_user import OUTSIDE
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
-from profiling.results.record import Package, RecipeStep
+from profiling.results.explained import Package, RecipeStep
 from profiling.run.cell import prepare_phases
 from profiling.run.compile_caches import CompileCaches, cache_variables, lease
 from profiling.run.forward import ForwardCell

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from profiling.results.record import CompileLog, encode_sections
+from profiling.results.explained import CompileLog
+from profiling.results.record import encode_sections
 from profiling.trace import compile_log
 from profiling.trace.compile_log import CompileLogError, parse_compile_log, phases_of, read_compile_log
 

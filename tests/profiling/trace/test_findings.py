@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from profiling.report.run_data import load_run
 from profiling.results.environment import NEAR_CEILING, Ceilings
-from profiling.results.record import TraceAnalysis
+from profiling.results.explained import TraceAnalysis
 from profiling.trace.analysis import Traces, analyze_trace, kernels_by_name
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.events import GpuWork, read_events, timeline

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from profiling.errors import InputError
-from profiling.results.record import KernelFile
+from profiling.results.explained import KernelFile
 from profiling.trace.generated_code import kept_kernels, list_kernels
 
 

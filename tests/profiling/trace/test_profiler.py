@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from profiling.results.record import TraceFiles
+from profiling.results.explained import TraceFiles
 from profiling.trace import spans
 from profiling.trace.profiler import trace_step
 from profiling.trace.spans import cell_span, open_names, span

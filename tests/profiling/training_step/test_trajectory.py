@@ -10,7 +10,8 @@ from msgspec import structs
 from torch import nn
 
 from profiling.errors import InputError
-from profiling.results.record import ParityCheck, encode_sections
+from profiling.results.measured import ParityCheck
+from profiling.results.record import encode_sections
 from profiling.training_step.cell import TrainingCell
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
