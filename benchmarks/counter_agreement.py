@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 from tabulate import tabulate
 
-from profiling.report.hardware_counters import agreement, agrees, traffic
+from profiling.report.hardware_counters import agrees, ceiling_by_counters, traffic
 from profiling.results.explained import CountedKernel
 from profiling.results.jsonl import read_records
 from profiling.results.record import Record
@@ -76,9 +76,12 @@ def _kernel(record: Record, each: CountedKernel) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Shares:
-    """Sums over cells of the fields of `Agreement`, each over its `whole`.
+    """Shares of kernel time, summed over cells; `mean` divides a sum by their number.
 
-    `constant` is `same` if the trace judged all kernels `neither`. `mean` divides a sum by the number of cells.
+    `both`: counters and trace judge the kernel. `same`: they name the same ceiling or neither; `cache`, a part of it:
+    neither, with L2 as the reason by counters. `different`: they do not. `ceiling`: at a ceiling by counters;
+    `claimed`: by the trace; `confirmed`: at the same by both. `constant` is `same` if the trace judged all kernels
+    `neither`.
     """
 
     cells: int
@@ -99,11 +102,27 @@ class Shares:
 def shares_of(records: Sequence[Record]) -> Shares:
     """Return the sums over all cells with counters; each cell has the same weight."""
     cells = [each.hardware_counters.kernels for each in records if each.hardware_counters is not None]
-    found = [agreement(kernels) for kernels in cells]
-    constant = [agreement([_neither(kernel) for kernel in kernels]) for kernels in cells]
+    found = [_shares(kernels) for kernels in cells]
     names = ("both", "same", "cache", "different", "ceiling", "claimed", "confirmed")
-    sums = {name: sum(getattr(each, name) / each.whole for each in found) for name in names}
-    return Shares(len(cells), **sums, constant=sum(each.same / each.whole for each in constant))
+    sums = {name: sum(each[name] for each in found) for name in names}
+    constant = sum(_shares([_neither(kernel) for kernel in kernels])["same"] for kernels in cells)
+    return Shares(len(cells), **sums, constant=constant)
+
+
+def _shares(kernels: Sequence[CountedKernel]) -> dict[str, float]:
+    """Return the shares of the time of one cell's kernels, by the names of `Shares`."""
+    judged = [(each, agrees(each)) for each in kernels if agrees(each) is not None]
+    chosen = {
+        "both": [each for each, _ in judged],
+        "same": [each for each, word in judged if word != "no"],
+        "cache": [each for each, word in judged if word == "yes; L2"],
+        "different": [each for each, word in judged if word == "no"],
+        "ceiling": [each for each, _ in judged if ceiling_by_counters(each) != "neither"],
+        "claimed": [each for each, _ in judged if each.bound_by_trace != "neither"],
+        "confirmed": [each for each, word in judged if word == "yes" and each.bound_by_trace != "neither"],
+    }
+    whole = sum(each.ms for each in kernels)
+    return {name: sum(each.ms for each in chosen[name]) / whole for name in chosen}
 
 
 def _neither(kernel: CountedKernel) -> CountedKernel:
@@ -119,8 +138,8 @@ def cell_rows(records: Sequence[Record]) -> list[tuple[str, ...]]:
         if counters is None:
             rows.append((name, *[""] * 5, "; ".join(note for note in record.notes if "counters" in note)))
             continue
-        each = agreement(counters.kernels)
-        parts = [part / each.whole for part in (each.both, each.same, each.cache, each.different)]
+        each = _shares(counters.kernels)
+        parts = [each[name] for name in ("both", "same", "cache", "different")]
         covered = sum(kernel.share or 0.0 for kernel in counters.kernels)
         seconds = "" if counters.seconds is None else f"{counters.seconds:.0f} s"
         rows.append((name, *(f"{share:.0%}" for share in (covered, *parts)), seconds))

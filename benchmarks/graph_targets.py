@@ -1,6 +1,6 @@
-"""Targets for CUDA graphs, checked on committed runs: python benchmarks/graph_targets.py [FOLDER]
+"""Targets for CUDA graphs, checked on the runs in FOLDER: python benchmarks/graph_targets.py FOLDER
 
-The runs, on one GPU (their commands are in their environment.json):
+The runs, on one GPU:
   h200_clip_text_batch_1      generic_forward component=[clip_text] with cuda_graph, fx_cuda_graph, compile_max_autotune
   h200_sweep_clip_text        shape_sweep component=[clip_text]
   h200_training_step          training_step component=[resnet50_training]
@@ -16,8 +16,6 @@ from tabulate import tabulate
 
 from profiling.results.jsonl import read_records
 from profiling.results.record import Record
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def records(folder: Path, name: str) -> dict[tuple[str, str], Record]:
@@ -64,7 +62,7 @@ def targets(folder: Path) -> list[tuple[str, str, float, bool]]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "results"
+    folder = Path(sys.argv[1])
     rows = [
         (quantity, target, f"{value:.3g}", "yes" if ok else "no") for quantity, target, value, ok in targets(folder)
     ]

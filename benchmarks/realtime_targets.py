@@ -1,6 +1,6 @@
-"""Targets for the loop, checked on committed runs: python benchmarks/realtime_targets.py [FOLDER]
+"""Targets for the loop, checked on the runs in FOLDER: python benchmarks/realtime_targets.py FOLDER
 
-The runs, on one GPU (their commands are in their environment.json):
+The runs, on one GPU:
   h200_world_model_step  generic_forward component=[world_model_step]
   h200_realtime_long     realtime, sequential, free, 10000 frames after 2000 to warm up
   h200_realtime_overlap  the same with loop.schedule=overlap
@@ -19,7 +19,6 @@ from profiling.results.jsonl import read_records
 from profiling.results.loop import Realtime
 from profiling.results.record import Record
 
-ROOT = Path(__file__).resolve().parents[1]
 FRAME_MS = 16.6  # 60 FPS
 
 
@@ -62,7 +61,7 @@ def _growth(what: str, loop: Realtime) -> Iterator[tuple[str, str, str, bool]]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "results"
+    folder = Path(sys.argv[1])
     rows = [(quantity, target, value, "yes" if ok else "no") for quantity, target, value, ok in targets(folder)]
     print(tabulate(rows, ("quantity", "target", "measured", "reached"), "github", disable_numparse=True))
 

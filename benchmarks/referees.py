@@ -39,17 +39,18 @@ from torch.utils.benchmark import Timer
 
 from profiling.errors import reason_of
 from profiling.graphs import CudaGraphed
+from profiling.machine.spreads import Spreads
 from profiling.metrics.clocks import CacheFlush, clock_of
 from profiling.metrics.sampling import Ready, SamplingLimits, Turn, WindowSamples, collect
 from profiling.report.table import Column, Table, markdown
-from profiling.results.stats import paired_ratio
+from profiling.results.judge import Cell, Pair, Spread, Windows, compare
 from profiling.run.turns import Resident, take_turns
 from profiling.trace.device_work import device_work
 
 Call = Callable[[], object]
 Measure = Callable[[float], float]  # seconds of a window -> ms of a call
-#: Allowed difference where the device, and where launches set the time; and how well the ratio is to be known.
-DEVICE_BOUND, LAUNCH_BOUND, WIDTH = 0.01, 0.02, 0.003
+#: Allowed difference where the device, and where launches set the time.
+DEVICE_BOUND, LAUNCH_BOUND = 0.01, 0.02
 #: At most for the turns of a row, in seconds, also where the host sets the time, whose speed varies more; at least and
 #: at most so many windows of each side.
 SECONDS, LAUNCH_SECONDS, LEAST, MOST = 20.0, 50.0, 8, 240
@@ -59,6 +60,16 @@ FIXED_WINDOWS, WINDOW_SECONDS = 12, 0.15
 NVBENCH_SECONDS = 240
 #: Warm-up of do_bench in ms, equal to that of `rewarm` in a window of a run or longer.
 WARM_UP_MS = 30
+#: Both sides of a row call the same function in the same process.
+ONE_PROCESS = Spread(0.0)
+
+
+class OneProcess(Spreads):
+    """Of sides in one process no difference of processes can hide, nor explain, a ratio."""
+
+    def known(self, kind: str) -> Spread:
+        """Return a spread of 0."""
+        return ONE_PROCESS
 
 
 def callables(device: str) -> dict[str, Call]:
@@ -104,20 +115,21 @@ class Row:
     is_bar: bool
 
     @property
-    def ratio(self) -> tuple[float, tuple[float, float] | None]:
+    def pair(self) -> Pair:
         """Ours over theirs, with its interval."""
-        return paired_ratio(self.ours_ms, self.theirs_ms)
+        ours, theirs = (Windows.of(ms, session="row") for ms in (self.ours_ms, self.theirs_ms))
+        return compare(Cell((ours,), ONE_PROCESS), Cell((theirs,), ONE_PROCESS))
 
     @property
     def verdict(self) -> str:
         """Whether the two agree within the tolerance."""
-        _, interval = self.ratio
+        interval = self.pair.interval()
         if interval is None:
-            return "cannot tell"
+            return "undecided"
         low, high = interval
         if max(1 - low, high - 1) <= self.tolerance:
             return "yes"
-        return "no" if low > 1 + self.tolerance or high < 1 - self.tolerance else "cannot tell"
+        return "no" if low > 1 + self.tolerance or high < 1 - self.tolerance else "undecided"
 
 
 def table_of(rows: Sequence[Row]) -> Table[Row]:
@@ -129,7 +141,7 @@ def table_of(rows: Sequence[Row]) -> Table[Row]:
             Column[Row]("theirs", lambda row: statistics.median(row.theirs_ms), "ms"),
             Column[Row]("ours", lambda row: statistics.median(row.ours_ms), "ms"),
             Column[Row]("windows of each", lambda row: len(row.ours_ms), "count"),
-            Column[Row]("ours / theirs, 95% interval", lambda row: with_interval(*row.ratio)),
+            Column[Row]("ours / theirs, 95% interval", lambda row: with_interval(row.pair)),
             Column[Row]("tolerance", lambda row: row.tolerance, "percent"),
             Column[Row]("within", lambda row: row.verdict),
             Column[Row]("bar", lambda row: row.is_bar, "flag"),
@@ -138,9 +150,10 @@ def table_of(rows: Sequence[Row]) -> Table[Row]:
     )
 
 
-def with_interval(ratio: float, interval: tuple[float, float] | None) -> str:
+def with_interval(pair: Pair) -> str:
     """Return the ratio with four digits after the point."""
-    return f"{ratio:.4f}" + ("" if interval is None else f" [{interval[0]:.4f}, {interval[1]:.4f}]")
+    interval = pair.interval()
+    return f"{pair.ratio:.4f}" + ("" if interval is None else f" [{interval[0]:.4f}, {interval[1]:.4f}]")
 
 
 @dataclass(frozen=True)
@@ -160,7 +173,7 @@ class Rows:
         host = self.tolerance == LAUNCH_BOUND
         sides = [_resident(name, measure, host=host) for name, measure in {"ours": ours, **referees}.items()]
         seconds = LAUNCH_SECONDS if host else SECONDS
-        take_turns(sides, seconds * len(sides) / 2, seed=0)
+        take_turns(sides, seconds * len(sides) / 2, seed=0, spreads=OneProcess())
         own = _by_block(sides[0])
         for side in sides[1:]:
             theirs = _by_block(side)
@@ -183,7 +196,7 @@ def _resident(name: str, measure: Measure, *, host: bool) -> Resident:
 
     call_s = measure(0.05) / 1e3  # also warms up
     limits = {"min_iterations": LEAST, "max_iterations": MOST, "max_seconds": SECONDS}
-    ready = Ready(call_s=0.0 if host else call_s, interval=WIDTH, used={}, free={}, **limits)
+    ready = Ready(call_s=0.0 if host else call_s, used={}, free={}, **limits)
     return Resident(name, ready, window)
 
 

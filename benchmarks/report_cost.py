@@ -28,7 +28,7 @@ from profiling.results.jsonl import append_record, read_records
 from profiling.results.record import Record, decode_section
 
 ROOT = Path(__file__).resolve().parents[1]
-BASE = ROOT / "docs" / "results" / "h200"
+BASE = ROOT / "docs" / "results" / "h200_diffusion"
 STORED = ROOT / "tests" / "data" / "traces"
 KERNELS, SUBMODULES = 300, 800
 SECONDS, GIBIBYTES, PAGE_MIB = 10, 1, 6

@@ -33,7 +33,7 @@ import yaml
 
 from profiling.report.table import Column, Table, markdown
 from profiling.results.jsonl import read_records
-from profiling.results.stats import paired_ratio
+from profiling.results.judge import Cell, Spread, Windows, compare
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The last revision in which each cell was timed whole, before the next one was prepared.
@@ -134,9 +134,11 @@ def table_of(pairs: Sequence[Pair], names: tuple[str, str]) -> Table[Pair]:
 
 def verdict(pairs: Sequence[Pair], bar: float) -> tuple[str, bool]:
     """Return the ratio in words, and whether it is not above the bar."""
-    ratio, interval = paired_ratio(*([getattr(p, side).seconds for p in pairs] for side in ("turns", "whole")))
+    seconds = ([getattr(pair, side).seconds for pair in pairs] for side in ("turns", "whole"))
+    runs = compare(*(Cell((Windows.of(each, session="pairs"),), Spread(0.0)) for each in seconds))
+    interval = runs.interval()
     if interval is not None:
-        return f"{ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]", interval[0] <= bar
+        return f"{runs.ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]", interval[0] <= bar
     ratios = [pair.ratio for pair in pairs]
     return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})", min(ratios) <= bar
 

@@ -28,12 +28,12 @@ from profiling.report.page import PAGE_FILE
 from profiling.report.render import REPORT_FILE
 from profiling.results.environment import ENVIRONMENT_FILE
 from profiling.results.jsonl import RESULTS_FILE, encode_record, read_records
-from profiling.results.measured import Metrics, Summary
+from profiling.results.measured import Metrics, Summary, Turns
 from profiling.results.record import Record
 from profiling.results.sweep import Sweep, SweepJob, write_job, write_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
-BASE = ROOT / "docs" / "results" / "h200"
+BASE = ROOT / "docs" / "results" / "h100_packages"
 CELLS = 12
 SECONDS, GIBIBYTES, PAGE_MIB = 20, 1, 10
 TIMES = 3
@@ -52,7 +52,7 @@ def main() -> None:
         print(f"{runs:,} runs of {CELLS} cells, {size / 1e6:.0f} MB of records\n")
         rows = [(i, *report(folder)) for i in range(1, TIMES + 1)]
         page = (folder / PAGE_FILE).read_text(encoding="utf-8")
-        assert "Best recipe by component" in (folder / REPORT_FILE).read_text(encoding="utf-8")
+        assert "### Answer" in (folder / REPORT_FILE).read_text(encoding="utf-8")
         assert page.count("<tr") > runs, "the page has fewer rows than the sweep has jobs"
     headers = ("time", "seconds", "CPU seconds", "peak RSS, GiB")
     print(tabulate(rows, headers, "github", floatfmt=".2f"), end="\n\n")
@@ -91,7 +91,8 @@ def make_sweep(folder: Path, runs: int) -> int:
         run.mkdir(parents=True)
         environment["device"]["name"] = device
         (run / ENVIRONMENT_FILE).write_bytes(encode(environment))
-        size += (run / RESULTS_FILE).write_bytes(b"".join(encode_record(r) + b"\n" for r in scaled(records, rng)))
+        lines = (encode_record(record) + b"\n" for record in scaled(records, rng, number))
+        size += (run / RESULTS_FILE).write_bytes(b"".join(lines))
         (run / PAGE_FILE).touch()
         write_job(folder, job)
         jobs.append(job)
@@ -110,8 +111,8 @@ def settings() -> Iterator[tuple[tuple[str, ...], str]]:
             yield (f"dtype={dtype}", *inputs, f"seed={seed}"), device
 
 
-def scaled(records: tuple[Record, ...], rng: random.Random) -> Iterator[Record]:
-    """Yield the records with times of their own; one of fifty is wrong."""
+def scaled(records: tuple[Record, ...], rng: random.Random, job: int) -> Iterator[Record]:
+    """Yield the records with times and turns of their own; one of fifty is wrong."""
     factor = rng.uniform(0.5, 2)
     for record in records:
         near = factor * rng.uniform(0.98, 1.02)
@@ -121,9 +122,16 @@ def scaled(records: tuple[Record, ...], rng: random.Random) -> Iterator[Record]:
         yield replace(
             record,
             metrics=metrics,
+            turns=record.turns and turns(record.turns, near * (record.wall_p50 or 1.0), rng, job),
             status="failed" if wrong else "ok",
             reason="parity: relative L2 0.2 is beyond 0.01" if wrong else None,
         )
+
+
+def turns(measured: Turns, p50: float, rng: random.Random, job: int) -> Turns:
+    """Return the turns of a job of its own: windows near `p50`, which is in ms."""
+    windows = tuple(replace(window, p50=p50 * rng.gauss(1, 0.002)) for window in measured.windows)
+    return replace(measured, began=f"job {job}", windows=windows)
 
 
 def times(summary: Summary | None, factor: float) -> Summary | None:

@@ -7,20 +7,14 @@ The report.md of each run is rendered again from its records. A page gets a bloc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from profiling.report.answer import VARIANTS, answer_section
-from profiling.report.format import escaped
-from profiling.report.heading import heading_lines
+from profiling.report.answer import VARIANTS
 from profiling.report.latency import latency_section
-from profiling.report.launches import launches_section
-from profiling.report.memory import memory_section
 from profiling.report.page import Section
 from profiling.report.realtime import realtime_section
 from profiling.report.render import render_markdown
 from profiling.report.run_data import load_run
-from profiling.report.shape_sweep import shape_sweep_section
 from profiling.report.sweep import sweep_as
 from profiling.report.table import AnyTable, markdown
 from profiling.results.sweep import is_sweep
@@ -30,34 +24,12 @@ RESULTS = ROOT / "docs" / "results"
 #: Runs of the components of other libraries, and of the pipelines besides the default one.
 MODELS = ("h200_diffusion", "h200_wan_vae_decoder", "h200_language")
 PIPELINES = ("h200_stream_img2img", "h200_chunked_video", "h200_speech")
-#: Phases of a training that its page is about; the report has all.
-PHASES = ("model", "ready", "before static input", "static input", "static input, its delta", "capture", "training")
 
 
 def results_block() -> str:
-    """Return the device and the answer table of the main job on an H200."""
-    data = load_run(RESULTS / "h200")
-    device, software = heading_lines(data)[:2]
-    (answer,) = answer_section(data).tables
-    return f"{markdown(replace(answer, notes=()))}\n\n{escaped(device)} · {escaped(software)}"
-
-
-def verdict_block() -> str:
-    """Return whether each variant of the loop holds its frame rate."""
-    lines = realtime_section(load_run(RESULTS / "h200_realtime")).lines
-    return "\n".join(f"- {escaped(line)}" for line in lines if not line.startswith("Settings"))
-
-
-def realtime_block() -> str:
-    """Return the table of the loop and its stage budget."""
-    section = realtime_section(load_run(RESULTS / "h200_realtime"))
-    return "\n\n".join(markdown(_titled(section, title), "console") for title in ("Frames", "Stage budget, medians"))
-
-
-def sweep_block() -> str:
-    """Return the totals with preparation of the shape sweep."""
-    section = shape_sweep_section(load_run(RESULTS / "h200_sweep_clip_text"))
-    return markdown(_titled(section, "Total time with preparation"), "console")
+    """Return what a run of the world model on an H100 printed."""
+    text = (RESULTS / "h100" / "world_model.txt").read_text(encoding="utf-8").strip()
+    return f"```\n{text}\n```"
 
 
 def models_block() -> str:
@@ -73,19 +45,6 @@ def pipelines_block() -> str:
     return "\n\n".join(markdown(_titled(section, title), "console") for section in sections for title in titles)
 
 
-def training_block() -> str:
-    """Return the variants of the training step, and its memory by phase."""
-    data = load_run(RESULTS / "h200_training_step")
-    memory = _titled(memory_section(data), "Memory by phase")
-    chosen = replace(memory, rows=[phase for phase in memory.rows if phase.name in PHASES])
-    return f"{markdown(_titled(latency_section(data), 'Variants'), 'console')}\n\n{markdown(chosen)}"
-
-
-def launches_block() -> str:
-    """Return the headline table of the launch calibration."""
-    return markdown(_titled(launches_section(load_run(RESULTS / "h200_launch_overhead")), "Launch costs"))
-
-
 def cost_block() -> str:
     """Return what the benchmark of the harness printed, on each device."""
     texts = [(RESULTS / device / "harness_cost.txt").read_text(encoding="utf-8").strip() for device in ("h200", "cpu")]
@@ -94,13 +53,8 @@ def cost_block() -> str:
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "results": results_block,
-    "verdict": verdict_block,
-    "realtime": realtime_block,
-    "sweep": sweep_block,
     "models": models_block,
     "pipelines": pipelines_block,
-    "training": training_block,
-    "launches": launches_block,
     "cost": cost_block,
 }
 

@@ -14,22 +14,25 @@ from profiling.report.render import PAGE_FILE, render_html
 from profiling.report.run_data import load_run
 
 ROOT = Path(__file__).resolve().parents[1]
-RUN = ROOT / "docs" / "results" / "h200"
+RUN = ROOT / "docs" / "results" / "h200_energy"
 PICTURE = ROOT / "docs" / "report.png"
-#: As wide as the window of a laptop, and down to the end of the first chart.
-WIDTH, HEIGHT = 1400, 1500
+#: As wide as the window of a laptop.
+WIDTH = 1400
 
 
 def take_picture(run: Path, picture: Path) -> None:
-    """Render the page of `run` anew and write the upper part of it as a PNG; the run itself is left as it is."""
+    """Render the page of `run` anew and write its answer, with the charts below, as a PNG; the run stays as it is."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         page_file = Path(folder) / PAGE_FILE
         page_file.write_text(render_html(load_run(run)), encoding="utf-8")
         browser = driver.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
+        page = browser.new_page(viewport={"width": WIDTH, "height": WIDTH}, color_scheme="light")
         page.goto(page_file.as_uri())
-        page.wait_for_function("[...document.querySelectorAll('.chart')].every(c => c.querySelector('.main-svg'))")
-        page.screenshot(path=picture)
+        answer = page.locator("#answer").bounding_box()
+        assert answer is not None
+        page.screenshot(
+            path=picture, clip={"x": 0, "y": 0, "width": WIDTH, "height": answer["y"] + answer["height"] + 16}
+        )
         browser.close()
 
 

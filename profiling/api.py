@@ -35,7 +35,7 @@ from profiling.report.format import few
 from profiling.report.result import RunResult
 from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
 from profiling.results.jsonl import append_record
-from profiling.results.run_folder import write_json
+from profiling.results.run_folder import keep_newest_lines, write_json
 from profiling.run.job import RunConfig, as_recipe
 from profiling.run.process import TORCH_TRACE
 from profiling.run.progress import PlainProgress, make_progress
@@ -337,6 +337,7 @@ def _complete(run: Run, subject: Held) -> None:
         notes += [checked] * (bool(same) and record.parity is not None)
         if notes:
             append_record(run.folder, msgspec.structs.replace(record, notes=(*record.notes, *notes)))
+    keep_newest_lines(run.folder)
 
 
 @contextmanager

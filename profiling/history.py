@@ -1,6 +1,7 @@
 """Show the fastest correct variant of each component over folders of runs: `python -m profiling.history FOLDER ...`.
 
 The runs of a sweep are points as others are; where it sweeps what changes the work, each value has a series of its own.
+Runs are compared where they had the same variants: else the fastest of more would be called a gain.
 Needs no torch. Exit code 0: done; 2: a folder holds no runs, or the page could not be written.
 """
 
@@ -17,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from profiling.compare.command import check_page_path, describe_error, parse_options, section_text, write_page
-from profiling.compare.loaded_run import LoadedRun, median_ms, read_run
+from profiling.compare.loaded_run import LoadedRun, read_run
 from profiling.errors import InputError, prepare_output, print_text, printable
-from profiling.report.answer import CANNOT_TELL, answer_of
 from profiling.report.charts import GREY, Chart, Figure, View, axis, error_bars, figure, line, palette, plain, points
-from profiling.report.format import ABSENT, count_of, estimate, show
+from profiling.report.format import ABSENT, Value, count_of, estimate, few, show
 from profiling.report.page import Section, render_page
 from profiling.report.table import Column, Table
-from profiling.results.environment import Environment
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judgement import loop_work, lost
+from profiling.results.judge import Cell, compare
+from profiling.results.measured import Interval
 from profiling.results.overrides import (
     concerns,
     is_recipe,
@@ -38,9 +38,10 @@ from profiling.results.overrides import (
 )
 from profiling.results.record import Record
 from profiling.results.sweep import is_sweep, read_sweep
+from profiling.results.verdicts import cell_of, interval_of, loop_work, ranking, taken
 
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "cross", "hexagon")
-_TOOL = "tool "
+#: What stands in the place of a ratio of two runs that had other variants.
+_OTHER_VARIANTS = "other variants"
 
 
 @dataclass(frozen=True)
@@ -50,27 +51,24 @@ class HistoryPoint:
     run: str  # its folder, relative to the folder of all runs
     date: str | None  # when the run began, ISO 8601 in UTC
     revision: str | None  # of the user's code, with + for uncommitted changes; `tool …` where only the tool's is known
-    variant: str
+    variant: str  # the one with the lowest estimate
+    beside: str | None  # variants of its run that are the same as this one, or undecided
     p50_ms: float  # of a call, or of a frame of a loop
-    ci95: tuple[float, float] | None
-    disturbed: str = ""  # what others took while it was timed, where that is too much
-    is_ranked: bool = True  # False where its run cannot tell that this variant is the fastest
-    is_tied: bool = False  # whether another variant of its run may be as fast
-    vs_first: float | None = None  # p50 of the first run over this one: above 1 is faster
-    vs_previous: float | None = None
-
-    @property
-    def fastest(self) -> str:
-        """What its run says which variant is the fastest."""
-        return self.variant if self.is_ranked else f"{CANNOT_TELL} ({self.variant})"
-
-    @property
-    def marks(self) -> str | None:
-        """The doubts about it."""
-        doubts = {"disturbed": bool(self.disturbed), "tied": self.is_tied}
-        return f"! {', '.join(mark for mark, is_so in doubts.items() if is_so)}" if any(doubts.values()) else None
+    ci95: Interval | None
+    cell: Cell
+    variants: frozenset[str]  # all that its run had for the component
+    conditions: str | None = None  # what others took while it was timed
+    vs_first: Value | None = None  # time of the first run over this one: above 1 is faster
+    vs_previous: Value | None = None
 
 
+_LEGEND = (
+    "A component has a table for each device, precision and amount of work. git: revision of your code (+: with "
+    "uncommitted changes); tool: only this tool's revision is known.",
+    "beside it: variants of the run that are the same within 1%, or for which that is undecided.",
+    "vs first, vs previous: the other run's time over this one's, with the 95% interval; above 1, this run is faster. "
+    f"{_OTHER_VARIANTS}: the runs had different ones, and the fastest of more would seem a gain.",
+)
 #: The points of each title, oldest first. Their times are comparable: same device, same work.
 History = Mapping[str, tuple[HistoryPoint, ...]]
 
@@ -125,11 +123,9 @@ def read_history(*folders: Path) -> History:
         try:
             loaded = read_run(run)
             points_of_run = _points(loaded, os.path.relpath(run, top), swept.get(run, {}))
-        except (InputError, OSError) as error:
-            print(printable(f"skipped {run}: {error}"), file=sys.stderr)
-            continue
         except Exception as error:  # a fault in one run must not hide the others
-            print(printable(f"skipped {run}: {describe_error(error)}"), file=sys.stderr)
+            reason = error if isinstance(error, InputError | OSError) else describe_error(error)
+            print(printable(f"skipped {run}: {reason}"), file=sys.stderr)
             continue
         if loaded.damage:
             print(f"{run}: {loaded.damage}", file=sys.stderr)
@@ -166,34 +162,29 @@ def _swept(folders: Iterable[Path]) -> dict[Path, dict[str, str]]:
 
 
 def _ordered(series: Sequence[HistoryPoint]) -> tuple[HistoryPoint, ...]:
-    """Return the points by date, with their speedups over the first and the previous one; disturbed ones have none."""
+    """Return the points by date, with their ratios to the first and the previous one."""
     first, *others = sorted(series, key=lambda point: (point.date or "", point.run))
     compared = [
-        replace(point, vs_first=_speedup(first, point), vs_previous=_speedup(previous, point))
+        replace(point, vs_first=_versus(first, point), vs_previous=_versus(previous, point))
         for previous, point in pairwise((first, *others))
     ]
     return (first, *compared)
 
 
-def _speedup(before: HistoryPoint, after: HistoryPoint) -> float | None:
-    return None if before.disturbed or after.disturbed else before.p50_ms / after.p50_ms
+def _versus(before: HistoryPoint, after: HistoryPoint) -> Value | None:
+    if before.variants != after.variants:
+        return _OTHER_VARIANTS
+    pair = compare(before.cell, after.cell)
+    return estimate(pair.ratio, pair.interval())
 
 
 def _points(run: LoadedRun, name: str, swept: Mapping[str, str]) -> dict[str, HistoryPoint]:
     groups: dict[str, list[Record]] = {}
     for record in run.records.values():
-        if record.is_correct and median_ms(record) is not None:
+        if record.is_correct:
             groups.setdefault(_title(run, record, swept), []).append(record)
-    answers = {title: answer_of(title, records) for title, records in groups.items()}
-    return {
-        title: replace(
-            _point(run, answer.fastest, name, swept),
-            is_ranked=answer.is_ranked,
-            is_tied=answer.is_tied,
-        )
-        for title, answer in answers.items()
-        if answer.fastest is not None
-    }
+    found = {title: _point(run, group, name, swept) for title, group in groups.items()}
+    return {title: point for title, point in found.items() if point is not None}
 
 
 def _title(run: LoadedRun, record: Record, swept: Mapping[str, str]) -> str:
@@ -214,30 +205,38 @@ def _title(run: LoadedRun, record: Record, swept: Mapping[str, str]) -> str:
     return " · ".join(filter(None, parts))
 
 
-def _point(run: LoadedRun, record: Record, name: str, swept: Mapping[str, str]) -> HistoryPoint:
-    loop = record.realtime
-    summary = record.metrics.wall_ms if loop is None else loop.frame_ms
-    schedule = loop and loop.schedule
-    known = ("dtype", "loop.schedule")  # which stand in the title, and behind the variant
-    recipe = [
-        setting(key, swept[key]) for key in swept if is_recipe(key) and concerns(key, record) and key not in known
-    ]
+def _point(run: LoadedRun, group: Sequence[Record], name: str, swept: Mapping[str, str]) -> HistoryPoint | None:
+    """Return the point of the correct records of a component; None where none was timed."""
+    ranked = ranking(group)
+    if ranked is None:
+        return None
+    record = next(each for each in group if each.variant == ranked.leader)
+    cell = cell_of(record)
+    if cell is None or record.median_ms is None:
+        return None
+    beside = {answer: names for answer in ("same", "undecided") if (names := ranked.named(answer))}
+    others = taken(record)
     return HistoryPoint(
         run=name,
         date=run.environment.captured_at,
-        revision=_revision(run.environment),
-        variant=", ".join((f"{record.variant} ({schedule})" if schedule else record.variant, *recipe)),
-        p50_ms=median_ms(record) or 0.0,
-        ci95=summary and summary.ci95,
-        disturbed=taken.words if (taken := lost(record)) is not None and taken.disturbs else "",
+        revision=run.environment.revision,
+        variant=_recipe(record, swept),
+        beside="; ".join(f"{answer}: {few(names)}" for answer, names in beside.items()) or None,
+        p50_ms=record.median_ms,
+        ci95=interval_of(record),
+        cell=cell,
+        variants=frozenset(_recipe(each, swept) for each in run.records.values() if each.component == record.component),
+        conditions=others.words if others is not None and others.is_named else None,
     )
 
 
-def _revision(environment: Environment) -> str | None:
-    for prefix, git in (("", environment.user_git), (_TOOL, environment.tool_git)):
-        if git is not None and git.revision:
-            return f"{prefix}{git.revision[:7]}{'+' if git.dirty else ''}"
-    return None
+def _recipe(record: Record, swept: Mapping[str, str]) -> str:
+    """Return the variant, with the schedule of a loop and what the sweep sets of it."""
+    schedule = record.realtime and record.realtime.schedule
+    known = ("dtype", "loop.schedule")  # which stand in the title, and behind the variant
+    chosen = [key for key in swept if is_recipe(key) and concerns(key, record) and key not in known]
+    name = f"{record.variant} ({schedule})" if schedule else record.variant
+    return ", ".join((name, *(setting(key, swept[key]) for key in chosen)))
 
 
 def history_text(history: History, *, as_markdown: bool) -> str:
@@ -259,7 +258,7 @@ def history_page(history: History, *folders: Path) -> str:
 
 def _section(history: History) -> Section:
     title = "The fastest correct variant of each run"
-    return Section("history", title, tables=_tables(history), charts=(_chart(history),), legend=_legend(history))
+    return Section("history", title, tables=_tables(history), charts=(_chart(history),), legend=_LEGEND)
 
 
 def _tables(history: History) -> list[Table[HistoryPoint]]:
@@ -267,33 +266,14 @@ def _tables(history: History) -> list[Table[HistoryPoint]]:
         Column[HistoryPoint]("run", lambda point: point.run),
         Column[HistoryPoint]("began (UTC)", _date),
         Column[HistoryPoint]("git", lambda point: point.revision),
-        Column[HistoryPoint]("fastest variant", lambda point: point.fastest, wrap=20),
-        Column[HistoryPoint]("p50", lambda point: point.p50_ms, "ms"),
-        Column[HistoryPoint]("vs first", lambda point: point.vs_first, "ratio"),
-        Column[HistoryPoint]("vs previous", lambda point: point.vs_previous, "ratio"),
-        Column[HistoryPoint]("conditions", lambda point: point.marks, "marks"),
+        Column[HistoryPoint]("fastest correct", lambda point: point.variant, wrap=20),
+        Column[HistoryPoint]("beside it", lambda point: point.beside, wrap=20),
+        Column[HistoryPoint]("p50", lambda point: estimate(point.p50_ms, point.ci95), "ms", wrap=8),
+        Column[HistoryPoint]("vs first", lambda point: point.vs_first, "ratio", wrap=8),
+        Column[HistoryPoint]("vs previous", lambda point: point.vs_previous, "ratio", wrap=8),
+        Column[HistoryPoint]("conditions", lambda point: point.conditions, wrap=20),
     )
     return [Table(title, columns, series, keys=1) for title, series in history.items()]
-
-
-def _legend(history: History) -> list[str]:
-    every = [point for series in history.values() for point in series]
-    lines = ["A component has a table for each device, precision and amount of work."]
-    if any(point.vs_first is not None for point in every):
-        lines.append("vs first, vs previous: the other run's p50 over this one's; above 1, this run is faster.")
-    if any(not point.is_ranked for point in every):
-        lines.append(f"{CANNOT_TELL}: the run could not tell which variant is fastest; in brackets, the lowest p50.")
-    if any(point.is_tied for point in every):
-        lines.append("tied: another variant of the run may be as fast.")
-    if any(point.disturbed for point in every):
-        lines.append(
-            "disturbed: other processes took more than 5% of the CPU or the GPU, and may have lengthened the time."
-        )
-    if any(point.revision for point in every):
-        git = "git: revision of your code (+: with uncommitted changes)"
-        tool = any((point.revision or "").startswith(_TOOL) for point in every)
-        lines.append(f"{git}; tool: only this tool's revision is known." if tool else f"{git}.")
-    return lines
 
 
 def _date(point: HistoryPoint) -> str | None:
@@ -311,45 +291,40 @@ def _instant(date: str | None) -> datetime | None:
 
 
 def _chart(history: History) -> Chart:
-    """Return the chart, a view for each title; a variant has the same colour and symbol in every view."""
+    """Return the chart, a view for each title; a variant has the same colour in every view."""
     colours = palette(point.variant for series in history.values() for point in series)
-    markers = {name: (colour, _SYMBOLS[place % len(_SYMBOLS)]) for place, (name, colour) in enumerate(colours.items())}
-    views = [View(printable(title), _figure(series, markers)) for title, series in history.items()]
+    views = [View(printable(title), _figure(series, colours)) for title, series in history.items()]
     note = (
-        "Bars: the 95% interval of the median. Hollow: other processes disturbed the run. Runs are in their order "
-        "where not every date is known."
+        "Bars: the 95% interval. Hollow: other processes took a part of the time. Runs are in their order where not "
+        "every date is known."
     )
     return Chart("history", "Median time of the fastest correct variant", views, note)
 
 
-def _figure(series: Sequence[HistoryPoint], markers: Mapping[str, tuple[str, str]]) -> Figure:
+def _figure(series: Sequence[HistoryPoint], colours: Mapping[str, str]) -> Figure:
     instants = [instant for point in series if (instant := _instant(point.date)) is not None]
-    dated = len(instants) == len(series) and len(set(instants)) > 1
-    if dated:
+    if len(instants) == len(series) and len(set(instants)) > 1:
         places, x = [instant.isoformat() for instant in instants], axis("start of the run, UTC", type="date")
     else:
         places = [f"{number}: {_date(point) or 'undated'}" for number, point in enumerate(series, 1)]
         x = axis("run, in order", type="category")
     medians = [point.p50_ms for point in series]
-    traces: list[dict[str, Any]] = [line("fastest", places, medians, GREY, 1.0, hoverinfo="skip", showlegend=False)]
+    traces: list[dict[str, Any]] = [line("fastest", places, medians, GREY, 1.0, showlegend=False)]
     for variant in dict.fromkeys(point.variant for point in series):
-        chosen = [number for number, point in enumerate(series) if point.variant == variant]
-        colour, symbol = markers[variant]
-        values = [medians[number] for number in chosen]
-        bars = error_bars(values, [series[number].ci95 for number in chosen], colour)
-        texts = [plain(_hover_text(series[number])) for number in chosen]
-        more: dict[str, Any] = {"error_y": bars, "text": texts, "hoverinfo": "text"}
-        traces.append(points(variant, [places[number] for number in chosen], values, symbol, colour, 10, **more))
-        if any(series[number].disturbed for number in chosen):
-            symbols = [f"{symbol}-open" if series[number].disturbed else symbol for number in chosen]
-            traces[-1]["marker"]["symbol"] = symbols
+        chosen = [(place, point) for place, point in zip(places, series, strict=True) if point.variant == variant]
+        values, texts = [point.p50_ms for _, point in chosen], [plain(_hover_text(point)) for _, point in chosen]
+        bars = error_bars(values, [point.ci95 for _, point in chosen], colours[variant])
+        more: dict[str, Any] = {"error_y": bars, "text": texts}
+        traces.append(points(variant, [place for place, _ in chosen], values, "circle", colours[variant], 10, **more))
+        symbols = ["circle-open" if point.conditions else "circle" for _, point in chosen]
+        traces[-1]["marker"]["symbol"] = symbols
     return figure(traces, x, axis("p50, ms", rangemode="tozero"))
 
 
 def _hover_text(point: HistoryPoint) -> str:
     time = show(estimate(point.p50_ms, point.ci95), "ms")
-    facts = [_date(point) or "undated", f"git {point.revision or ABSENT}", point.run, point.disturbed]
-    return f"{point.fastest}: {time} ms, {', '.join(filter(None, facts))}"
+    facts = [_date(point) or "undated", f"git {point.revision or ABSENT}", point.run, point.conditions]
+    return f"{point.variant}: {time} ms, {', '.join(filter(None, facts))}"
 
 
 if __name__ == "__main__":

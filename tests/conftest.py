@@ -5,6 +5,14 @@ import gc
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_tests(tmp_path_factory):
+    """Keep what tests learn of this machine out of the user's cache, and what that holds out of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _imports_are_no_garbage():
     """Keep what was imported out of collections: each measurement begins with one, of a quarter second."""

@@ -26,14 +26,13 @@ def test_its_numbers_are_those_of_the_committed_run(fill_readme):
     for page in fill_readme.pages():
         text = page.read_text(encoding="utf-8")
         assert fill_readme.filled(text) == text, f"{page.name}: run python docs/fill_readme.py"
-    assert "world_model" in fill_readme.results_block()
 
 
 def test_the_reports_of_the_committed_runs_are_what_the_tool_renders(fill_readme):
     """A rule that changed must not leave an older verdict in a report."""
     reports = fill_readme.reports()
     old = [path.parent.name for path, text in reports.items() if path.read_text(encoding="utf-8") != text]
-    assert len(reports) > 20
+    assert len(reports) > 15
     assert not old, "run python docs/fill_readme.py"
 
 

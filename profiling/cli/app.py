@@ -151,7 +151,7 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
     finally:
         progress.close()
     if (folder / RESULTS_FILE).exists():
-        print_text(write_report(folder))
+        print_text(write_report(folder, details=config.details))
     return code
 
 

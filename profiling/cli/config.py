@@ -61,6 +61,7 @@ def read_config(cfg: DictConfig) -> RunConfig:
         prepare_timeout=_optional("prepare_timeout", plain["prepare_timeout"]),
         resume=plain["resume"],
         resume_changed=_flag("resume_changed", plain["resume_changed"]),
+        details=_flag("details", plain["details"]),
         source=plain,
         rounds=plain["rounds"],
         seconds=_optional("seconds", plain["seconds"]),

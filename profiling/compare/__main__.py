@@ -2,7 +2,7 @@
 
 With two git revisions or two checkouts in the place of runs, measure them first, in turns.
 
-Exit code 0: no cell of B is slower than in A by more than the threshold; 1: a cell is; 2: cannot tell for some;
+Exit code 0: no cell of B is slower than in A by more than the threshold; 1: a cell is; 2: undecided for some;
 130: interrupted.
 """
 
@@ -13,10 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from profiling.compare.cells import IN_TURNS, TWO_RUNS
 from profiling.compare.command import check_page_path, describe_error, parse_options, write_page
 from profiling.compare.loaded_run import read_run
-from profiling.compare.output import EXIT_CODES, Comparison, comparison_page, comparison_text
-from profiling.compare.sweeps import SweepComparison, check_both, sweep_comparison_page, sweep_comparison_text
+from profiling.compare.output import EXIT_CODES, compare_runs, compare_sweeps, comparison_page, comparison_text
+from profiling.compare.sweeps import check_both
 from profiling.errors import InputError, prepare_output, print_text, printable, shell_words
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.sweep import is_sweep
@@ -56,7 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="what to measure of two revisions, and how"
     )
     parser.add_argument(
-        "--threshold", metavar="FRACTION", type=float, default=0.02, help="largest change that is the same (0.02: 2%%)"
+        "--threshold",
+        metavar="FRACTION",
+        type=float,
+        help=f"largest change that is the same ({TWO_RUNS}: 5%%; {IN_TURNS} where the cells took turns)",
     )
     parser.add_argument("--cells", metavar="GLOB", help="only cells <component>.<variant> that match: '*.compile'")
     parser.add_argument("--config-dir", metavar="DIR", type=Path, help="your component/*.yaml, from each revision")
@@ -74,26 +78,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    if not 0 < options.threshold < 1:
+    if options.threshold is not None and not 0 < options.threshold < 1:
         raise InputError(f"--threshold {options.threshold} must be between 0 and 1; 0.02 is 2%.")
     if options.html:
         check_page_path(options.html)
     folders = Path(options.a), Path(options.b)
     measures = _are_checkouts(options)
     if check_both(*folders):
-        sweeps = SweepComparison(*folders, options.threshold, options.cells)
-        print_text(sweep_comparison_text(sweeps, as_markdown=options.markdown))
-        if options.html:
-            write_page(options.html, lambda: sweep_comparison_page(sweeps))
-        return sweeps.exit_code
-    if measures:
-        from profiling.compare.measure import measure  # needs torch's environment and Hydra, which reading does not
+        comparison = compare_sweeps(folders, options.threshold, options.cells)
+    else:
+        if measures:
+            from profiling.compare.measure import measure  # needs torch's environment and Hydra, which reading does not
 
-        folders = measure((options.a, options.b), options.overrides, options.config_dir)
-    a, b = (read_run(path, options.cells) for path in folders)
-    comparison = Comparison(a, b, options.threshold)
-    text = comparison_text(comparison, as_markdown=options.markdown)
-    print_text(text)
+            folders = measure((options.a, options.b), options.overrides, options.config_dir)
+        a, b = (read_run(folder, options.cells) for folder in folders)
+        comparison = compare_runs(a, b, options.threshold)
+    print_text(comparison_text(comparison, as_markdown=options.markdown))
     if options.html:
         write_page(options.html, lambda: comparison_page(comparison))
     return comparison.exit_code

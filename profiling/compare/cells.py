@@ -1,139 +1,163 @@
-"""Compares cells: B is faster, slower or the same as A, or the samples cannot tell."""
+"""The cells of two runs or two sweeps: B is faster, slower or the same as A, or undecided. The judge decides.
+
+All cells are judged together: of a hundred equal ones none is called slower by chance.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
-from profiling.compare.host import HostChange, host_change
-from profiling.compare.loaded_run import LoadedRun, Rounds, median_ms, read_samples
+from profiling.compare.differences import Difference, cell_changes
+from profiling.compare.loaded_run import LoadedRun
 from profiling.errors import InputError
-from profiling.report.format import percent
-from profiling.results.judgement import (
-    clock_ratio,
-    clocks_differ,
-    disturbance,
-    disturbance_explains,
-    paired_speedup,
-    same_code_share,
-    took_turns,
-    work_of,
-)
-from profiling.results.measured import LEAST_VALUES
+from profiling.results.judge import Answer, Pair, Spread, answers, compare_totals
 from profiling.results.record import Record
-from profiling.results.stats import ratio_interval
+from profiling.results.verdicts import compare_records, placements_of, taken, work_of
 
-Verdict = Literal["slower", "faster", "same", "cannot tell", "not compared"]
+Verdict = Answer | Literal["not compared"]
 
-#: Probability that any cell of two equal runs is called faster or slower; divided among the cells (Bonferroni).
-FALSE_ALARM = 0.05
-#: Most resamples of all cells together, from which each has 2,000 at least.
-_MOST_RESAMPLES = 1_000_000
-#: Exit codes: no cell is slower, one is, cannot tell of all.
-PASSED, SLOWER, UNKNOWN = 0, 1, InputError.exit_code
+#: Verdicts in the order in which a reader looks for them.
+VERDICTS: tuple[Verdict, ...] = ("slower", "undecided", "not compared", "faster", "same")
+#: Exit codes: no cell is slower, one is, undecided for some.
+PASSED, SLOWER, UNDECIDED = 0, 1, InputError.exit_code
+#: Largest change that is the same, of two runs (other processes, maybe another day) and where all cells took turns.
+TWO_RUNS, IN_TURNS = 0.05, 0.02
+#: Of equal code the energy of two runs differs by up to 5%, by temperature or between two GPUs of one model: this
+#: standard deviation of each has 95% of the ratios within that.
+ENERGY_SPREAD = Spread(0.018)
+ENERGY_RESOLUTION = 0.05
+
+
+@dataclass(frozen=True)
+class EnergyPair:
+    """Joules of a frame in A and B, and the ratio B / A; without a ratio the reason."""
+
+    a: float | None
+    b: float | None
+    pair: Pair | None = None
+    reason: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """Whether B takes less, more or the same, or why that is undecided."""
+        if self.pair is None:
+            return f"undecided: {self.reason}"
+        answer = self.pair.answer(resolution=ENERGY_RESOLUTION)
+        return {"faster": "less", "slower": "more"}.get(answer, answer)
 
 
 @dataclass(frozen=True)
 class CellComparison:
-    """The verdict on a cell. Times are medians of all samples in milliseconds; `ratio` is B / A, above 1 is slower."""
+    """The verdict on a cell, and what else changed in it. Times are medians in milliseconds."""
 
     component: str
     variant: str
-    verdict: Verdict
-    reason: str = ""  # what the numbers do not show
+    verdict: Verdict = "not compared"
+    reason: str = ""  # why it was not compared; what would decide; what others took
     a_ms: float | None = None
     b_ms: float | None = None
-    ratio: float | None = None
-    interval: tuple[float, float] | None = None  # of the ratio, at `confidence_level`
-    rounds: int = 1  # of the run that has fewer
-    in_turns: bool = False  # whether both took turns, so that the ratio is that of neighbouring windows
+    pair: Pair | None = None  # the ratio B / A, above 1 is slower
     unmatched: bool = False  # A was measured and B has nothing to compare with it: exit code 2
     job: str = ""  # of two sweeps: the swept overrides of the runs that hold the cell
+    energy: EnergyPair | None = None
+    changes: tuple[Difference, ...] = ()
 
     @property
-    def cell(self) -> tuple[str, str]:
-        """(component, variant)."""
-        return self.component, self.variant
+    def name(self) -> str:
+        """Component, variant and job."""
+        return " ".join(filter(None, (f"{self.component}.{self.variant}", self.job)))
+
+    @property
+    def ratio(self) -> float | None:
+        """B / A."""
+        return None if self.pair is None else self.pair.ratio
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of the ratio."""
+        return None if self.pair is None else self.pair.interval()
+
+    def may_be_slower(self, threshold: float) -> bool:
+        """Return whether an undecided cell can be slower by more than the threshold."""
+        interval = self.interval
+        return self.verdict == "undecided" and (interval is None or interval[1] > 1 + threshold)
 
 
-@dataclass(frozen=True)
-class _Sampled:
-    """A cell with enough samples in both runs; its verdict is still open."""
-
-    cell: CellComparison
-    a: Rounds
-    b: Rounds
-    records: tuple[Record, Record]
-    clocks: str  # SM clocks that differ by more than 3%, else empty
-    clock_ratio: float | None  # B's SM clock over A's where they differ
+def compare_cells(a: LoadedRun, b: LoadedRun, threshold: float) -> tuple[CellComparison, ...]:
+    """Compare every cell of either run, in the order of A; ratios within 1 ± `threshold` are the same."""
+    return judged(matched_cells(a, b), threshold)
 
 
-def compare_cells(a: LoadedRun, b: LoadedRun, threshold: float, compared: int = 0) -> tuple[CellComparison, ...]:
-    """Compare every cell of either run, in the order of A, as `compared` cells in all, of other runs too.
-
-    `same`: the whole interval of the ratio is within 1 ± `threshold`. `faster`, `slower`: the ratio is beyond the
-    threshold and the whole interval is on that side of 1. Anything else is `cannot tell`.
-    """
-    cells = _all_sampled(a, b)
-    number = max(compared, sum(isinstance(cell, _Sampled) for cell in cells))
-    judged = [_judged(cell, threshold, number) if isinstance(cell, _Sampled) else cell for cell in cells]
-    host = host_change(a, b)
-    return tuple(judged) if host is None else tuple(_without_host(cell, host, a, b) for cell in judged)
+def judged(cells: Iterable[CellComparison], threshold: float) -> tuple[CellComparison, ...]:
+    """Return the cells with the judge's answers on their ratios, for all of them together."""
+    every = tuple(cells)
+    found = answers({place: cell.pair for place, cell in enumerate(every) if cell.pair is not None}, threshold)
+    return tuple(_with_answer(cell, found.get(place), threshold) for place, cell in enumerate(every))
 
 
-def count_compared(a: LoadedRun, b: LoadedRun) -> int:
-    """Return how many cells of two runs have samples that can be compared."""
-    return sum(isinstance(cell, _Sampled) for cell in _all_sampled(a, b))
-
-
-def _all_sampled(a: LoadedRun, b: LoadedRun) -> list[CellComparison | _Sampled]:
-    return [_sampled(a, b, name) for name in dict.fromkeys((*a.records, *b.records))]
-
-
-def _without_host(cell: CellComparison, host: HostChange, a: LoadedRun, b: LoadedRun) -> CellComparison:
-    """Withdraw the verdict where the hosts of the two runs alone can make the difference."""
-    if cell.in_turns or cell.verdict not in ("faster", "slower") or not host.explains(a, b, cell.cell):
+def _with_answer(cell: CellComparison, answer: Answer | None, threshold: float) -> CellComparison:
+    if answer is None or cell.pair is None:
         return cell
-    return replace(cell, verdict="cannot tell", reason="; ".join(filter(None, (host.words, cell.reason))))
+    wanted = f"wants {cell.pair.wants(threshold)}" if answer == "undecided" else ""
+    return replace(cell, verdict=answer, reason="; ".join(filter(None, (wanted, cell.reason))))
 
 
-def confidence_level(cells: int) -> float:
-    """Return the level of each interval when `cells` are compared: all of them together hold 95% (Bonferroni)."""
-    return 1 - FALSE_ALARM / max(1, cells)
+def default_threshold(cells: Iterable[CellComparison]) -> float:
+    """Return the largest change that is the same, unless the reader sets one."""
+    pairs = [cell.pair for cell in cells if cell.pair is not None and cell.interval is not None]
+    return IN_TURNS if pairs and all(pair.in_turns for pair in pairs) else TWO_RUNS
 
 
 def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
-    """Return 1 where a cell is slower by more than the threshold, 2 where some cells are undecided, else 0.
+    """Return 1 where a cell is slower by more than the threshold, 2 where that is undecided for some, else 0.
 
-    A cell passes where the whole interval of its ratio is below 1 + `threshold`: it is the same, faster, or cannot be
-    told which of these. Without an interval, or with one that reaches further, it counts as 2, and so does a cell that
-    is correct in A and missing or wrong in B. A cell that is faster for a reason that could hide slower code, such as
-    the host, counts as 2 too.
+    A cell that is undecided passes where its whole interval is below 1 + `threshold`: it is the same or faster. One
+    that is correct in A and missing, wrong or different work in B is undecided.
     """
-    limit = 1 + threshold
-    if any(cell.verdict == "slower" and cell.ratio is not None and cell.ratio > limit for cell in cells):
+    if any(cell.verdict == "slower" for cell in cells):
         return SLOWER
     compared = any(cell.verdict != "not compared" for cell in cells)
-    return UNKNOWN if undecided(cells, threshold) or not compared else PASSED
+    return PASSED if compared and not open_cells(cells, threshold) else UNDECIDED
 
 
-def undecided(cells: Sequence[CellComparison], threshold: float) -> list[CellComparison]:
+def open_cells(cells: Sequence[CellComparison], threshold: float) -> list[CellComparison]:
     """Return the cells that do not show whether B is slower, and those that are missing in B."""
-    return [
-        cell
-        for cell in cells
-        if cell.unmatched or (cell.verdict != "not compared" and _could_be_slower(cell, threshold))
+    return [cell for cell in cells if cell.unmatched or cell.may_be_slower(threshold)]
+
+
+def matched_cells(a: LoadedRun, b: LoadedRun, job: str = "") -> Iterator[CellComparison]:
+    """Yield every cell of either run, in the order of A, with the ratio that is to be judged."""
+    for component, variant in dict.fromkeys((*a.records, *b.records)):
+        one, two = a.records.get((component, variant)), b.records.get((component, variant))
+        cell = CellComparison(component, variant, job=job)
+        if one is None or two is None:
+            yield replace(cell, reason=f"only in {'A' if two is None else 'B'}", unmatched=two is None)
+        else:
+            yield _matched(cell, one, two)
+
+
+def _matched(cell: CellComparison, one: Record, two: Record) -> CellComparison:
+    cell = replace(cell, a_ms=one.median_ms, b_ms=two.median_ms)
+    if wrong := [f"{run} {_fault(record)}" for run, record in (("A", one), ("B", two)) if not record.is_correct]:
+        return replace(cell, reason="; ".join(wrong), unmatched=one.is_correct)
+    if without := [run for run, ms in (("A", cell.a_ms), ("B", cell.b_ms)) if not (ms and ms > 0)]:
+        return replace(cell, reason=f"no times in {' and '.join(without)}", unmatched=without == ["B"])
+    if difference := different_work(one, two):
+        return replace(cell, reason=f"different work: {difference}", unmatched=True)
+    if _is_one_measurement(one, two):
+        return replace(cell, verdict="same", reason="one measurement, in both runs")
+    cell = replace(cell, energy=_energy(one, two), changes=cell_changes(one, two))
+    others = [
+        f"{known.words} in {run}"
+        for run, record in (("A", one), ("B", two))
+        if (known := taken(record)) is not None and known.is_named
     ]
-
-
-def _could_be_slower(cell: CellComparison, threshold: float) -> bool:
-    if cell.ratio is None or cell.interval is None or cell.interval[1] > 1 + threshold:
-        return True
-    is_withdrawn = verdict_on(cell.ratio, *cell.interval, threshold)[0] == "faster" and cell.verdict == "cannot tell"
-    return is_withdrawn  # hosts, clocks or memory addresses made it faster by as much, which says nothing of the code
+    pair = compare_records(two, one)
+    if pair is None:
+        others = ["no windows were kept", *others]
+    return replace(cell, verdict="undecided", reason="; ".join(others), pair=pair)
 
 
 def different_work(a: Record, b: Record) -> str:
@@ -147,96 +171,23 @@ def different_work(a: Record, b: Record) -> str:
     return ", ".join(f"{name} {before[name]} → {after[name]}" for name in names)
 
 
-def _sampled(a: LoadedRun, b: LoadedRun, name: tuple[str, str]) -> CellComparison | _Sampled:
-    """Return the samples of a cell in both runs, or the verdict where they cannot be compared."""
-    cell = CellComparison(*name, "not compared")
-    one, two = a.records.get(name), b.records.get(name)
-    if one is None or two is None:
-        return replace(cell, reason=f"only in {'A' if two is None else 'B'}", unmatched=two is None)
-    cell = replace(cell, a_ms=median_ms(one), b_ms=median_ms(two))
-    if wrong := [f"{run} {_fault(record)}" for run, record in (("A", one), ("B", two)) if not record.is_correct]:
-        return replace(cell, reason="; ".join(wrong), unmatched=one.is_correct)
-    if cell.a_ms is None or cell.b_ms is None:
-        return replace(
-            cell, reason=f"no times in {_runs(cell.a_ms is None, cell.b_ms is None)}", unmatched=bool(cell.a_ms)
-        )
-    if difference := different_work(one, two):
-        return replace(cell, reason=f"different work: {difference}", unmatched=True)
-    by_medians = replace(cell, verdict="cannot tell", ratio=cell.b_ms / cell.a_ms)
+def _is_one_measurement(one: Record, two: Record) -> bool:
+    windows = [[each.ms.tolist() for each in placements_of(record)] for record in (one, two)]
+    return windows[0] == windows[1] and any(len(each) > 1 for each in windows[0])
+
+
+def _energy(one: Record, two: Record) -> EnergyPair | None:
+    """Return the energies of a cell; None where not both runs asked for it."""
+    if one.energy is None or two.energy is None:
+        return None
+    found = EnergyPair(one.energy.joules_per_frame, two.energy.joules_per_frame)
+    unknown = [f"{run}: {energy.reason}" for run, energy in (("A", one.energy), ("B", two.energy)) if energy.reason]
     try:
-        samples = read_samples(a, one), read_samples(b, two)
-    except InputError as error:  # the frames of this cell; all other cells can still be compared
-        return replace(by_medians, reason=str(error))
-    if min(sum(map(len, rounds)) for rounds in samples) < LEAST_VALUES:
-        return replace(by_medians, reason=f"fewer than {LEAST_VALUES} samples were kept")
-    a_ms, b_ms = map(_median, samples)
-    if a_ms is None or b_ms is None:
-        reason = f"the median of the samples is not above 0 in {_runs(a_ms is None, b_ms is None)}"
-        return replace(cell, reason=reason, a_ms=a_ms, b_ms=b_ms, unmatched=a_ms is not None)
-    cell = replace(cell, a_ms=a_ms, b_ms=b_ms, rounds=min(map(len, samples)))
-    return _Sampled(cell, *samples, (one, two), clocks_differ(one, two), clock_ratio(one, two))
-
-
-def _judged(sampled: _Sampled, threshold: float, compared: int) -> CellComparison:
-    cell, a, b, level = sampled.cell, sampled.a, sampled.b, confidence_level(compared)
-    if np.array_equal(np.concatenate(a), np.concatenate(b)):  # one measurement, not two that agree
-        return replace(cell, verdict="same", reason="both runs hold the same samples", ratio=1.0, interval=(1.0, 1.0))
-    paired = paired_speedup(*sampled.records, level=level)
-    if paired is not None and paired[1] is not None:
-        cell, ratio, (low, high) = replace(cell, in_turns=True), paired[0], paired[1]
-    else:
-        # Ten beyond either end of the interval, as long as all cells together do not take minutes.
-        resamples = max(2000, min(round(20 / (1 - level)), _MOST_RESAMPLES // max(1, compared)))
-        with np.errstate(all="ignore"):  # a resampled median may be 0
-            ratio, low, high = ratio_interval(b, a, level=level, resamples=resamples)
-    if not np.isfinite((ratio, low, high)).all():
-        return replace(cell, verdict="cannot tell", reason="too many samples are 0 for an interval of the ratio")
-    verdict, reasons = verdict_on(ratio, low, high, threshold)
-    if sampled.clock_ratio is not None and verdict in ("faster", "slower"):
-        explained = min(1.0, sampled.clock_ratio) <= 1 / ratio <= max(1.0, sampled.clock_ratio)
-        verdict = "cannot tell" if explained else verdict
-        reasons = [*reasons, sampled.clocks + " could explain the difference" * explained]
-    share = same_code_share(*sampled.records)
-    if verdict in ("faster", "slower") and max(ratio, 1 / ratio) <= 1 + share and share > threshold:
-        verdict = "cannot tell"
-        reasons = [*reasons, f"runs of equal code differ by up to {percent(share)} on this device"]
-    if disturbed := _disturbed(*sampled.records, verdict):
-        return replace(cell, verdict="cannot tell", reason=disturbed, ratio=ratio)
-    return replace(cell, verdict=verdict, reason="; ".join(reasons), ratio=ratio, interval=(low, high))
-
-
-def _disturbed(a: Record, b: Record, verdict: Verdict) -> str:
-    """Return what others took, where it could be the reason for the verdict; empty where it could not."""
-    faster, slower = (b, a) if verdict == "faster" else (a, b)
-    taken = disturbance_explains(faster, slower)
-    if taken is None and (verdict in ("faster", "slower") or took_turns(a, b)):
-        return ""
-    disturbed = [(run, taken) for run, record in (("A", a), ("B", b)) if (taken := disturbance(record)) is not None]
-    return "; ".join(f"{taken.words} in {run}" for run, taken in disturbed) or (taken.words if taken else "")
-
-
-def verdict_on(ratio: float, low: float, high: float, threshold: float) -> tuple[Verdict, list[str]]:
-    """Return the verdict on a ratio B / A of times with the ends of its interval, and why it cannot tell."""
-    if 1 - threshold <= low and high <= 1 + threshold:
-        return "same", []
-    if low > 1 and ratio > 1 + threshold:
-        return "slower", []
-    if high < 1 and ratio < 1 - threshold:
-        return "faster", []
-    if low <= 1 <= high:
-        return "cannot tell", ["the interval contains 1 and reaches beyond the threshold"]
-    return "cannot tell", ["the ratio is within the threshold and its interval reaches beyond it"]
-
-
-def _median(rounds: Rounds) -> float | None:
-    with np.errstate(over="ignore"):  # the mean of the middle two may overflow
-        median = float(np.median(np.concatenate(rounds)))
-    return median if 0 < median < np.inf else None
+        pair = compare_totals(two.energy.totals, one.energy.totals, ENERGY_SPREAD)
+    except ValueError:
+        return replace(found, reason="; ".join(unknown) or "not measured in both")
+    return replace(found, pair=pair)
 
 
 def _fault(record: Record) -> str:
     return "fails its parity check" if record.status == "ok" else f"is {record.status} ({record.reason})"
-
-
-def _runs(a: bool, b: bool) -> str:
-    return " and ".join(name for name, applies in (("A", a), ("B", b)) if applies)

@@ -12,27 +12,31 @@ from typing import Any
 from profiling.compare.loaded_run import LoadedRun
 from profiling.errors import printable
 from profiling.report.format import ABSENT, TIMES, Kind, count, count_of, show, significant
-from profiling.results.environment import ENVIRONMENT_FILE, Ceilings, Git, encode_environment
-from profiling.results.judgement import holds_rate, sm_clock
+from profiling.results.environment import ENVIRONMENT_FILE, Git, encode_environment
 from profiling.results.measured import ClockConditions
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS
+from profiling.results.verdicts import holds_rate, sm_clock
 
 #: Prefixes of names, the likeliest explanations of a change first. All other names come last.
 _ORDER = (
-    *("checkout", "device.name", "device.type", "device", "versions.driver", "SM clock", "versions.torch", "git"),
+    *("checkout", "device.name", "device.type", "device", "versions.driver", "versions.torch", "git"),
     *("threads", "dtype", "scale", "tf32", "variables", "versions.triton", "versions.cud", "cpu", "versions"),
 )
 #: Sections of the environment that are compared in another way, or explain nothing.
 _NOT_COMPARED = ("captured_at", "command", "launch_calibration", "user_git", "tool_git", "tool_version", "ceilings")
-_CEILINGS = ("copy_bytes_per_s", "read_bytes_per_s", "matmul_flops_per_s", "conv_flops_per_s")
-_LAUNCH_TIMES = ("launch_us", "gap_us", "replay_us")
+_CEILINGS = (
+    *("copy_bytes_per_s", "read_bytes_per_s", "matmul_flops_per_s", "conv_flops_per_s"),
+    *("launch_us", "gap_us", "replay_us"),
+)
 #: Options that a run resolves, and keeps in its environment under the same name.
 _RESOLVED = ("dtype", "scale", "threads", "seed", "tf32")
 #: Measured ceilings differ where they differ by more than this fraction.
 _CEILING_CHANGE = 0.1
 _TINY = re.compile(r"component\.\w+\.tiny\.")
 
+#: Change of the share of the time in which the clocks were held down that is shown.
+_LIMITED_CHANGE = 0.05
 #: The time of a kernel changed where it differs by more than the first fraction of itself, and by more than the
 #: second fraction of the time of all kernels.
 _KERNEL_CHANGE, _KERNEL_SHARE = 0.1, 0.01
@@ -49,15 +53,6 @@ class Difference:
     name: str
     a: str
     b: str
-
-
-@dataclass(frozen=True)
-class CellChanges:
-    """What changed inside a cell besides its time; `only_in` holds quantities that one run alone measured, by run."""
-
-    cell: tuple[str, str]
-    differences: tuple[Difference, ...]
-    only_in: Mapping[str, tuple[str, ...]]
 
 
 def run_differences(a: LoadedRun, b: LoadedRun) -> tuple[Difference, ...]:
@@ -84,39 +79,25 @@ def unknown_differences(a: LoadedRun, b: LoadedRun) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def cell_changes(one: Record, two: Record) -> CellChanges:
-    """Return what changed in a cell that is correct in both runs, from its record in either."""
-    limits = dict.fromkeys(reason for record in (one, two) for reason in _limits(record) or ())
-    before, after = _quantities(one, limits), _quantities(two, limits)
-    changed = [
-        Difference(name, show(number.value, number.kind), show(after[name].value, number.kind))
-        for name, number in before.items()
-        if name in after and number.differs_from(after[name])
-    ]
+def cell_changes(one: Record, two: Record) -> tuple[Difference, ...]:
+    """Return what changed in a cell besides its time, from its record in either run.
+
+    Quantities that one run alone measured are left out.
+    """
     kernels = [*_changed_kernels(_kernels(one), _kernels(two)), *_changed_code(one, two)]
     if len(kernels) > _MOST_KERNELS:
         rest = Difference(f"and {count_of(len(kernels) - _MOST_KERNELS, 'kernel')} more", ABSENT, ABSENT)
         kernels = [*kernels[:_MOST_KERNELS], rest]
-    only_in = {
-        "A": tuple(name for name in before if name not in after),
-        "B": tuple(name for name in after if name not in before),
-    }
-    return CellChanges(one.cell, (*_changed(_properties(one), _properties(two)), *changed, *kernels), only_in)
+    return (*_changed(_properties(one), _properties(two)), *_changed_quantities(one, two), *kernels)
 
 
 def _environment(run: LoadedRun) -> dict[str, Any]:
-    """Return what is known of the environment by dotted name, with the revisions and the clocks during timing."""
+    """Return what is known of the environment by dotted name, with the revisions."""
     environment = run.environment
     content = {key: value for key, value in encode_environment(environment).items() if key not in _NOT_COMPARED}
     known = {name: value for name, value in _flat(content) if not name.endswith("_reason")}
     known["git, your code"] = _revision(environment.user_git)
     known["git, this tool"] = _revision(environment.tool_git) or environment.tool_version
-    conditions = [record.metrics.latency for record in run.records.values() if record.metrics.latency is not None]
-    clocks = [
-        clock for each in conditions for clock in (each.sm_clock_min_mhz, each.sm_clock_max_mhz) if clock is not None
-    ]
-    if clocks:
-        known["SM clock during timing"] = f"{min(clocks)} to {max(clocks)} MHz"
     return known
 
 
@@ -135,16 +116,13 @@ def _ceiling_differences(a: LoadedRun, b: LoadedRun) -> Iterator[Difference]:
     one, two = a.environment.ceilings, b.environment.ceilings
     if one is None or two is None:
         return
-    for name in (*_CEILINGS, *_LAUNCH_TIMES):
+    for name in _CEILINGS:
         before, after = getattr(one, name), getattr(two, name)
         if None not in (before, after) and abs(before - after) > _CEILING_CHANGE * max(abs(before), abs(after)):
             yield Difference(f"ceilings.{name}", *(f"{value:.4g}" for value in (before, after)))
     if one.disturbed != two.disturbed:
-        yield Difference("ceilings", *map(_conditions, (one, two)))
-
-
-def _conditions(ceilings: Ceilings) -> str:
-    return "measured while other processes ran" if ceilings.disturbed else "measured undisturbed"
+        words = {True: "measured while other processes ran", False: "measured undisturbed"}
+        yield Difference("ceilings", words[bool(one.disturbed)], words[bool(two.disturbed)])
 
 
 def _option_differences(a: LoadedRun, b: LoadedRun, known: Iterable[str]) -> Iterator[Difference]:
@@ -203,56 +181,53 @@ def _properties(record: Record) -> dict[str, object]:
     if loop is not None:
         names = ("schedule", "pace", "deliver", "gc", "frames", "late")
         known |= {name: getattr(loop, name) for name in names} | loop.settings
-        holds = {True: "yes", False: "no", None: "cannot tell"}
-        known |= {f"holds {rate.fps:g} FPS": holds[holds_rate(record, rate)] for rate in record.deadlines}
+        answers = {rate.fps: said.answer for rate in record.deadlines if (said := holds_rate(record, rate)) is not None}
+        known |= {f"holds {fps:g} FPS": answer for fps, answer in answers.items()}
     known["parity"] = "not checked" if parity is None else "checked"
     return known
-
-
-@dataclass(frozen=True)
-class _Quantity:
-    """A number with the changes of it that are shown: larger than a fraction of itself, and than a least change."""
-
-    value: float
-    kind: Kind
-    fraction: float = 0.0
-    least: float = 0.0
-
-    def differs_from(self, other: _Quantity) -> bool:
-        size = max(abs(self.value), abs(other.value))
-        return abs(self.value - other.value) > max(self.least, self.fraction * size)
 
 
 def _conditions_of(record: Record) -> ClockConditions | None:
     return record.metrics.latency if record.realtime is None else record.realtime
 
 
-def _limits(record: Record) -> Mapping[str, float] | None:
-    """Return the share of the timed window in which the clocks were held down, by reason; None where not known."""
-    conditions = _conditions_of(record)
-    return None if conditions is None else conditions.limited_share
+def _changed_quantities(one: Record, two: Record) -> Iterator[Difference]:
+    before, after = _quantities(one), _quantities(two)
+    for name, (value, kind, fraction, least) in before.items():
+        other = after[name][0] if name in after else None
+        if value is None or other is None:
+            continue
+        if abs(value - other) > max(least, fraction * max(abs(value), abs(other))):
+            yield Difference(name, show(value, kind), show(other, kind))
+    shares = [conditions.limited_share if (conditions := _conditions_of(record)) else None for record in (one, two)]
+    if shares[0] is not None and shares[1] is not None:
+        for why in dict.fromkeys((*shares[0], *shares[1])):
+            limited = [share.get(why, 0.0) for share in shares if share is not None]
+            if abs(limited[0] - limited[1]) > _LIMITED_CHANGE:
+                yield Difference(f"clocks limited: {printable(why)}", *(show(share, "percent") for share in limited))
 
 
-def _quantities(record: Record, limits: Iterable[str]) -> dict[str, _Quantity]:
-    """Return the quantities that were measured; a single measurement is noisy, so that small changes are not shown.
+def _quantities(record: Record) -> dict[str, tuple[float | None, Kind, float, float]]:
+    """Return what was measured: (value, kind, the change that is shown as a fraction of it, and the least such change).
 
-    `limits` are the reasons for which the clocks were held down in either run.
+    A single measurement is noisy, so that small changes are not shown.
     """
     metrics, loop, parity, trace = record.metrics, record.realtime, record.parity, record.trace
-    frame_ms, prepare, peak = loop and loop.frame_ms, record.prepare, record.peak_memory
-    starts = record.starts
-    idle = record.trace_analysis and record.trace_analysis.idle
-    measured: dict[str, tuple[float | None, Kind, float, float]] = {
+    frame_ms, prepare, starts, conditions = (
+        loop and loop.frame_ms,
+        record.prepare,
+        record.starts,
+        _conditions_of(record),
+    )
+    idle, (peak, size) = record.trace_analysis and record.trace_analysis.idle, record.peak_memory or ("peak", None)
+    return {
         "device time p50 (ms)": (metrics.device_ms and metrics.device_ms.p50, "ms", 0.02, 0),
         "host time p50 (ms)": (metrics.host_ms and metrics.host_ms.p50, "ms", 0.1, 0),
         "wall time p99 (ms)": (metrics.wall_ms and metrics.wall_ms.percentile("p99"), "ms", 0.1, 0),
         "frame time p99 (ms)": (frame_ms and frame_ms.percentile("p99"), "ms", 0.1, 0),
-        "SM clock, median (MHz)": (sm_clock(record), "count", 0.01, 0),
+        "SM clock, median (MHz)": (sm_clock(record), "count", 0.03, 0),
         # Cold and warm preparations have different names, so that they are never compared.
-        "warm preparation (s)" if prepare and prepare.is_warm else "preparation (s)": (
-            prepare and prepare.seconds,
-            *("s", 0.2, 0.05),
-        ),
+        f"{'warm ' * bool(prepare and prepare.is_warm)}preparation (s)": (prepare and prepare.seconds, "s", 0.2, 0.05),
         "cold start (s)": (starts and starts.cold.seconds, "s", 0.1, 0.5),
         "warm start (s)": (starts and starts.warm and starts.warm.seconds, "s", 0.1, 0.5),
         "parity error (relative L2)": (parity and parity.rel_l2, "error", 0.1, 0),
@@ -267,19 +242,9 @@ def _quantities(record: Record, limits: Iterable[str]) -> dict[str, _Quantity]:
         "GPU work per call (ms)": (trace and trace.device_ms, "ms", 0.02, 0),
         "GPU idle before launches per call (ms)": (idle and idle.host_ms, "ms", 0.1, 0.01),
         "GPU idle between kernels per call (ms)": (idle and idle.between_ms, "ms", 0.1, 0.01),
-    }
-    conditions, limited = _conditions_of(record), _limits(record)
-    if conditions is not None:
-        measured["CPU taken by other processes"] = (conditions.cpu_lost_share, "percent", 0, 0.02)
-        measured["GPU taken by other processes"] = (conditions.gpu_lost_share, "percent", 0, 0.02)
-    if limited is not None:
-        measured |= {f"clocks limited: {printable(why)}": (limited.get(why, 0.0), "percent", 0, 0.05) for why in limits}
-    if peak is not None:
-        measured[f"{peak[0]} (MiB)"] = (peak[1], "MiB", 0.01, 0)
-    return {
-        name: _Quantity(value, kind, fraction, least)
-        for name, (value, kind, fraction, least) in measured.items()
-        if value is not None
+        "CPU taken by other processes": (conditions and conditions.cpu_lost_share, "percent", 0, 0.02),
+        "GPU taken by other processes": (conditions and conditions.gpu_lost_share, "percent", 0, 0.02),
+        f"{peak} (MiB)": (size, "MiB", 0.01, 0),
     }
 
 

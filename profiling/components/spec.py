@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from profiling.errors import InputError, check_choice, check_number, check_whole, did_you_mean
+from profiling.results.measured import LATE
 
 DTYPES = ("float32", "bfloat16", "float16")
 SCALES = ("auto", "full", "tiny")
@@ -427,6 +428,7 @@ class Settings:
     stacks: bool = False
     memory_snapshot: bool = False
     check: bool = False
+    late: float | str = LATE  # a share, 0.001, or its percent, 0.1%
 
     def __post_init__(self) -> None:
         """Check the values that can be checked without a device."""
@@ -437,7 +439,30 @@ class Settings:
         check_choice("ceilings", self.ceilings, CEILINGS)
         if self.threads is not None:
             check_whole("threads", self.threads, most=MOST_THREADS)
+        object.__setattr__(self, "late", _share("late", self.late))
         check_whole("seed", self.seed, least=0, most=2**32 - 1)  # numpy takes no larger one
+
+    @property
+    def late_share(self) -> float:
+        """The share of calls or frames that may be late (0 to 1)."""
+        return float(self.late)
+
+
+def _share(name: str, value: float | str) -> float:
+    """Return a share of 1 that is written as a number or in percent.
+
+    Raises:
+        InputError: it is neither, or not between 0 and 1.
+
+    """
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        raise InputError(f"{name}={value} must be a share of the calls: {name}=0.1%, for example, or {name}=0.001.")
+    return share
 
 
 def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

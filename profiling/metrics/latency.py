@@ -36,6 +36,7 @@ from profiling.metrics.sampling import (
     warm_up,
 )
 from profiling.results.measured import FrameRate, LatencyConditions, Summary
+from profiling.results.stats import rates_of_calls
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
 from profiling.trace.spans import span
@@ -73,10 +74,18 @@ class Latency(SamplingLimits, Metric):
             invalid, conditions = monitor.invalid_reason(), monitor.conditions(warmup, cold=self.cold)
             wall_ms, device_ms = ([ms for each in windows for ms in getattr(each, name)] for name in _CLOCKS)
             slow = calls.slow_calls(wall_ms, device_ms)
-        clocks = summaries(windows, stopped_by, subject.seed)
+        clocks = summaries(windows, stopped_by)
         fps = frame_rate(clocks["wall_ms"], component)
-        by_call = by_call_ms(windows, subject.component.place.calls, subject.seed)
-        sections = {**clocks, "fps": fps, "latency": conditions, "slow_calls": slow, "by_call_ms": by_call}
+        by_call = by_call_ms(windows, subject.component.place.calls)
+        rates = rates_of_calls(wall_ms, component.frames_per_call)
+        sections = {
+            **clocks,
+            "fps": fps,
+            "rates": rates,
+            "latency": conditions,
+            "slow_calls": slow,
+            "by_call_ms": by_call,
+        }
         return Measured(sections, None if invalid is None else ("invalid", f"inside the timed window: {invalid}"))
 
     def _in_turns(
@@ -95,12 +104,12 @@ class Latency(SamplingLimits, Metric):
         used, free = used_and_free(monitor.device)
         ready = Ready(
             call_s=warmup.seconds / warmup.iterations,
-            interval=self.interval,
             min_iterations=self.min_iterations,
             max_iterations=self.max_iterations,
             max_seconds=self.max_seconds,
             used=used,
             free=free,
+            pinned=monitor.pins,
         )
 
         def window(turn: Turn) -> WindowSamples:
@@ -156,6 +165,12 @@ class TimedWindowMonitor:
         """
         with pinned(torch.get_num_threads() if self._cuda is None else 0) as self._cores:
             yield
+
+    @property
+    def pins(self) -> bool:
+        """Whether windows are timed on cores of their own."""
+        with self.on_own_cores():
+            return bool(self._cores)
 
     @contextmanager
     def window(self) -> Iterator[dict[str, Any]]:

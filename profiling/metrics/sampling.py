@@ -15,9 +15,9 @@ import msgspec
 
 from profiling.errors import InputError, check_number, check_whole
 from profiling.results.measured import LEAST_VALUES, Summary
-from profiling.results.stats import median_interval, relative_half_width, summarize
+from profiling.results.stats import relative_half_width, series_interval, summarize
 
-StoppedBy = Literal["interval", "decided", "iterations", "time", "disturbed"]
+StoppedBy = Literal["interval", "decided", "iterations", "time"]
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,12 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """A cell that is warmed up: the mean time of a call, its limits, and memory in bytes by kind (device, host)."""
 
     call_s: float
-    interval: float
     min_iterations: int
     max_iterations: int
     max_seconds: float
     used: dict[str, int]  # by this process, at its peak
     free: dict[str, int]  # now, for any process
+    pinned: bool = False  # to cores of its own
 
 
 class WindowSamples(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +179,7 @@ def collect_window(
 DIFFERING = 0.05
 
 
-def by_call_ms(windows: Sequence[WindowSamples], calls: int, seed: int) -> dict[str, float]:
+def by_call_ms(windows: Sequence[WindowSamples], calls: int) -> dict[str, float]:
     """Return the median wall time in ms of the first, middle and last call of a trajectory, where they differ."""
     if calls < 2:
         return {}
@@ -191,21 +191,18 @@ def by_call_ms(windows: Sequence[WindowSamples], calls: int, seed: int) -> dict[
         return {}
     medians = {name: median(values) for name, values in samples.items()}
     low, high = min(medians, key=lambda name: medians[name]), max(medians, key=lambda name: medians[name])
-    below, above = (median_interval(samples[name], seed=seed) for name in (low, high))
+    below, above = (series_interval(samples[name]) for name in (low, high))
     if below is None or above is None or below[1] >= above[0] or medians[high] <= (1 + DIFFERING) * medians[low]:
         return {}
     return medians
 
 
-def summaries(windows: Sequence[WindowSamples], stopped_by: StoppedBy | None, seed: int) -> dict[str, Summary]:
+def summaries(windows: Sequence[WindowSamples], stopped_by: StoppedBy | None) -> dict[str, Summary]:
     """Return the summary of each clock that was read, in milliseconds: wall_ms, device_ms, host_ms."""
     clocks = {}
     for name in ("wall_ms", "device_ms", "host_ms"):
-        parts = [samples for window in windows if (samples := getattr(window, name))]
-        if parts:
-            summary = summarize([value for part in parts for value in part], seed=seed)
-            interval = median_interval(*parts, seed=seed) if len(parts) > 1 else summary.ci95
-            clocks[name] = msgspec.structs.replace(summary, ci95=interval, stopped_by=stopped_by)
+        if values := [value for window in windows for value in getattr(window, name)]:
+            clocks[name] = msgspec.structs.replace(summarize(values), stopped_by=stopped_by)
     return clocks
 
 

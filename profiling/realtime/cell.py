@@ -393,8 +393,9 @@ class RealtimeCell(Cell):
         )
         kinds = {name: spec["kind"] for name, spec in json.loads(self.stages).items()}
         audible = settings.scale == "full" and any(kinds[edge.name] == "audio" for edge in graph.deliver)
+        rate = graph.frame_rate if audible else None
         section = summarize_frames(
-            series, loop, graph, events=monitor.events, media_rate=graph.frame_rate if audible else None
+            series, loop, graph, events=monitor.events, media_rate=rate, late=settings.late_share
         )
         self.add(realtime=section)
         energy = self.energy
@@ -447,12 +448,10 @@ class RealtimeCell(Cell):
         medians = {name: median(stage_ms(series, name)) for name in stage_names(series)}
 
         def analyse(stage: str) -> TraceAnalysis | None:
-            if not self.job.settings.trace:
-                return None
             passes = TracePasses(
                 prepared.components[stage], self.job.variant, steps[stage], Path.cwd(), self.best_effort, ceilings
             )
-            return passes.analyze_stage()
+            return passes.analyze_kernels()
 
         with self.phase("roofline"), self.best_effort("the roofline"):
             ceilings = ceilings_in(Path(self.job.run))

@@ -6,13 +6,10 @@ from bisect import bisect_left
 from collections.abc import Collection
 
 import numpy as np
-from numpy.typing import NDArray
 
 from profiling.results.frames import TICK_MS, Array, Series
-from profiling.results.loop import Deadline
-
-#: Frame rates that a loop is compared with, in addition to its target, where its pipeline names no others.
-COMMON_FPS = (24.0, 30.0, 60.0, 120.0)
+from profiling.results.measured import LATE, Deadline
+from profiling.results.stats import COMMON_FPS, deadline
 
 
 def deadlines(
@@ -29,18 +26,9 @@ def deadlines(
         due = series["due_ms"] if pace == "realtime" and fps == target_fps else None
         budget_ms = 1000 * chunk / fps
         excess_ms = (series["frame_ms"] if due is None else series["delivered_ms"] - due) - budget_ms
-        late = excess_ms > TICK_MS
-        misses = int(late.sum())
         # Time lost between the frames of a free loop counts too.
         too_slow = pace == "free" and chunk * delivered_fps(series) < fps
-        by_rate[rate_key(fps)] = Deadline(
-            fps=fps,
-            budget_ms=budget_ms,
-            holds=holds(misses, late.size) and not too_slow,
-            misses=misses,
-            longest_run=longest_run(late),
-            longest_stall_ms=max(0.0, float(excess_ms.max())),
-        )
+        by_rate[rate_key(fps)] = deadline(fps, budget_ms, excess_ms, too_slow=too_slow)
     return by_rate
 
 
@@ -53,17 +41,6 @@ def delivered_fps(series: Series) -> float:
 def rate_key(fps: float) -> str:
     """Return a frame rate as the key of a record: "60", "59.94"."""
     return f"{fps:.10g}"
-
-
-def holds(misses: int, frames: int) -> bool:
-    """Return whether at least 99.9% of the frames were in time: all of them, for fewer than 1000 frames."""
-    return misses * 1000 <= frames
-
-
-def longest_run(late: NDArray[np.bool_]) -> int:
-    """Return the most frames in a row that were late."""
-    edges = np.flatnonzero(np.diff(late, prepend=False, append=False))
-    return int((edges[1::2] - edges[::2]).max(initial=0))
 
 
 def done_times(frame_ms: Array, fps: float) -> Array:
@@ -89,14 +66,17 @@ def underruns(frame_ms: Array, fps: float, buffer: int) -> int:
     return int((behind[1:] > delay[:-1] + TICK_MS).sum())
 
 
-def sustained_fps(frame_ms: Array) -> float:
-    """Return the highest rate, in steps of 0.1 FPS, at which 99.9% of the frames are done before the next is due."""
+def sustained_fps(frame_ms: Array, allowed: float = LATE) -> float:
+    """Return the highest rate, in steps of 0.1 FPS, at which no more than `allowed` of the frames are late.
+
+    A frame is late that is not done before the next is due; `allowed` is a share (0 to 1).
+    """
     met = int(10_000 / float(frame_ms.max()))  # at this rate every frame fits its period
     missed = int(10_000 / float(np.median(frame_ms)) + 1e-6) + 1  # at this rate half of the frames do not
 
     def misses(tenths: int) -> bool:
         next_due = _due_times(frame_ms.size, tenths / 10) + 10_000 / tenths
-        return not holds(int((done_times(frame_ms, tenths / 10) > next_due + TICK_MS).sum()), frame_ms.size)
+        return bool((done_times(frame_ms, tenths / 10) > next_due + TICK_MS).mean() > allowed)
 
     return (bisect_left(range(missed), True, lo=met + 1, key=misses) - 1) / 10
 

@@ -32,7 +32,7 @@ from profiling.results.frames import (
 from profiling.results.jsonl import RESULTS_FILE, append_record, read_records
 from profiling.results.loop import Realtime
 from profiling.results.record import REALTIME, Record
-from profiling.results.run_folder import check_is_new, new_folder, write_json
+from profiling.results.run_folder import check_is_new, keep_newest_lines, new_folder, write_json
 
 if TYPE_CHECKING:
     from profiling.metrics.monitor import FrameMonitor
@@ -230,6 +230,7 @@ def _write_run(
     write_json(run / ENVIRONMENT_FILE, encode_environment(_environment(device or "cpu")))
     write_series(run / series_file(CELL), series)
     append_record(run, record)
+    keep_newest_lines(run)
     write_report(run)
     return RunResult(run)
 

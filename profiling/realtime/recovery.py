@@ -72,7 +72,7 @@ class FrameFiles(CellFiles):
         from profiling.realtime.summary import loop_energy, summarize_frames  # imports scipy, which takes 1 s
 
         loop, graph = _loop_of(job)
-        section = summarize_frames(series, loop, graph)
+        section = summarize_frames(series, loop, graph, late=job.settings.late_share)
         energy = loop_energy(series, section)
         return {"realtime": section} | ({} if energy is None else {"energy": energy})
 

@@ -10,15 +10,15 @@ import msgspec
 import numpy as np
 
 from profiling.metrics.slow_samples import slow_section
-from profiling.realtime.deadlines import COMMON_FPS, deadlines, delivered_fps, rate_key, sustained_fps, underruns
+from profiling.realtime.deadlines import deadlines, delivered_fps, rate_key, sustained_fps, underruns
 from profiling.realtime.graph import DELIVER, Graph
 from profiling.realtime.slow_frames import find_period, find_slow_frames
 from profiling.realtime.trend import find_steady, fit_line, slope_section, unsteady_times
 from profiling.results.energy import Energy, EnergyWindow, energy_section, others_reason
 from profiling.results.frames import ENERGY, MEMORY, Array, Series, check_series, frame_count, stage_names
 from profiling.results.loop import Budget, BudgetPart, Gap, MemoryTrend, Realtime
-from profiling.results.measured import Summary
-from profiling.results.stats import summarize
+from profiling.results.measured import LATE, Summary
+from profiling.results.stats import COMMON_FPS, batch_medians, summarize
 
 #: Frames in the playout buffer before display starts, for which underruns are counted.
 BUFFERS = (0, 1, 2, 3)
@@ -37,13 +37,14 @@ def summarize_frames(
     *,
     events: Sequence[Mapping[str, Any]] = (),
     media_rate: float | None = None,
+    late: float = LATE,
 ) -> Realtime:
     """Return `loop`, the section as it is before the first frame, with the measurements of the frames added.
 
     `series` may end after any frame; without a frame, nothing is added. `graph` names the rates to compare with, and
     how old an input is when it is delivered. `events` are recompiles: {"frame", "kind": "recompile", "id"}.
-    `media_rate` is the rate in frames/s at which delivered sound is played, None for a loop without sound. Fields that
-    need more frames are absent.
+    `media_rate` is the rate in frames/s at which delivered sound is played, None for a loop without sound. `late` is
+    the share of frames that may be late (0 to 1). Fields that need more frames are absent.
 
     Raises:
         ValueError: a series is missing or of another length, or a frame has no time.
@@ -68,6 +69,7 @@ def summarize_frames(
         frames=frame_count(series),
         stages=stage_names(series),
         frame_ms=_clock_summary(frame_ms),
+        windows_ms=tuple(batch_medians(frame_ms)),
         latency_ms=_clock_summary(series["latency_ms"]),
         input_age_ms=_input_ages(series, graph) if graph is not None else {},
         gap_ms=Gap(p50=float(np.median(gaps)), max=float(gaps.max())) if gaps.size else None,
@@ -76,9 +78,8 @@ def summarize_frames(
         budget=_budget(series, target_ms=1000 * chunk / loop.target_fps, overlapping=loop.schedule == "overlap"),
         deadlines=rates,
         late=target.misses,
-        holds=target.holds,
         underruns={str(buffer): underruns(per_frame_ms, loop.target_fps, buffer) for buffer in BUFFERS},
-        sustained_fps=sustained_fps(per_frame_ms),
+        sustained_fps=sustained_fps(per_frame_ms, late),
         steady=steady,
         slope=slope_section(series, steady.from_frame),
         unsteady=(*loop.unsteady, *unsteady_times(frame_ms, steady, loop.warmup_frames, warmup)),
@@ -182,7 +183,9 @@ def _budget(series: Series, *, target_ms: float, overlapping: bool) -> Budget:
     outside_ms = series["frame_ms"] - _longest_path(series, overlapping=overlapping)
     overhead_ms = median(outside_ms)
     if overhead_ms is not None:
-        parts["unaccounted"] = BudgetPart(share=overhead_ms / target_ms, mean_ms=float(np.mean(outside_ms)))
+        parts["unaccounted"] = BudgetPart(
+            host_ms=overhead_ms, share=overhead_ms / target_ms, mean_ms=float(np.mean(outside_ms))
+        )
     return Budget(
         target_ms=target_ms,
         parts=parts,

@@ -11,7 +11,10 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import theilslopes
 
 from profiling.results.frames import Array, Series, stage_names
+from profiling.results.judge import Cell, Spread, Windows, compare, trend
 from profiling.results.loop import Slope, StageGrowth, Steady
+from profiling.results.measured import LEAST_VALUES
+from profiling.results.stats import batch_medians
 
 #: Frames of a rolling median; up to 7 stalled frames in a row do not move it.
 WINDOW = 15
@@ -21,8 +24,6 @@ NEAR, NEAR_SHARE = 0.03, 0.9
 #: Most and fewest blocks that a line is fitted to. With fewer than 8, random noise gives a false verdict more often
 #: than the accepted 0.1%.
 BLOCKS, FEWEST_BLOCKS = 64, 8
-#: Frame times grow where they rise by more than this share of their median over the steady part.
-GROWTH = 0.01
 #: A stage is named as growing where it has at least this share of the growth of the frame.
 STAGE_SHARE = 0.1
 
@@ -128,7 +129,7 @@ def slope_section(series: Series, from_frame: int) -> Slope | None:
     line = fit_line(np.arange(part.size, dtype=np.float64), part)
     if line is None:
         return None
-    growing = line.rises and line.per_frame * (part.size - 1) > GROWTH * float(np.median(part))
+    growing = line.per_frame > 0 and direction(part) > 0
     return Slope(
         us_per_frame=1000 * line.per_frame,
         ci95=(1000 * line.ci95[0], 1000 * line.ci95[1]),
@@ -144,16 +145,31 @@ def unsteady_times(frame_ms: Array, steady: Steady, warmup: int | None, option: 
     it: "loop.warmup_frames={}".
     """
     signs = []
-    if steady.settled and steady.from_frame:
+    if steady.settled and _differ(frame_ms[: steady.from_frame], frame_ms[steady.from_frame :]):
         longer = "" if warmup is None else f": use {option.format(warmup + steady.from_frame)}"
         signs.append(f"frame times settle only at timed frame {steady.from_frame}{longer}")
     part = frame_ms[steady.from_frame :]
     line = fit_line(np.arange(part.size, dtype=np.float64), part)
     fall = 0.0 if line is None else -line.per_frame * (part.size - 1) / float(np.median(part))
-    if line is not None and line.ci999[1] < 0 and fall > GROWTH:
+    if line is not None and fall > 0 and direction(part) < 0:
         longer = "" if warmup is None else f": use a longer warm-up, {option.format(warmup + frame_ms.size)}"
         signs.append(f"frame times still fall, by {fall:.1%} over the timed frames{longer}")
     return signs
+
+
+def _differ(before: Array, after: Array) -> bool:
+    """Return whether frames before and after a moment take different times, by more than chance."""
+    if before.size < LEAST_VALUES:
+        return False
+    parts = [Cell((Windows.of(batch_medians(part)),), Spread(0.0)) for part in (before, after)]
+    return compare(*parts).answer() in ("faster", "slower")
+
+
+def direction(values: Array) -> int:
+    """Return 1 where values above 0, float64 [n], grow, -1 where they fall, and 0 where neither can be claimed."""
+    medians = np.array(batch_medians(values))
+    moved = trend(medians) if (medians > 0).all() else None
+    return 0 if moved is None else 1 if moved.end > moved.begin else -1
 
 
 def _growing_stages(series: Series, from_frame: int, frame_slope: float) -> dict[str, StageGrowth]:

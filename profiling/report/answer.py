@@ -1,93 +1,95 @@
-"""The answer: one table, a row per component or pipeline, with a mark for every doubt; below it what needs saying.
+"""The answer: a line for each component or pipeline, a line for each cell, and a sentence where something needs saying.
 
-A row names the fastest correct variant, its time, speedup and frame rate, what bounds it and the next step. A variant
-is called fastest only where the measurement supports it; else the row says "cannot tell".
+A row names the fastest correct recipe, its time, its speedup over the baseline, the frame rate that it holds, and what
+to try next. What may be said is decided in `profiling.results.judge`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from profiling.errors import printable
-from profiling.report.charts import FRAME_RATES
-from profiling.report.doubts import Doubt, doubts_of
+from profiling.report.conditions import conditions_of
 from profiling.report.energy import joules_per_frame
-from profiling.report.format import Estimate, Link, Longest, Value, estimate, listed, percent, significant
+from profiling.report.format import (
+    Estimate,
+    Link,
+    Longest,
+    Value,
+    count_of,
+    estimate,
+    few,
+    listed,
+    percent,
+    significant,
+    times,
+)
 from profiling.report.page import Section
 from profiling.report.roofline import REASONS, deciding, link_to_findings, next_step
-from profiling.report.run_data import RunData, link_to, name_of, wrong_because
+from profiling.report.run_data import RunData, cell_table, link_to, name_of, wrong_because
 from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column, Table
-from profiling.report.trace import KERNELS
-from profiling.results.judgement import (
-    CLAIM_LEVEL,
-    CPU_PROCESS_SHARE,
-    PINNED_CPU_SHARE,
-    TIE_SHARE,
+from profiling.results.environment import is_damaged
+from profiling.results.judge import RESOLUTION, Holds, Pair, Ranking
+from profiling.results.measured import LEAST_FOR, Deadline, Summary
+from profiling.results.record import Record
+from profiling.results.verdicts import (
+    NAMED_SHARE,
     baseline_name,
     by_component,
-    can_be_ranked,
-    claimed_speedup,
-    clocks_differ,
     correct_baseline,
-    disturbance_explains,
-    fastest_correct,
+    deadlines_of,
     holds_rate,
-    intervals_overlap,
-    is_undecided,
-    lost,
-    others_explain_miss,
-    paired_speedup,
-    same_code_explains,
-    same_code_share,
-    took_turns,
-    typical_ms,
+    interval_of,
+    ranking,
+    speedup,
+    spread_kind,
+    spread_of,
+    summary_of,
+    taken,
 )
-from profiling.results.measured import LEAST_FOR, Summary
-from profiling.results.record import Record
 
-CANNOT_TELL = "cannot tell"
+UNDECIDED = "undecided"
 #: Titles of the tables with a row for each cell: of calls, and of loops.
 VARIANTS, FRAMES = "Variants", "Frames"
 #: Kinds of the peak of memory in steady calls; a record has one of them.
 PEAKS = ("peak held", "peak allocated", "peak host RSS")
+#: A ratio is called wide where its interval spans more than this factor.
+_WIDE = 1.3
 #: Most characters of a next step in the table; a longer one is printed below it.
-_SHORT = 32
+_SHORT = 26
 _LEGEND = (
-    "p50, p99: wall time of a call (of a loop: of a frame), in brackets the 95% interval of the p50. "
-    f"holds: the highest of {listed([str(rate) for rate in FRAME_RATES])} FPS whose frame time the p99 meets. "
-    "max: the longest call, where they are too few for a p99."
+    "p50: median wall time of a call (of a loop: of a frame), with the 95% interval of this process. vs baseline: its "
+    "time over that of the recipe, with the 95% interval over processes: equal code differs between them. "
+    f"Same: within {RESOLUTION:.0%}. holds: the highest frame rate of which at most 1% of the calls are late (or "
+    "what `late` sets), by the upper 95% bound."
 )
-
-
-#: Marks of a fastest variant where another may be as fast: no difference was found, or too few windows tell.
-TIED, UNDECIDED = "tied", "undecided"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The judgement on a component: its fastest correct record (None if there is none) and the doubts about it."""
+    """The judgement on a component: its fastest correct record (None if there is none), and what stands beside it."""
 
     component: str
     group: tuple[Record, ...]
+    ranking: Ranking | None
     fastest: Record | None
-    is_ranked: bool  # False where the times cannot tell which variant is fastest
-    doubts: tuple[Doubt, ...]
 
     @property
-    def speedup(self) -> Value | None:
-        """The speedup of the fastest against the baseline, or "cannot tell"; another variant may be as fast."""
-        if self.fastest is None or self.fastest.is_realtime:
-            return None
-        if self.fastest is correct_baseline(self.group) and not self.is_ranked:
-            return CANNOT_TELL
-        return speedup_of(self.fastest, self.group)
+    def same(self) -> list[str]:
+        """Variants whose times are the same as those of the fastest."""
+        return self.ranking.named("same") if self.ranking is not None else []
 
     @property
-    def is_tied(self) -> bool:
-        """Whether another variant may be as fast."""
-        return any(doubt.mark in (TIED, UNDECIDED) for doubt in self.doubts)
+    def undecided(self) -> list[str]:
+        """Variants that may be as fast, or faster."""
+        return self.ranking.named("undecided") if self.ranking is not None else []
+
+    @property
+    def speedup(self) -> Pair | None:
+        """The time of the baseline over that of the fastest; None where that is the baseline, or there is none."""
+        return None if self.fastest is None or self.fastest.is_realtime else speedup(self.fastest, self.group)
 
     @property
     def holds(self) -> str | None:
@@ -103,9 +105,14 @@ class Answer:
         return call.roofline.bound if call.stage is None else f"{call.stage}: {call.roofline.bound}"
 
     @property
-    def next(self) -> str | None:
-        """What to try next in a few words."""
-        return next_step(self.fastest, self.group)[0] or None if self.fastest is not None else None
+    def next(self) -> tuple[str, str]:
+        """What to try next: in a few words, and as a sentence; empty where nothing is known."""
+        return next_step(self.fastest, self.group) if self.fastest is not None else ("", "")
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences on what needs saying, after the name of the component."""
+        return tuple(_remarks(self))
 
 
 def answers_of(data: RunData) -> list[Answer]:
@@ -115,18 +122,30 @@ def answers_of(data: RunData) -> list[Answer]:
     return [answer_of(name, group) for name, group in ran.items()]
 
 
+def answer_of(component: str, group: Sequence[Record]) -> Answer:
+    """Judge the records of one component."""
+    ranked = ranking(group)
+    leader = None if ranked is None else next(each for each in group if each.variant == ranked.leader)
+    return Answer(component, tuple(group), ranked, leader)
+
+
 def answer_section(data: RunData) -> Section:
-    """Return the answer table; below it the doubts that need words, and one line on what was skipped."""
+    """Return the answer table, the table of cells, and what needs saying."""
     answers = answers_of(data)
     names = {baseline_name(answer.group) for answer in answers}
-    lines = [*_doubt_lines(answers), *_first_outputs(answers), *_skipped(data)]
-    lines = lines if data.records else ["No cell has ended yet."]
-    table = Table("Answer", _columns(data, names), answers, [_LEGEND], keys=1)
-    return Section("answer", "Answer", tuple(map(printable, lines)), tables=(table,), leads=True)
+    remarks = [*_by_remark(answers), *_first_outputs(answers)]
+    remarks = remarks if data.records else ["No cell has ended yet."]
+    cells = [record for answer in answers for record in answer.group if summary_of(record) is not None]
+    tables = (
+        Table("Answer", _columns(data, names), answers, keys=1),
+        cell_table("Cells", _CELLS, [each for each in cells if each.is_correct]),
+    )
+    lines = tuple(map(printable, remarks))
+    return Section("answer", "Answer", lines, (_LEGEND,) if answers else (), tables=tables, leads=True)
 
 
 def status_section(data: RunData) -> Section:
-    """Return the failed and invalid cells, with their logs; those with the same reason share a line."""
+    """Return the failed and invalid cells, with their logs, and what could not be read; alike ones share a line."""
     alike: dict[tuple[str, str], list[Record]] = {}
     for record in data.records:
         if record.status != "skipped" and not record.is_correct:
@@ -138,11 +157,15 @@ def status_section(data: RunData) -> Section:
         logs = [log for name in names if (data.folder / (log := f"cells/{name}.log")).is_file()]
         where = f" (log: {logs[0]})" if logs else ""
         lines.append(f"{', '.join(names)} {state}: {reason}{where}")
+    if is_damaged(data.folder, data.environment):
+        lines.append("environment.json is damaged: device, versions and command of this run are not known")
+    if data.skipped_lines:
+        lines.append(f"results.jsonl: {data.skipped_lines} damaged or cut-off lines were skipped")
     return Section("status", "Failed or invalid", tuple(map(printable, lines)))
 
 
 def notes_section(data: RunData) -> Section:
-    """Return the notes of cells and of their transforms, the doubts about each, and what could not be read."""
+    """Return the notes of cells and of their transforms, and the conditions of each."""
     noted: dict[str, list[str]] = {}
     for record in data.records:
         # A network that was not transformed as asked, or runs without the kernels meant for it, explains a slow row.
@@ -151,115 +174,80 @@ def notes_section(data: RunData) -> Section:
             if note not in (record.reason or ""):
                 noted.setdefault(note, []).append(name_of(record))
     lines = [f"{', '.join(names)}: {note}" for note, names in noted.items()]
-    doubted: dict[Doubt, list[Record]] = {}
+    found: dict[str, list[Record]] = {}
     for record in data.records:
-        for doubt in doubts_of(record):
-            doubted.setdefault(doubt, []).append(record)
-    lines += [f"{_cells(records, data)}: {doubt.mark}: {doubt.words}" for doubt, records in doubted.items()]
+        for condition in conditions_of(record):
+            found.setdefault(condition, []).append(record)
+    lines += [f"{_cells(records, data)}: {condition}" for condition, records in found.items()]
     if warm := [r for r in data.records if r.prepare is not None and r.prepare.is_cold_unknown]:
         lines.append(f"{_cells(warm, data)}: warm start (compiled from a cache); a cold start takes longer to prepare")
-    lines += [f"{name_of(record)}: not read: {field}" for record in data.records for field in record.unreadable]
-    lines += [f"environment.json: not read: {field}" for field in data.environment.unreadable]
+    lines += list(_spreads(data.records))
     ceilings = data.environment.ceilings
     if ceilings is not None and ceilings.disturbed:
         lost = percent(ceilings.lost_share)
         lines.append(f"The ceilings are too low: other processes took {lost} of the CPU time while they were measured")
     if data.environment.ceilings_reason:
         lines.append(f"No ceilings: {data.environment.ceilings_reason}")
-    if data.skipped_lines:
-        lines.append(f"results.jsonl: {data.skipped_lines} damaged or cut-off lines were skipped")
-    return Section("notes", "Notes", tuple(map(printable, lines)))
+    return Section("notes", "Notes", tuple(map(printable, lines)), depth="report")
 
 
-def answer_of(component: str, group: Sequence[Record]) -> Answer:
-    """Judge the records of one component by their median wall or frame time."""
-    fastest = fastest_correct(group)
-    if fastest is None:
-        nothing = "no latency was measured" if any(record.is_correct for record in group) else "no correct result"
-        return Answer(component, tuple(group), None, False, (Doubt(nothing), *_not_ok(group)))
-    others = [each for each in group if each.is_correct and each.median_ms is not None and each is not fastest]
-    others.sort(key=lambda record: typical_ms(record) or 0.0)
-    unsure = [record for record in others if not can_be_ranked(fastest, record)]
-    if any(disturbance_explains(fastest, each) for each in unsure):
-        taken = [(record, each) for record in (fastest, *unsure) if (each := lost(record)) is not None]
-        record, worst = max(taken, key=lambda each: each[1].share)
-        words = f"cannot tell which variant is fastest: {worst.words} while {record.variant} was timed"
-        claims = [Doubt("disturbed", f"{words}; repeat on a quiet machine")]
-    elif by_clock := next((each for each in unsure if clocks_differ(fastest, each)), None):
-        pair = f"{fastest.variant} and {by_clock.variant}"
-        words = f"{clocks_differ(fastest, by_clock)} could explain the difference of {pair}, so they are not ranked"
-        claims = [Doubt("clocks differ", words)]
-    elif near := next((each for each in unsure if same_code_explains(fastest, each)), None):
-        words = f"{fastest.variant} and {near.variant} are not ranked: {_alike(fastest, near)}"
-        claims = [Doubt("within noise", words)]
-    else:
-        claims = [*_tie(fastest, others), *_by_mean(fastest, others)]
-    claims += _unsupported(fastest, group)
-    if fastest.parity is None:
-        claims.append(Doubt("not checked", "its output was not compared with a reference"))
-    if fastest.scale == "tiny":
-        claims.append(Doubt("tiny", "a small network, whose times say nothing about the full one"))
-    doubts = {doubt.mark: doubt for doubt in (*_own(fastest, group), *claims, *_not_ok(group))}
-    return Answer(component, tuple(group), fastest, not unsure, tuple(doubts.values()))
+def _spreads(records: Iterable[Record]) -> Iterator[str]:
+    """Yield by how much equal code differs between processes, as the judge used it."""
+    for kind, record in {spread_kind(record): record for record in records if record.turns is not None}.items():
+        spread, stored = spread_of(record), record.turns.spread if record.turns is not None else None
+        learned = stored.learned if stored is not None else 0
+        source = f"learned from {count_of(learned, 'pair')} of processes" if learned else "a default: nothing is known"
+        yield f"Equal code differs between processes by {percent(spread.std)} (standard deviation; {kind}; {source})"
+
+
+def ratio_value(pair: Pair | None) -> Value | None:
+    """Return a ratio with its interval, beside other processes what it is at least; None without one."""
+    if pair is None:
+        return None
+    interval = pair.interval()
+    if interval is not None and pair.taken > NAMED_SHARE:
+        if interval[0] > 1:
+            return f"≥ {times(interval[0])}"
+        if interval[1] < 1:
+            return f"≤ {times(interval[1])}"
+    return estimate(pair.ratio, interval) if interval is not None else UNDECIDED
 
 
 def speedup_of(record: Record, group: Sequence[Record]) -> Value | None:
-    """Return the speedup against the correct baseline of `group`, 1 for the baseline itself; None without one.
-
-    "cannot tell" where others, SM clocks or the spread of equal code could make the difference of the two.
-    """
+    """Return the speedup against the correct baseline of `group`, 1 for the baseline itself; None without one."""
     baseline = correct_baseline(group)
-    if baseline is None or record is baseline:
-        return None if baseline is None else 1.0
-    if record.is_correct and record.median_ms is not None and not can_be_ranked(record, baseline):
-        return CANNOT_TELL
-    return estimate(claimed_speedup(record, group), record.speedup.ci95 if record.speedup is not None else None)
+    if record is baseline:
+        return 1.0
+    return ratio_value(speedup(record, group))
 
 
 def held_rate(record: Record) -> str | None:
-    """Return the highest common frame rate (24 to 120 FPS) that the record holds.
-
-    A call that makes several frames and holds all these rates is "real time". A loop is judged by its own deadlines, a
-    call by its p99, of few calls by the longest: a late frame is dropped. Rates that other processes may have prevented
-    are not judged.
-    """
-    if record.is_realtime:
-        rates = {deadline.fps: holds_rate(record, deadline) for deadline in record.deadlines}
-        held = [fps for fps, is_held in rates.items() if is_held]
-        if None in rates.values():
-            return f"{max(held):g} FPS or more" if held else CANNOT_TELL
-        return f"{max(held):g} FPS" if held else f"below {min(rates):g} FPS" if rates else None
-    wall = record.metrics.wall_ms
-    if wall is None or record.training is not None:  # a training step delivers no frames
+    """Return the highest common frame rate (24 to 120 FPS) that the record holds; "undecided" where it may hold one."""
+    if record.training is not None:  # a training step delivers no frames
         return None
-    frames = record.frames_per_call or 1
-    fits = {rate: fits_budget(record, frames * 1000 / rate) for rate in FRAME_RATES}
-    held = [rate for rate, is_held in fits.items() if is_held]
-    if None in fits.values():
-        return f"{held[-1]} FPS or more" if held else CANNOT_TELL
-    if not held:
-        return f"below {FRAME_RATES[0]} FPS"
-    return "real time" if frames > 1 and len(held) == len(FRAME_RATES) else f"{held[-1]} FPS"
+    judged = _judged_rates(record)
+    held = [deadline.fps for deadline, said in judged if said.answer == "yes"]
+    if held:
+        return f"{max(held):g} FPS"
+    if any(said.answer == "undecided" for _, said in judged):
+        return UNDECIDED
+    return f"below {judged[0][0].fps:g} FPS" if judged else None
 
 
-def fits_budget(record: Record, budget_ms: float) -> bool | None:
-    """Return whether the p99 of a call (of few calls: the longest) fits; None if others may be why it does not.
-
-    Other processes only lengthen calls: a disturbed record that fits would fit alone, too.
-    """
-    wall = record.metrics.wall_ms
-    if wall is None:
-        return None
-    if wall.tail[1] <= budget_ms:
-        return True
-    return None if others_explain_miss(record, budget_ms) else False
+def _judged_rates(record: Record) -> list[tuple[Deadline, Holds]]:
+    rates = ((deadline, holds_rate(record, deadline)) for deadline in deadlines_of(record))
+    return [(deadline, said) for deadline, said in rates if said is not None]
 
 
-def summary_of(record: Record) -> Summary | None:
-    """Return the summary that a record is judged by: wall time of a call, or frame time of a loop."""
-    if record.is_realtime:
-        return record.realtime.frame_ms if record.realtime is not None else None
-    return record.metrics.wall_ms
+def holds_words(said: Holds) -> str:
+    """Return the judgement on a rate with its evidence: `undecided: 2 of 100 late, 400 calls more would tell`."""
+    evidence = f"{said.late} of {said.n:,} late"
+    if said.answer == UNDECIDED and not said.wanted:  # others may have made them late
+        return f"{UNDECIDED}: {evidence}; a quiet machine would tell"
+    if said.answer == UNDECIDED:
+        more = f"{said.wanted:,} calls more" if said.wanted else "a quiet machine"
+        return f"{UNDECIDED}: {evidence}; {more} would tell"
+    return f"{said.answer}: {evidence} (at most {percent(said.most)})"
 
 
 def number_in(summary: Summary | None, key: str) -> Value | None:
@@ -279,40 +267,52 @@ def peak_bytes(record: Record, kind: str) -> float | None:
 
 def median_of(record: Record) -> Estimate | float | None:
     """Return the median wall time of a call, or frame time of a loop, in milliseconds with its interval."""
-    summary = summary_of(record)
-    return estimate(record.median_ms, summary.ci95 if summary is not None else None)
+    return estimate(record.median_ms, interval_of(record))
 
 
 def _columns(data: RunData, baselines: set[str]) -> tuple[Column[Answer], ...]:
-    against = f"speedup vs {baselines.pop()}" if len(baselines) == 1 else "speedup vs its baseline"
+    against = f"vs {baselines.pop()}" if len(baselines) == 1 else "vs its baseline"
     return (
         Column("component", lambda row: row.component, wrap=26),
-        Column("fastest correct", _fastest, wrap=26),
-        Column("p50", lambda row: median_of(row.fastest) if row.fastest else None, "ms", wrap=14),
-        Column("p99", lambda row: number_in(summary_of(row.fastest), "p99") if row.fastest else None, "ms"),
-        Column(against, lambda row: row.speedup, "ratio", wrap=12),
-        Column("holds", lambda row: row.holds, wrap=9),
-        Column("bound by", _bound, wrap=12),
-        Column("next", _next, wrap=16),
-        Column("conditions", _marks, "marks", wrap=22),
-        *(Column(kind, _peak(kind), "MiB", depth="page") for kind in PEAKS),
-        Column("prepare", lambda row: prepare_seconds(row.fastest) if row.fastest else None, "s", depth="page"),
+        Column("fastest correct", _fastest, wrap=34),
+        Column("p50", lambda row: median_of(row.fastest) if row.fastest else None, "ms"),
+        Column(against, lambda row: ratio_value(row.speedup), "ratio"),
+        Column("holds", lambda row: row.holds),
+        Column("next", _next, wrap=_SHORT),
+        Column("bound by", _bound, depth="report"),
         Column("J/frame", lambda row: joules_per_frame(row.fastest) if row.fastest else None, "number", depth="report"),
         Column("trace", lambda row: _trace(row, data), depth="page"),
-        Column("kernels", _kernels, depth="page"),
     )
+
+
+def _of_times(key: str) -> Callable[[Record], Value | None]:
+    return lambda record: getattr(summary_of(record), key, None)
+
+
+def _fps(record: Record) -> float | None:
+    if record.realtime is not None:
+        return record.realtime.wall_fps
+    return record.metrics.fps.mean if record.metrics.fps is not None else None
+
+
+#: The numbers of a cell: times, frame rate, memory, error, preparation.
+_CELLS = (
+    *(
+        Column[Record](key, _of_times(key), "ms", unit="ms" if key == "mean" else "")
+        for key in ("mean", "std", "min", "max")
+    ),
+    Column[Record]("FPS", _fps, "fps"),
+    Column[Record]("peak", lambda record: record.peak_memory[1] if record.peak_memory else None, "MiB"),
+    Column[Record]("rel. L2", lambda record: record.parity.rel_l2 if record.parity else None, "error"),
+    Column[Record]("prepare", prepare_seconds, "s"),
+)
 
 
 def _fastest(row: Answer) -> Value:
     if row.fastest is None:
         return "none"
-    words = row.fastest.variant if row.is_ranked else f"{CANNOT_TELL} ({row.fastest.variant})"
-    return _linked(row, words, FRAMES if row.fastest.is_realtime else VARIANTS) or words
-
-
-def _linked(row: Answer, words: str | None, table: str) -> Link | None:
-    """Return `words` with a link to the fastest variant's rows in the table of that title."""
-    return link_to(words, table, row.fastest) if words and row.fastest is not None else None
+    title = FRAMES if row.fastest.is_realtime else VARIANTS
+    return link_to(row.fastest.variant, title, row.fastest)
 
 
 def _bound(row: Answer) -> Link | None:
@@ -323,18 +323,10 @@ def _bound(row: Answer) -> Link | None:
 
 def _next(row: Answer) -> Value | None:
     """Return the next step, with a link to the findings that it follows from."""
-    short, call = row.next, deciding(row.fastest) if row.fastest is not None else None
-    if short is None or call is None:
-        return short
+    short, call = row.next[0], deciding(row.fastest) if row.fastest is not None else None
+    if not short or call is None:
+        return short or None
     return link_to_findings(call, short if len(short) <= _SHORT else "see below")
-
-
-def _peak(kind: str) -> Callable[[Answer], float | None]:
-    return lambda row: peak_bytes(row.fastest, kind) if row.fastest is not None else None
-
-
-def _marks(row: Answer) -> str | None:
-    return f"! {', '.join(doubt.mark for doubt in row.doubts)}" if row.doubts else None
 
 
 def _trace(row: Answer, data: RunData) -> Link | None:
@@ -343,22 +335,82 @@ def _trace(row: Answer, data: RunData) -> Link | None:
     return Link("trace", link.href) if link is not None and link.href is not None else None
 
 
-def _kernels(row: Answer) -> Link | None:
-    analysis = row.fastest.trace_analysis if row.fastest is not None else None
-    return _linked(row, "kernels", KERNELS) if analysis is not None and analysis.kernels else None
+def _remarks(answer: Answer) -> Iterator[str]:
+    """Yield what needs saying of a component, the gravest first."""
+    fastest, ranked = answer.fastest, answer.ranking
+    if fastest is None or ranked is None:
+        yield "no latency was measured" if any(each.is_correct for each in answer.group) else "no correct result"
+        return
+    yield from ranking_remarks(ranked)
+    yield from _about_baseline(answer, fastest)
+    baseline = correct_baseline(answer.group)
+    for record in (fastest, *([baseline] if baseline is not None and baseline is not fastest else [])):
+        yield from (f"{record.variant}: {each}" for each in conditions_of(record))
+    yield from _about_rates(fastest)
+    if fastest.parity is None:
+        yield "not checked: its output was not compared with a reference"
+    if _names_threads(fastest):
+        yield "threads=1 pins the process to a core, where others disturb it least"
 
 
-def _doubt_lines(answers: Sequence[Answer]) -> list[str]:
-    """Return the doubts that have words, each once with the components that it concerns, if those are not all."""
-    concerned: dict[Doubt, list[str]] = {}
+def ranking_remarks(ranked: Ranking) -> Iterator[str]:
+    """Say which take the same time as the one that leads, and which may be as fast."""
+    if same := ranked.named("same"):
+        yield f"same within {RESOLUTION:.0%}: {few(same)}"
+    if undecided := ranked.named("undecided"):
+        wanted = dict.fromkeys(ranked.pairs[name].wants() for name in undecided)
+        yield f"{UNDECIDED}: whether {few(undecided)} may be as fast; {listed(list(wanted), last='or')} would tell"
+
+
+def _about_baseline(answer: Answer, fastest: Record) -> Iterator[str]:
+    baseline = correct_baseline(answer.group)
+    if fastest.is_realtime or fastest is baseline:
+        return
+    if baseline is None:
+        name = baseline_name(answer.group)
+        state = next((wrong_because(record) for record in answer.group if record.variant == name), "did not run")
+        yield f"no speedup is claimed: {name} {state}"
+        return
+    pair = answer.speedup
+    interval = pair.interval() if pair is not None else None
+    if pair is not None and pair.answer() == UNDECIDED:
+        yield f"{UNDECIDED}: whether {fastest.variant} is faster than {baseline.variant}; {pair.wants()} would tell"
+    elif pair is not None and pair.answer() == "same":
+        yield f"{fastest.variant} and {baseline.variant} take the same time"
+    elif (
+        pair is not None and interval is not None and pair.placement > pair.noise and interval[1] > _WIDE * interval[0]
+    ):
+        wide = max((baseline, fastest), key=lambda each: spread_of(each).std)
+        share = percent(spread_of(wide).std)
+        yield f"{wide.variant} differs by {share} between processes (standard deviation), which widens the ratio"
+
+
+def _about_rates(record: Record) -> Iterator[str]:
+    """Say which rate is undecided above those that are held."""
+    if record.training is not None:
+        return
+    above = [(deadline, said) for deadline, said in _judged_rates(record) if said.answer == UNDECIDED]
+    if above:
+        deadline, said = above[0]
+        yield f"{deadline.fps:g} FPS: {holds_words(said)}"
+
+
+def _names_threads(record: Record) -> bool:
+    """Return whether pinning would help: on a CPU, beside others, and not pinned."""
+    others, latency = taken(record), record.metrics.latency
+    is_cpu = not (record.device or "").startswith("cuda")
+    return bool(is_cpu and others and others.is_named and latency is not None and not latency.pinned_cores)
+
+
+def _by_remark(answers: Sequence[Answer]) -> list[str]:
+    """Return the remarks, each once with the components that it concerns, if those are not all."""
+    concerned: dict[str, list[str]] = {}
     for answer in answers:
-        for doubt in answer.doubts:
-            if doubt.words:
-                concerned.setdefault(doubt, []).append(answer.component)
-    return [
-        f"! {doubt.mark}{f' ({listed(names)})' if len(names) < len(answers) else ''}: {doubt.words}."
-        for doubt, names in concerned.items()
-    ]
+        for remark in answer.remarks:
+            concerned.setdefault(remark, []).append(answer.component)
+        if len(answer.next[0]) > _SHORT:
+            concerned.setdefault(f"next: {answer.next[1]}", []).append(answer.component)
+    return [f"{listed(names)}: {remark}." for remark, names in concerned.items()]
 
 
 def _first_outputs(answers: Sequence[Answer]) -> Iterator[str]:
@@ -373,96 +425,6 @@ def _first_outputs(answers: Sequence[Answer]) -> Iterator[str]:
                 warm = f", including packaging; an application loads the package in {load} s, after importing torch's"
                 warm += " compiler"
             yield f"From the start of a process to its first output, {name_of(answer.fastest)}: {cold}{warm}."
-
-
-def _skipped(data: RunData) -> list[str]:
-    """Return one line on all cells that were skipped, by reason; none where there are none."""
-    reasons: dict[str, list[Record]] = {}
-    for record in data.records:
-        if record.status == "skipped":
-            reasons.setdefault(record.reason or "no reason", []).append(record)
-    parts = [f"{_cells(records, data)} ({reason})" for reason, records in reasons.items()]
-    return [f"Skipped: {'; '.join(parts)}."] if parts else []
-
-
-def _own(fastest: Record, group: Sequence[Record]) -> Iterator[Doubt]:
-    """Yield the doubts about the times of the fastest variant, and about those of its baseline."""
-    baseline = correct_baseline(group)
-    for record in (fastest, *([baseline] if baseline is not None and baseline is not fastest else [])):
-        for doubt in doubts_of(record):
-            if not doubt.of_p99 or record is fastest:  # the baseline's p99 is not in the row
-                yield replace(doubt, words=f"{record.variant}: {doubt.words}")
-
-
-def _not_ok(group: Sequence[Record]) -> Iterator[Doubt]:
-    """Yield how many variants failed, are invalid or were skipped; the reasons stand below the table."""
-    states: dict[str, list[str]] = {}
-    for record in group:
-        if state := wrong_because(record):
-            states.setdefault(state, []).append(record.variant)
-    for state, names in states.items():
-        yield Doubt(f"{names[0]} {state}" if len(names) == 1 and state != "skipped" else f"{len(names)} {state}")
-
-
-def _tie(fastest: Record, others: Sequence[Record]) -> Iterator[Doubt]:
-    """Name the variants that may be as fast as the fastest one."""
-    ties = [record for record in others if intervals_overlap(fastest, record) is True]
-    if ties:
-        names = listed([fastest.variant, *(each.variant for each in ties)])
-        why, in_turns = f"their 95% intervals are no more than {percent(TIE_SHARE)} apart", False
-        if all(took_turns(fastest, each) for each in ties):
-            why, in_turns = listed([_times_as_long(each, fastest) for each in ties]), True
-        if in_turns and any(is_undecided(fastest, each) for each in ties):
-            yield Doubt(UNDECIDED, f"more turns are needed to tell which of {names} is the fastest: {why}")
-        else:
-            yield Doubt(TIED, f"{names} are tied: {why}")
-    elif others and not fastest.is_realtime and intervals_overlap(fastest, others[0]) is None:
-        names = listed([fastest.variant, others[0].variant])
-        yield Doubt("few samples", f"whether {names} are tied is not known: one has no interval")
-
-
-def _times_as_long(record: Record, fastest: Record) -> str:
-    """Return the ratio of two cells that took turns in words, with the interval by which they were found to be tied."""
-    ratio, interval = paired_speedup(fastest, record, level=CLAIM_LEVEL) or (1.0, None)
-    low, high = interval or (ratio, ratio)
-    return f"{record.variant} takes {ratio:.3f} times as long ({CLAIM_LEVEL:.0%} interval {low:.3f} to {high:.3f})"
-
-
-def _by_mean(fastest: Record, others: Sequence[Record]) -> Iterator[Doubt]:
-    """Yield a doubt if another variant has the lowest mean, from which FPS is computed: the tails differ."""
-    means = [(r.metrics.wall_ms.mean, r.variant) for r in (fastest, *others) if r.metrics.wall_ms is not None]
-    mean, variant = min(means, default=(0.0, fastest.variant))
-    if variant != fastest.variant:
-        yield Doubt("long tail", f"by the mean {variant} is faster ({significant(mean)} ms): compare the tails")
-
-
-def _unsupported(fastest: Record, group: Sequence[Record]) -> Iterator[Doubt]:
-    """Say why no speedup is claimed; loops are judged by their deadlines."""
-    baseline = correct_baseline(group)
-    if fastest.is_realtime or fastest is baseline:
-        return
-    if baseline is None:
-        name = baseline_name(group)
-        state = next((wrong_because(r) for r in group if r.variant == name), "did not run")
-        yield Doubt("no baseline", f"no speedup is claimed: {name} {state}")
-    elif clocks := clocks_differ(fastest, baseline):
-        explained = claimed_speedup(fastest, group) is None
-        state = ", which could explain the difference: no speedup is claimed" if explained else ""
-        yield Doubt("clocks differ", f"{fastest.variant} and {baseline.variant} ran at {clocks}{state}")
-    elif same_code_explains(fastest, baseline):
-        yield Doubt("within noise", f"no speedup is claimed: {_alike(fastest, baseline)}")
-    elif claimed_speedup(fastest, group) is None:
-        yield Doubt("no speedup", "the speedup was not measured")
-
-
-def _alike(one: Record, other: Record) -> str:
-    """Say by how much times of equal code may differ here, and what lowers that."""
-    share = same_code_share(one, other)
-    if not (one.device or "").startswith("cpu"):
-        why = "depending on memory addresses" if took_turns(one, other) else "where variants take no turns"
-        return f"times of equal code differ by up to {percent(share)}, {why}"
-    more = f", with threads=1 by up to {percent(PINNED_CPU_SHARE)}" if share == CPU_PROCESS_SHARE else ""
-    return f"on a CPU the times of equal code differ by up to {percent(share)}{more}"
 
 
 def _cells(records: Iterable[Record], data: RunData) -> str:

@@ -1,24 +1,22 @@
-"""Charts for plotly, as plain data: axes with units, names that stay text, thinned series, intervals, frame budgets.
+"""Charts as plain data: axes with units, names that stay text, thinned series, intervals, frame budgets.
 
-A `Chart` holds one or more `View`s, of which the page shows one at a time. An example with one view:
+A `Chart` holds `View`s, shown one at a time or below each other. A view is a figure over two axes, which `plot.py` lays
+out as SVG; `Rows` of bars or of spreads over one axis of milliseconds; or a tree of `Node`s. An example:
 
     data = [
-        bars("compile", x=["world_model"], y=[7.21], colour=palette(["compile"])["compile"], ends=[(7.16, 7.30)]),
-        points("p99", x=["world_model"], y=[9.2], symbol="diamond-open"),
+        line("compile", x=[0, 1, 2], y=[7.21, 7.19, 7.24], colour=palette(["compile"])["compile"]),
+        points("slow", x=[2], y=[9.2], symbol="diamond-open"),
     ]
-    top = upper_end([7.21], [9.2])
-    y = axis("wall time of a call, ms", range=[0, top])
-    drawn = figure(data, axis("component", type="category"), y, frame_budgets(top))
-    chart = Chart("latency", "Wall time of a call", [View("all components", drawn)], "Bars: medians.")
-    Section("latency", "Latency", charts=(chart,))  # page.py
+    drawn = figure(data, axis("frame"), axis("frame time, ms", rangemode="tozero"), [(16.7, "60 FPS")])
+    chart = Chart("frames", "Frame time over frames", [View("loop.compile", drawn)], "Dashed: the budget.")
+    Section("realtime", "Frames", charts=(chart,))  # page.py
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from math import inf, log10
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -26,16 +24,16 @@ from numpy.typing import NDArray
 
 from profiling.errors import printable
 
-#: A figure or a trace as plotly reads it. Every name in it has gone through `plain`.
+#: A figure or a series, in the keys that `plot.py` reads.
 Figure = Mapping[str, Any]
 Trace = dict[str, Any]
-#: A horizontal line across a figure: (value on the y axis, label in the margin).
+#: A line across a figure: (value in the unit of the axis, label).
 Level = tuple[float, str]
 
 #: The frame rates that real-time applications aim at.
 FRAME_RATES = (24, 30, 60, 120)
 #: Most points in one chart, over all its views; a point takes about a dozen bytes.
-POINTS = 24_000
+POINTS = 12_000
 GREY, RED = "#888888", "#d9363e"
 
 #: A series is never thinned to fewer points.
@@ -59,39 +57,113 @@ _COLOURS = (
 
 
 @dataclass(frozen=True)
-class View:
-    """One figure of a chart, and the label by which the reader chooses it."""
+class Part:
+    """A stretch of a stacked bar."""
 
     label: str
-    figure: Figure
+    ms: float
+    colour: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How times are spread around their median, in milliseconds; None where not known."""
+
+    low: float
+    p50: float
+    p95: float
+    high: float
+    p99: float | None = None
+    least: float | None = None  # the roofline
+    samples: Sequence[float] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A name, its stacked bar or its spread, and what stands behind it."""
+
+    name: str
+    words: str
+    parts: Sequence[Part] = ()
+    spread: Spread | None = None
+    counts: bool = True  # False: its times are not compared, and it is pale
+
+    @property
+    def ms(self) -> float:
+        """Where it ends."""
+        return sum(part.ms for part in self.parts) if self.spread is None else self.spread.high
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows over one axis from 0 to `end` milliseconds, with lines across them at `levels`."""
+
+    rows: Sequence[Row]
+    end: float
+    levels: Sequence[Level] = ()
+
+
+@dataclass(frozen=True)
+class Node:
+    """A part of a whole, its own milliseconds, and the parts within it."""
+
+    label: str
+    words: str
+    own_ms: float
+    nodes: Sequence[Node] = ()
+
+    @property
+    def ms(self) -> float:
+        """Its own time and that of all within it."""
+        return self.own_ms + sum(node.ms for node in self.nodes)
+
+
+@dataclass(frozen=True)
+class View:
+    """What is drawn, and the label by which the reader chooses it."""
+
+    label: str
+    figure: Figure | Rows | Node
 
 
 @dataclass(frozen=True)
 class Chart:
-    """One figure, or several that are shown one at a time. A chart without views is false, and is not shown."""
+    """One drawing or several. A chart without views is false, and is not shown."""
 
     key: str  # unique on the page
     title: str
     views: Sequence[View]
     note: str = ""
+    together: bool = False  # all views below each other instead of one at a time
 
     def __bool__(self) -> bool:
         return bool(self.views)
 
+    @property
+    def legend(self) -> list[tuple[str, str, str]]:
+        """The parts of its bars: a mark, its colour, and the label."""
+        rows = [row for view in self.views if isinstance(view.figure, Rows) for row in view.figure.rows]
+        return [
+            ("■", colour, label) for label, colour in {p.label: p.colour for row in rows for p in row.parts}.items()
+        ]
+
 
 def plain(text: object) -> str:
-    """Return `text` escaped, because plotly interprets some HTML tags and entities in names."""
-    return escape(printable(text), quote=False)
+    """Return `text` on one line, without characters that a screen cannot show; the templates escape it."""
+    return printable(text)
 
 
 def palette(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each of `names`, in their order."""
-    return {name: _COLOURS[place % len(_COLOURS)] for place, name in enumerate(dict.fromkeys(names))}
+    """Return a colour for each of `names`; those beyond the tenth are grey, and told by their labels."""
+    return {name: _COLOURS[place] if place < len(_COLOURS) else GREY for place, name in enumerate(dict.fromkeys(names))}
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """Return an axis with its title, which names the unit; `more` is plotly's."""
-    return {"title": {"text": title}, "automargin": True, **more}
+    """Return an axis with its title, which names the unit.
+
+    `more`: type (log, category, date), range, rangemode (tozero), tickvals with ticktext.
+    """
+    return {"title": {"text": title}, **more}
 
 
 def scale(values: Iterable[float]) -> dict[str, Any]:
@@ -137,21 +209,15 @@ def above(values: Iterable[float], top: float) -> bool:
 
 
 def figure(
-    data: Iterable[Trace], x: Mapping[str, Any], y: Mapping[str, Any], levels: Iterable[Level] = (), **more: Any
+    data: Iterable[Trace],
+    x: Mapping[str, Any],
+    y: Mapping[str, Any],
+    levels: Iterable[Level] = (),
+    shapes: Iterable[Mapping[str, Any]] = (),
 ) -> Figure:
-    """Return a figure of the traces `data` over two axes, with lines across it at `levels`, labelled where they say so.
-
-    `more` goes into plotly's layout.
-    """
-    lines, labels = [], []
-    for value, label in levels:
-        ends = {"xref": "paper", "x0": 0, "x1": 1, "y0": value, "y1": value}
-        lines.append({"type": "line", **ends, "line": {"color": RED, "dash": "dash", "width": 1.5}})
-        if label:
-            place = {"xref": "paper", "x": 1, "xanchor": "left", "y": log10(value) if y.get("type") == "log" else value}
-            labels.append({"text": plain(label), "showarrow": False, "font": {"color": RED, "size": 11}, **place})
-    layout = {"xaxis": x, "yaxis": y, "hoverlabel": {"namelength": -1}, "showlegend": True, "annotations": labels}
-    return {"data": list(data), "layout": {**layout, **more, "shapes": [*lines, *more.get("shapes", ())]}}
+    """Return a figure of the series `data` over two axes, with lines across it at `levels` of the y axis."""
+    layout = {"xaxis": x, "yaxis": y, "levels": list(levels), "shapes": list(shapes)}
+    return {"data": list(data), "layout": layout}
 
 
 def frame_budgets(top: float) -> list[Level]:
@@ -170,36 +236,12 @@ def frame_budgets(top: float) -> list[Level]:
     return levels
 
 
-def bars(
-    name: object,
-    x: Sequence[Any],
-    y: Sequence[float | None],
-    colour: str,
-    ends: Sequence[Sequence[float] | None] | None = None,
-    *,
-    horizontal: bool = False,
-    **more: Any,
-) -> Trace:
-    """Return a trace of bars: positions `x`, heights `y` (None: no bar) and 95% intervals `ends` of the heights.
-
-    With `horizontal`, `x` are positions on the y axis.
-    """
-    known = [place for place, value in enumerate(y) if value is not None]
-    heights = [value for value in y if value is not None]
-    places, values = [_place(x[place]) for place in known], rounded(heights)
-    along = {"orientation": "h", "x": values, "y": places} if horizontal else {"x": places, "y": values}
-    drawn: Trace = {"type": "bar", "name": plain(name), **along, "marker": {"color": colour}, **more}
-    if ends is not None:
-        drawn["error_x" if horizontal else "error_y"] = error_bars(heights, [ends[place] for place in known])
-    return drawn
-
-
 def error_bars(values: Sequence[float], ends: Sequence[Sequence[float] | None], colour: str = GREY) -> dict[str, Any]:
-    """Return plotly's error bars for the 95% intervals `ends` (low, high) of `values`; None draws none."""
+    """Return error bars for the 95% intervals `ends` (low, high) of `values`; None draws none."""
     spans = [pair if pair is not None else (value, value) for value, pair in zip(values, ends, strict=True)]
     # A median may lie outside its bootstrap interval by rounding; an error bar must not be negative.
     return {
-        **{"type": "data", "symmetric": False, "color": colour},
+        "color": colour,
         "array": rounded(max(0.0, pair[1] - value) for value, pair in zip(values, spans, strict=True)),
         "arrayminus": rounded(max(0.0, value - pair[0]) for value, pair in zip(values, spans, strict=True)),
     }
@@ -215,39 +257,23 @@ def points(
     top: float | None = None,
     **more: Any,
 ) -> Trace:
-    """Return a trace of markers; the outlines of open symbols are two pixels wide.
+    """Return a series of markers; `-open` symbols are hollow.
 
     Values above `top`, where the axis ends, become triangles at its edge, which show the value to the pointer.
     """
-    look: dict[str, Any] = {"symbol": symbol, "size": size, "color": colour, "line": {"width": 2}}
+    look: dict[str, Any] = {"symbol": symbol, "size": size, "color": colour}
     values = rounded(y)
     drawn: dict[str, Any] = {"x": [_place(value) for value in x], "y": values}
     if top is not None and above(values, top):
         look["symbol"] = [_CUT if value > top else symbol for value in values]
-        drawn |= {"y": [min(value, top) for value in values], "cliponaxis": False}
-        drawn |= {"text": [f"{value:.4g}" for value in values], "hovertemplate": "%{text}"}
-    return {"type": "scatter", "mode": "markers", "name": plain(name), **drawn, "marker": look, **more}
-
-
-def cut_bars(x: Sequence[Any], y: Sequence[float], top: float, **more: Any) -> list[Trace]:
-    """Return the labels of bars that are higher than `top`, where the axis ends; empty where none is."""
-    cut = [place for place, value in enumerate(y) if value > top]
-    if not cut:
-        return []
-    labels = points("cut off", [x[place] for place in cut], [y[place] for place in cut], top=top, **more)
-    return [{**labels, "mode": "markers+text", "textposition": "bottom center", "showlegend": False}]
+        drawn |= {"y": [min(value, top) for value in values], "text": [f"{value:.4g}" for value in values]}
+    return {"mode": "markers", "name": plain(name), **drawn, "marker": look, **more}
 
 
 def line(name: object, x: Iterable[Any], y: Iterable[float], colour: str, width: float = 1.5, **more: Any) -> Trace:
-    """Return a trace of a line through the points."""
+    """Return a series of a line through the points; `mode="lines+markers"` marks them too."""
     drawn = {"x": [_place(value) for value in x], "y": rounded(y), "line": {"color": colour, "width": width}}
-    return {"type": "scatter", "mode": "lines", "name": plain(name), **drawn, **more}
-
-
-def tree(trace: Mapping[str, Any]) -> Figure:
-    """Return a figure of a trace without axes; labels that would be too small to read are hidden."""
-    layout = {"hoverlabel": {"namelength": -1}, "uniformtext": {"minsize": 9, "mode": "hide"}, "annotations": []}
-    return {"data": [dict(trace)], "layout": layout}
+    return {"mode": "lines", "name": plain(name), **drawn, **more}
 
 
 def band(axis_name: str, low: float, high: float, colour: str = GREY, opacity: float = 0.15) -> dict[str, Any]:
@@ -265,11 +291,6 @@ def rounded(values: Iterable[float]) -> list[float]:
 def points_each(series: int) -> int:
     """Return the most points that each of `series` series may have."""
     return max(_LEAST, POINTS // max(1, series))
-
-
-def ranks(size: int, most: int) -> NDArray[np.intp]:
-    """Return at most `most` of the indices 0 to `size` - 1, evenly spread, with the first and the last."""
-    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.intp))
 
 
 def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from profiling.errors import printable
 from profiling.report.format import count_of, listed, mebibytes, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
-from profiling.report.table import Column, Table
-from profiling.results.check import Check, CheckedCall, Obstacle
+from profiling.report.table import Column, Table, columns
+from profiling.results.check import CheckedCall, Obstacle, StateForm, TensorForm
 
 #: Most names of state that a line lists.
 _MOST = 6
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A tensor or a value that a call reads, returns or keeps."""
-
-    name: str
-    role: str
-    path: str
-    dtype: str | None
-    shape: str | None
-    device: str | None
-    bytes: float | None = None
-    changed: bool | None = None
+#: A tensor or a value that a call of a network reads, returns or keeps.
+_Row = tuple[str, TensorForm | StateForm, str]
 
 
 def check_section(data: RunData) -> Section:
@@ -39,7 +28,7 @@ def check_section(data: RunData) -> Section:
         for name, call in check.calls.items():
             title = name if name == component else f"{component}, {name}"
             lines += _lines(title, call)
-            rows += _rows(title, call, check)
+            rows += _rows(title, call)
         if check.seconds is not None:
             lines.append(f"{component}: checked in {significant(check.seconds, 2)} s, nothing was timed.")
     return Section("check", "Check", tuple(map(printable, lines)), tables=(Table("Tensors of a call", _COLUMNS, rows),))
@@ -85,23 +74,21 @@ def _obstacle(each: Obstacle) -> str:
     return f"{reason.rstrip('.')}." + (f" To do: {each.advice.rstrip('.')}." if each.advice else "")
 
 
-def _rows(name: str, call: CheckedCall, check: Check) -> Iterator[_Row]:
-    for role, forms in (("input", call.inputs), ("output", call.outputs)):
-        for each in forms:
-            shape = None if each.shape is None else str(list(each.shape))
-            yield _Row(name, role, each.path or "(itself)", each.dtype or each.value, shape, each.device)
-    for each in call.state:
-        shape = str(list(each.shape))
-        yield _Row(name, "state", each.path, each.dtype, shape, check.device, each.bytes, each.changed)
+def _rows(name: str, call: CheckedCall) -> Iterator[_Row]:
+    roles = (("input", call.inputs), ("output", call.outputs), ("state", call.state))
+    return ((name, form, role) for role, forms in roles for form in forms)
+
+
+def _shape(row: _Row) -> str | None:
+    return None if row[1].shape is None else str(list(row[1].shape))
 
 
 _COLUMNS = (
-    Column[_Row]("component", lambda row: row.name),
-    Column[_Row]("role", lambda row: row.role),
-    Column[_Row]("name", lambda row: row.path),
-    Column[_Row]("dtype or value", lambda row: row.dtype),
-    Column[_Row]("shape", lambda row: row.shape),
-    Column[_Row]("device", lambda row: row.device),
-    Column[_Row]("size", lambda row: row.bytes, "MiB"),
-    Column[_Row]("changed", lambda row: row.changed, "flag"),
+    Column[_Row]("component", lambda row: row[0]),
+    Column[_Row]("role", lambda row: row[2]),
+    Column[_Row]("name", lambda row: row[1].path or "(itself)"),
+    *columns(TensorForm, "dtype", "value"),
+    Column[_Row]("shape", _shape),
+    *columns(TensorForm, "device"),
+    *columns(StateForm, "bytes", "changed"),
 )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from profiling.errors import printable
 from profiling.report.format import MIB, decimals, struck
-from profiling.results.judgement import by_component
 from profiling.results.record import Record
+from profiling.results.verdicts import by_component
 
 VARIANT_LABELS = {
     "baseline": "Baseline",

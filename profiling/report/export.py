@@ -10,16 +10,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 from profiling.errors import printable
-from profiling.report.answer import Answer, answers_of, held_rate, summary_of
-from profiling.report.doubts import doubts_of
+from profiling.report.answer import Answer, answers_of, held_rate
+from profiling.report.conditions import conditions_of, conditions_text
 from profiling.report.energy import joules_per_frame
-from profiling.report.format import Estimate, number_of
+from profiling.report.format import number_of
 from profiling.report.roofline import deciding
 from profiling.report.run_data import RunData, name_of, wrong_because
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judgement import can_be_ranked, claimed_speedup, correct_baseline
 from profiling.results.measured import Summary
 from profiling.results.record import Record
+from profiling.results.verdicts import answer_on, deadlines_of, holds_rate, interval_of, speedup, summary_of
 
 Cell = str | float | None
 
@@ -52,24 +52,33 @@ def as_csv(data: RunData) -> str:
 
 def cell_rows(data: RunData) -> Iterator[Sequence[Cell]]:
     """Yield the headers, then a row for each cell, calibrations left out."""
-    yield tuple(_COLUMNS)
+    environment = data.environment
+    yield (*_COLUMNS, "device", "revision")
     for group in data.groups.values():
-        yield from (tuple(read(record, group) for read in _COLUMNS.values()) for record in group)
+        for record in group:
+            of_the_run = environment.device_kind or record.device, environment.revision
+            yield (*(read(record, group) for read in _COLUMNS.values()), *of_the_run)
 
 
 def as_junit(data: RunData) -> str:
-    """Return a test case for each cell: a failed or invalid one is a failure with its reason, a skipped one skipped."""
+    """Return a test case for each cell: a failed or invalid one is a failure with its reason, a skipped one skipped.
+
+    The time of a case is the median of a call, or of a frame, in seconds, if it counts; that of the suite is their sum.
+    """
     states = [wrong_because(record) for record in data.records]
     counts = {
         "tests": str(len(states)),
         "failures": str(sum(bool(state) and state != "skipped" for state in states)),
         "skipped": str(states.count("skipped")),
+        "time": _seconds(sum(filter(None, map(_counted_ms, data.records)))),
     }
     suites = ElementTree.Element("testsuites", counts)
     suite = ElementTree.SubElement(suites, "testsuite", {"name": printable(data.folder.resolve().name), **counts})
     for record, state in zip(data.records, states, strict=True):
-        names = {"classname": printable(record.component), "name": printable(record.variant)}
-        case = ElementTree.SubElement(suite, "testcase", names)
+        known = {"classname": printable(record.component), "name": printable(record.variant)}
+        if (ms := _counted_ms(record)) is not None:
+            known["time"] = _seconds(ms)
+        case = ElementTree.SubElement(suite, "testcase", known)
         reason = printable(record.reason or "the parity check failed")
         if state == "skipped":
             ElementTree.SubElement(case, "skipped", {"message": reason})
@@ -77,32 +86,52 @@ def as_junit(data: RunData) -> str:
             ElementTree.SubElement(
                 case, "failure", {"type": state, "message": reason}
             ).text = f"{name_of(record)}: {reason}"
-        elif doubts := doubts_of(record):
-            ElementTree.SubElement(case, "system-out").text = "\n".join(
-                f"{doubt.mark}: {doubt.words}" for doubt in doubts
-            )
+        elif conditions := conditions_of(record):
+            ElementTree.SubElement(case, "system-out").text = "\n".join(conditions)
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True)
 
 
+def _counted_ms(record: Record) -> float | None:
+    """Return the median of a call or frame in milliseconds; None where it was not measured or does not count."""
+    return record.median_ms if record.is_correct else None
+
+
+def _seconds(ms: float) -> str:
+    return f"{ms / 1e3:.9f}"  # readers of JUnit take no exponent
+
+
 def _answer(answer: Answer) -> dict[str, Any]:
-    record, speedup = answer.fastest, answer.speedup
+    record, pair = answer.fastest, answer.speedup
     times = summary_of(record) if record is not None else None
     return {
         "component": answer.component,
         "fastest_correct": record.variant if record is not None else None,
-        "is_ranked": answer.is_ranked,
+        "same": answer.same,
+        "undecided": answer.undecided,
         "p50_ms": times.p50 if times is not None else None,
-        "p50_ms_ci95": times.ci95 if times is not None else None,
+        "p50_ms_ci95": interval_of(record) if record is not None else None,
         "p99_ms": times.percentile("p99") if times is not None else None,
         "max_ms": times.max if times is not None else None,
-        "speedup": number_of(speedup),
-        "speedup_ci95": [speedup.low, speedup.high] if isinstance(speedup, Estimate) else None,
+        "speedup": pair.ratio if pair is not None else None,
+        "speedup_ci95": pair.interval() if pair is not None else None,
+        "speedup_answer": answer_on(record, answer.group) if record is not None else None,
         "holds": answer.holds,
+        "rates": _rates(record) if record is not None else {},
         "joules_per_frame": number_of(joules_per_frame(record)) if record is not None else None,
         "bound_by": answer.bound,
-        "next": answer.next,
-        "conditions": [{"mark": doubt.mark, "words": doubt.words} for doubt in answer.doubts],
+        "next": answer.next[1] or None,
+        "remarks": list(answer.remarks),
+    }
+
+
+def _rates(record: Record) -> dict[str, Any]:
+    """Return the judgement on each frame rate."""
+    judged = {f"{each.fps:g}": holds_rate(record, each) for each in deadlines_of(record)}
+    return {
+        fps: {"answer": said.answer, "late": said.late, "n": said.n, "at_most": said.most}
+        for fps, said in judged.items()
+        if said is not None
     }
 
 
@@ -114,22 +143,19 @@ def _time(read: Callable[[Summary], Cell]) -> Read:
 
 
 def _end(place: int) -> Read:
-    return _time(lambda times: times.ci95[place] if times.ci95 is not None else None)
-
-
-def _claims_speedup(record: Record, group: tuple[Record, ...]) -> bool:
-    baseline = correct_baseline(group)
-    return record.is_correct and baseline is not None and can_be_ranked(record, baseline)
+    return lambda record, _: interval[place] if (interval := interval_of(record)) is not None else None
 
 
 def _speedup(record: Record, group: tuple[Record, ...]) -> Cell:
-    return claimed_speedup(record, group) if _claims_speedup(record, group) else None
+    pair = speedup(record, group)
+    return pair.ratio if pair is not None else None
 
 
 def _speedup_end(place: int) -> Read:
     def read(record: Record, group: tuple[Record, ...]) -> Cell:
-        known = record.speedup is not None and _speedup(record, group) is not None
-        return record.speedup.ci95[place] if known and record.speedup and record.speedup.ci95 else None
+        pair = speedup(record, group)
+        interval = pair.interval() if pair is not None else None
+        return interval[place] if interval is not None else None
 
     return read
 
@@ -145,7 +171,9 @@ _COLUMNS: Mapping[str, Read] = {
     "variant": lambda record, _: printable(record.variant),
     "status": lambda record, _: wrong_because(record) or "ok",
     "reason": lambda record, _: record.reason,
+    "dtype": lambda record, _: record.dtype,
     "samples": _time(lambda times: times.n),
+    "mean ms": _time(lambda times: times.mean),
     "p50 ms": _time(lambda times: times.p50),
     "p50 low ms": _end(0),
     "p50 high ms": _end(1),
@@ -154,6 +182,7 @@ _COLUMNS: Mapping[str, Read] = {
     "speedup": _speedup,
     "speedup low": _speedup_end(0),
     "speedup high": _speedup_end(1),
+    "vs baseline": lambda record, group: answer_on(record, group),
     "holds": lambda record, _: held_rate(record) if record.is_correct else None,
     "rel. L2 error": lambda record, _: record.parity.rel_l2 if record.parity is not None else None,
     "peak memory bytes": lambda record, _: record.peak_memory[1] if record.peak_memory else None,
@@ -161,5 +190,5 @@ _COLUMNS: Mapping[str, Read] = {
     "energy J/frame": lambda record, _: number_of(joules_per_frame(record)),
     "prepare s": lambda record, _: record.prepare.from_cold if record.prepare is not None else None,
     "bound by": _bound,
-    "conditions": lambda record, _: ", ".join(doubt.mark for doubt in doubts_of(record)) or None,
+    "conditions": lambda record, _: conditions_text(record),
 }

@@ -22,7 +22,6 @@ MIB = 2**20
 Kind = Literal[
     "text",
     "flag",  # bool: yes or no
-    "marks",  # doubts, each a word or two: "! disturbed, tiny"
     "count",  # a whole number, or an average of whole numbers; infinity is shown as "never"
     "number",  # any other number: four significant digits, thousands apart
     "ms",
@@ -85,7 +84,7 @@ def number_of(value: Value | None) -> float | None:
 
 
 def show(value: Value | None, kind: Kind = "text") -> str:
-    """Return `value` as the text of its kind, on one line: `2.184 [2.182, 2.186]`, `~2.57`, `max 3.1`, `–`."""
+    """Return `value` as the text of its kind, on one line: `2.184 ±0.1%`, `~2.57`, `max 3.1`, `–`."""
     if value is None:
         return ABSENT
     if isinstance(value, Link):
@@ -97,9 +96,19 @@ def show(value: Value | None, kind: Kind = "text") -> str:
     if isinstance(value, Computed):
         return f"~{_SHOW[kind](value.value)}"
     if isinstance(value, Estimate):
-        low, high = (_SHOW[kind](end).removesuffix(TIMES) for end in (value.low, value.high))
-        return f"{_SHOW[kind](value.value)} [{low}, {high}]"
+        return _with_interval(value, _SHOW[kind])
     return _SHOW[kind](value)
+
+
+def _with_interval(estimate: Estimate, show_one: Callable[[float], str]) -> str:
+    """Return `2.01 ±0.2%`, or `7.0 (5.9-9.8)` where the interval reaches further than a tenth of the number."""
+    value, low, high = estimate.value, estimate.low, estimate.high
+    reach = max(high - value, value - low) / value if value > 0 else math.inf
+    if reach > 0.1:
+        unit = TIMES if show_one(value).endswith(TIMES) else ""
+        between = "-" if low >= 0 else " to "
+        return f"{significant(value, 2)}{unit} ({significant(low, 2)}{between}{significant(high, 2)})"
+    return f"{show_one(value)} ±{max(reach, 0.001):.1%}"
 
 
 def significant(value: float | None, digits: int = 4) -> str:
@@ -181,7 +190,6 @@ def _number(value: float) -> str:
 
 _SHOW: Mapping[Kind, Callable[[float], str]] = {
     "text": str,
-    "marks": str,
     "flag": lambda value: "yes" if value else "no",
     "count": count,
     "number": _number,

@@ -2,102 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from profiling.report.format import percent
 from profiling.report.run_data import RunData, cell_table, name_of
-from profiling.report.table import Column, Table
+from profiling.report.table import Column, Table, columns
 from profiling.results.explained import CountedKernel, KernelBound
 from profiling.results.record import Record
 
 COUNTERS = "Hardware counters of the longest kernels"
 _NEARLY_ALL = 0.9  # of a kernel's time
 _MEANING = (
-    "Measured by ncu (Nsight Compute), in shares of the peak of the device. Bound by counters, from 60% of a peak: "
-    "memory bandwidth (DRAM), compute (tensor or FMA pipes), or L2 bandwidth: L2 alone, because the kernel reads the "
-    "same data several times, or little of each sector that it fetches; one that reads each byte once would be faster. "
-    "Neither: a kernel below, which is short, waits, or is busy with other instructions (SM: multiprocessors, "
-    "instructions of any kind). Bound by trace: the same threshold, as 70% of a measured ceiling, for the bytes and "
-    "FLOPs of its operators. Neither by trace: below both ceilings; a trace does not show the reason. Where it is L2, "
-    "the last column says so, and L2 over bytes says how often the kernel asks for the bytes of its operators."
+    "Measured by ncu (Nsight Compute), in shares of the peak of the device. Bound by counters: what reaches 60% of its "
+    "peak; L2 alone where the kernel reads the same data several times, or little of each sector that it fetches. "
+    "Bound by trace: 70% of a measured ceiling, for the bytes and FLOPs of its operators. Neither: it is short, waits, "
+    "or is busy with other instructions."
 )
 
-
-@dataclass(frozen=True)
-class _Row:
-    record: Record
-    kernel: CountedKernel
+_Row = tuple[Record, CountedKernel]
 
 
 def counters_table(data: RunData) -> Table[_Row]:
     """Return the table of all cells that have counters; empty where none has."""
-    rows = [
-        _Row(record, kernel)
-        for record in data.records
-        if record.hardware_counters is not None
-        for kernel in record.hardware_counters.kernels
-    ]
-    lines = [line for record in data.records if (line := agreement_line(record))]
-    return cell_table(COUNTERS, _COLUMNS, rows, lambda row: row.record, (_MEANING, *lines), 3, "report")
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Milliseconds of kernel time a call, by the judgements of counters and trace.
-
-    `same`: both name the same ceiling (memory bandwidth, compute) or neither. `cache`, a part of it: neither, with
-    L2 as the reason by counters, which no trace shows. `different`: they name different ones. `whole`: all listed
-    kernels, including those that one of the two does not judge. `ceiling`: kernels at a ceiling by counters;
-    `claimed`: at a ceiling by trace; `confirmed`: at the same ceiling by both.
-    """
-
-    same: float
-    cache: float
-    different: float
-    whole: float
-    ceiling: float
-    claimed: float
-    confirmed: float
-
-    @property
-    def both(self) -> float:
-        """Milliseconds of the kernels that both judge."""
-        return self.same + self.different
+    counted = [(record, record.hardware_counters) for record in data.records if record.hardware_counters is not None]
+    rows = [(record, kernel) for record, counters in counted for kernel in counters.kernels]
+    lines = filter(None, (agreement_line(record) for record, _ in counted))
+    return cell_table(COUNTERS, _COLUMNS, rows, (_MEANING, *lines), 3, "report")
 
 
 def agreement_line(record: Record) -> str:
     """Return for how much of the kernel time counters and trace name the same bound; empty where nothing has both."""
-    if record.hardware_counters is None:
+    kernels = () if record.hardware_counters is None else record.hardware_counters.kernels
+    spent: dict[str | None, float] = {}
+    for each in kernels:
+        spent[agrees(each)] = spent.get(agrees(each), 0.0) + each.ms
+    whole = sum(spent.values())
+    both = whole - spent.pop(None, 0.0)
+    if not both:
         return ""
-    found = agreement(record.hardware_counters.kernels)
-    if not found.both:
-        return ""
-    cache = f" For {percent(found.cache / found.both)} counters add the reason: L2." if found.cache else ""
+    cache = spent.get("yes; L2", 0.0)
+    more = f" For {percent(cache / both)} counters add the reason: L2." if cache else ""
     return (
         f"{name_of(record)}: counters and trace name the same ceiling, or neither, for "
-        f"{percent(found.same / found.both)} of the time of the kernels that both judge "
-        f"({percent(found.both / found.whole)} of those listed).{cache}"
-    )
-
-
-def agreement(kernels: Sequence[CountedKernel]) -> Agreement:
-    """Return how much of the kernels' time counters and trace judge alike."""
-
-    def spent(chosen: Iterable[CountedKernel]) -> float:
-        return sum(each.ms for each in chosen)
-
-    judged = [each for each in kernels if agrees(each) is not None]
-    claimed = [each for each in judged if each.bound_by_trace != "neither"]
-    return Agreement(
-        same=spent(each for each in judged if agrees(each) != "no"),
-        cache=spent(each for each in judged if agrees(each) == "yes; L2"),
-        different=spent(each for each in judged if agrees(each) == "no"),
-        whole=spent(kernels),
-        ceiling=spent(each for each in judged if ceiling_by_counters(each) != "neither"),
-        claimed=spent(claimed),
-        confirmed=spent(each for each in claimed if agrees(each) == "yes"),
+        f"{percent((cache + spent.get('yes', 0.0)) / both)} of the time of the kernels that both judge "
+        f"({percent(both / whole)} of those listed).{more}"
     )
 
 
@@ -143,23 +91,10 @@ def traffic(record: Record, kernel: CountedKernel, moved: float | None) -> float
 
 
 _COLUMNS = (
-    Column[_Row]("kernel", lambda row: row.kernel.name),
-    Column[_Row]("total", lambda row: row.kernel.ms, "ms", measured=True),
-    Column[_Row]("share", lambda row: row.kernel.share, "percent"),
-    Column[_Row]("mean", lambda row: row.kernel.mean_us, "us"),
-    Column[_Row]("mean under ncu", lambda row: row.kernel.counted_us, "us"),
-    Column[_Row]("DRAM", lambda row: row.kernel.dram, "percent"),
-    Column[_Row]("DRAM", lambda row: row.kernel.dram_bytes, "MiB"),
-    Column[_Row](
-        "DRAM over bytes by trace", lambda row: traffic(row.record, row.kernel, row.kernel.dram_bytes), "ratio"
-    ),
-    Column[_Row]("L2", lambda row: row.kernel.l2, "percent"),
-    Column[_Row]("L2 over bytes by trace", lambda row: traffic(row.record, row.kernel, row.kernel.l2_bytes), "ratio"),
-    Column[_Row]("tensor pipes", lambda row: row.kernel.tensor, "percent"),
-    Column[_Row]("FMA pipes", lambda row: row.kernel.fma, "percent"),
-    Column[_Row]("SM", lambda row: row.kernel.sm, "percent"),
-    Column[_Row]("achieved occupancy", lambda row: row.kernel.occupancy, "percent"),
-    Column[_Row]("bound by counters", lambda row: row.kernel.bound_by_counters),
-    Column[_Row]("bound by trace", lambda row: row.kernel.bound_by_trace),
-    Column[_Row]("agree", lambda row: agrees(row.kernel)),
+    *columns(CountedKernel, "name", "ms", "share", "mean_us", "counted_us", "dram", "dram_bytes"),
+    Column[_Row]("DRAM over bytes by trace", lambda row: traffic(*row, row[1].dram_bytes), "ratio"),
+    *columns(CountedKernel, "l2"),
+    Column[_Row]("L2 over bytes by trace", lambda row: traffic(*row, row[1].l2_bytes), "ratio"),
+    *columns(CountedKernel, "tensor", "fma", "sm", "occupancy", "bound_by_counters", "bound_by_trace"),
+    Column[_Row]("agree", lambda row: agrees(row[1])),
 )

@@ -1,4 +1,4 @@
-"""Times of calls and training steps: the variants, how they were timed, and charts of medians and of all samples."""
+"""Times of calls and training steps: the variants, how they were timed, and a chart of their spread."""
 
 from __future__ import annotations
 
@@ -6,103 +6,51 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from profiling.errors import printable
-from profiling.report.answer import CANNOT_TELL, PEAKS, VARIANTS, median_of, number_in, peak_bytes, speedup_of
-from profiling.report.charts import (
-    CUT_NOTE,
-    RED,
-    Chart,
-    Figure,
-    Trace,
-    View,
-    above,
-    axis,
-    bars,
-    cut_bars,
-    envelope,
-    figure,
-    frame_budgets,
-    line,
-    plain,
-    points,
-    points_each,
-    ranks,
-    series_scale,
-    upper_end,
-)
-from profiling.report.doubts import limits_text, marks_of
-from profiling.report.format import Value
+from profiling.report.answer import PEAKS, VARIANTS, median_of, number_in, peak_bytes, speedup_of
+from profiling.report.charts import Chart, Row, Rows, Spread, View, envelope, frame_budgets, upper_end
+from profiling.report.conditions import conditions_text, limits_text
+from profiling.report.format import Value, significant
 from profiling.report.page import Section
 from profiling.report.run_data import (
     RunData,
-    Samples,
     cell_table,
     cell_words,
-    first,
-    itself,
     wrong_because,
 )
 from profiling.report.slow import slow_tables, summed_words
 from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column
-from profiling.results.judgement import baseline_name, by_component
 from profiling.results.measured import FP32_EAGER, LatencyConditions, Summary
 from profiling.results.record import Record
-from profiling.results.stats import OUTLIER_MADS
+from profiling.results.verdicts import answer_on, baseline_name, by_component
 
-#: Most components in one chart: with more, the bars are too thin to read.
-_TOGETHER = 8
+#: Most single times that are drawn for a cell.
+_DOTS = 60
 #: Calls of the drift table, counted from 1; the record holds all.
 _DRIFT_CALLS = (1, 2, 10, 50, 100, 300, 1000)
 
 Read = Callable[[Record], Value | None]
-Place = Callable[[Record], str]
 
 
 def latency_section(data: RunData) -> Section:
-    """Return the tables of variants, timing, drift and other metrics, and the chart of medians."""
+    """Return the tables of variants, timing, drift and other metrics, and the chart of their spread."""
     rows = [record for record in data.timed if record.status != "skipped"]
     baselines = {baseline_name(data.groups[record.component]) for record in rows}
     # A sweep is about totals: the console leaves out the times of single calls.
     depth = "report" if any(record.call_points for record in rows) else "console"
-    variants = cell_table(VARIANTS, _variants(data, baselines), rows, itself, depth=depth)
+    variants = cell_table(VARIANTS, _variants(data, baselines), rows, depth=depth)
     timed = [record for record in rows if record.metrics.wall_ms is not None]
-    timing = cell_table("How the times were taken", _TIMING, timed, itself, depth="report")
+    timing = cell_table("How the times were taken", _TIMING, timed, depth="report")
     drifts = [record for record in data.records if record.metrics.drift is not None]
-    drift = cell_table("Error against eager by call", _DRIFT, drifts, itself, depth="report")
+    drift = cell_table("Error against eager by call", _DRIFT, drifts, depth="report")
     slow = [(record, calls) for record in timed if (calls := record.metrics.slow_calls) is not None and calls.count]
-    other = cell_table("Other metrics", _OTHER, list(_other(data.records)), first, keys=3)
+    other = cell_table("Other metrics", _OTHER, list(_other(data.records)), keys=3)
     tables = (variants, timing, *slow_tables(slow, "call", "report"), drift, other)
     words = summed_words([calls for _, calls in slow], "call")
     lines = (printable(words),) if words else ()
-    return Section("latency", "Latency", lines, _legend(rows), tables, (_medians(data),))
-
-
-def distribution_section(data: RunData) -> Section:
-    """Return the cumulative distributions of calls and frames, and the samples of calls over time."""
-    calls = [Samples(record, np.array(wall.samples)) for record, wall in _walls(data.timed) if wall.samples]
-    frames = [Samples(each.record, each.values[np.isfinite(each.values)]) for each in data.frame_times[0]]
-    charts = [
-        Chart(
-            key,
-            title,
-            [View(name, _ecdf(data, group, x)) for name, group in _groups(series)],
-            f"A line that ends below 1 has samples beyond the axis. {_thinned(series)}".rstrip(),
-        )
-        for key, title, x, series in (
-            ("ecdf-calls", "Distribution of the wall time of a call", "wall time of a call, ms", calls),
-            ("ecdf-frames", "Distribution of the frame time", "frame time, ms", frames),
-        )
-    ]
-    note = (
-        f"Crosses: outliers, further than {OUTLIER_MADS:g} median absolute deviations from the median; none is "
-        f"removed. {CUT_NOTE}"
-    )
-    views = [View(name, _over_time(data, group)) for name, group in _groups(calls)]
-    charts.append(Chart("samples", "Samples in the order in which they were taken", views, f"{note} {_thinned(calls)}"))
-    return Section("distribution", "Distribution and samples", charts=charts, depth="page")
+    return Section("latency", "Latency", lines, _legend(rows), tables, (_spreads(data),))
 
 
 def _variants(data: RunData, baselines: set[str]) -> tuple[Column[Record], ...]:
@@ -121,7 +69,7 @@ def _variants(data: RunData, baselines: set[str]) -> tuple[Column[Record], ...]:
             unit="calls",
             depth="report",
         ),
-        Column("conditions", marks_of, "marks", wrap=22),
+        Column("conditions", conditions_text, wrap=22),
     )
 
 
@@ -131,7 +79,7 @@ def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
 
 def _pays_after(record: Record, group: Sequence[Record]) -> int | None:
     """Return the calls after which preparation has paid off; None where no speedup may be claimed."""
-    if record.speedup is None or _speedup(record, group) in (None, CANNOT_TELL):
+    if record.speedup is None or answer_on(record, group) != "faster":
         return None
     return record.speedup.break_even_calls
 
@@ -294,123 +242,47 @@ def _legend(rows: Sequence[Record]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _medians(data: RunData) -> Chart:
-    groups = by_component(record for record in data.timed if record.wall_p50 is not None)
-    views = [View(component, _bars(data, {component: group})) for component, group in groups.items()]
-    if 1 < len(groups) <= _TOGETHER:
-        views.insert(0, View("all components", _bars(data, groups)))
-    cut = any(above(_marks_of(group), _top(group)) for group in (*groups.values(), sum(groups.values(), ())))
+def _spreads(data: RunData) -> Chart:
+    """Return the spread of the times of each call, and of each frame of a loop, around their median."""
+    measured = [(record, times) for record in data.records if record.check is None and (times := _times(record))]
+    groups = by_component(record for record, _ in measured)
+    of = {record.cell: times for record, times in measured}
+    views = [View(component, _rows(group, of)) for component, group in groups.items()]
     note = (
-        "Bars: median with its 95% interval. Diamonds: p99. Crosses: longest call. Thick grey lines: the roofline, "
-        "where it is known. Dashed: budgets of calls that make one frame. Pale: failed or invalid; not compared."
+        "Line: from the shortest to the longest. Thick: 95% of the times. Dark: the median. Diamond: p99. "
+        "Dots: single times, of many the lowest and the highest. Thick grey mark: the roofline. Dashed: frame budgets. "
+        "▸: some lie beyond the axis. Pale: failed or invalid."
     )
-    return Chart("latency", "Wall time of a call by variant", views, f"{note} {CUT_NOTE}" if cut else note)
+    return Chart("latency", "Spread of the wall time of a call, or of a frame", views, note, together=True)
 
 
-def _marks_of(records: Sequence[Record]) -> list[float]:
-    return [ms for _, wall in _walls(records) for ms in (wall.p50, wall.tail[1], wall.max)]
+def _times(record: Record) -> Summary | None:
+    return record.realtime.frame_ms if record.realtime is not None else record.metrics.wall_ms
 
 
-def _top(records: Sequence[Record]) -> float:
-    """Return the upper end of the axis of these records' bars; wrong times do not set it."""
-    correct = [record for record in records if record.is_correct] or records
-    return upper_end([wall.p50 for _, wall in _walls(correct)], _marks_of(correct))
+def _rows(group: Sequence[Record], of: Mapping[tuple[str, str], Summary]) -> Rows:
+    correct = [of[record.cell] for record in group if record.is_correct] or [of[record.cell] for record in group]
+    end = upper_end([times.p50 for times in correct], [ms for times in correct for ms in (times.tail[1], times.max)])
+    counts = {record.frames_per_call or 1 for record in group}
+    levels = []
+    if len(counts) == 1 and all(record.training is None for record in group):  # a training step makes no frames
+        (frames,) = counts
+        levels = [(frames * ms, label) for ms, label in frame_budgets(end / frames)]
+    return Rows([_row(record, of[record.cell]) for record in group], end, levels)
 
 
-def _bars(data: RunData, groups: Mapping[str, Sequence[Record]]) -> Figure:
-    """Draw one component with a bar a variant, or several with a group of bars a component."""
-    records = [record for group in groups.values() for record in group]
-    top = _top(records)
-    if len(groups) == 1:
-        traces = [trace for record in records for trace in _bar(data, [record], cell_words, top)]
-        title, modes = "variant", {"barmode": "overlay", "scattermode": "overlay"}
-    else:
-        variants = dict.fromkeys(record.variant for record in records)
-        chosen = [[record for record in records if record.variant == variant] for variant in variants]
-        traces = [trace for rows in chosen for trace in _bar(data, rows, lambda record: record.component, top)]
-        title, modes = "component", {"barmode": "group", "scattermode": "group"}
-        # A group holds its bars side by side; alone, a bar stands in the middle above its label.
-        traces = [{**trace, "offsetgroup": trace["legendgroup"]} for trace in traces]
-    budgets = [] if any(record.training is not None for record in records) else frame_budgets(top)
-    return figure(
-        traces, axis(title, type="category"), axis("wall time of a call, ms", range=[0, top]), budgets, **modes
+def _row(record: Record, times: Summary) -> Row:
+    samples = np.array(times.samples)
+    least = record.roofline.roofline_ms if record.roofline is not None else None
+    spread = Spread(
+        low=times.min,
+        p50=times.p50,
+        p95=times.p95,
+        high=times.max,
+        p99=times.percentile("p99"),
+        least=least or None,
+        samples=samples[envelope(samples, _DOTS)].tolist(),
     )
-
-
-def _bar(data: RunData, records: Sequence[Record], place: Place, top: float) -> list[Trace]:
-    """Return the bars of one variant's medians, and the marks of its p99, its longest call and its roofline."""
-    name, walls = records[0].variant, [wall for _, wall in _walls(records)]
-    places, medians = list(map(place, records)), [wall.p50 for wall in walls]
-    drawn = bars(name, places, medians, data.colours[name], [wall.ci95 for wall in walls])
-    tails = [(x, p99) for x, wall in zip(places, walls, strict=True) if (p99 := wall.percentile("p99")) is not None]
-    drawn["marker"]["opacity"] = [1.0 if record.is_correct else 0.25 for record in records]
-    traces = [
-        drawn,
-        points(f"{name}, p99", [x for x, _ in tails], [ms for _, ms in tails], "diamond-open", top=top),
-        points(f"{name}, longest", places, [wall.max for wall in walls], "x-thin-open", top=top),
-        *cut_bars(places, medians, top),
-    ]
-    least = [(place(r), r.roofline.roofline_ms) for r in records if r.roofline is not None and r.roofline.roofline_ms]
-    if least:
-        traces.append(
-            points(f"{name}, roofline", [x for x, _ in least], [ms for _, ms in least], "line-ew-open", size=24)
-        )
-    shared = {"legendgroup": plain(name)}
-    return [{**trace, **shared, **({"showlegend": False} if trace is not drawn else {})} for trace in traces]
-
-
-def _walls(records: Sequence[Record]) -> list[tuple[Record, Summary]]:
-    return [(record, record.metrics.wall_ms) for record in records if record.metrics.wall_ms is not None]
-
-
-def _groups(series: Sequence[Samples]) -> list[tuple[str, list[Samples]]]:
-    """Return (component, its series): what one view shows."""
-    names = dict.fromkeys(each.record.component for each in series)
-    return [(printable(name), [each for each in series if each.record.component == name]) for name in names]
-
-
-def _thinned(series: Sequence[Samples]) -> str:
-    """Return a note on thinned series; every series keeps its lowest and its highest value."""
-    most = points_each(len(series))
-    long = any(each.values.size > most for each in series)
-    return f"Series of more than {most} samples are thinned to {most}; the lowest and highest stay." if long else ""
-
-
-def _ecdf(data: RunData, group: Sequence[Samples], title: str) -> Figure:
-    traces = []
-    for each in group:
-        ordered = np.sort(each.values)
-        chosen = ranks(ordered.size, points_each(len(group)))
-        traces.append(_line(data, each, ordered[chosen], (chosen + 1) / ordered.size))
-        traces[-1]["line"]["shape"] = "hv"
-    # The axis begins where the values do: their spread is what the chart is about.
-    ends, top = series_scale([each.values for each in group])
-    least = min(float(each.values.min()) for each in group)
-    x = axis(title, **(ends if "type" in ends else {"range": [least - 0.02 * (top - least), top]}))
-    return figure(traces, x, axis("share of samples at or below", range=[0, 1.02]))
-
-
-def _over_time(data: RunData, group: Sequence[Samples]) -> Figure:
-    traces, marks = [], []
-    ends, top = series_scale([each.values for each in group])
-    for each in group:
-        chosen = envelope(each.values, points_each(len(group)))
-        traces.append(_line(data, each, chosen + 1, each.values[chosen]))
-        outliers = np.intersect1d(_outliers(each.values), chosen)
-        if outliers.size:
-            name = f"{cell_words(each.record)}, outliers"
-            shared = {"legendgroup": plain(each.record.variant), "showlegend": False}
-            marks.append(points(name, outliers + 1, each.values[outliers], "x-thin", RED, top=top, **shared))
-            marks[-1]["marker"]["line"]["color"] = RED
-    return figure([*traces, *marks], axis("sample, in order"), axis("wall time of a call, ms", **ends))
-
-
-def _outliers(values: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the indices of the samples that a record counts as outliers."""
-    distance = np.abs(values - np.median(values))
-    return np.flatnonzero(distance > OUTLIER_MADS * np.median(distance))
-
-
-def _line(data: RunData, each: Samples, x: Any, y: Any) -> Trace:
-    variant = each.record.variant
-    return line(cell_words(each.record), x, y, data.colours[variant], legendgroup=plain(variant))
+    name, ms = times.tail
+    words = f"{significant(times.p50)} ms, {name} {significant(ms)}"
+    return Row(cell_words(record), words, spread=spread, counts=record.is_correct)

@@ -2,57 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
 
 from profiling.errors import printable
-from profiling.report.charts import Chart, Figure, View, axis, bars, figure
-from profiling.report.format import MIB, listed
+from profiling.report.format import listed
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, cell_words
-from profiling.report.table import Column
+from profiling.report.run_data import RunData, cell_table
+from profiling.report.table import Column, columns
+from profiling.results.field import described
+from profiling.results.measured import Memory, MemoryKinds
 from profiling.results.record import Record
 
-KINDS = {
-    "allocated": "allocated",
-    "reserved": "reserved",
-    "max_allocated": "max allocated",
-    "max_reserved": "max reserved",
-    "held": "held",
-    "graph_pool": "graph pools",
-    "device_used": "device used",
-    "host_rss": "host RSS",
+#: Kinds of memory that only peaks have.
+_PEAKS = ("peak_held", "graph_pool")
+#: Title of each kind of memory.
+_KINDS = {
+    kind: described(struct, kind).title
+    for struct, kinds in ((MemoryKinds, MemoryKinds.__struct_fields__), (Memory, _PEAKS))
+    for kind in kinds
 }
 #: Phases before and after the graph engine allocates static inputs; the difference is the memory of these inputs.
 _STATIC = ("before static input", "static input")
 _DELTA = "static input, its delta"
 
 
-@dataclass(frozen=True)
-class Phase:
-    """The memory of a cell at one phase, in bytes by kind."""
-
-    record: Record
-    name: str
-    sizes: Mapping[str, int]
+#: The memory of a cell at one phase, in bytes by kind.
+Phase = tuple[Record, str, Mapping[str, int]]
 
 
 def memory_section(data: RunData) -> Section:
-    """Return the table of memory by phase, and a view for each component and kind."""
+    """Return the table of memory by phase."""
     phases = [phase for record in data.records for phase in phases_of(record)]
-    columns = (
-        Column[Phase]("phase", lambda row: row.name),
-        *(Column[Phase](title, lambda row, kind=kind: row.sizes.get(kind), "MiB") for kind, title in KINDS.items()),
+    shown = (
+        Column[Phase]("phase", itemgetter(1)),
+        *columns(MemoryKinds, *MemoryKinds.__struct_fields__, of=itemgetter(2)),
+        *columns(Memory, *_PEAKS, of=itemgetter(2)),
     )
-    views = [
-        View(f"{component}: {title}", drawn)
-        for component, group in data.groups.items()
-        for kind, title in KINDS.items()
-        if (drawn := _figure(data, group, kind, title))
-    ]
-    chart = Chart("memory", "Memory by phase", views, "A phase in which a kind was not measured has no bar.")
-    table = cell_table("Memory by phase", columns, phases, lambda row: row.record, keys=3, depth="report")
-    return Section("memory", "Memory", tables=(table,), charts=(chart,), legend=_residents(data))
+    table = cell_table("Memory by phase", shown, phases, keys=3, depth="report")
+    return Section("memory", "Memory", tables=(table,), legend=_residents(data))
 
 
 def _residents(data: RunData) -> tuple[str, ...]:
@@ -84,44 +72,27 @@ def phases_of(record: Record) -> Iterator[Phase]:
         sizes = {name: _sizes(kinds) for name, kinds in memory.phases.items()}
     captured = {name: _sizes(kinds) for name, kinds in record.graphs.memory.items()} if record.graphs else {}
     if all(name in captured for name in _STATIC):
-        before, after = (captured[name] for name in _STATIC)
+        before, after = (captured.pop(name) for name in _STATIC)
         delta = {kind: after[kind] - before[kind] for kind in after if kind in before}
-        rest = {name: sizes for name, sizes in captured.items() if name not in _STATIC}
-        captured = {_STATIC[0]: before, _STATIC[1]: after, _DELTA: delta, **rest}
+        captured = {_STATIC[0]: before, _STATIC[1]: after, _DELTA: delta, **captured}
+    phases: dict[str, Mapping[str, int]] = {}
     if record.state is not None and record.state.bytes:
         kind = "host_rss" if record.state.on_host or record.device == "cpu" else "allocated"
-        yield Phase(record, "copies of the state", {kind: record.state.bytes})
+        phases["copies of the state"] = {kind: record.state.bytes}
     # The capture is part of preparation: its phases come before the phase at whose end all is prepared.
     last = next((name for name in ("prepared", "training") if name in sizes), None)
     for name, kinds in sizes.items():
-        if name == last:
-            yield from (Phase(record, each, captured[each]) for each in captured)
-        yield Phase(record, name, kinds)
-    if last is None:
-        yield from (Phase(record, each, captured[each]) for each in captured)
+        phases |= (captured if name == last else {}) | {name: kinds}
+    phases |= captured
     if memory is not None:
         peaks = {
-            "allocated": memory.peak_allocated,
-            "reserved": memory.peak_reserved,
-            "held": memory.peak_held,
-            "graph_pool": memory.graph_pool,
-            "host_rss": memory.peak_host_rss,
+            **{"allocated": memory.peak_allocated, "reserved": memory.peak_reserved, "peak_held": memory.peak_held},
+            **{"graph_pool": memory.graph_pool, "host_rss": memory.peak_host_rss},
         }
         for name, kinds in (("prepare peak", {"allocated": memory.prepare_peak_allocated}), ("steady peak", peaks)):
-            if known := {kind: size for kind, size in kinds.items() if size is not None}:
-                yield Phase(record, name, known)
+            phases[name] = {kind: size for kind, size in kinds.items() if size is not None}
+    yield from ((record, name, kinds) for name, kinds in phases.items() if kinds)
 
 
 def _sizes(kinds: object) -> dict[str, int]:
-    return {kind: size for kind in KINDS if (size := getattr(kinds, kind, None)) is not None}
-
-
-def _figure(data: RunData, group: Sequence[Record], kind: str, title: str) -> Figure | None:
-    traces = []
-    for record in group:
-        known = {phase.name: phase.sizes[kind] / MIB for phase in phases_of(record) if kind in phase.sizes}
-        if known:
-            traces.append(bars(cell_words(record), list(known), list(known.values()), data.colours[record.variant]))
-    if len({place for trace in traces for place in trace["x"]}) < 2:
-        return None  # one bar shows no more than the table
-    return figure(traces, axis("phase", type="category"), axis(f"{title}, MiB", rangemode="tozero"))
+    return {kind: size for kind in _KINDS if (size := getattr(kinds, kind, None)) is not None}

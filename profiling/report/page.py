@@ -6,25 +6,29 @@ was not escaped would not run.
 
 from __future__ import annotations
 
-import json
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from profiling.report.format import significant
+from profiling.report.plot import plot_of
 from profiling.report.table import AnyTable, Depth
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
     from profiling.report.charts import Chart
 
 
 #: The page of a run, or of a sweep, in its folder.
 PAGE_FILE = "report.html"
+#: Where a name is joined of words: `channels_last+compile`.
+_JOINTS = re.compile(r"(?<=\w[_+/])(?=\w)|(?<=[^\W\d][.:,])(?=[^\W\d])")
 
 
 @dataclass(frozen=True)
@@ -40,22 +44,17 @@ class Section:
     text: str = ""  # shown as it is, line by line
     depth: Depth = "console"
     leads: bool = False  # its tables come before its lines
+    folded: tuple[str, Sequence[str]] | None = None  # a line, and further ones that the page shows on demand
 
     def __bool__(self) -> bool:
-        return bool(self.lines or any(self.charts) or any(self.tables) or self.text)
+        return bool(self.lines or any(self.charts) or any(self.tables) or self.text or self.folded)
 
 
 def render_page(title: str, heading: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return the page with `heading`, a line each, above the sections that hold something.
-
-    A page with a chart has about 5 MiB, most of it plotly's script.
-    """
-    from jinja2.utils import htmlsafe_json_dumps
+    """Return the page: the first section, then `heading`, a line each, then the others with their tables folded."""
     from markupsafe import Markup
 
-    charts = [chart for section in sections for chart in section.charts if chart]
-    specs = {chart.key: [dict(view.figure) for view in chart.views] for chart in charts}
-    scripts = [*([_plotly()] if specs else []), *(_packaged(name) for name in ("charts.js", "tables.js"))]
+    scripts = [_packaged(name) for name in ("charts.js", "tables.js")]
     return (
         _templates()
         .get_template("page.html")
@@ -66,7 +65,6 @@ def render_page(title: str, heading: Sequence[str], sections: Sequence[Section])
             style=Markup(_packaged("style.css")),
             scripts=[Markup(script) for script in scripts],
             digests=[_digest(script) for script in scripts],
-            specs=htmlsafe_json_dumps(specs, dumps=partial(json.dumps, allow_nan=False, separators=(",", ":"))),
         )
     )
 
@@ -80,13 +78,17 @@ def _templates() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("profiling.report")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters |= {"ms": significant, "breakable": _breakable}
+    made.globals["plot_of"] = plot_of
+    return made
 
 
-def _plotly() -> str:
-    from plotly.offline import get_plotlyjs
+def _breakable(text: str) -> Markup:
+    """Return `text` escaped, with places inside long names where a line may break: not inside a word."""
+    from markupsafe import Markup, escape
 
-    return get_plotlyjs()
+    return Markup(_JOINTS.sub("<wbr>", str(escape(text))))
 
 
 def _packaged(name: str) -> str:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
 
 from profiling.report.charts import GREY, Chart, Figure, View, axis, figure, line, plain, points, scale
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, cell_words, first
-from profiling.report.table import Column
-from profiling.results.explained import Choices, LayerSensitivity, RecipeStep
+from profiling.report.run_data import RunData, cell_table, cell_words
+from profiling.report.table import Column, columns
+from profiling.results.explained import LayerSensitivity, RecipeStep
 from profiling.results.record import Record
 
-_Step = tuple[Record, RecipeStep]
-_Left = tuple[Record, RecipeStep, str, int, str]
-_Alone = tuple[Record, LayerSensitivity]
+#: Layers of a transform that share an outcome: their number, the outcome, and some of their names.
+_Layers = tuple[Record, RecipeStep, int, str, str]
 #: Most layer names in a cell of a table; the record has more.
 _NAMES = 3
 
 
 def quantisation_section(data: RunData) -> Section:
     """Return the tables of replaced, remaining and single layers, and the chart of accuracy against speed."""
-    steps = [(record, step) for record in data.records for step in record.recipe or () if step.choices is not None]
-    left = [row for record, step in steps for row in _left(record, step)]
+    steps = [(record, step) for record in data.records for step in record.recipe or ()]
+    layers = [row for record, step in steps for row in _layers(record, step)]
     alone = [(record, layer) for record in data.records if record.sensitivity for layer in record.sensitivity.layers]
     tables = (
-        cell_table("Layers that transforms replaced", _REPLACED, steps, first, keys=4, depth="report"),
-        cell_table("Layers left unchanged, and why", _LEFT, left, first, keys=4, depth="report"),
-        cell_table("Each layer quantised alone, largest error first", _ALONE, alone, first, keys=3, depth="report"),
+        cell_table("Layers that transforms replaced or left", _LAYERS, layers, keys=4, depth="report"),
+        cell_table("Each layer quantised alone, largest error first", _ALONE, alone, keys=3, depth="report"),
     )
     return Section("quantisation", "Quantisation", _lines(data), tables=tables, charts=(_front_chart(data),))
 
@@ -40,12 +40,30 @@ def front_of(records: Sequence[Record]) -> list[Record]:
     return front
 
 
-def _left(record: Record, step: RecipeStep) -> Iterator[_Left]:
-    assert step.choices is not None
-    for reason, count in step.choices.left.items():
-        names = [layer.name for layer in step.choices.layers if layer.left == reason]
-        more = f" and {count - _NAMES} more" if count > _NAMES else ""
-        yield record, step, reason, count, f"{', '.join(names[:_NAMES])}{more}"
+def _layers(record: Record, step: RecipeStep) -> Iterator[_Layers]:
+    if (choices := step.choices) is None:
+        return
+    for kind, count in choices.now.items():
+        yield (
+            record,
+            step,
+            count,
+            f"replaced by {kind}",
+            _names(layer.name for layer in choices.layers if layer.now == kind),
+        )
+    for reason, count in choices.left.items():
+        yield (
+            record,
+            step,
+            count,
+            f"left: {reason}",
+            _names(layer.name for layer in choices.layers if layer.left == reason),
+        )
+
+
+def _names(names: Iterable[str]) -> str:
+    first = list(islice(names, _NAMES + 1))
+    return ", ".join(first[:_NAMES]) + (", …" if len(first) > _NAMES else "")
 
 
 def _lines(data: RunData) -> tuple[str, ...]:
@@ -101,35 +119,14 @@ def _figure(data: RunData, records: Sequence[Record]) -> Figure:
     return figure(traces, x, axis("wall time of a call, ms", **scale(times)))
 
 
-def _choices(row: _Step) -> Choices:
-    assert row[1].choices is not None
-    return row[1].choices
-
-
-_REPLACED = (
-    Column[_Step]("stage", lambda row: row[1].stage),
-    Column[_Step]("transform", lambda row: row[1].name),
-    Column[_Step]("replaced", lambda row: _choices(row).replaced, "count"),
-    Column[_Step]("by", lambda row: ", ".join(f"{count} {name}" for name, count in _choices(row).now.items())),
-    Column[_Step]("left", lambda row: sum(_choices(row).left.values()), "count"),
-)
-_LEFT = (
-    Column[_Left]("stage", lambda row: row[1].stage),
-    Column[_Left]("transform", lambda row: row[1].name),
-    Column[_Left]("layers", lambda row: row[3], "count"),
-    Column[_Left]("why they stay", lambda row: row[2], wrap=60),
-    Column[_Left]("such as", lambda row: row[4], wrap=40),
+_LAYERS = (
+    *columns(RecipeStep, "stage", "name"),
+    Column[_Layers]("layers", itemgetter(2), "count"),
+    Column[_Layers]("what became of them", itemgetter(3), wrap=60),
+    Column[_Layers]("such as", lambda row: row[4] or None, wrap=40),
 )
 _ALONE = (
-    Column[_Alone]("layer", lambda row: row[1].name),
-    Column[_Alone]("outputs × inputs", lambda row: " × ".join(map(str, row[1].shape))),
-    Column[_Alone]("rel. L2 error", lambda row: row[1].rel_l2, "error"),
-    Column[_Alone]("as it was", lambda row: row[1].ms.before, "ms"),
-    Column[_Alone]("quantised", lambda row: row[1].ms.after, "ms"),
-    Column[_Alone]("leaving it out costs", lambda row: _saved(row[1]), "ms"),
+    *columns(LayerSensitivity, "name"),
+    Column[tuple[Record, LayerSensitivity]]("outputs × inputs", lambda row: " × ".join(map(str, row[1].shape))),
+    *columns(LayerSensitivity, "rel_l2", "ms.before", "ms.after"),
 )
-
-
-def _saved(layer: LayerSensitivity) -> float | None:
-    before, after = layer.ms.before, layer.ms.after
-    return None if before is None or after is None else before - after

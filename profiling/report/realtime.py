@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from profiling.errors import printable
-from profiling.report.answer import CANNOT_TELL, FRAMES, number_in
-from profiling.report.budget import BUDGET, budget_parts, budget_views
+from profiling.report.answer import FRAMES, UNDECIDED, holds_words, number_in
+from profiling.report.budget import BUDGET, budget_parts
 from profiling.report.charts import (
     CUT_NOTE,
     Chart,
@@ -25,70 +25,61 @@ from profiling.report.charts import (
     points_each,
     series_scale,
 )
-from profiling.report.doubts import limits_text, marks_of
-from profiling.report.format import Value, count_of, decimals, estimate, listed, percent, signed, significant
+from profiling.report.conditions import conditions_text, limits_text
+from profiling.report.format import Value, count_of, decimals, estimate, listed, signed, significant
 from profiling.report.latency import COST_COLUMNS
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
-from profiling.report.run_data import (
-    RunData,
-    Samples,
-    cell_table,
-    cell_words,
-    first,
-    itself,
-    name_of,
-    wrong_because,
-)
-from profiling.report.slow import slow_marks, slow_tables, slow_words, summed_words
-from profiling.report.table import Column, Depth
-from profiling.results.judgement import holds_rate, lost, others_explain_miss
+from profiling.report.run_data import RunData, Samples, cell_table, cell_words, name_of, wrong_because
+from profiling.report.slow import slow_marks, slow_tables, summed_words
+from profiling.report.table import Column, columns
+from profiling.results.field import described
 from profiling.results.loop import Deadline, MemoryTrend, Realtime
-from profiling.results.measured import LEAST_FOR
+from profiling.results.measured import LEAST_FOR, MemoryKinds
 from profiling.results.record import Record
+from profiling.results.verdicts import holds_rate
 
-_KINDS = {"allocated": "allocated", "reserved": "reserved", "device_used": "device used", "host_rss": "host RSS"}
 _BUFFERS = ("0", "1", "2", "3")
 _FRAMES = "#7b8a9c"
 
 LEGEND = (
     "Frame: time from its begin, when its inputs are read (or the previous delivery, if later), until all its outputs "
-    "are delivered. Latency: time from its begin until delivery.",
-    "Late: longer than the budget; with pace=realtime, delivered later than one budget after it was due. "
-    "Holds: at least 99.9% of the frames are in time (all of them, of fewer than 1000).",
-    "Underruns, buffer N: frames that a player at the target rate misses if it starts with N frames in its buffer. "
-    "Sustained FPS: the highest rate at which 99.9% of the frames are in time.",
-    "Stage budget: the means of the stages and `unaccounted` add up to that of a frame where stages run in turn.",
+    "are delivered. Late: longer than the budget; with pace=realtime, delivered a budget or more after it was due. "
+    "Holds: at most 1% of the frames (or what `late` sets) are late, by the upper 95% bound of their share.",
+    "Underruns, buffer N: frames that a player at the target rate misses if it starts with N frames in its buffer.",
     "Slow: above the steady median by 20% and by 5 median absolute deviations; a frame may have several causes.",
-    "Audio real-time factor: seconds of audio generated per second; from 1 on, playback does not run dry.",
 )
 
 
 def realtime_section(data: RunData) -> Section:
     """Return the verdict and the settings of each loop, its tables, and its charts."""
     rows = [record for record in data.loops if record.status != "skipped"]
+    loops = [(record, record.realtime) for record in rows if record.realtime is not None]
     lines = [*(f"{name_of(r)}: {verdict(r)}" for r in rows), *_settings(rows)]
     lines += [
-        f"{name_of(record)}: the warm-up did not reach the steady state: {'; '.join(record.realtime.unsteady)}."
-        for record in rows
-        if record.realtime is not None and record.realtime.unsteady
+        f"{name_of(record)}: the warm-up did not reach the steady state: {'; '.join(loop.unsteady)}."
+        for record, loop in loops
+        if loop.unsteady
     ]
-    slow = [(record, r.slow) for record in rows if (r := record.realtime) is not None and r.slow is not None]
+    slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]
     lines += [words] if (words := summed_words([each for _, each in slow], "frame")) else []
-    steadiness = [f"{name_of(r)}: {words}." for r in rows if r.is_correct and (words := _steadiness(r))]
-    loops = [(record, record.realtime) for record in rows if record.realtime is not None]
-    parts = [(record, *item) for record, loop in loops for item in budget_parts(loop).items()]
-    deadlines = [(record, deadline) for record in rows for deadline in record.deadlines]
-    trends = [
-        (r, words, loop.memory[kind]) for r, loop in loops for kind, words in _KINDS.items() if kind in loop.memory
+    chosen = [
+        f"{name_of(record)}: {stage} chose {_chosen(report)}."
+        for record, loop in loops
+        for stage, report in loop.calibration.items()
     ]
-    leaks = any(trend.leak for _, _, trend in trends)
+    parts = [part for record, loop in loops for part in budget_parts(record, loop)]
+    deadlines = [(record, deadline) for record in rows for deadline in record.deadlines]
+    trends = [(record, trend, _kind(kind)) for record, loop in loops for kind, trend in loop.memory.items()]
+    leaks = any(trend.leak for _, trend, _ in trends)
+    correct = [record for record, _ in loops if record.is_correct]
     tables = (
-        cell_table(FRAMES, _FRAME_COLUMNS, rows, itself),
-        cell_table("Stage budget, medians", BUDGET, parts, first, keys=3),
-        cell_table("Deadlines", _DEADLINES, deadlines, first, depth="report"),
-        *slow_tables(slow, "frame", "console"),
-        cell_table("Memory over the frames", _MEMORY, trends, first, keys=3, depth="console" if leaks else "report"),
+        cell_table(FRAMES, _FRAME_COLUMNS, rows),
+        cell_table("Stage budget, medians", BUDGET, parts, keys=3),
+        cell_table("Deadlines", _DEADLINES, deadlines, depth="report"),
+        cell_table("Steadiness, and time outside the stages", _steadiness(loops), correct, depth="report"),
+        *slow_tables(slow, "frame", "report"),
+        cell_table("Memory over the frames", _MEMORY, trends, keys=3, depth="console" if leaks else "report"),
     )
     series, unread = data.frame_times
     views = [View(cell_words(each.record, component=True), _frames_figure(each, len(series))) for each in series]
@@ -96,11 +87,8 @@ def realtime_section(data: RunData) -> Section:
     note = f"Marks: the slow frames that the record lists, by cause. Shaded: before the times settled. {CUT_NOTE}"
     if longest > points_each(len(series)):
         note += f" Of more than {points_each(len(series))} frames the lowest and highest of each stretch are drawn."
-    charts = (
-        Chart("frames", "Frame time over frames", views, note),
-        Chart("budget", "Stage budget", budget_views(loops), "Medians of each stage; correct loops only."),
-    )
-    legend = (*steadiness, *unread, *LEGEND) if rows else ()
+    charts = (Chart("frames", "Frame time over frames", views, note),)
+    legend = (*map(printable, chosen), *unread, *LEGEND) if rows else ()
     return Section("realtime", "Frames against the deadline", tuple(map(printable, lines)), legend, tables, charts)
 
 
@@ -110,7 +98,7 @@ def verdict(record: Record) -> str:
     if not record.is_correct:
         reason = f": {record.reason}" if record.reason else ""
         return _joined(f"{wrong_because(record)}, its times do not count{reason}", _leaks(record))
-    if loop is None or loop.holds is None or not loop.target_fps:
+    if loop is None or loop.late is None or not loop.target_fps:
         return _joined("no frame was compared with a deadline", _leaks(record))
     return _joined(
         f"{loop.target_fps:g} FPS: {_target_words(record, loop)}",
@@ -118,34 +106,40 @@ def verdict(record: Record) -> str:
         _rate_words(record),
         _first_frame(loop),
         _longest_stage(record),
-        slow_words(loop),
         _growth(loop),
         _leaks(record),
-        _spikes(loop),
     )
 
 
 def _target_words(record: Record, loop: Realtime) -> str:
-    """Return yes, no, or "cannot tell" with its reason: whether the target rate is held."""
-    taken = lost(record)
-    if not loop.holds and taken is not None and others_explain_miss(record, loop.budget_ms):
-        return f"{CANNOT_TELL}, {taken.words}"
-    if loop.holds and (rate := loop.too_slow_fps) is not None:
+    """Return whether the target rate is held: yes, no, or undecided, with the number of late frames."""
+    target = next((each for each in record.deadlines if each.fps == loop.target_fps), None)
+    said = holds_rate(record, target) if target is not None else None
+    if said is None:
+        return UNDECIDED
+    if said.answer != "no" and (rate := loop.too_slow_fps) is not None:
         return f"no, the application delivers {rate:.3g} frames/s"
-    return "yes" if loop.holds else "no"
+    return holds_words(said) if said.answer == UNDECIDED else said.answer
+
+
+def _rates(record: Record) -> dict[str, str]:
+    """Return the judgement on each frame rate: yes, no or undecided."""
+    judged = {f"{each.fps:g}": holds_rate(record, each) for each in record.deadlines}
+    return {fps: said.answer for fps, said in judged.items() if said is not None}
 
 
 def _rate_words(record: Record) -> str:
-    """Name the rates that are held, those that are not, and those for which the measurement cannot tell."""
-    rates = {f"{deadline.fps:g}": holds_rate(record, deadline) for deadline in record.deadlines}
-    held, missed, unknown = ([fps for fps, each in rates.items() if each is kind] for kind in (True, False, None))
+    """Name the rates that are held, those that are not, and those that are undecided."""
+    rates = _rates(record)
+    held, missed, unknown = ([fps for fps, each in rates.items() if each == kind] for kind in ("yes", "no", UNDECIDED))
     loop = record.realtime
-    alone = loop is not None and loop.holds and loop.too_slow_fps is not None  # in time, but others lie between them
+    # In time, but the application does something else between them.
+    alone = loop is not None and loop.too_slow_fps is not None and f"{loop.target_fps:g}" not in missed
     words = f"{'Its frames alone hold' if alone else 'Holds'} {listed(held)} FPS" if held else ""
     if missed:
         words = f"{words}, not {listed(missed, last='or')}" if held else f"Holds none of {listed(missed)} FPS"
         words = words if held or len(missed) > 1 else f"Does not hold {missed[0]} FPS"
-    unsure = f"{CANNOT_TELL} of {listed(unknown)} FPS" if unknown else ""
+    unsure = f"{listed(unknown)} FPS {'is' if len(unknown) == 1 else 'are'} {UNDECIDED}" if unknown else ""
     sentence = "; ".join(filter(None, (words, unsure)))
     return f"{sentence[:1].upper()}{sentence[1:]}"
 
@@ -202,39 +196,32 @@ def _growth(loop: Realtime) -> str:
     if loop.slope is None or not loop.slope.growing:
         return ""
     stages = [
-        f"{stage} on the {clock} {signed(ms, lambda size: significant(size, 3))}"
+        f"{stage} on the {clock} {_signed(ms)}"
         for stage, growth in loop.slope.stages.items()
         for clock, ms in (("host", growth.host), ("device", growth.device))
         if ms is not None
     ]
-    return f"Frames grow longer by {_slope(loop)}{f', with it {listed(stages)}' if stages else ''}"
+    value, low, high = map(_signed, (loop.slope.us_per_frame, *loop.slope.ci95))
+    return f"Frames grow longer by {value} µs a frame [{low}, {high}]{f', with it {listed(stages)}' if stages else ''}"
 
 
-def _slope(loop: Realtime) -> str:
-    if loop.slope is None:
-        return ""
-    value, low, high = (
-        signed(ms, lambda size: significant(size, 3)) for ms in (loop.slope.us_per_frame, *loop.slope.ci95)
-    )
-    return f"{value} µs a frame [{low}, {high}]"
+def _signed(number: float) -> str:
+    return signed(number, lambda size: significant(size, 3))
 
 
 def _leaks(record: Record) -> str:
     """Name the kinds of memory that leak, and how fast."""
     memory = record.realtime.memory if record.realtime is not None else {}
     leaks = [
-        f"{words} +{significant(memory[kind].bytes_per_frame)} bytes a frame"
-        for kind, words in _KINDS.items()
-        if kind in memory and memory[kind].leak
+        f"{_kind(kind)} +{significant(trend.bytes_per_frame)} bytes a frame"
+        for kind, trend in memory.items()
+        if trend.leak
     ]
     return f"It leaks memory: {', '.join(leaks)}" if leaks else ""
 
 
-def _spikes(loop: Realtime) -> str:
-    spikes = loop.spikes
-    if spikes is None:
-        return ""
-    return f"A slow frame every {spikes.period} frames, {count_of(spikes.count, 'time')}, first at frame {spikes.first}"
+def _kind(kind: str) -> str:
+    return described(MemoryKinds, kind).title
 
 
 def _settings(rows: Sequence[Record]) -> list[str]:
@@ -249,51 +236,10 @@ def _settings(rows: Sequence[Record]) -> list[str]:
         chunk = loop.frames_per_tick or 1
         settings += [f"in chunks of {chunk}"] if chunk > 1 else []
         options = {"schedule": loop.schedule, "pace": loop.pace, "deliver": loop.deliver}
-        work = {name: value for name, value in loop.settings.items() if name.partition(" ")[0] not in loop.choices}
+        work = {name: value for name, value in loop.settings.items() if name.partition(" ")[0] not in loop.calibration}
         settings += [f"{name} {value}" for name, value in {**options, **work}.items() if value not in (None, "off")]
         groups.setdefault(", ".join(settings), []).append(record.variant)
     return [f"{'Settings' if len(groups) == 1 else listed(names)}: {words}." for words, names in groups.items()]
-
-
-def _steadiness(record: Record) -> str:
-    """Return when frame times settled, their growth, the time outside the stages, and the sound window."""
-    loop = record.realtime
-    if loop is None:
-        return ""
-    parts = []
-    if loop.steady is not None:
-        start = f"steady from frame {loop.steady.from_frame}" if loop.steady.settled else "frame times never settled"
-        enough = loop.frames - loop.steady.from_frame >= LEAST_FOR["p99"]
-        p99 = f", p99 {significant(loop.steady.p99)} ms" if enough else ""
-        parts.append(f"{start} (p50 {significant(loop.steady.p50)} ms{p99})")
-    if loop.slope is not None and not loop.slope.growing:
-        parts.append(f"slope {_slope(loop)}: not growing by 1% over the run")
-    if loop.budget is not None and loop.budget.overhead_ms is not None:
-        part = f" ({percent(loop.budget.overhead_share)})" if loop.budget.overhead_share is not None else ""
-        parts.append(
-            f"{significant(loop.budget.overhead_ms, 3)} ms{part} of a frame outside its longest path of stages"
-        )
-    if loop.gap_ms is not None and loop.pace != "realtime":
-        gap, most = (significant(ms, 3) for ms in (loop.gap_ms.p50, loop.gap_ms.max))
-        what = "outside frame()" if loop.pace == "application" else "overhead of the measurement"
-        parts.append(f"{gap} ms between two frames (at most {most} ms) are {what}")
-    parts += [f"{stage} chose {_chosen(report)}" for stage, report in loop.choices.items()]
-    if loop.input_age_ms:
-        ages = (
-            f"{source} {significant(age.p50)} ms, {age.tail[0]} {significant(age.tail[1])} ms"
-            for source, age in loop.input_age_ms.items()
-        )
-        parts.append(f"age of the inputs at delivery: {listed(list(ages))}")
-    if loop.stages and loop.frames_per_tick is not None:
-        outside = "" if loop.deliver == "host" else ", not the copy to the host"
-        parts.append(f"a frame's time holds {listed(loop.stages)}{outside}")
-    if loop.sm_clock_median_mhz is not None:
-        parts.append(
-            f"SM clock {loop.sm_clock_median_mhz:.0f} MHz ({loop.sm_clock_min_mhz} to {loop.sm_clock_max_mhz})"
-        )
-    if limits := limits_text(record):
-        parts.append(f"clocks limited by: {limits}")
-    return printable("; ".join(parts))
 
 
 def _chosen(report: Mapping[str, Any]) -> str:
@@ -310,37 +256,60 @@ def _number(value: Any) -> str:
     return significant(value, 3) if isinstance(value, float) else str(value)
 
 
-def _summary(title: str, clock: str, key: str, depth: Depth = "console") -> Column[Record]:
-    def read(record: Record) -> Value | None:
-        return number_in(getattr(record.realtime, clock, None), key)
-
-    return Column(title, read, "ms", measured=True, depth=depth)
-
-
-def _loop(read: Callable[[Realtime], Value | None]) -> Callable[[Record], Value | None]:
-    return lambda record: read(record.realtime) if record.realtime is not None else None
+def _times(clock: str, *keys: str, **changes: Any) -> tuple[Column[Record], ...]:
+    """Return columns of a summary in `realtime`, of p99 the longest where the frames are too few for one."""
+    shown = columns(Record, *keys, at=f"realtime.{clock}", **changes)
+    return tuple(
+        replace(column, read=lambda row, key=key: number_in(getattr(row.realtime, clock, None), key))
+        for key, column in zip(keys, shown, strict=True)
+    )
 
 
 def _held(record: Record) -> str | None:
     if not record.deadlines or not record.is_correct:
         return None
-    rates = {f"{deadline.fps:g}": holds_rate(record, deadline) for deadline in record.deadlines}
-    held = ", ".join(fps for fps, is_held in rates.items() if is_held)
-    if None in rates.values():
-        return f"{held} or more" if held else CANNOT_TELL
-    return held or "none"
+    rates = _rates(record)
+    held = ", ".join(fps for fps, answer in rates.items() if answer == "yes")
+    return held or (UNDECIDED if UNDECIDED in rates.values() else "none")
+
+
+def _steadiness(loops: Sequence[tuple[Record, Realtime]]) -> tuple[Column[Record], ...]:
+    """Return the columns on when frame times settled, their growth, time outside the stages, inputs and clocks."""
+    sources = dict.fromkeys(source for _, loop in loops for source in loop.input_age_ms)
+    ages = columns(Record, *(f"{source}.p50" for source in sources), at="realtime.input_age_ms")
+    return (
+        *columns(Record, "steady.settled", "steady.from_frame", "steady.p50", at="realtime"),
+        Column("steady p99", _steady_p99, "ms", measured=True),
+        Column("slope", _slope_estimate, "number", unit="µs/frame"),
+        *columns(Record, "slope.growing", "budget.overhead_ms", "budget.overhead_share", at="realtime"),
+        *columns(Record, "spikes.count", "spikes.period", "spikes.first", "gap_ms.p50", "gap_ms.max", at="realtime"),
+        *(replace(age, title=f"age of {source}") for source, age in zip(sources, ages, strict=True)),
+        *columns(Record, "sm_clock_min_mhz", "sm_clock_median_mhz", "sm_clock_max_mhz", at="realtime"),
+        Column("clocks limited by", limits_text),
+    )
+
+
+def _steady_p99(record: Record) -> float | None:
+    loop = record.realtime
+    if loop is None or loop.steady is None or loop.frames - loop.steady.from_frame < LEAST_FOR["p99"]:
+        return None
+    return loop.steady.p99
+
+
+def _slope_estimate(record: Record) -> Value | None:
+    slope = record.realtime.slope if record.realtime is not None else None
+    return None if slope is None else estimate(slope.us_per_frame, slope.ci95)
 
 
 _FRAME_COLUMNS = (
     Column[Record]("status", lambda record: wrong_because(record) or None),
-    *(_summary(f"frame {key}", "frame_ms", key) for key in ("p50", "p95", "p99", "max")),
-    Column[Record]("late", _loop(lambda loop: loop.late), "count", measured=True, unit="frames"),
+    *_times("frame_ms", "p50", "p95", "p99", "max"),
+    *columns(Record, "late", at="realtime", measured=True),
     Column[Record]("holds", _held, unit="FPS"),
-    Column[Record]("sustained FPS", _loop(lambda loop: loop.sustained_fps), "fps", measured=True),
-    Column[Record]("audio real-time factor", _loop(lambda loop: loop.audio_rtf), "ratio", measured=True),
-    Column[Record]("conditions", marks_of, "marks", wrap=22),
-    *(_summary(f"latency {key}", "latency_ms", key, depth="report") for key in ("p50", "p99")),
-    Column[Record]("video FPS", _loop(lambda loop: loop.wall_fps), "fps", measured=True, depth="report"),
+    *columns(Record, "sustained_fps", "audio_rtf", at="realtime", measured=True),
+    Column[Record]("conditions", conditions_text, wrap=22),
+    *_times("latency_ms", "p50", "p99", depth="report"),
+    *columns(Record, "wall_fps", at="realtime", depth="report"),
     *(replace(column, depth="report") for column in COST_COLUMNS),
 )
 
@@ -348,30 +317,27 @@ _FRAME_COLUMNS = (
 _Rate = tuple[Record, Deadline]
 
 
-def _underruns(size: str) -> Callable[[_Rate], float | None]:
+def _underruns(size: str) -> Column[_Rate]:
     def read(row: _Rate) -> float | None:
         loop = row[0].realtime
         return loop.underruns.get(size) if loop is not None and loop.target_fps == row[1].fps else None
 
-    return read
+    return Column(f"underruns, buffer {size}", read, "count", measured=True)
 
 
 _DEADLINES = (
-    Column[_Rate]("FPS", lambda row: row[1].fps, "fps"),
-    Column[_Rate]("budget", lambda row: row[1].budget_ms, "ms"),
-    Column[_Rate]("holds", lambda row: holds_rate(*row) if row[0].is_correct else None, "flag"),
-    Column[_Rate]("late", lambda row: row[1].misses, "count", measured=True, unit="frames"),
-    Column[_Rate]("longest run", lambda row: row[1].longest_run, "count", measured=True, unit="frames"),
-    Column[_Rate]("longest stall", lambda row: row[1].longest_stall_ms, "ms", measured=True),
-    *(Column[_Rate](f"underruns, buffer {size}", _underruns(size), "count", measured=True) for size in _BUFFERS),
+    *columns(Deadline, "fps", "budget_ms", measured=False),
+    Column[_Rate]("holds", lambda row: said.answer if (said := holds_rate(*row)) is not None else None),
+    *columns(Deadline, "misses", "longest_run", "longest_stall_ms", measured=True),
+    *map(_underruns, _BUFFERS),
 )
 
-_Trend = tuple[Record, str, MemoryTrend]
+_Trend = tuple[Record, MemoryTrend, str]
 _MEMORY = (
-    Column[_Trend]("kind", lambda row: row[1]),
-    *(Column[_Trend](key, lambda row, key=key: getattr(row[2], key), "MiB") for key in ("first", "last", "min", "max")),
-    Column[_Trend]("growth", lambda row: estimate(row[2].bytes_per_frame, row[2].ci95), "number", unit="bytes/frame"),
-    Column[_Trend]("leak", lambda row: row[2].leak, "flag"),
+    Column[_Trend]("kind", lambda row: row[2]),
+    *columns(MemoryTrend, "first", "last", "min", "max"),
+    Column[_Trend]("growth", lambda row: estimate(row[1].bytes_per_frame, row[1].ci95), "number", unit="bytes/frame"),
+    *columns(MemoryTrend, "leak"),
 )
 
 

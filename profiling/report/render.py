@@ -8,27 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
 
 from profiling.errors import command, install_hint, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
 from profiling.report.check import check_section
 from profiling.report.classic import classic_blocks
 from profiling.report.energy import energy_section
-from profiling.report.format import escaped, listed
+from profiling.report.format import count_of, escaped, listed
 from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section, recipe_section
 from profiling.report.heading import heading_lines, network_section, origin_sections
-from profiling.report.latency import distribution_section, latency_section
+from profiling.report.latency import latency_section
 from profiling.report.launches import launches_section
 from profiling.report.memory import memory_section
 from profiling.report.page import PAGE_FILE, Section, render_page
 from profiling.report.quantisation import quantisation_section
 from profiling.report.realtime import realtime_section
 from profiling.report.roofline import roofline_section
-from profiling.report.run_data import RunData, load_run
+from profiling.report.run_data import RunData, load_run, name_of
 from profiling.report.shape_sweep import shape_sweep_section
 from profiling.report.starts import starts_section
-from profiling.report.table import WIDTH, console, fits, markdown, wrapped_line
+from profiling.report.table import WIDTH, Depth, console, fits, markdown, wrapped_line
+from profiling.report.time_split import time_charts
 from profiling.report.trace import trace_section
 from profiling.report.training import training_section
 from profiling.report.tune import tune_section
@@ -38,36 +41,60 @@ from profiling.results.run_folder import write_text
 
 REPORT_FILE, CLASSIC_FILE = "report.md", "classic.txt"
 
-_SECTIONS = (
-    *(
-        answer_section,
-        tune_section,  # the winner is what a search is for
-        status_section,
-        check_section,
-        latency_section,
-        realtime_section,
-        energy_section,
-        launches_section,
-        shape_sweep_section,
-        training_section,
-    ),
-    *(
-        starts_section,
-        recipe_section,
-        quantisation_section,
-        graphs_section,
-        roofline_section,
-        trace_section,
-        memory_section,
-        distribution_section,
-    ),
-    *(compile_section, files_section, notes_section, network_section, origin_sections),
+
+def _answer_section(data: RunData) -> Section:
+    return replace(answer_section(data), charts=time_charts(data))
+
+
+def _skipped_section(data: RunData) -> Section:
+    """Return how many cells were skipped, and on demand which and why."""
+    reasons: dict[str, list[str]] = {}
+    for record in data.records:
+        if record.status == "skipped":
+            reasons.setdefault(record.reason or "no reason", []).append(name_of(record))
+    if not reasons:
+        return Section("skipped", "Skipped")
+    number = sum(map(len, reasons.values()))
+    lines = [printable(f"{', '.join(names)}: {reason}") for reason, names in reasons.items()]
+    return Section("skipped", "Skipped", folded=(f"{count_of(number, 'cell')} skipped", lines), depth="page")
+
+
+#: What the console prints, and what it leaves to `report.md`, the page, and `details=true`.
+_ANSWERS = (
+    _answer_section,
+    tune_section,  # the winner is what a search is for
+    status_section,
+    _skipped_section,
+    check_section,
+    realtime_section,
+    energy_section,
+    launches_section,
+    shape_sweep_section,
+    training_section,
 )
+_DETAILS = (
+    latency_section,
+    starts_section,
+    recipe_section,
+    quantisation_section,
+    graphs_section,
+    roofline_section,
+    trace_section,
+    memory_section,
+    compile_section,
+    files_section,
+    notes_section,
+    network_section,
+    origin_sections,
+)
+_SECTIONS = (*_ANSWERS, *_DETAILS)
 Renderer = Callable[[RunData, Sequence[Section]], str]
 
 
-def write_report(folder: Path) -> str:
+def write_report(folder: Path, *, details: bool = False) -> str:
     """Write the run's `report.md`, `report.html` and `classic.txt`, and return the console text.
+
+    Without `details` that has the answer, a line for each cell, and what needs saying.
 
     Where a file cannot be written, the text ends with a line that says why.
 
@@ -81,7 +108,7 @@ def write_report(folder: Path) -> str:
         CLASSIC_FILE: lambda: render_classic(data) + "\n",
         PAGE_FILE: lambda: render_html(data),
     }
-    return "\n".join((render_console(data), *write_files(folder, files)))
+    return "\n".join((render_console(data, details=details), *write_files(folder, files)))
 
 
 def write_files(folder: Path, files: Mapping[str, Callable[[], str]]) -> list[str]:
@@ -102,11 +129,15 @@ def write_files(folder: Path, files: Mapping[str, Callable[[], str]]) -> list[st
 
 def sections_of(data: RunData) -> tuple[Section, ...]:
     """Return the sections of a run in their order; those that hold nothing are false."""
-    return tuple(section for build in _SECTIONS for section in _listed(build(data)))
+    return tuple(section for build in _SECTIONS for section in _built(build, data))
 
 
-def _listed(built: Section | tuple[Section, ...]) -> tuple[Section, ...]:
-    return built if isinstance(built, tuple) else (built,)
+def _built(build: Callable[[RunData], Section | tuple[Section, ...]], data: RunData) -> tuple[Section, ...]:
+    built = build(data)
+    sections = built if isinstance(built, tuple) else (built,)
+    if build not in _DETAILS:
+        return sections
+    return tuple(replace(each, depth="report") if each.depth == "console" else each for each in sections)
 
 
 def rendered(render: Renderer, data: RunData) -> str:
@@ -158,16 +189,16 @@ def _renderable(render: Renderer, data: RunData, record: Record) -> Record:
 def _renderable_sections(
     render: Renderer, data: RunData, build: Callable[[RunData], Section | tuple[Section, ...]]
 ) -> tuple[Section, ...]:
-    error = _failure(lambda: render(data, _listed(build(data))))
+    error = _failure(lambda: render(data, _built(build, data)))
     if error is None:
-        return _listed(build(data))
+        return _built(build, data)
     name = build.__name__.rpartition("_")[0]
     return (Section(name, name.capitalize(), (f"{name}: cannot be rendered: {reason_of(error)}",)),)
 
 
-def render_console(data: RunData) -> str:
-    """Return the console text, 100 columns wide: the answer, failed and skipped cells, details, paths to open."""
-    return rendered(_console, data)
+def render_console(data: RunData, *, details: bool = False) -> str:
+    """Return the console text: the answer, failed cells, with `details` all tables of `report.md`, paths to open."""
+    return rendered(partial(_console, details=details), data)
 
 
 def render_markdown(data: RunData) -> str:
@@ -185,24 +216,28 @@ def render_classic(data: RunData) -> str:
     return rendered(lambda data, _: classic_blocks(data.records), data)
 
 
-def _console(data: RunData, sections: Sequence[Section]) -> str:
-    return console_text(heading_lines(data), sections, (*file_lines(data), f"run: {printable(data.folder)}"))
+def _console(data: RunData, sections: Sequence[Section], *, details: bool) -> str:
+    files = (*(file_lines(data) if details else ()), f"run: {printable(data.folder)}")
+    return console_text(heading_lines(data), sections, files, "report" if details else "console")
 
 
-def console_text(heading: Sequence[str], sections: Sequence[Section], files: Sequence[str]) -> str:
-    """Return the first section, then the heading, the other sections of the console, and the paths to open."""
-    shown = [section_text(section) for section in sections if section.depth == "console"]
+def console_text(
+    heading: Sequence[str], sections: Sequence[Section], files: Sequence[str], depth: Depth = "console"
+) -> str:
+    """Return the first section, then the heading, the other sections that `depth` shows, and the paths to open."""
+    shown = [section_text(section, depth) for section in sections if fits(section.depth, depth)]
     lead, *rest = [text for text in shown if text] or [""]
     blocks = [[lead], [shortened_line(line) for line in heading], *([text] for text in rest), list(files)]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def section_text(section: Section) -> str:
-    """Return the console text of a section: its tables under their titles, and its lines."""
-    lines = "\n".join(wrapped_line(line) for line in section.lines)
-    tables = [table for table in section.tables if table and table.depth == "console"]
+def section_text(section: Section, depth: Depth = "console") -> str:
+    """Return the text of a section for a terminal: its tables under their titles, and its lines."""
+    width = max(WIDTH, get_terminal_size((WIDTH, 24)).columns)
+    lines = "\n".join(wrapped_line(line, width) for line in section.lines)
+    tables = [table for table in section.tables if table and fits(table.depth, depth)]
     texts = [
-        "\n\n".join(filter(None, (f"{table.title}:" * (table.title != section.title), console(table))))
+        "\n\n".join(filter(None, (f"{table.title}:" * (table.title != section.title), console(table, width, depth))))
         for table in tables
     ]
     return "\n\n".join(filter(None, (*texts, lines) if section.leads else (lines, *texts)))

@@ -7,16 +7,19 @@ from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from profiling.errors import InputError
-from profiling.report.answer import answer_section, fits_budget, notes_section, status_section
+from profiling.report.answer import answer_section, holds_words, notes_section, status_section
 from profiling.report.format import significant
 from profiling.report.page import Section, render_fragment
 from profiling.report.realtime import realtime_section
 from profiling.report.render import section_text, write_report
 from profiling.report.run_data import load_run
-from profiling.results.judgement import by_component, fastest_correct
 from profiling.results.record import Record
 from profiling.results.run_folder import check_is_new
+from profiling.results.stats import deadline
+from profiling.results.verdicts import by_component, fastest_correct, holds_rate
 
 
 class RunResult:
@@ -94,14 +97,13 @@ class RunResult:
         return [record for group in groups if (record := fastest_correct(group)) is not None]
 
     def _rate_line(self, record: Record) -> list[str]:
-        """Say whether the p99 of a call (of few calls: the longest) fits the time of its frames at that rate."""
+        """Say whether calls deliver their frames at that rate."""
         wall = record.metrics.wall_ms
-        if self._fps is None or wall is None:
+        if self._fps is None or wall is None or not wall.samples:
             return []
         budget_ms = (record.frames_per_call or 1) * 1000 / self._fps
-        name, tail_ms = wall.tail
-        held = {True: "yes", False: "no", None: "cannot tell, other processes may have lengthened calls"}
-        times = f"{name} {significant(tail_ms)} ms of a budget of {significant(budget_ms)} ms a call"
-        return [
-            f"{self._fps:g} FPS: {held[fits_budget(record, budget_ms)]}. {record.component}, {record.variant}: {times}."
-        ]
+        said = holds_rate(record, deadline(self._fps, budget_ms, np.array(wall.samples) - budget_ms))
+        if said is None:
+            return []
+        times = f"{wall.tail[0]} {significant(wall.tail[1])} ms of a budget of {significant(budget_ms)} ms a call"
+        return [f"{self._fps:g} FPS: {holds_words(said)}. {record.component}, {record.variant}: {times}."]

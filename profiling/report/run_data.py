@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 from urllib.parse import quote
 
 import numpy as np
-from msgspec.structs import replace
+from msgspec import structs
 from numpy.typing import NDArray
 
 from profiling.errors import InputError, printable
@@ -20,10 +20,10 @@ from profiling.report.table import Column, Depth, Table, anchor
 from profiling.results.environment import Environment, read_environment
 from profiling.results.frames import TIMES, frame_count, read_frames, series_file
 from profiling.results.jsonl import read_file, read_records
-from profiling.results.judgement import by_component
 from profiling.results.record import Record
 from profiling.results.run_folder import CONFIG_FILE
 from profiling.results.stats import summarize
+from profiling.results.verdicts import by_component
 
 Row = TypeVar("Row")
 
@@ -91,6 +91,12 @@ class RunData:
         except OSError:
             return ""
 
+    def linked(self, columns: Iterable[Column[Row]]) -> list[Column[Row]]:
+        """Return columns of paths as columns of links."""
+        return [
+            replace(each, read=lambda row, read=each.read: self.link(cast("str | None", read(row)))) for each in columns
+        ]
+
     def link(self, path: str | None) -> Link | None:
         """Return `path`, which is relative to the run, as a link where it names a file inside the run."""
         if not path:
@@ -121,23 +127,29 @@ def _with_frames(record: Record, folder: Path) -> Record:
     try:
         frames = read_frames(folder, name_of(record))
     except InputError as error:
-        return replace(record, notes=(*record.notes, str(error)))
+        return structs.replace(record, notes=(*record.notes, str(error)))
     if frames is None or not frame_count(frames) or not all(np.isfinite(frames[name]).all() for name in TIMES):
         return record
-    times = {name: replace(summarize(frames[name]), samples=()) for name in ("frame_ms", "latency_ms")}
-    return replace(record, realtime=replace(record.realtime, frames=frame_count(frames), **times))
+    times = {name: structs.replace(summarize(frames[name]), samples=()) for name in ("frame_ms", "latency_ms")}
+    return structs.replace(record, realtime=structs.replace(record.realtime, frames=frame_count(frames), **times))
 
 
 def cell_table(
     title: str,
     columns: Sequence[Column[Row]],
     rows: Sequence[Row],
-    record_of: Callable[[Row], Record],
     notes: Sequence[str] = (),
     keys: int = 2,
     depth: Depth = "console",
 ) -> Table[Row]:
-    """Return a table of component, variant and `columns`; measured values of incorrect cells are struck out."""
+    """Return a table of component, variant and `columns`; measured values of incorrect cells are struck out.
+
+    Rows are records, or tuples that begin with one.
+    """
+
+    def record_of(row: Row) -> Record:
+        return row[0] if isinstance(row, tuple) else cast("Record", row)
+
     names: tuple[Column[Row], ...] = (
         Column("component", lambda row: record_of(row).component),
         Column("variant", lambda row: record_of(row).variant),
@@ -162,16 +174,6 @@ def link_to(text: str, table: str, record: Record, stage: str | None = None) -> 
 def row_name(record: Record, stage: str | None = None) -> str:
     """Return the name by which a row of a cell, or of a stage of its frame, is linked."""
     return ".".join(filter(None, (name_of(record), stage)))
-
-
-def itself(record: Record) -> Record:
-    """Return the record unchanged. Passed as `record_of` to `cell_table` where each row is a record."""
-    return record
-
-
-def first(row: tuple[Any, ...]) -> Record:
-    """Return the record of a row that is a tuple, its first element."""
-    return row[0]
 
 
 def name_of(record: Record) -> str:

@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from profiling.errors import printable
-from profiling.report.answer import CANNOT_TELL
+from profiling.report.answer import UNDECIDED
 from profiling.report.charts import Chart, Figure, View, axis, figure, line
-from profiling.report.doubts import marks_of
-from profiling.report.format import Computed, Value, count_of
+from profiling.report.conditions import conditions_text
+from profiling.report.format import Computed, Value, count_of, times
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, cell_words, first, itself
-from profiling.report.table import Column
+from profiling.report.run_data import RunData, cell_table, cell_words
+from profiling.report.table import Column, columns
 from profiling.results.explained import ShapeCompile
-from profiling.results.judgement import by_component, can_be_ranked, claimed_speedup, correct_baseline, lost_in_calls
 from profiling.results.record import Record
-
-Read = Callable[[Record], Value | None]
+from profiling.results.verdicts import answer_on, by_component, correct_baseline, taken_of_calls
 
 
 def shape_sweep_section(data: RunData) -> Section:
     """Return what compiles at each new shape, the totals with and without preparation, and the memory held."""
     compiled = [(r, shape) for r in data.records for step in r.recipe or () for shape in step.shapes or ()]
-    new_shapes = cell_table("Compiling shape after shape, in one process", _SHAPES, compiled, first, keys=3)
+    shapes = columns(ShapeCompile, "inputs", wrap=34), columns(ShapeCompile, "seconds", "graphs", "recompiles")
+    new_shapes = cell_table("Compiling shape after shape, in one process", sum(shapes, ()), compiled, keys=3)
     about_shapes = ["Shape after shape: 0 graphs if code compiled for an earlier shape was used."] if compiled else []
     rows = [record for record in data.records if record.call_points]
     if not rows:
         return Section("sweep", "Compiling for new shapes", legend=about_shapes, tables=(new_shapes,))
     groups = by_component(rows)
     numbers = sorted({number for record in rows for number in record.call_points})
-    totals = {built: [_total_column(number, built=built) for number in numbers] for built in (True, False)}
-    compared = (
+    totals = (
+        *map(_total_column, numbers),
+        Column[Record](
+            "preparation", lambda record: record.prepare.from_cold if record.prepare else None, "s", depth="report"
+        ),
         Column[Record]("a call", lambda record: _call_ms(record), "ms", measured=True),
         Column[Record]("speedup", lambda record: _speedup(record, groups[record.component]), "ratio"),
         Column[Record]("pays after", lambda record: _pays(record, groups[record.component]), "count", unit="calls"),
-        Column[Record]("conditions", marks_of, "marks", wrap=22),
+        Column[Record]("conditions", conditions_text, "text", wrap=22),
     )
     legend = ["Total time: calls in a row with one wait at the end. Preparation: compiling, warm-up and capture."]
     points = [point for record in rows for point in record.call_points.values()]
@@ -47,28 +48,22 @@ def shape_sweep_section(data: RunData) -> Section:
     views = [View(component, _figure(data, group)) for component, group in correct.items()]
     note = "Hollow: computed from the time of a call. Failed and invalid cells are left out."
     legend += about_shapes
-    tables = (
-        new_shapes,
-        cell_table("Total time with preparation", (*totals[True], *compared), rows, itself),
-        cell_table("Total time without preparation", totals[False], rows, itself, depth="report"),
-        cell_table("Memory held", _MEMORY, rows, itself, depth="report"),
-    )
+    tables = (new_shapes, cell_table("Total time with preparation", totals, rows))
     chart = Chart("sweep", "Total time over calls, with preparation", views, note)
     return Section("sweep", "Calls in a row", legend=legend, tables=tables, charts=(chart,))
 
 
-def total_seconds(record: Record, number: int, *, built: bool) -> Value | None:
-    """Return the seconds of `number` calls in a row, with preparation if `built`; None where not known."""
+def total_seconds(record: Record, number: int) -> Value | None:
+    """Return the seconds of `number` calls in a row with preparation; None where not known."""
     point, prepare = record.call_points.get(number), record.prepare
-    if point is None or (built and prepare is None):
+    if point is None or prepare is None:
         return None
-    seconds = point.seconds + (prepare.from_cold if built and prepare is not None else 0.0)
-    computed = not point.measured or (built and prepare is not None and prepare.cold_s is not None)
-    return Computed(seconds) if computed else seconds
+    seconds = point.seconds + prepare.from_cold
+    return seconds if point.measured and prepare.cold_s is None else Computed(seconds)
 
 
-def _total_column(number: int, *, built: bool) -> Column[Record]:
-    return Column(f"{count_of(number, 'call')},", lambda r: total_seconds(r, number, built=built), "s", measured=True)
+def _total_column(number: int) -> Column[Record]:
+    return Column(f"{count_of(number, 'call')},", lambda record: total_seconds(record, number), "s", measured=True)
 
 
 def _call_ms(record: Record) -> float | None:
@@ -79,16 +74,16 @@ def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
     baseline = correct_baseline(group)
     if baseline is None or baseline.cell == record.cell or not record.is_correct:
         return None
-    if not _can_be_compared(record, baseline):
-        return CANNOT_TELL
+    if answer_on(record, group) == "undecided":
+        return UNDECIDED
     eager, own = _call_ms(baseline), _call_ms(record)
-    return eager / own if eager and own else None
-
-
-def _can_be_compared(one: Record, other: Record) -> bool:
-    """Return whether the totals of two records say more about them than about other processes."""
-    disturbed = any((taken := lost_in_calls(record)) is not None and taken.disturbs for record in (one, other))
-    return can_be_ranked(one, other) and not disturbed
+    if not eager or not own:
+        return None
+    ratio, others = eager / own, [taken_of_calls(each) for each in (baseline, record)]
+    if not any(each is not None and each.is_named for each in others):
+        return ratio
+    low, high = (1 - each.share if each is not None else 1.0 for each in others)
+    return f"≥ {times(ratio * low)}" if ratio * low > 1 else f"≤ {times(ratio / high)}" if ratio < high else UNDECIDED
 
 
 def _pays(record: Record, group: Sequence[Record]) -> float | None:
@@ -96,47 +91,10 @@ def _pays(record: Record, group: Sequence[Record]) -> float | None:
     baseline = correct_baseline(group)
     if baseline is None or baseline.cell == record.cell or not record.is_correct or record.speedup is None:
         return None
-    if not _can_be_compared(record, baseline):
-        return None
-    if record.speedup.break_even_calls is not None:
+    answer, known = answer_on(record, group), record.prepare is not None and baseline.prepare is not None
+    if answer == "faster":
         return record.speedup.break_even_calls
-    known = record.prepare is not None and baseline.prepare is not None
-    return math.inf if known and claimed_speedup(record, group) is not None else None
-
-
-def _phase(kind: str) -> Read:
-    def read(record: Record) -> float | None:
-        phase = record.memory.phases.get("steady") if record.memory is not None else None
-        return getattr(phase, kind, None)
-
-    return read
-
-
-def _graphs_held(record: Record) -> float | None:
-    """Return how many CUDA graphs the variant holds: captured by itself, or by the compiler."""
-    held = record.graphs.held if record.graphs is not None else None
-    if held is not None or record.passes:
-        return held
-    return record.prepare.cudagraph_captures if record.prepare is not None else None
-
-
-_Shape = tuple[Record, ShapeCompile]
-_SHAPES = (
-    Column[_Shape]("new shape", lambda row: printable(row[1].inputs), wrap=34),
-    Column[_Shape]("first call", lambda row: row[1].seconds, "s"),
-    Column[_Shape]("graphs", lambda row: row[1].graphs, "count"),
-    Column[_Shape]("recompiles", lambda row: row[1].recompiles, "count"),
-)
-
-_MEMORY = (
-    Column[Record]("allocated", _phase("allocated"), "MiB"),
-    Column[Record]("reserved", _phase("reserved"), "MiB"),
-    Column[Record]("peak held", lambda record: record.memory.peak_held if record.memory else None, "MiB"),
-    Column[Record]("device used", _phase("device_used"), "MiB"),
-    Column[Record]("host RSS peak", lambda record: record.memory.peak_host_rss if record.memory else None, "MiB"),
-    Column[Record]("host RSS settled", _phase("host_rss"), "MiB"),
-    Column[Record]("graphs held", _graphs_held, "count"),
-)
+    return math.inf if known and answer in ("same", "slower") else None
 
 
 def _figure(data: RunData, group: Sequence[Record]) -> Figure:

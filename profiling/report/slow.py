@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from profiling.errors import printable
 from profiling.report.charts import Trace, palette, points
 from profiling.report.format import count_of, listed, significant
-from profiling.report.run_data import cell_table, first
-from profiling.report.table import AnyTable, Column, Depth
+from profiling.report.run_data import cell_table
+from profiling.report.table import AnyTable, Column, Depth, columns
 from profiling.results.loop import Realtime
 from profiling.results.measured import SlowFrame, SlowFrames
 from profiling.results.record import Record
@@ -17,22 +16,6 @@ from profiling.results.record import Record
 #: Most slow calls or frames listed for a variant; the record holds more.
 _SLOWEST = 5
 _SYMBOLS = ("circle-open", "triangle-up-open", "square-open", "diamond-open", "triangle-down-open", "star-open")
-
-
-def slow_words(loop: Realtime) -> str:
-    """Return the causes of slow frames by number of frames, and their time; empty where no frame is late."""
-    if not loop.late or loop.slow is None or not loop.slow.causes:
-        return ""
-    kinds: dict[str, int] = {}
-    took_ms: dict[str, float] = {}
-    for cause, number in sorted(loop.slow.causes.items(), key=lambda item: -item[1]):
-        kinds[_kind(cause)] = kinds.get(_kind(cause), 0) + number
-        took_ms[_kind(cause)] = took_ms.get(_kind(cause), 0.0) + loop.slow.cause_ms.get(cause, 0.0)
-    words = (
-        f"{kind} ({number}{f', {significant(took_ms[kind], 2)} ms' if took_ms[kind] else ''})"
-        for kind, number in kinds.items()
-    )
-    return f"{count_of(loop.slow.count, 'slow frame')}: {', '.join(words)}"
 
 
 def _kind(cause: str) -> str:
@@ -57,38 +40,29 @@ def summed_words(sections: Sequence[SlowFrames], noun: str) -> str:
 def slow_tables(sections: Sequence[tuple[Record, SlowFrames]], noun: str, depth: Depth) -> tuple[AnyTable, AnyTable]:
     """Return the table of causes, whose times add up to those of the slow calls or frames, and that of the slowest."""
     causes = [
-        _Cause(record, slow, cause, slow.causes.get(cause, 0))
+        (record, slow, cause)
         for record, slow in sections
         for cause in sorted({**slow.causes, **slow.cause_ms}, key=lambda cause: -slow.causes.get(cause, 0))
     ]
     slowest = [(record, frame) for record, slow in sections for frame in slow.frames[:_SLOWEST]]
-    columns = (
-        Column[_Cause]("cause", lambda row: row.cause),
-        Column[_Cause](f"{noun}s", lambda row: row.number, "count"),
-        Column[_Cause](f"of slow {noun}s", lambda row: row.slow.count, "count"),
-        Column[_Cause]("time", lambda row: row.slow.cause_ms.get(row.cause), "ms", measured=True),
-        Column[_Cause]("threshold", lambda row: row.slow.threshold_ms, "ms", measured=True),
+    by_cause = (
+        Column[_Cause]("cause", lambda row: row[2]),
+        Column[_Cause](f"{noun}s", lambda row: row[1].causes.get(row[2], 0), "count"),
+        Column[_Cause](f"of slow {noun}s", lambda row: row[1].count, "count"),
+        Column[_Cause]("time", lambda row: row[1].cause_ms.get(row[2]), "ms", measured=True),
+        *columns(SlowFrames, "threshold_ms"),
     )
     single = (
-        Column[_Slow](noun, lambda row: row[1].frame, "count"),
-        Column[_Slow]("time", lambda row: row[1].ms, "ms", measured=True),
-        Column[_Slow]("causes", lambda row: ", ".join(row[1].causes) or None),
+        *columns(SlowFrame, "frame", "ms"),
+        Column[tuple[Record, SlowFrame]]("causes", lambda row: ", ".join(row[1].causes) or None),
     )
     return (
-        cell_table(f"Slow {noun}s by cause", columns, causes, lambda row: row.record, keys=3, depth=depth),
-        cell_table(f"Slowest {noun}s", single, slowest, first, depth="report"),
+        cell_table(f"Slow {noun}s by cause", by_cause, causes, keys=3, depth=depth),
+        cell_table(f"Slowest {noun}s", single, slowest, depth="report"),
     )
 
 
-@dataclass(frozen=True)
-class _Cause:
-    record: Record
-    slow: SlowFrames
-    cause: str
-    number: int
-
-
-_Slow = tuple[Record, SlowFrame]
+_Cause = tuple[Record, SlowFrames, str]
 
 
 def slow_marks(loop: Realtime, top: float) -> list[Trace]:

@@ -1,41 +1,36 @@
 """A table is data: columns that read typed values from rows, and three renderings of the same cells.
 
 The console and Markdown are laid out by tabulate, HTML by `templates/table.html`; each value becomes text once, in
-`format.show`. A column in which no row has a value is left out. An example:
-
-    @dataclass(frozen=True)
-    class Point:
-        name: str
-        p50_ms: float | None
-        speedup: Estimate | None          # 6.01 with the ends of its 95% interval
-        correct: bool
+`format.show`. A column in which no row has a value is left out. A field of a record's struct has its title, unit and
+meaning from the struct; only what is computed has a function. An example, with a row for each (record, kernel):
 
     table = Table(
-        "Points",
+        "Kernels",
         (
-            Column("point", lambda row: row.name),
-            Column("p50", lambda row: row.p50_ms, "ms", measured=True),    # header "p50 ms"
-            Column("speedup", lambda row: row.speedup, "ratio"),           # cell "6.01× [5.92, 6.20]", sorted by 6.01
+            Column("variant", lambda row: row[0].variant),
+            *columns(Kernel, "name", "count", "ms"),                        # headers "kernel", "count", "total ms"
+            Column("of the bandwidth", lambda row: share_of(*row), "percent"),
         ),
         rows,
-        notes=("p50: wall clock, call plus wait.",),
-        strike=lambda row: not row.correct,                                # strikes out its `measured` columns
+        strike=lambda row: not row[0].is_correct,                           # strikes out its `measured` columns
     )
-    print(console(table)), print(markdown(table)); Section("points", "Points", tables=(table,))  # page.py
+    print(console(table)), print(markdown(table)); Section("kernels", "Kernels", tables=(table,))  # page.py
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
+from msgspec import Struct
 from tabulate import SEPARATING_LINE, tabulate
 
 from profiling.errors import printable
-from profiling.report.format import ABSENT, UNITS, Kind, Link, Value, escaped, number_of, show, struck
+from profiling.report.format import ABSENT, UNITS, Kind, Link, Value, escaped, estimate, number_of, show, struck
+from profiling.results.field import described
 
 #: The first rendering that has room for something: the console, else `report.md`, else `report.html`.
 Depth = Literal["console", "report", "page"]
@@ -57,6 +52,7 @@ class Column(Generic[Row]):
     unit: str | None = None  # the kind's own unit, unless it is named here
     wrap: int | None = None  # characters of a line in the cell where the table is wider than the console
     depth: Depth = "console"  # the first rendering that has room for the column
+    meaning: str = ""  # shown by the page where the pointer rests on the header
 
     @property
     def header(self) -> str:
@@ -67,7 +63,59 @@ class Column(Generic[Row]):
     @property
     def numeric(self) -> bool:
         """Whether the column is aligned to the right and sorted by number."""
-        return self.kind not in ("text", "flag", "marks")
+        return self.kind not in ("text", "flag")
+
+
+#: How numbers of a unit are shown. Those of other units have the unit in the header; if they are whole, as counts.
+_UNITS: Mapping[str | None, Kind] = {
+    **{"ms": "ms", "s": "s", "us": "us", "bytes": "MiB", "frames/s": "fps"},
+    **{"ratio": "ratio", "relative": "error", "count": "count", "0 to 1": "percent"},
+}
+#: Kinds of what is measured of a call: in rows of wrong cells it does not count.
+_MEASURED: frozenset[Kind] = frozenset({"ms", "us", "fps"})
+
+
+def columns(
+    struct: type[Struct], *paths: str, at: str = "", of: Callable[[Any], object] | None = None, **changes: Any
+) -> tuple[Column[Any], ...]:
+    """Return the columns of the fields of `struct` at these dotted paths ("ms", "idle.host_ms", "phases.dynamo").
+
+    `at` is a path that they begin with. A row is the struct, or a tuple whose second element is; else `of` returns it.
+    What any struct on the way lacks is absent. A median, or an X with an X_ci95, has its 95% interval. `changes` are
+    fields of `Column`, the same for all of these.
+
+    Raises:
+        TypeError: there is no such field, or its type (a mapping, a tuple) is no column.
+
+    """
+    return tuple(_column(struct, f"{at}.{path}" if at else path, of or _part, changes) for path in paths)
+
+
+def _part(row: object) -> object:
+    return row[1] if isinstance(row, tuple) else row
+
+
+def _column(struct: type[Struct], path: str, of: Callable[[Any], object], changes: Mapping[str, Any]) -> Column[Any]:
+    title, unit, meaning, kind, names = described(struct, path)
+    kind = type(get_args(kind)[0]) if get_origin(kind) is Literal else kind
+    if {"p50", "ci95"} <= set(getattr(kind, "__struct_fields__", ())):
+        kind = float
+    if kind not in (str, bool, int, float):
+        raise TypeError(f"the field {path} of {struct.__name__} cannot be a column: it is a {kind}")
+    by_type: dict[Any, Kind] = {str: "text", bool: "flag", int: "count", float: "number"}
+    shown = _UNITS.get(unit) or by_type[kind]
+
+    def read(row: object) -> Value | None:
+        parent: Any = None
+        value: Any = of(row)
+        for name in names:
+            parent, value = value, value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+        if hasattr(value, "ci95"):
+            return estimate(value.p50, value.ci95)
+        return estimate(value, getattr(parent, f"{names[-1]}_ci95", None))
+
+    look = {"unit": None if unit in _UNITS else unit, "measured": shown in _MEASURED, "meaning": meaning, **changes}
+    return Column(title, read, shown, **look)
 
 
 @dataclass(frozen=True)
@@ -133,12 +181,12 @@ def fits(depth: Depth, rendering: Depth) -> bool:
     return _DEPTHS.index(depth) <= _DEPTHS.index(rendering)
 
 
-def console(table: AnyTable, width: int = WIDTH) -> str:
+def console(table: AnyTable, width: int = WIDTH, depth: Depth = "console") -> str:
     """Return the table for a terminal, its columns broken into parts that are at most `width` characters wide.
 
     A part wider than that remains only where the names of the rows leave no room for a single column.
     """
-    columns, rows = table.shown("console")
+    columns, rows = table.shown(depth)
     if not rows:
         return ""
     whole = texts = [[struck(cell.text) if cell.struck else cell.text for cell in row] for row in rows]

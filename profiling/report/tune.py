@@ -6,27 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from profiling.errors import printable
-from profiling.report.answer import CANNOT_TELL, median_of
+from profiling.report.answer import answer_of, median_of, ratio_value, speedup_of
 from profiling.report.charts import Chart, Figure, View, axis, figure, plain, points, scale
-from profiling.report.doubts import doubts_of
-from profiling.report.format import Computed, Estimate, Value, count_of, estimate, few, listed, significant
+from profiling.report.conditions import conditions_text
+from profiling.report.format import Computed, Value, count_of, few, listed, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, name_of
 from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column, Table
-from profiling.results.judgement import (
-    by_component,
-    can_be_ranked,
-    correct_baseline,
-    disturbance,
-    disturbance_explains,
-    intervals_overlap,
-    is_undecided,
-    paired_speedup,
-    same_code_share,
-    took_turns,
-)
+from profiling.results.judge import Pair
 from profiling.results.record import BASELINE, Record
+from profiling.results.verdicts import by_component, compare_records, fastest_correct
 
 #: The target whose runs are searches, and what stands between the steps in the name of a recipe.
 TUNE, AND = "tune", "+"
@@ -39,9 +29,8 @@ _LEGEND = (
     "started from the cache of another one with the same compiler."
 )
 _NOTE = (
-    "slower without it: time without the step over time of the winner, timed in turns; "
-    "~: computed from the speedups of both over eager, since they did not take turns. adds to preparing: from an empty "
-    "cache; ~: computed, where one of the two started from the cache of another recipe."
+    "slower without it: time without the step over time of the winner. adds to preparing: from an empty cache; "
+    "~: computed, where one of the two started from the cache of another recipe."
 )
 
 
@@ -50,26 +39,9 @@ def steps_of(record: Record) -> frozenset[str]:
     return frozenset() if record.variant == BASELINE else frozenset(record.variant.split(AND))
 
 
-def gain(record: Record) -> float | None:
-    """Return the measured speedup of a correct recipe over the baseline; else None."""
-    if not record.is_correct or record.wall_p50 is None:
-        return None
-    return 1.0 if record.variant == BASELINE else record.speedup.wall if record.speedup is not None else None
-
-
-def winner(records: Iterable[Record]) -> Record | None:
-    """Return the fastest correct recipe, without the steps whose contribution noise could explain."""
-    records, record = tuple(records), None
-    for record in sorted(filter(gain, records), key=lambda each: -(gain(each) or 0.0)):
-        while equal := [each.without for each in contributions(records, record) if each.is_nothing]:
-            record = min(equal, key=lambda each: len(steps_of(each)))
-        if record.variant != BASELINE:
-            break
-    return record
-
-
-def _fastest(records: Iterable[Record]) -> Record | None:
-    return max((each for each in records if gain(each)), key=lambda each: gain(each) or 0.0, default=None)
+def is_timed(record: Record) -> bool:
+    """Return whether a recipe is correct and was timed."""
+    return record.is_correct and record.wall_p50 is not None
 
 
 @dataclass(frozen=True)
@@ -81,27 +53,9 @@ class Contribution:
     without: Record
 
     @property
-    def ratio(self) -> Estimate | Computed | float | None:
+    def ratio(self) -> Pair | None:
         """The time without the steps over the time with them; None where one of the two is not correct."""
-        with_them, without = gain(self.recipe), gain(self.without)
-        if with_them is None or without is None:
-            return None
-        paired = paired_speedup(self.recipe, self.without)
-        if paired is None:
-            return Computed(with_them / without)
-        value = estimate(*paired)
-        return value
-
-    @property
-    def is_nothing(self) -> bool:
-        """Whether no difference to the recipe without the steps can be claimed."""
-        ratio = self.ratio
-        if ratio is None:
-            return False
-        value = ratio.value if isinstance(ratio, Estimate | Computed) else ratio
-        if value <= 1 + same_code_share(self.recipe, self.without) or not can_be_ranked(self.recipe, self.without):
-            return True
-        return took_turns(self.recipe, self.without) and intervals_overlap(self.recipe, self.without) is True
+        return compare_records(self.without, self.recipe)
 
 
 def contributions(records: Iterable[Record], recipe: Record) -> list[Contribution]:
@@ -122,9 +76,9 @@ def contributions(records: Iterable[Record], recipe: Record) -> list[Contributio
 
 def front(records: Iterable[Record]) -> list[Record]:
     """Return the correct recipes that no other one beats in time, error and preparing; the fastest first."""
-    timed = [each for each in records if gain(each) is not None]
+    timed = [each for each in records if is_timed(each)]
     kept = [each for each in timed if not any(_beats(other, each) for other in timed)]
-    return sorted(kept, key=lambda each: -(gain(each) or 0.0))
+    return sorted(kept, key=lambda each: each.wall_p50 or 0.0)
 
 
 def _beats(one: Record, other: Record) -> bool:
@@ -136,7 +90,7 @@ def _beats(one: Record, other: Record) -> bool:
 
 def _costs(record: Record) -> tuple[float, float, float]:
     error = record.parity.rel_l2 if record.parity is not None else None
-    return 1 / (gain(record) or 1.0), error or 0.0, record.prepare.from_cold if record.prepare is not None else 0.0
+    return record.wall_p50 or 0.0, error or 0.0, record.prepare.from_cold if record.prepare is not None else 0.0
 
 
 def tune_section(data: RunData) -> Section:
@@ -144,7 +98,7 @@ def tune_section(data: RunData) -> Section:
     records = [record for record in data.records if record.target == TUNE]
     lines, steps, best = [], list[Contribution](), list[Record]()
     for group in by_component(records).values():
-        won = winner(group)
+        won = fastest_correct(group)
         if won is None:
             continue
         lines.append(_winner_line(won, group))
@@ -163,66 +117,37 @@ def tune_section(data: RunData) -> Section:
 
 def _figure(group: Sequence[Record]) -> Figure:
     best = front(group)
-    others = [each for each in group if gain(each) is not None and each not in best]
+    others = [each for each in group if is_timed(each) and each not in best]
     traces, errors, times = [], list[float](), list[float]()
     for name, symbol, records in (("front", "circle", best), ("others", "circle-open", others)):
         x, y = [_costs(each)[1] for each in records], [each.wall_p50 or 0.0 for each in records]
         names = [plain(f"{each.variant}: {significant(each.wall_p50)} ms") for each in records]
-        traces.append(points(name, x, y, symbol, text=names, hovertemplate="%{text}"))
+        traces.append(points(name, x, y, symbol, text=names))
         errors, times = errors + x, times + y
     return figure(traces, axis("relative L2 error", **scale(errors)), axis("p50, ms", **scale(times)))
 
 
 def _winner_line(won: Record, group: Sequence[Record]) -> str:
-    facts = [f"p50 {significant(won.median_ms)} ms"]  # as in the tables, with disturbed windows
-    if won.variant != BASELINE:
-        baseline = correct_baseline(group)
-        ranked = baseline is not None and can_be_ranked(won, baseline)
-        unsure = "" if ranked else ", which noise or other processes could explain"
-        facts.append(f"{significant(gain(won), 3)}× as fast as eager{unsure}")
+    answer = answer_of(won.component, group)
+    facts = [f"p50 {significant(won.median_ms)} ms"]
     if won.parity is not None and won.parity.rel_l2 is not None:
         facts.append(f"relative L2 error {won.parity.rel_l2:.2g}")
     if won.prepare is not None:
         cache = "a filled cache" if won.prepare.is_cold_unknown else "an empty cache"
         facts.append(f"prepared in {significant(won.prepare.from_cold, 3)} s from {cache}")
+    facts += [f"same: {few(answer.same)}"] if answer.same else []
+    facts += [f"undecided: {few(answer.undecided)}"] if answer.undecided else []
     tried = sum(each.status != "skipped" and each.variant != BASELINE for each in group)
-    fastest = _fastest(group)
-    if fastest is not None and fastest is not won:
-        time = f"{significant(fastest.median_ms)} ms"  # without a speedup, which the measurement does not support
-        unknown = took_turns(won, fastest) and is_undecided(won, fastest)
-        why = "too few windows to tell which is faster" if unknown else "a difference that noise could explain"
-        facts.append(f"{fastest.variant} measured {time}, {why}")
-    equal = [
-        each.variant for each in group if each not in (won, fastest) and _is_as_fast(won, each, correct_baseline(group))
-    ]
-    if equal:
-        facts.append(f"cannot tell whether it is faster than {few(equal)}")
-    use = f"To use it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
-    words = f"the winner is {won.variant}"
+    facts.append(f"tried: {count_of(tried, 'recipe')}")
     if won.variant == BASELINE:
-        timed = [each for each in group if each is not won and gain(each)]
-        sure = fastest is won and all(disturbance_explains(won, each) is None for each in timed)
-        use, words = "", f"{'no recipe was' if sure else 'cannot tell whether a recipe is'} faster than eager"
-    return f"{won.component}: {words} ({', '.join(facts)}; tried: {count_of(tried, 'recipe')}). {use}".rstrip()
-
-
-def _is_as_fast(won: Record, other: Record, baseline: Record | None) -> bool:
-    """Return whether a recipe other than the winner and eager may be as fast as the winner."""
-    if other is baseline or gain(other) is None or won.variant == BASELINE:
-        return False
-    undecided = took_turns(won, other) and is_undecided(won, other)
-    return undecided or not can_be_ranked(won, other)
+        words = "it is undecided whether a recipe" if answer.undecided else "no recipe"
+        return f"{won.component}: {words} is faster than eager ({'; '.join(facts)})."
+    use = f"To use it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
+    return f"{won.component}: the winner is {won.variant} ({'; '.join(facts)}). {use}"
 
 
 def _slower(row: Contribution) -> Value | None:
-    if row.ratio is None:
-        return f"not correct: {row.without.status}"
-    return row.ratio if can_be_ranked(row.recipe, row.without) else CANNOT_TELL
-
-
-def _marks(record: Record) -> str | None:
-    doubts = doubts_of(record)
-    return f"! {', '.join(doubt.mark for doubt in doubts)}" if doubts else None
+    return f"not correct: {row.without.status}" if row.ratio is None else ratio_value(row.ratio)
 
 
 def _adds_to_preparing(row: Contribution) -> Value | None:
@@ -246,11 +171,7 @@ _STEPS = (
 def _front_columns(groups: Mapping[str, Sequence[Record]]) -> tuple[Column[Record], ...]:
     def speedup(record: Record) -> Value | None:
         beside = [each for each in groups[record.component] if each.device == record.device]
-        baseline = correct_baseline(beside)  # that of another device is not in this run
-        if record is baseline or record.speedup is None:
-            return 1.0
-        ranked = disturbance(record) is None if baseline is None else can_be_ranked(record, baseline)
-        return estimate(record.speedup.wall, record.speedup.ci95) if ranked else CANNOT_TELL
+        return speedup_of(record, beside)  # the baseline of another device is not in this run
 
     return (
         Column[Record]("recipe", lambda row: row.variant, wrap=40),
@@ -258,6 +179,6 @@ def _front_columns(groups: Mapping[str, Sequence[Record]]) -> tuple[Column[Recor
         Column[Record]("speedup vs eager", speedup, "ratio", wrap=12),
         Column[Record]("relative L2", lambda row: row.parity.rel_l2 if row.parity is not None else None, "error"),
         Column[Record]("prepare", prepare_seconds, "s"),
-        Column[Record]("conditions", _marks, "marks", wrap=22),
+        Column[Record]("conditions", conditions_text, wrap=22),
         Column[Record]("device", lambda row: row.device, depth="report"),
     )

@@ -15,7 +15,9 @@ Hinders = Literal["cuda_graph", "compile", "parity"]
 class TensorForm(Section, frozen=True, kw_only=True):
     """A tensor that a call reads or returns, or a plain value."""
 
-    path: Annotated[str, about("where it is: the names, keys and indices that lead to it, joined by dots")]
+    path: Annotated[
+        str, about("where it is: the names, keys and indices that lead to it, joined by dots", title="name")
+    ]
     dtype: Annotated[str | None, about("dtype of a tensor")] = None
     shape: Annotated[tuple[int, ...] | None, about("shape of a tensor")] = None
     device: Annotated[str | None, about("device of a tensor")] = None
@@ -25,10 +27,10 @@ class TensorForm(Section, frozen=True, kw_only=True):
 class StateForm(Section, frozen=True, kw_only=True):
     """State of the network: a tensor that it keeps from call to call."""
 
-    path: Annotated[str, about("its name in the module")]
+    path: Annotated[str, about("its name in the module", title="name")]
     dtype: Annotated[str, about("dtype")]
     shape: Annotated[tuple[int, ...], about("shape before the call")]
-    bytes: Annotated[int, about("memory that it takes", "bytes")]
+    bytes: Annotated[int, about("memory that it takes", "bytes", "size")]
     changed: Annotated[bool, about("whether a call changed it")] = False
 
 

@@ -28,15 +28,23 @@ class Energy(Section, frozen=True, kw_only=True):
     """
 
     reason: Annotated[str | None, about("why the energy is not known")] = None
-    step_ms: Annotated[float | None, about("measured time between two steps of the counter", "ms")] = None
-    idle_w: Annotated[float | None, about("mean power before, while nothing ran on the GPU", "W")] = None
-    watts: Annotated[float | None, about("mean power over all windows", "W")] = None
-    joules_per_call: Annotated[float | None, about("energy of all windows over their calls", "J")] = None
-    joules_per_call_ci95: Annotated[Interval | None, about("95% interval of it, absent below six windows", "J")] = None
-    above_idle_per_call: Annotated[float | None, about("the same without the idle power", "J")] = None
-    joules_per_frame: Annotated[float | None, about("joules_per_call over the frames of a call", "J")] = None
-    above_idle_per_frame: Annotated[float | None, about("above_idle_per_call over the frames of a call", "J")] = None
-    frames_per_joule: Annotated[float | None, about("1 / joules_per_frame", "frames/J")] = None
+    step_ms: Annotated[
+        float | None, about("measured time between two steps of the counter", "ms", "counter steps every")
+    ] = None
+    idle_w: Annotated[float | None, about("mean power before, while nothing ran on the GPU", "W", "idle")] = None
+    watts: Annotated[float | None, about("mean power over all windows", "W", "power")] = None
+    joules_per_call: Annotated[float | None, about("energy of all windows over their calls", "J/call", "")] = None
+    joules_per_call_ci95: Annotated[
+        Interval | None, about("95% interval of it, absent below six windows", "J/call")
+    ] = None
+    above_idle_per_call: Annotated[float | None, about("the same without the idle power", "J/call", "above idle")] = (
+        None
+    )
+    joules_per_frame: Annotated[float | None, about("joules_per_call over the frames of a call", "J/frame", "")] = None
+    above_idle_per_frame: Annotated[
+        float | None, about("above_idle_per_call over the frames of a call", "J/frame", "above idle")
+    ] = None
+    frames_per_joule: Annotated[float | None, about("1 / joules_per_frame", "frames/J", "")] = None
     windows: Annotated[tuple[EnergyWindow, ...], about("the windows in their order, one beginning where one ends")] = ()
 
     @property
@@ -45,9 +53,25 @@ class Energy(Section, frozen=True, kw_only=True):
         return [each.joules for each in self.windows], [each.calls for each in self.windows]
 
     @property
+    def joules_per_frame_ci95(self) -> Interval | None:
+        """The 95% interval of `joules_per_frame`."""
+        return self._of_a_frame(self.joules_per_call_ci95)
+
+    @property
+    def above_idle_per_frame_ci95(self) -> Interval | None:
+        """The 95% interval of `above_idle_per_frame`."""
+        return self._of_a_frame(self.above_idle_per_call_ci95)
+
+    def _of_a_frame(self, of_a_call: Interval | None) -> Interval | None:
+        if of_a_call is None or not self.joules_per_frame or not self.joules_per_call:
+            return None
+        calls = self.joules_per_frame / self.joules_per_call
+        return of_a_call[0] * calls, of_a_call[1] * calls
+
+    @property
     def above_idle_per_call_ci95(self) -> Interval | None:
         """The 95% interval of `above_idle_per_call` over the windows in joules; the idle power is taken as exact."""
-        from profiling.results.stats import total_ratio  # numpy, which readers of records do not need
+        from profiling.results.judge import total_ratio  # numpy, which readers of records do not need
 
         if self.idle_w is None or not self.windows:
             return None
@@ -76,7 +100,7 @@ def energy_section(
         ValueError: there is no window, or there are no calls or no energy in them.
 
     """
-    from profiling.results.stats import total_ratio  # numpy, which readers of records do not need
+    from profiling.results.judge import total_ratio  # numpy, which readers of records do not need
 
     seconds = sum(each.seconds for each in windows)
     joules, calls = [each.joules for each in windows], [each.calls for each in windows]

@@ -11,7 +11,7 @@ import msgspec
 
 from profiling.results.explained import Kernel, KernelFinding, LaunchCalibration
 from profiling.results.field import Section, about
-from profiling.results.jsonl import read_content, read_file, repaired
+from profiling.results.jsonl import DECODE_ERRORS, read_file
 
 ENVIRONMENT_FILE = "environment.json"
 #: Share of a measured ceiling from which a kernel is as fast as kernels get: 60% of the peak, where the measured
@@ -123,7 +123,7 @@ class Ceilings(Section, frozen=True, kw_only=True):
 
 
 class Environment(Section, frozen=True, kw_only=True):
-    """Machine, versions, settings and code of a run. Unknown keys of the file are kept in `other`."""
+    """Machine, versions, settings and code of a run."""
 
     captured_at: Annotated[str | None, about("UTC, ISO 8601")] = None
     command: Annotated[str | None, about("the command line")] = None
@@ -147,8 +147,6 @@ class Environment(Section, frozen=True, kw_only=True):
     variables: Annotated[Mapping[str, str], about("environment variables that change what is measured")] = {}
     ceilings: Annotated[Ceilings | None, about("best rates of the device, measured")] = None
     launch_calibration: Annotated[LaunchCalibration | None, about("launch costs, of a run of launch_overhead")] = None
-    other: Annotated[Mapping[str, Any], about("keys that this version does not know")] = {}
-    unreadable: Annotated[tuple[str, ...], about("damaged fields that reading dropped; never written")] = ()
 
     @property
     def device_kind(self) -> str | None:
@@ -162,36 +160,40 @@ class Environment(Section, frozen=True, kw_only=True):
         return " · ".join(filter(None, (cpu.model or self.device.name or "CPU", cores)))
 
     @property
+    def revision(self) -> str | None:
+        """Short revision of the user's code, `tool …` where only this tool's is known; + for uncommitted changes."""
+        for prefix, git in (("", self.user_git), ("tool ", self.tool_git)):
+            if git is not None and git.revision:
+                return f"{prefix}{git.revision[:7]}{'+' if git.dirty else ''}"
+        return None
+
+    @property
     def is_known(self) -> bool:
         """Whether anything is known."""
-        return self != Environment(unreadable=self.unreadable)
-
-
-_NAMES = {field.name for field in msgspec.structs.fields(Environment)} - {"other"}
+        return self != Environment()
 
 
 def read_environment(run: Path) -> Environment:
-    """Return the run's environment; empty where the file is missing, cut off or no object."""
+    """Return the run's environment; empty where the file is missing or damaged."""
     try:
         return decode_environment(read_file(run / ENVIRONMENT_FILE))
     except OSError:
         return Environment()
 
 
+def is_damaged(run: Path, environment: Environment) -> bool:
+    """Return whether `environment`, which was read from the run, is empty because its file is damaged."""
+    return not environment.is_known and (run / ENVIRONMENT_FILE).exists()
+
+
 def decode_environment(text: bytes) -> Environment:
-    """Return the environment in JSON `text`; what is damaged is dropped and named in `unreadable`."""
-    content, lost = read_content(text)
-    if not isinstance(content, dict):
+    """Return the environment in JSON `text`; empty where it does not validate."""
+    try:
+        return msgspec.json.decode(text, type=Environment)
+    except DECODE_ERRORS:
         return Environment()
-    if "git" in content and "tool_git" not in content:  # the name before the user's checkout was captured too
-        content["tool_git"] = content.pop("git")
-    known = {name: value for name, value in content.items() if name in _NAMES}
-    known["other"] = {name: value for name, value in content.items() if name not in _NAMES}
-    environment = repaired(known, Environment, lost)
-    return Environment() if environment is None else environment
 
 
 def encode_environment(environment: Environment) -> dict[str, Any]:
     """Return the content of `environment.json`, plain JSON."""
-    content = msgspec.to_builtins(msgspec.structs.replace(environment, unreadable=()), str_keys=True)
-    return {**content.pop("other", {}), **content}
+    return msgspec.to_builtins(environment, str_keys=True)

@@ -31,14 +31,16 @@ class Graphs(Section, frozen=True, kw_only=True):
     recorded: Annotated[int | None, about("captures so far")] = None
     replayed: Annotated[int | None, about("replays so far")] = None
     evicted: Annotated[int | None, about("graphs that were dropped from the cache")] = None
-    held: Annotated[int | None, about("graphs in the cache")] = None
+    held: Annotated[int | None, about("graphs in the cache", title="graphs")] = None
     warmup_seconds: Annotated[float | None, about("calls before the captures", "s")] = None
     capture_seconds: Annotated[float | None, about("static inputs, capture and instantiation", "s")] = None
     pool_bytes: Annotated[int | None, about("reserved by the pool that the graphs share", "bytes")] = None
     memory: Annotated[Mapping[str, MemoryKinds], about("memory at each phase of the last capture, by phase")] = {}
-    host_launches: Annotated[BeforeAfter | None, about("launches a call, uncaptured and replayed")] = None
+    host_launches: Annotated[
+        BeforeAfter | None, about("launches a call, uncaptured and replayed", "count", "launches")
+    ] = None
     wall_ms: Annotated[BeforeAfter | None, about("median wall time of interleaved calls", "ms")] = None
-    speedup: Annotated[float | None, about("uncaptured over replayed wall time")] = None
+    speedup: Annotated[float | None, about("uncaptured over replayed wall time", "ratio")] = None
     compiled_pieces: Annotated[int | None, about("graphs into which the compiler split the module")] = None
     graph_breaks: Annotated[int | None, about("graph breaks of the compiled module")] = None
 
@@ -66,7 +68,7 @@ class Package(Section, frozen=True, kw_only=True):
     """A file that an ahead-of-time compiler wrote, and that was loaded and measured."""
 
     file: Annotated[str, about("path relative to the run folder")]
-    bytes: Annotated[int, about("size of the file", "bytes")]
+    bytes: Annotated[int, about("size of the file", "bytes", "size")]
     export_s: Annotated[float, about("torch.export", "s")]
     compile_s: Annotated[
         float, about("compiling and writing the file; if `cached`, getting it; and hashing the weights", "s")
@@ -81,8 +83,8 @@ class Package(Section, frozen=True, kw_only=True):
 class ShapeCompile(Section, frozen=True, kw_only=True):
     """The first call of a compiled module on inputs of one shape, made after the calls of the shapes before it."""
 
-    inputs: Annotated[str, about("what differs from the other shapes: `x float32 [4, 8]`")]
-    seconds: Annotated[float, about("until the call returned, compiling included", "s")]
+    inputs: Annotated[str, about("what differs from the other shapes: `x float32 [4, 8]`", title="new shape")]
+    seconds: Annotated[float, about("until the call returned, compiling included", "s", "first call")]
     graphs: Annotated[int, about("FX graphs compiled; 0: code compiled for an earlier shape was used")] = 0
     recompiles: Annotated[int, about("compiles of a function that was compiled before")] = 0
 
@@ -90,16 +92,16 @@ class ShapeCompile(Section, frozen=True, kw_only=True):
 class RecipeStep(Section, frozen=True, kw_only=True):
     """A step of a recipe: a transform of the module, its compiler, or its capture."""
 
-    kind: Annotated[Literal["transform", "compiler", "capture"], about("what it is")]
+    kind: Annotated[Literal["transform", "compiler", "capture"], about("what it is", title="step")]
     name: Annotated[str, about("name of its class or function")]
     stage: Annotated[str | None, about("realtime: the stage that it prepared")] = None
-    seconds: Annotated[float, about("until the device was idle", "s")]
+    seconds: Annotated[float, about("until the device was idle", "s", "took")]
     changed: Annotated[
         int | None, about("number of places or modules changed, or graphs compiled or captured; absent: not counted")
     ] = None
-    memory_bytes: Annotated[BeforeAfter | None, about("allocated on the device before and after the step", "bytes")] = (
-        None
-    )
+    memory_bytes: Annotated[
+        BeforeAfter | None, about("allocated on the device before and after the step", "bytes", "allocated")
+    ] = None
     choices: Annotated[Choices | None, about("layers that a transform replaced and left")] = None
     packages: Annotated[tuple[Package, ...] | None, about("files that it wrote and loaded")] = None
     shapes: Annotated[
@@ -111,10 +113,13 @@ class RecipeStep(Section, frozen=True, kw_only=True):
 class LayerSensitivity(Section, frozen=True, kw_only=True):
     """A layer, quantised alone."""
 
-    name: Annotated[str, about("its path in the module")]
+    name: Annotated[str, about("its path in the module", title="layer")]
     shape: Annotated[tuple[int, ...], about("outputs, inputs")]
-    rel_l2: Annotated[float | None, about("relative L2 change of the module's output; absent: not finite")] = None
-    ms: Annotated[BeforeAfter, about("time of its products in a call, unquantised and quantised", "ms")]
+    rel_l2: Annotated[
+        float | None,
+        about("relative L2 change of the module's output; absent: not finite", "relative", "rel. L2 error"),
+    ] = None
+    ms: Annotated[BeforeAfter, about("time of its products in a call, unquantised and quantised", "ms", "products")]
 
 
 class Sensitivity(Section, frozen=True, kw_only=True):
@@ -128,12 +133,12 @@ class Sensitivity(Section, frozen=True, kw_only=True):
 class FxPass(Section, frozen=True, kw_only=True):
     """A torch.fx pass of the variant, in the order of application."""
 
-    name: Annotated[str, about("name of the pass")]
+    name: Annotated[str, about("name of the pass", title="pass")]
     replaced: Annotated[int | None, about("places that it rewrote; absent where it does not count them")] = None
-    rel_l2: Annotated[float | None, about("relative L2 change of the output")] = None
+    rel_l2: Annotated[float | None, about("relative L2 change of the output", "relative", "rel. L2 error")] = None
     replay_ms: Annotated[BeforeAfter | None, about("device time of a replay before and after the pass", "ms")] = None
-    speedup: Annotated[float | None, about("replay time before over after")] = None
-    unmeasured: Annotated[str | None, about("why there are no replay times")] = None
+    speedup: Annotated[float | None, about("replay time before over after", "ratio")] = None
+    unmeasured: Annotated[str | None, about("why there are no replay times", title="not measured because")] = None
 
 
 class GraphBreak(Section, frozen=True, kw_only=True):
@@ -172,8 +177,8 @@ class CompileFailure(Section, frozen=True, kw_only=True):
 class CompileLog(Section, frozen=True, kw_only=True):
     """The log of torch.compile (TORCH_TRACE, parsed by tlparse)."""
 
-    index: Annotated[str, about("the HTML report, relative to the run folder")]
-    compile_seconds: Annotated[float | None, about("Dynamo and back end, over all frames", "s")] = None
+    index: Annotated[str, about("the HTML report, relative to the run folder", title="report")]
+    compile_seconds: Annotated[float | None, about("Dynamo and back end, over all frames", "s", "compiled in")] = None
     phases: Annotated[Mapping[str, float], about("seconds by compiler phase; they add up to the whole", "s")] = {}
     frames: Annotated[int | None, about("frames that were compiled")] = None
     graphs: Annotated[int | None, about("compiled graphs that hold operators")] = None
@@ -188,12 +193,14 @@ class TraceFiles(Section, frozen=True, kw_only=True):
     """The profiler trace of the step and its totals."""
 
     trace: Annotated[str, about("Chrome trace, relative to the run folder")]
-    operators: Annotated[str | None, about("table of operators, relative to the run folder")] = None
+    operators: Annotated[
+        str | None, about("table of operators, relative to the run folder", title="operator table")
+    ] = None
     iterations: Annotated[int | None, about("profiled calls")] = None
     frames: Annotated[int | None, about("realtime: frames in one iteration")] = None
     events: Annotated[int | None, about("events in the trace")] = None
     device_ms: Annotated[float | None, about("summed duration of GPU work per iteration", "ms")] = None
-    device_launches: Annotated[float | None, about("kernels, copies and fills per iteration")] = None
+    device_launches: Annotated[float | None, about("kernels, copies and fills per iteration", "count")] = None
     flops: Annotated[float | None, about("FLOPs per iteration that the profiler counts, a lower bound")] = None
     seconds: Annotated[float | None, about("duration of profiling and of its analysis", "s")] = None
 
@@ -201,7 +208,9 @@ class TraceFiles(Section, frozen=True, kw_only=True):
 class MemorySnapshot(Section, frozen=True, kw_only=True):
     """Torch's memory snapshot of loading, preparing and a few calls, made after everything was measured."""
 
-    file: Annotated[str, about("path relative to the run folder; pytorch.org/memory_viz opens it")]
+    file: Annotated[
+        str, about("path relative to the run folder; pytorch.org/memory_viz opens it", title="memory snapshot")
+    ]
     seconds: Annotated[float | None, about("duration of loading, preparing and calling once more", "s")] = None
     ended_by: Annotated[str | None, about("what ended it early, an allocation that failed for example")] = None
 
@@ -209,7 +218,7 @@ class MemorySnapshot(Section, frozen=True, kw_only=True):
 class KernelFile(Section, frozen=True, kw_only=True):
     """A file of code that inductor generated, kept in the run folder."""
 
-    name: Annotated[str, about("name of the kernel or graph, as in a trace")]
+    name: Annotated[str, about("name of the kernel or graph, as in a trace", title="kernel")]
     file: Annotated[str, about("path relative to the run folder")]
     kind: Annotated[str, about("graph, triton or cpp")]
     runnable: Annotated[bool | None, about("whether the file times itself when run")] = None
@@ -222,24 +231,17 @@ SHORT_US = 5.0
 class DeviceWork(Section, frozen=True, kw_only=True):
     """The GPU's work in a call."""
 
-    kernels: Annotated[float, about("kernels, copies and fills a call")]
-    launches: Annotated[float, about("launches by the host a call; a graph replay is one")]
+    kernels: Annotated[float, about("kernels, copies and fills a call", "count")]
+    launches: Annotated[float, about("launches by the host a call; a graph replay is one", "count")]
     busy_ms: Annotated[float, about("time in which at least one of them ran", "ms")]
-    median_us: Annotated[float, about("median duration of a kernel", "us")]
+    median_us: Annotated[float, about("median duration of a kernel", "us", "median kernel")]
     short_ms: Annotated[float, about("part of busy_ms in which only kernels of at most 5 us ran", "ms")]
     transfer_ms: Annotated[float, about("copies between host and device", "ms")]
-    waits: Annotated[float, about("waits of the host for the device, a call")]
+    waits: Annotated[float, about("waits of the host for the device, a call", "count")]
     underfilled_ms: Annotated[
         float | None,
         about("part of busy_ms in which only kernels ran of at most 5 us, or of few blocks and at most 20 us", "ms"),
     ] = None
-
-
-class Prediction(Section, frozen=True, kw_only=True):
-    """The wall time that another variant should reach."""
-
-    variant: Annotated[str, about("the variant that is proposed")]
-    wall_ms: Annotated[float, about("its predicted wall time", "ms")]
 
 
 class NextStep(Section, frozen=True, kw_only=True):
@@ -251,25 +253,32 @@ class NextStep(Section, frozen=True, kw_only=True):
     wall_ms: Annotated[float | None, about("wall time that it should reach", "ms")] = None
 
 
+#: The classes of kernels in the order of a report, and what they are called in words.
+KERNEL_CLASSES: Mapping[str, str] = {
+    **{"gemm": "GEMM", "conv": "convolution", "attention": "attention", "pointwise": "pointwise"},
+    **{"reduction": "norms, reductions", "copy": "copies", "other": "other"},
+}
+
+
 class KernelClass(Section, frozen=True, kw_only=True):
     """Kernels of one class: gemm, conv, attention, pointwise, reduction, copy, other."""
 
-    kind: Annotated[str, about("class of the kernels")] = msgspec.field(name="class")
-    ms: Annotated[float, about("duration a call", "ms")]
+    kind: Annotated[str, about("class of the kernels", title="class")] = msgspec.field(name="class")
+    ms: Annotated[float, about("duration a call", "ms", "total")]
     share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
-    count: Annotated[float | None, about("kernels a call")] = None
+    count: Annotated[float | None, about("kernels a call", "count")] = None
 
 
 class Kernel(KernelClass, frozen=True, kw_only=True):
     """All launches of one kernel, by name."""
 
-    name: Annotated[str, about("name of the kernel, at most 200 characters")]
+    name: Annotated[str, about("name of the kernel, at most 200 characters", title="kernel")]
     mean_us: Annotated[float | None, about("mean duration of a launch", "us")] = None
     typical_us: Annotated[float | None, about("the same, each launch weighted by its duration", "us")] = None
-    gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s")] = None
-    tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s")] = None
+    gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s", "")] = None
+    tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s", "")] = None
     dtype: Annotated[str | None, about("dtype of the operands of its FLOPs; absent: not known, or several")] = None
-    blocks: Annotated[float | None, about("mean thread blocks of a launch")] = None
+    blocks: Annotated[float | None, about("mean thread blocks of a launch", "count")] = None
     occupancy: Annotated[float | None, about("occupancy that CUPTI estimates from the launch", "0 to 1")] = None
 
 
@@ -277,15 +286,15 @@ class KernelFinding(Section, frozen=True, kw_only=True):
     """Kernels of a call that could take less time, or be left out, and what that could save."""
 
     kind: Annotated[FindingKind, about("what is wrong with them")]
-    what: Annotated[str, about("the kernels in words: reductions (group norm), for example")]
-    ms: Annotated[float, about("duration a call", "ms")]
+    what: Annotated[str, about("the kernels in words: reductions (group norm), for example", title="kernels")]
+    ms: Annotated[float, about("duration a call", "ms", "time")]
     saves_ms: Annotated[float, about("duration beyond the ceilings'; all of it where they can be left out", "ms")]
     share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
-    count: Annotated[float | None, about("kernels a call")] = None
-    gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s")] = None
-    tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s")] = None
+    count: Annotated[float | None, about("kernels a call", "count")] = None
+    gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s", "")] = None
+    tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s", "")] = None
     of_ceiling: Annotated[float | None, about("time at the nearer ceiling over the duration", "0 to 1")] = None
-    blocks: Annotated[float | None, about("mean thread blocks of a launch")] = None
+    blocks: Annotated[float | None, about("mean thread blocks of a launch", "count")] = None
     kernels: Annotated[tuple[str, ...], about("names of the longest of them")] = ()
 
 
@@ -300,26 +309,25 @@ class RooflinePart(Section, frozen=True, kw_only=True):
     memory_ms: Annotated[float | None, about("time of the bytes at the bandwidth ceiling", "ms")] = None
     compute_ms: Annotated[float | None, about("time of the FLOPs at the FLOP ceiling", "ms")] = None
     roofline_ms: Annotated[float | None, about("the larger of memory_ms and compute_ms", "ms")] = None
-    over_roofline: Annotated[float | None, about("median wall time over roofline_ms")] = None
+    over_roofline: Annotated[float | None, about("median wall time over roofline_ms", "ratio")] = None
     uncounted: Annotated[tuple[str, ...], about("operators whose FLOPs have no formula")] = ()
     device_work: Annotated[DeviceWork | None, about("the GPU's work in a call")] = None
-    idle_share: Annotated[float | None, about("share of wall time in which the GPU was idle", "0 to 1")] = None
+    idle_share: Annotated[float | None, about("share of wall time in which the GPU was idle", "0 to 1", "GPU idle")] = (
+        None
+    )
     bound: Annotated[
         str | None,
         about(
             f"what bounds the call: {', '.join(get_args(Bound))}; where none of these, the kernels, or operators, that "
-            "take most of it, with their share (slow kernels, slow operators: in runs of earlier versions)"
+            "take most of it, with their share",
+            title="bound by",
         ),
     ] = None
     evidence: Annotated[tuple[str, ...], about("why, the decisive observation first")] = ()
-    next_step: Annotated[str | None, about("the next step in a few words: a variant to try, or what to change")] = None
-    advice: Annotated[str | None, about("the next step as a sentence, with its reason")] = None
-    predicted: Annotated[Prediction | None, about("wall time that the next step should reach")] = None
-    steps: Annotated[tuple[NextStep, ...], about("what to try, best first; next_step and advice are of the first")] = ()
+    steps: Annotated[tuple[NextStep, ...], about("what to try, best first")] = ()
+    classes: Annotated[tuple[KernelClass, ...], about("time of kernels, on a CPU of operators, by class")] = ()
     kernels: Annotated[tuple[Kernel, ...], about("longest kernels of a call; on a CPU: operators, self time")] = ()
-    findings: Annotated[
-        tuple[KernelFinding, ...], about("stage of a loop, with trace=true: kernels that could take less")
-    ] = ()
+    findings: Annotated[tuple[KernelFinding, ...], about("kernels that could take less, the largest saving first")] = ()
 
 
 class Roofline(RooflinePart, frozen=True, kw_only=True):
@@ -331,17 +339,22 @@ class Roofline(RooflinePart, frozen=True, kw_only=True):
 class Idle(Section, frozen=True, kw_only=True):
     """Idle time of the GPU inside a call by its cause."""
 
-    host_ms: Annotated[float, about("idle because the host had not launched the next kernel", "ms")]
-    between_ms: Annotated[float, about("idle between kernels that were queued, or between nodes of a graph", "ms")]
+    host_ms: Annotated[
+        float, about("idle because the host had not launched the next kernel", "ms", "idle, waiting for the host")
+    ]
+    between_ms: Annotated[
+        float,
+        about("idle between kernels that were queued, or between nodes of a graph", "ms", "idle, between kernels"),
+    ]
 
 
 class ModuleTime(Section, frozen=True, kw_only=True):
     """A submodule and its time a call."""
 
-    path: Annotated[str, about("dotted path; empty for the component itself")]
-    ms: Annotated[float, about("duration of the module and all below it", "ms")]
+    path: Annotated[str, about("dotted path; empty for the component itself", title="module")]
+    ms: Annotated[float, about("duration of the module and all below it", "ms", "total")]
     share: Annotated[float | None, about("share of the whole", "0 to 1")] = None
-    count: Annotated[float | None, about("kernels a call; on a CPU forward calls")] = None
+    count: Annotated[float | None, about("kernels a call; on a CPU forward calls", "count")] = None
     self_ms: Annotated[float | None, about("duration without the modules below it", "ms")] = None
 
 
@@ -349,9 +362,9 @@ class HostWait(Section, frozen=True, kw_only=True):
     """Waits of the host for the device, or copies between them, by the line of code that made them."""
 
     what: Annotated[str, about("the runtime call, or the direction of the copy")]
-    count: Annotated[float, about("number of them a call")]
-    ms: Annotated[float, about("duration a call: host time of waits, device time of copies", "ms")]
-    bytes: Annotated[float | None, about("copied a call", "bytes")] = None
+    count: Annotated[float, about("number of them a call", "count")]
+    ms: Annotated[float, about("duration a call: host time of waits, device time of copies", "ms", "time")]
+    bytes: Annotated[float | None, about("copied a call", "bytes", "copied")] = None
     host_ms: Annotated[float | None, about("host time blocked by copies, a call", "ms")] = None
     line: Annotated[str | None, about("file:line")] = None
     code: Annotated[str | None, about("the source line")] = None
@@ -360,13 +373,13 @@ class HostWait(Section, frozen=True, kw_only=True):
 class TraceAnalysis(Section, frozen=True, kw_only=True):
     """The profiler trace of one call: busy and idle time, kernels, submodules, waits and copies."""
 
-    calls: Annotated[int | None, about("calls, or frames, over which times are averaged")] = None
+    calls: Annotated[int | None, about("calls, or frames, over which times are averaged", title="calls traced")] = None
     span_ms: Annotated[float | None, about("from the first GPU work to the end of the last", "ms")] = None
     busy_ms: Annotated[float | None, about("time in which the GPU worked", "ms")] = None
     idle_ms: Annotated[float | None, about("time of the span in which the GPU did not work", "ms")] = None
     idle: Annotated[Idle | None, about("idle time by cause")] = None
-    kernel_ms: Annotated[float | None, about("summed duration of all GPU work", "ms")] = None
-    count: Annotated[float | None, about("kernels, copies and fills a call")] = None
+    kernel_ms: Annotated[float | None, about("summed duration of all GPU work", "ms", "sum of kernels")] = None
+    count: Annotated[float | None, about("kernels, copies and fills a call", "count", "kernels, copies, fills")] = None
     classes: Annotated[tuple[KernelClass, ...], about("by class, longest first")] = ()
     kernels: Annotated[tuple[Kernel, ...], about("by name, longest first; on a CPU: operators, self time")] = ()
     findings: Annotated[tuple[KernelFinding, ...], about("kernels that could take less, the largest saving first")] = ()
@@ -384,26 +397,30 @@ class CountedKernel(Section, frozen=True, kw_only=True):
     Rates are weighted by the time of these launches in a call; durations and bytes by their number.
     """
 
-    name: Annotated[str, about("name of the kernel, at most 200 characters")]
-    ms: Annotated[float, about("duration a call, from the trace", "ms")]
+    name: Annotated[str, about("name of the kernel, at most 200 characters", title="kernel")]
+    ms: Annotated[float, about("duration a call, from the trace", "ms", "total")]
     share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
     launches: Annotated[int, about("launches that were measured; 0: none of its launches was met")] = 0
     covered: Annotated[float | None, about("share of its time in launches of a measured grid and block", "0 to 1")] = (
         None
     )
-    counted_us: Annotated[float | None, about("mean duration of the measured launches, under ncu", "us")] = None
+    counted_us: Annotated[
+        float | None, about("mean duration of the measured launches, under ncu", "us", "mean under ncu")
+    ] = None
     mean_us: Annotated[float | None, about("mean duration of the same launches in the trace", "us")] = None
-    dram: Annotated[float | None, about("DRAM throughput, share of its peak", "0 to 1")] = None
-    dram_bytes: Annotated[float | None, about("read from and written to DRAM by a launch", "bytes")] = None
-    l2: Annotated[float | None, about("L2 throughput, share of its peak", "0 to 1")] = None
+    dram: Annotated[float | None, about("DRAM throughput, share of its peak", "0 to 1", "DRAM")] = None
+    dram_bytes: Annotated[float | None, about("read from and written to DRAM by a launch", "bytes", "DRAM")] = None
+    l2: Annotated[float | None, about("L2 throughput, share of its peak", "0 to 1", "L2")] = None
     l2_bytes: Annotated[
         float | None, about("requested of L2 by a launch: also what it reads again, and all of each sector", "bytes")
     ] = None
-    tensor: Annotated[float | None, about("cycles in which tensor pipes were active, share of all", "0 to 1")] = None
-    fma: Annotated[
-        float | None, about("cycles in which FMA pipes (FP32, FP16) were active, share of all", "0 to 1")
+    tensor: Annotated[
+        float | None, about("cycles in which tensor pipes were active, share of all", "0 to 1", "tensor pipes")
     ] = None
-    sm: Annotated[float | None, about("throughput of the multiprocessors, share of its peak", "0 to 1")] = None
+    fma: Annotated[
+        float | None, about("cycles in which FMA pipes (FP32, FP16) were active, share of all", "0 to 1", "FMA pipes")
+    ] = None
+    sm: Annotated[float | None, about("throughput of the multiprocessors, share of its peak", "0 to 1", "SM")] = None
     occupancy: Annotated[float | None, about("achieved occupancy: active warps over the most that fit", "0 to 1")] = (
         None
     )
@@ -439,27 +456,52 @@ class LaunchCosts(Section, frozen=True, kw_only=True):
     elements: Annotated[int | None, about("elements of the smallest elementwise operator")] = None
     rows: Annotated[int | None, about("rows of the linear's input")] = None
     width: Annotated[int | None, about("width of the smallest linear")] = None
-    host_us_per_launch: Annotated[Estimate | None, about("host time of a launch", "us")] = None
-    gpu_us_per_launch: Annotated[Estimate | None, about("device time of a launch while the queue is full", "us")] = None
+    host_us_per_launch: Annotated[Estimate | None, about("host time of a launch", "us", "host, a launch")] = None
+    gpu_us_per_launch: Annotated[
+        Estimate | None, about("device time of a launch while the queue is full", "us", "GPU, a launch")
+    ] = None
     starvation_elements: Annotated[
-        Estimate | None, about("below this size an eager loop leaves the GPU idle", "elements")
+        Estimate | None, about("below this size an eager loop leaves the GPU idle", "elements", "GPU idles below:")
     ] = None
-    starvation_width: Annotated[Estimate | None, about("the same for a linear: its width", "columns")] = None
-    starvation_us: Annotated[Estimate | None, about("duration of an operator of that size", "us")] = None
-    starvation_bytes: Annotated[Estimate | None, about("bytes that such an operator moves", "bytes")] = None
-    starvation_flops: Annotated[Estimate | None, about("FLOPs of such an operator", "FLOP")] = None
+    starvation_width: Annotated[
+        Estimate | None, about("the same for a linear: its width", "columns", "GPU idles below:")
+    ] = None
+    starvation_us: Annotated[
+        Estimate | None, about("duration of an operator of that size", "us", "GPU idles below:")
+    ] = None
+    starvation_bytes: Annotated[
+        Estimate | None, about("bytes that such an operator moves", "bytes", "GPU idles below:")
+    ] = None
+    starvation_flops: Annotated[Estimate | None, about("FLOPs of such an operator", "FLOP", "GPU idles below:")] = None
     starvation_note: Annotated[str | None, about("why there is no such size")] = None
-    graph_us_per_node: Annotated[Estimate | None, about("device time of a node of a CUDA graph", "us")] = None
-    graph_launch_host_us: Annotated[Estimate | None, about("host time of a replay, without its nodes", "us")] = None
-    graph_host_us_per_node: Annotated[Estimate | None, about("host time of a replay by node", "us")] = None
-    graph_launch_device_us: Annotated[Estimate | None, about("device time of a replay, without its nodes", "us")] = None
-    dispatch_us_per_operator: Annotated[Estimate | None, about("CPU: time of the smallest operator", "us")] = None
-    dispatch_bound_elements: Annotated[
-        Estimate | None, about("CPU: size at which the work takes as long as the dispatch", "elements")
+    graph_us_per_node: Annotated[
+        Estimate | None, about("device time of a node of a CUDA graph", "us", "GPU, a graph node")
     ] = None
-    dispatch_bound_width: Annotated[Estimate | None, about("CPU: width of a linear at that size", "columns")] = None
-    dispatch_bound_bytes: Annotated[Estimate | None, about("CPU: bytes at that size", "bytes")] = None
-    dispatch_bound_flops: Annotated[Estimate | None, about("CPU: FLOPs at that size", "FLOP")] = None
+    graph_launch_host_us: Annotated[
+        Estimate | None, about("host time of a replay, without its nodes", "us", "host, a replay")
+    ] = None
+    graph_host_us_per_node: Annotated[
+        Estimate | None, about("host time of a replay by node", "us", "host, a graph node")
+    ] = None
+    graph_launch_device_us: Annotated[
+        Estimate | None, about("device time of a replay, without its nodes", "us", "GPU, a replay")
+    ] = None
+    dispatch_us_per_operator: Annotated[
+        Estimate | None, about("CPU: time of the smallest operator", "us", "dispatch of an operator")
+    ] = None
+    dispatch_bound_elements: Annotated[
+        Estimate | None,
+        about("CPU: size at which the work takes as long as the dispatch", "elements", "work as long as dispatch:"),
+    ] = None
+    dispatch_bound_width: Annotated[
+        Estimate | None, about("CPU: width of a linear at that size", "columns", "work as long as dispatch:")
+    ] = None
+    dispatch_bound_bytes: Annotated[
+        Estimate | None, about("CPU: bytes at that size", "bytes", "work as long as dispatch:")
+    ] = None
+    dispatch_bound_flops: Annotated[
+        Estimate | None, about("CPU: FLOPs at that size", "FLOP", "work as long as dispatch:")
+    ] = None
     dispatch_bound_note: Annotated[str | None, about("CPU: why there is no such size")] = None
 
 
@@ -478,9 +520,9 @@ class OperatorCost(Section, frozen=True, kw_only=True):
     chain: Annotated[str, about("kind of operator: elementwise or linear")]
     elements: Annotated[int | None, about("its size", "elements")] = None
     width: Annotated[int | None, about("its size", "columns")] = None
-    host_us: Annotated[Estimate | None, about("host time", "us")] = None
-    gpu_us: Annotated[Estimate | None, about("device time while the queue is full", "us")] = None
-    pace_us: Annotated[Estimate | None, about("device time in an eager loop", "us")] = None
+    host_us: Annotated[Estimate | None, about("host time", "us", "host")] = None
+    gpu_us: Annotated[Estimate | None, about("device time while the queue is full", "us", "GPU (queue full)")] = None
+    pace_us: Annotated[Estimate | None, about("device time in an eager loop", "us", "eager pace")] = None
 
 
 class LaunchPoint(Section, frozen=True, kw_only=True):

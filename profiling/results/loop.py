@@ -5,24 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import msgspec
-
 from profiling.results.field import Section, about
-from profiling.results.measured import ClockConditions, Interval, SlowFrames, Summary
-
-
-class SoundWindow(Section, frozen=True, kw_only=True):
-    """The window of audio latents that the loop decodes for a frame's sound."""
-
-    window: Annotated[str, about("exact: the whole window; windowed: its newest part")]
-    decoded: Annotated[int | None, about("latents that are decoded")] = None
-    window_latents: Annotated[int | None, about("latents in the whole window")] = None
-    snr_db: Annotated[
-        Mapping[str, float], about("signal-to-noise ratio against the whole window, by latents decoded", "dB")
-    ] = {}
-    min_snr_db: Annotated[float | None, about("least ratio at which sound=auto decodes a shorter window", "dB")] = None
-    samples: Annotated[int | None, about("audio samples a frame")] = None
-
+from profiling.results.measured import ClockConditions, Deadline, Interval, SlowFrames, Summary
 
 #: A loop that delivers fewer frames a second than this share of its target is too slow, even if each frame is in time.
 TOO_SLOW = 0.98
@@ -39,8 +23,10 @@ class BudgetPart(Section, frozen=True, kw_only=True):
     """Median times of one stage, or of waiting and the rest."""
 
     host_ms: Annotated[float | None, about("time of the host", "ms")] = None
-    device_ms: Annotated[float | None, about("time of the device", "ms")] = None
-    share: Annotated[float | None, about("share of the target's frame time", "0 to 1, may exceed 1")] = None
+    device_ms: Annotated[float | None, about("time of the device", "ms", "GPU")] = None
+    share: Annotated[
+        float | None, about("share of the target's frame time, may exceed 1", "0 to 1", "of the budget")
+    ] = None
     mean_ms: Annotated[
         float | None, about("mean over all frames; of the stages and `unaccounted` it adds up to a frame's", "ms")
     ] = None
@@ -51,27 +37,20 @@ class Budget(Section, frozen=True, kw_only=True):
 
     target_ms: Annotated[float, about("frame time at the target rate", "ms")]
     parts: Annotated[Mapping[str, BudgetPart], about("by stage, and wait, rest and unaccounted")] = {}
-    overhead_ms: Annotated[float | None, about("frame time beyond the longest path through its stages", "ms")] = None
-    overhead_share: Annotated[float | None, about("overhead_ms over the median frame time", "0 to 1")] = None
-
-
-class Deadline(Section, frozen=True, kw_only=True):
-    """A frame rate that the loop was compared with."""
-
-    fps: Annotated[float, about("frame rate", "frames/s")]
-    budget_ms: Annotated[float, about("1000 / fps", "ms")]
-    holds: Annotated[bool, about("whether 99.9% of the frames were in time")]
-    misses: Annotated[int, about("late frames")]
-    longest_run: Annotated[int, about("most late frames in a row")]
-    longest_stall_ms: Annotated[float, about("largest delay beyond the budget", "ms")]
+    overhead_ms: Annotated[
+        float | None, about("frame time beyond the longest path through its stages", "ms", "outside the stages")
+    ] = None
+    overhead_share: Annotated[
+        float | None, about("overhead_ms over the median frame time", "0 to 1", "outside the stages")
+    ] = None
 
 
 class Steady(Section, frozen=True, kw_only=True):
     """The part of the series after frame times have settled."""
 
-    from_frame: Annotated[int, about("its first frame")]
+    from_frame: Annotated[int, about("its first frame", "frame", "steady from")]
     settled: Annotated[bool, about("false: times never settle, and all frames are used")]
-    p50: Annotated[float, about("median frame time", "ms")]
+    p50: Annotated[float, about("median frame time", "ms", title="steady p50")]
     p99: Annotated[float, about("99th percentile of frame times", "ms")]
 
 
@@ -94,9 +73,9 @@ class Slope(Section, frozen=True, kw_only=True):
 class Spikes(Section, frozen=True, kw_only=True):
     """Slow frames that return periodically."""
 
-    period: Annotated[int, about("distance from one to the next", "frames")]
-    count: Annotated[int, about("number of them")]
-    first: Annotated[int, about("the first of them", "frame")]
+    period: Annotated[int, about("distance from one to the next", "frames", title="spike every")]
+    count: Annotated[int, about("number of them", title="spikes")]
+    first: Annotated[int, about("the first of them", "frame", title="first spike")]
 
 
 class MemoryTrend(Section, frozen=True, kw_only=True):
@@ -130,27 +109,30 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
         Mapping[str, Mapping[str, Any]], about("what a stage has chosen before it was prepared, by stage")
     ] = {}
     miss: Annotated[str | None, about("what a late frame is to the user")] = None
-    steps: Annotated[int | None, about("older records: `work.steps`")] = None
-    commit: Annotated[str | None, about("older records: `work.commit`")] = None
-    guidance: Annotated[float | None, about("older records: `work.guidance`")] = None
-    sound: Annotated[SoundWindow | None, about("older records: `calibration.sound`")] = None
     throttle_reasons: Annotated[tuple[str, ...], about("limits on the clocks that the driver reported")] = ()
     stages: Annotated[tuple[str, ...], about("stages of a frame in their order")] = ()
     frame_ms: Annotated[Summary | None, about("frame times", "ms")] = None
     latency_ms: Annotated[Summary | None, about("from the begin of a frame to its delivery", "ms")] = None
+    windows_ms: Annotated[
+        tuple[float, ...], about("median frame times of up to 24 consecutive parts of the loop", "ms")
+    ] = ()
     first_frame_ms: Annotated[float | None, about("latency of the first frame of a prepared session", "ms")] = None
     input_age_ms: Annotated[
         Mapping[str, Summary], about("from when a source was sampled to the delivery of the frame that shows it", "ms")
     ] = {}
-    gap_ms: Annotated[Gap | None, about("time between frames", "ms")] = None
-    wall_fps: Annotated[float | None, about("delivered frames over wall time", "frames/s")] = None
-    audio_rtf: Annotated[float | None, about("seconds of sound generated per second")] = None
+    gap_ms: Annotated[Gap | None, about("time between frames", "ms", "between frames")] = None
+    wall_fps: Annotated[float | None, about("delivered frames over wall time", "frames/s", "video FPS")] = None
+    audio_rtf: Annotated[
+        float | None, about("seconds of audio generated per second", "ratio", "audio real-time factor")
+    ] = None
     budget: Annotated[Budget | None, about("where the time of a frame goes")] = None
     deadlines: Annotated[Mapping[str, Deadline], about("by frame rate as text")] = {}
-    late: Annotated[int | None, about("late frames at the target rate")] = None
-    holds: Annotated[bool | None, about("whether the loop holds the target rate")] = None
+    late: Annotated[int | None, about("late frames at the target rate", "frames")] = None
     underruns: Annotated[Mapping[str, int], about("frames that a player misses, by frames in its buffer")] = {}
-    sustained_fps: Annotated[float | None, about("highest rate that 99.9% of the frames meet", "frames/s")] = None
+    sustained_fps: Annotated[
+        float | None,
+        about("highest rate at which no more frames are late than are allowed", "frames/s", "sustained FPS"),
+    ] = None
     steady: Annotated[Steady | None, about("the part after times have settled")] = None
     slope: Annotated[Slope | None, about("growth of frame times")] = None
     unsteady: Annotated[
@@ -175,25 +157,14 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> dict[str, str | int | float | bool]:
-        """What changes the work of a frame: `work`, the same of older records, and what stages have chosen."""
-        older = {"steps": self.steps, "commit": self.commit, "guidance": self.guidance}
+        """What changes the work of a frame: `work`, and what stages have chosen."""
         chosen = {
             f"{stage} {name.replace('_', ' ')}": value
-            for stage, report in self.choices.items()
+            for stage, report in self.calibration.items()
             for name, value in report.items()
             if isinstance(value, str | bool | int)
         }
-        older = {
-            name: value for name, value in older.items() if value is not None or (self.steps and name == "guidance")
-        }
-        return {name: "off" if value is None else value for name, value in {**older, **self.work, **chosen}.items()}
-
-    @property
-    def choices(self) -> Mapping[str, Mapping[str, Any]]:
-        """What stages have chosen before they were prepared: `calibration`, or `sound` of an older record."""
-        if self.sound is None or self.sound.decoded is None:
-            return self.calibration
-        return {"sound": msgspec.to_builtins(self.sound), **self.calibration}
+        return {name: "off" if value is None else value for name, value in {**self.work, **chosen}.items()}
 
     @property
     def rates(self) -> tuple[Deadline, ...]:

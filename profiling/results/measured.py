@@ -13,6 +13,8 @@ Interval = tuple[float, float]
 #: Least number of independent values (samples, windows) whose median has a 95% interval: the true median lies between
 #: the least and the largest of n with probability 1 - 2 x 0.5^n, which is 97% for six and 94% for five.
 LEAST_VALUES = 6
+#: Largest share of calls or frames (0 to 1) that may be late where a rate is held, unless `late` sets another.
+LATE = 0.01
 #: Least number of samples of a percentile: with fewer, none lies beyond it, and it is the longest under another name.
 LEAST_FOR = {"p90": 10, "p95": 20, "p99": 100}
 
@@ -35,7 +37,7 @@ class Summary(Section, frozen=True, kw_only=True):
     outliers: Annotated[int, about("samples beyond 5 median absolute deviations from the median: counted, kept")]
     samples: Annotated[tuple[float, ...], about("all samples in the order in which they were taken", "ms")] = ()
     stopped_by: Annotated[
-        str | None, about("what ended sampling: interval, decided or disturbed (see turns), iterations or time")
+        str | None, about("what ended sampling: interval, decided (see turns), iterations or time")
     ] = None
 
     @property
@@ -47,6 +49,18 @@ class Summary(Section, frozen=True, kw_only=True):
     def percentile(self, name: Literal["p90", "p95", "p99"]) -> float | None:
         """Return that percentile in ms; None where there are too few samples for one."""
         return getattr(self, name) if self.n >= LEAST_FOR[name] else None
+
+
+class Deadline(Section, frozen=True, kw_only=True):
+    """A frame rate that calls or frames were compared with. The judge says of these counts whether it is held."""
+
+    fps: Annotated[float, about("frame rate", "frames/s", "FPS")]
+    budget_ms: Annotated[float, about("time for the frames of a call, or of a chunk: 1000 / fps for each", "ms")]
+    misses: Annotated[int, about("late calls or frames", title="late")]
+    bursts: Annotated[int | None, about("groups of late ones in a row; absent: older records")] = None
+    longest_run: Annotated[int, about("most late ones in a row")]
+    longest_stall_ms: Annotated[float, about("largest delay beyond the budget", "ms")]
+    too_slow: Annotated[bool, about("whether a loop delivers fewer frames a second, although none is late")] = False
 
 
 class FrameRate(Section, frozen=True, kw_only=True):
@@ -61,8 +75,7 @@ class Interference(Section, frozen=True, kw_only=True):
     """The share of the timed window that others took: other processes, and other guests of the machine."""
 
     cpu_lost_share: Annotated[
-        float | None,
-        about("share of the time for which others kept it from a CPU: run-queue wait and steal", "0 to 1"),
+        float | None, about("share of the time for which others kept it from a CPU: run-queue wait and steal", "0 to 1")
     ] = None
     gpu_lost_share: Annotated[
         float | None, about("share of the time in which other processes used the GPU, as the driver says", "0 to 1")
@@ -76,9 +89,15 @@ class ClockConditions(Interference, frozen=True, kw_only=True):
         Mapping[str, float] | None,
         about("share of the window in which the driver held the clocks down, by reason; absent below 1 s", "0 to 1"),
     ] = None
-    sm_clock_min_mhz: Annotated[int | None, about("lowest SM clock read in the window", "MHz")] = None
-    sm_clock_median_mhz: Annotated[float | None, about("median of the SM clocks read in the window", "MHz")] = None
-    sm_clock_max_mhz: Annotated[int | None, about("highest SM clock read in the window", "MHz")] = None
+    sm_clock_min_mhz: Annotated[int | None, about("lowest SM clock read in the window", "MHz", "lowest SM clock")] = (
+        None
+    )
+    sm_clock_median_mhz: Annotated[
+        float | None, about("median of the SM clocks read in the window", "MHz", "median SM clock")
+    ] = None
+    sm_clock_max_mhz: Annotated[int | None, about("highest SM clock read in the window", "MHz", "highest SM clock")] = (
+        None
+    )
 
 
 class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
@@ -98,17 +117,13 @@ class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
     run_queue_wait_ms: Annotated[
         float | None, about("time for which threads of the process waited for a CPU inside the window", "ms")
     ] = None
-    throttled_share: Annotated[
-        Mapping[str, float],
-        about("older records: share of the clock readings that report a limit, by its reason", "0 to 1"),
-    ] = {}
 
 
 class SlowFrame(Section, frozen=True, kw_only=True):
     """A slow frame or call, and its causes."""
 
-    frame: Annotated[int, about("its number, from 0")]
-    ms: Annotated[float, about("its time", "ms")]
+    frame: Annotated[int, about("its number, from 0", title="number")]
+    ms: Annotated[float, about("its time", "ms", "time")]
     causes: Annotated[tuple[str, ...], about("what explains at least half of its time beyond the usual one")] = ()
     cause_ms: Annotated[Mapping[str, float], about("time that each cause took in it", "ms")] = {}
 
@@ -165,6 +180,7 @@ class Metrics(Section, frozen=True, kw_only=True):
     device_ms: Annotated[Summary | None, about("time on the GPU by CUDA events, launch gaps included", "ms")] = None
     host_ms: Annotated[Summary | None, about("until the call returns", "ms")] = None
     fps: Annotated[FrameRate | None, about("frame rate, from wall_ms", "frames/s")] = None
+    rates: Annotated[tuple[Deadline, ...], about("calls that are late at common frame rates, the lowest first")] = ()
     latency: Annotated[LatencyConditions | None, about("conditions of the timed window")] = None
     slow_calls: Annotated[SlowFrames | None, about("slow calls of wall_ms and their causes")] = None
     by_call_ms: Annotated[
@@ -180,12 +196,12 @@ class Metrics(Section, frozen=True, kw_only=True):
 class MemoryKinds(Section, frozen=True, kw_only=True):
     """Bytes of each kind that were held at one moment; the max_ kinds are peaks since the last reset."""
 
-    host_rss: Annotated[int | None, about("resident set size of the process", "bytes")] = None
     allocated: Annotated[int | None, about("live tensors in PyTorch's caching allocator", "bytes")] = None
     reserved: Annotated[int | None, about("reserved from the driver by PyTorch's caching allocator", "bytes")] = None
     max_allocated: Annotated[int | None, about("peak of allocated since the last reset", "bytes")] = None
     max_reserved: Annotated[int | None, about("peak of reserved since the last reset", "bytes")] = None
     device_used: Annotated[int | None, about("used on the whole device, by any process", "bytes")] = None
+    host_rss: Annotated[int | None, about("resident set size of the process", "bytes", "host RSS")] = None
 
 
 class Memory(Section, frozen=True, kw_only=True):
@@ -227,8 +243,6 @@ class State(Section, frozen=True, kw_only=True):
     calls: Annotated[int | None, about("calls of a trajectory, after which that state is put back")] = None
     restore_us: Annotated[Duration | None, about("host time of putting it back, outside of timed samples", "µs")] = None
     effects: Annotated[tuple[str, ...], about("what calls change, a line for each kind of effect")] = ()
-    counting: Annotated[tuple[str, ...], about("older records: state restored before each call")] = ()
-    rewind_us: Annotated[Duration | None, about("older records: host time of restoring that", "µs")] = None
     not_restored: Annotated[Mapping[str, str], about("why something cannot be restored, by its path")] = {}
 
 
@@ -302,7 +316,11 @@ class Prepare(Section, frozen=True, kw_only=True):
 
     seconds: Annotated[
         Duration,
-        about("from the start until the step is ready; the compiler is imported before (`starts` includes that)", "s"),
+        about(
+            "from the start until the step is ready; the compiler is imported before (`starts` includes that)",
+            "s",
+            title="in this run",
+        ),
     ]
     first_call_s: Annotated[Duration | None, about("from the start until the first output", "s")] = None
     stages: Annotated[Mapping[str, float], about("realtime: seconds of each stage", "s")] = {}
@@ -312,8 +330,10 @@ class Prepare(Section, frozen=True, kw_only=True):
     recompiles: Annotated[int | None, about("compiles of a function that was compiled before")] = None
     graphs: Annotated[int | None, about("FX graphs that were given to a back end")] = None
     graph_breaks: Annotated[int | None, about("graph breaks")] = None
-    cudagraph_captures: Annotated[int | None, about("captures by inductor's CUDA-graph trees")] = None
-    cudagraph_skips: Annotated[int | None, about("captures that inductor gave up")] = None
+    cudagraph_captures: Annotated[
+        int | None, about("captures by inductor's CUDA-graph trees", title="CUDA graphs captured")
+    ] = None
+    cudagraph_skips: Annotated[int | None, about("captures that inductor gave up", title="CUDA graphs skipped")] = None
     cache_hits: Annotated[int | None, about("graphs, and packages compiled ahead of time, from a cache on disk")] = None
     cache: Annotated[
         str | None,
@@ -359,7 +379,7 @@ class Prepare(Section, frozen=True, kw_only=True):
 class Start(Section, frozen=True, kw_only=True):
     """The start of a process until its first output: one call of each network of the cell."""
 
-    seconds: Annotated[Duration, about("from the start of the process until the first output", "s")]
+    seconds: Annotated[Duration, about("from the start of the process until the first output", "s", "first output")]
     phases: Annotated[
         Mapping[str, float],
         about(
@@ -370,7 +390,7 @@ class Start(Section, frozen=True, kw_only=True):
         ),
     ]
     graphs: Annotated[int, about("FX graphs that were given to a back end")] = 0
-    cache_hits: Annotated[int, about("graphs that the compiler found in its cache")] = 0
+    cache_hits: Annotated[int, about("graphs that the compiler found in its cache", title="found in a cache")] = 0
 
     @property
     def unaccounted(self) -> float:
@@ -386,7 +406,9 @@ class Starts(Section, frozen=True, kw_only=True):
     portable: Annotated[
         Start | None, about("with an empty cache, into which it loads the artifacts that the cold start saved")
     ] = None
-    artifact_bytes: Annotated[int | None, about("size of these artifacts of torch.compiler", "bytes")] = None
+    artifact_bytes: Annotated[int | None, about("size of these artifacts of torch.compiler", "bytes", "artifacts")] = (
+        None
+    )
 
 
 class Speedup(Section, frozen=True, kw_only=True):
@@ -396,7 +418,7 @@ class Speedup(Section, frozen=True, kw_only=True):
     """
 
     vs: Annotated[str, about("the variant that this one is compared with")]
-    wall: Annotated[float, about("ratio of wall times; above 1 is faster")]
+    wall: Annotated[float, about("ratio of wall times; above 1 is faster", "ratio", "speedup")]
     ci95: Annotated[Interval | None, about("95% interval of the ratio")] = None
     break_even_calls: Annotated[int | None, about("calls after which the longer preparation has paid off")] = None
 
@@ -406,7 +428,7 @@ class TrainingStepRow(Section, frozen=True, kw_only=True):
 
     step: Annotated[int, about("number of the step, from 0")]
     loss: Annotated[float | None, about("loss; absent where it is not finite")] = None
-    data_ms: Annotated[Duration | None, about("wait for the batch", "ms")] = None
+    data_ms: Annotated[Duration | None, about("wait for the batch", "ms", "waiting for data")] = None
     step_ms: Annotated[Duration | None, about("duration of the step", "ms")] = None
 
 
@@ -451,11 +473,27 @@ class Window(Interference, frozen=True, kw_only=True):
     ]
     start_s: Annotated[float, about("start of the window, since the component's first cell was started", "s")]
     n: Annotated[int, about("samples of this window in wall_ms, device_ms and host_ms, after those of earlier windows")]
+    p50: Annotated[float | None, about("median wall time of a call in the window", "ms")] = None
     run_queue_wait_ms: Annotated[
         float | None, about("time for which threads of the process waited for a CPU inside the window", "ms")
     ] = None
     descheduled: Annotated[int | None, about("involuntary context switches inside the window")] = None
     sm_clock_mhz: Annotated[float | None, about("median of the SM clocks read in the window", "MHz")] = None
+
+
+class Control(Section, frozen=True, kw_only=True):
+    """The windows of a second process with the same cell: it shows how much equal code differs between processes."""
+
+    windows: Annotated[tuple[Window, ...], about("in turns with all other cells; its samples are not kept")]
+
+
+class Spread(Section, frozen=True, kw_only=True):
+    """How much the times of equal code differ between two processes, as the judge used it."""
+
+    kind: Annotated[str, about("cells that share it: captured, device-bound, host-bound, CPU, or CPU, pinned")]
+    std: Annotated[float, about("relative standard deviation between processes", "0 to 1")]
+    freedom: Annotated[float, about("degrees of freedom of that number")]
+    learned: Annotated[int, about("pairs of processes of this device that taught it; 0: a default")] = 0
 
 
 class Turns(Section, frozen=True, kw_only=True):
@@ -470,10 +508,12 @@ class Turns(Section, frozen=True, kw_only=True):
     stopped_by: Annotated[
         str | None,
         about(
-            "what ended the turns: decided (the comparison is known well enough), iterations, time, or disturbed "
-            "(others disturbed so many windows that more of them tell no more)"
+            "what ended the turns: decided (each comparison has its answer, or more windows tell no more), iterations "
+            "or time"
         ),
     ] = None
+    controls: Annotated[tuple[Control, ...], about("further processes of this cell")] = ()
+    spread: Annotated[Spread | None, about("difference of equal code between processes")] = None
 
 
 class SweepPoint(Section, frozen=True, kw_only=True):

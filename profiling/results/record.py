@@ -39,9 +39,10 @@ from profiling.results.explained import (
     TraceFiles,
 )
 from profiling.results.field import Section, about
-from profiling.results.loop import Deadline, Realtime
+from profiling.results.loop import Realtime
 from profiling.results.measured import (
     CallsPoint,
+    Deadline,
     Load,
     Memory,
     Metrics,
@@ -87,6 +88,9 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     weights_hint: Annotated[str | None, about("how to get weights where they are random")] = None
     weights_hints: Annotated[Mapping[str, str], about("realtime: the same for each network, by role")] = {}
     frames_per_call: Annotated[int | None, about("frames that a call makes")] = None
+    late: Annotated[float | None, about("share of calls or frames that may be late where a rate is held", "0 to 1")] = (
+        None
+    )
     point: Annotated[SweepPoint | None, about("shape_sweep: the swept value of this cell")] = None
     load: Annotated[Load | None, about("building the module and its weights")] = None
     metrics: Annotated[Metrics, about("results of the metrics")] = Metrics()
@@ -116,7 +120,6 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     check: Annotated[Check | None, about("check=true: a look at a call without timing")] = None
     notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()
     bad_input: Annotated[bool, about("the failure is the user's input (exit code 2); absent is false")] = False
-    unreadable: Annotated[tuple[str, ...], about("damaged fields that reading dropped; never written")] = ()
 
     def __post_init__(self) -> None:
         """Make reason and notes printable; check the status, and that there is a reason if and only if it is not ok."""
@@ -142,9 +145,8 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
 
     @property
     def is_correct(self) -> bool:
-        """Whether its times may be compared: it is ok, and no parity check failed or is too damaged to be read."""
-        unread = any(field.startswith(("parity:", "parity.passed")) for field in self.unreadable)
-        return self.status == "ok" and not unread and (self.parity is None or self.parity.passed)
+        """Whether its times may be compared: it is ok, and no parity check failed."""
+        return self.status == "ok" and (self.parity is None or self.parity.passed)
 
     @property
     def wall_p50(self) -> float | None:
@@ -179,7 +181,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
 
 
 _TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Record)}
-_IDENTITY = ("target", "component", "variant", "status", "reason", "bad_input", "unreadable")
+_IDENTITY = ("target", "component", "variant", "status", "reason", "bad_input")
 #: Fields that a cell sends while it runs; identity and status are the parent's.
 SECTIONS = frozenset(_TYPES) - set(_IDENTITY)
 #: Sections of the record that a metric may measure; whatever else it returns goes into `metrics`.

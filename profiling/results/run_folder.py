@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from profiling.errors import InputError, command, override, shell_words
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, read_environment
-from profiling.results.jsonl import RESULTS_FILE, Results, read_file, read_records
+from profiling.results.jsonl import RESULTS_FILE, Results, encode_record, read_file, read_records
 from profiling.results.record import Record
 
 CONFIG_FILE = "config.yaml"
@@ -30,7 +30,7 @@ JOB_FILE, JOB_LOG = "job.json", "job.log"
 SWEEP_FILE = "sweep.json"
 
 #: Keys that may differ between a run and its resumption: they do not change what is measured.
-FREE_KEYS = ("resume", "resume_changed", "cell_timeout", "prepare_timeout")
+FREE_KEYS = ("resume", "resume_changed", "details", "cell_timeout", "prepare_timeout")
 #: Keys that the config of every run has; a file without them is not the config of a run.
 _RUN_KEYS = {"component", "variant", "isolation", "resume"}
 #: Errors of file systems that have no locks.
@@ -286,7 +286,7 @@ def _read_environment(run: Path, *, required: bool) -> Environment | None:
         environment = decode_environment(read_file(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}. Start a new run.") from None
-    if environment.unreadable or not environment.is_known:
+    if not environment.is_known:
         raise InputError(f"{path} is damaged, so new cells could not be compared with old ones. Start a new run.")
     return environment
 
@@ -339,6 +339,17 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def keep_newest_lines(run: Path) -> None:
+    """Reduce `results.jsonl`, atomically, to one line for each cell: its newest.
+
+    Raises:
+        OSError: it cannot be written; the old file stays.
+
+    """
+    newest = read_records(run).records
+    write_bytes(run / RESULTS_FILE, b"".join(encode_record(record) + b"\n" for record in newest))
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a mapping as indented JSON, atomically."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    """Write a mapping as indented JSON, atomically; lone surrogates, which no reader takes, become "?"."""
+    write_bytes(path, json.dumps(content, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n")

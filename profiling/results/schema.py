@@ -10,18 +10,17 @@ from typing import Any
 import msgspec
 
 from profiling.results.record import SCHEMA, Record
-from profiling.results.schema_1 import BOUNDS, RENAMED
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCHEMA_FILE, TABLES_FILE = "record.schema.json", "record.md"
 
 _HEAD = f"""# The record
 
-A run writes `results.jsonl`: one line of JSON for each cell (component × variant), of schema {SCHEMA}; a later line of
-a cell replaces those before it, the first of which says that the cell has begun. This page is made from the structs
-in `profiling/results/` by `python -m profiling.results.schema`, and so is [record.schema.json](record.schema.json), its
-JSON Schema. Absent means not measured. Fields are added within a schema number and never renamed; records of schema 1
-are upgraded when they are read.
+A run writes `results.jsonl`: one line of JSON for each cell (component × variant), of schema {SCHEMA}. While a run goes
+on, or after it was killed, a cell may have several lines: the newest counts, and the first says that the cell has not
+ended. This page is made from the structs in `profiling/results/` by `python -m profiling.results.schema`, and so is
+[record.schema.json](record.schema.json), its JSON Schema. Absent means not measured. Fields are added within a schema
+number and never renamed.
 
 Read a run in Python:
 
@@ -38,7 +37,6 @@ for record in read_records(Path("runs/…")).records:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a line of results.jsonl."""
     schema = msgspec.json.schema(Record)
-    schema["$defs"]["Record"]["properties"].pop("unreadable")  # exists in memory only
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"record, schema {SCHEMA}", **schema}
 
 
@@ -46,7 +44,7 @@ def markdown() -> str:
     """Return the page: a table a struct, the record first and each struct after the first that uses it."""
     structs = json_schema()["$defs"]
     order = list(dict.fromkeys(_reached("Record", structs)))
-    return "\n".join([_HEAD, *(_table(name, structs[name]) for name in order), _renames()])
+    return "\n".join([_HEAD, *(_table(name, structs[name]) for name in order)])
 
 
 def files() -> dict[Path, str]:
@@ -91,18 +89,6 @@ def _table(name: str, struct: Mapping[str, Any]) -> str:
     if required:
         lines += ["Fields in bold are always there.", ""]
     return "\n".join([*lines, "| field | type | unit | meaning |", "|---|---|---|---|", *rows, ""])
-
-
-def _renames() -> str:
-    rows = [f"| `{path}` | `{name}` |" for path, name in RENAMED.items()]
-    rows += [f"| `{old}` | `{new}` |" for old, new in BOUNDS.items()]
-    head = "A path applies after the renames above it; the words without a path are values of `roofline.bound`."
-    latency = (
-        "| `latency-bound` | `underfilled GPU` where the GPU is idle for a quarter of wall time or kernels of at most "
-        "5 us take most of its busy time, else"
-    )
-    lines = ["## Renamed since schema 1", "", head, "", "| schema 1 | schema 2 |", "|---|---|", *rows]
-    return "\n".join([*lines, f"{latency} `slow kernels` |", "| other keys under `metrics` | `metrics.extra` |", ""])
 
 
 def _type(content: Mapping[str, Any]) -> str:

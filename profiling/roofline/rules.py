@@ -1,19 +1,19 @@
-"""The rules: from the evidence on a call to what bounds it, why, and what to try next.
+"""The rules: from the evidence on a call to what bounds it, why, and what to try next, with the predicted time.
 
 `RULES` is one table, read from the top; the first rule that holds decides. What bounds a single kernel is at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from msgspec.structs import replace
 
 from profiling.results.environment import NEAR_CEILING, Ceilings
-from profiling.results.explained import Bound, Kernel, KernelBound, NextStep, Prediction, RooflinePart
-from profiling.roofline.evidence import BEYOND, Evidence, observations, times
+from profiling.results.explained import Bound, Kernel, KernelBound, NextStep, RooflinePart
+from profiling.roofline.evidence import BEYOND, Evidence, milliseconds, observations
 
 #: Share of the wall time from which copies, or the gaps between kernels, bound a call.
 LARGE = 0.25
@@ -36,95 +36,112 @@ WORTH = 0.05
 _CURES = {
     "layout conversion": "keep tensors in the memory layout that the kernels beside them want",
     "cast": "keep tensors in the dtype in which they are read",
-    "bias or activation": "fuse them into the products and convolutions before them",
-    "1x1 convolution": "compute them as matrix products",
-    "split-K": "use product kernels that add up in one pass",
+    "bias or activation": "fuse them into the GEMMs and convolutions before them",
+    "1x1 convolution": "compute them as GEMMs",
+    "split-K": "use GEMM kernels that add up in one pass",
     "memset": "write into buffers that need no clearing",
     "few rows": "use kernels for few rows, which read the weights at full bandwidth",
 }
+#: Bytes of a number, by dtype.
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+#: Dtypes to try in place of one: 8 bits change the results by design, so they are tried for FLOPs alone.
+_OTHERS = {"float32": ("bfloat16",)} | dict.fromkeys(("bfloat16", "float16"), ("float32", "float8", "int8"))
+
+_Steps = Iterator[NextStep]
 
 
-def _capture(e: Evidence) -> Iterator[NextStep]:
+def _capture(e: Evidence) -> _Steps:
     variant = "compile_cuda_graph" if e.here.fused else "cuda_graph"
     yield NextStep(words=variant, advice=f"capture the step ({variant})", variant=variant, wall_ms=e.replay_ms)
 
 
-def _move_host_work(e: Evidence) -> Iterator[NextStep]:
+def _move_host_work(e: Evidence) -> _Steps:
     advice = "move the host's other work out of the step, or into the graph"
     yield NextStep(words="move host work out", advice=advice, wall_ms=e.replay_ms)
 
 
-def _fewer_kernels(e: Evidence) -> Iterator[NextStep]:
-    variant = "compile_cuda_graph"
-    if not e.here.fused and e.here.compiles:
-        yield NextStep(words=variant, advice=f"fuse kernels and capture the step ({variant})", variant=variant)
+def _no_waits(e: Evidence) -> _Steps:
+    """Propose to let the host run ahead: the longer of its launches and the GPU's work remains."""
+    least_ms = min(e.wall_ms, max(e.work.busy_ms, e.launching * e.wall_ms))
+    yield NextStep(words="no .item(), .cpu()", advice="remove .item(), .cpu() and bool(tensor)", wall_ms=least_ms)
 
 
-def _fuse(e: Evidence) -> Iterator[NextStep]:
+def _no_transfers(e: Evidence) -> _Steps:
+    advice = "keep the data on the GPU, or copy it from pinned memory with non_blocking=True"
+    yield NextStep(words="no transfers", advice=advice, wall_ms=max(0.0, e.wall_ms - e.work.transfer_ms))
+
+
+def _measure_again(e: Evidence) -> _Steps:
+    yield NextStep(words="measure ceilings again", advice="measure the ceilings again on an idle machine")
+
+
+def _fuse(e: Evidence) -> _Steps:
     """Propose to leave out the traffic between operators, with the time that remains without it."""
-    if e.fusable > WORTH and e.here.compiles:
+    saved = min(e.fusable, 1 - e.roofline)
+    if saved > WORTH and e.here.compiles:
         variant = "compile_cuda_graph" if e.captured else "compile"
         advice = f"fuse operators ({variant}), which leaves out traffic of {e.fusable:.0%} of wall time"
-        predicted = e.wall_ms * max(e.roofline, 1 - e.fusable)
-        yield NextStep(words=variant, advice=advice, variant=variant, wall_ms=predicted)
+        yield NextStep(words=variant, advice=advice, variant=variant, wall_ms=e.wall_ms * (1 - saved))
 
 
-def _compile(e: Evidence) -> Iterator[NextStep]:
-    if not e.here.fused and e.here.compiles:
-        yield NextStep(words="compile", advice="fuse operators (compile)", variant="compile")
+def _compile(e: Evidence) -> _Steps:
+    """Propose to fuse operators for the sake of their number; by how much that helps is not known."""
+    if e.fusable <= WORTH and not e.here.fused and e.here.compiles:
+        variant = "compile_cuda_graph" if e.on_gpu else "compile"
+        yield NextStep(words=variant, advice=f"fuse operators ({variant})", variant=variant)
 
 
-def _mend(e: Evidence) -> Iterator[NextStep]:
-    """Propose what mends the finding that saves most."""
-    for found in e.findings[:1]:
-        spent, saved = e.overlap * found.ms, e.overlap * found.saves_ms
+def _mend(e: Evidence) -> _Steps:
+    """Propose to mend the kernels that could save most; no call is faster than its roofline."""
+    for found in e.slow[:1]:
+        spent, saved = e.overlap * found.ms, min(e.overlap * found.saves_ms, (1 - e.roofline) * e.wall_ms)
         if saved >= WORTH * e.wall_ms:
             cure = _CURES.get(found.kind, "use faster kernels")
             if e.few_blocks(found.blocks):
                 cure = "split the work over more blocks, which leave most of the GPU idle now"
-            advice = f"{found.what}: {cure} (at best {spent - saved:.2g} of {spent:.2g} ms)"
+            advice = f"{found.what}: {cure} (at best {milliseconds(spent - saved)} of {milliseconds(spent)} ms)"
             yield NextStep(words=found.what, advice=advice, wall_ms=e.wall_ms - saved)
 
 
-def _tune(e: Evidence) -> Iterator[NextStep]:
+def _tune(e: Evidence) -> _Steps:
     tunable, variant = sum(each.ms for each in e.kernels if each.kind in ("gemm", "conv")), "compile_max_autotune"
     if e.here.compiles and tunable > MOST * sum(each.ms for each in e.kernels):
         yield NextStep(words=variant, advice=f"tune GEMMs and convolutions ({variant})", variant=variant)
 
 
-def _trace(e: Evidence) -> Iterator[NextStep]:
-    if not e.traced:
-        advice = "trace it (trace=true), which names the kernels far below the ceilings and what each could save"
-        yield NextStep(words="trace=true", advice=advice)
+def _other_dtype(e: Evidence) -> _Steps:
+    """Propose the dtype in which bytes and FLOPs take least at the measured ceilings."""
+    times = {}
+    for dtype in {e.ceilings.dtype, *e.ceilings.other_flops_per_s} & set(_OTHERS.get(e.dtype, ())):
+        compute = e.compute * e.ceilings.flops_ceiling(e.dtype) / e.ceilings.flops_ceiling(dtype)
+        times[dtype] = max(e.memory * _BYTES.get(dtype, _BYTES[e.dtype]) / _BYTES[e.dtype], compute)
+    dtype = min(times, key=lambda dtype: times[dtype], default=e.dtype)
+    if (saved := e.roofline - times.get(dtype, e.roofline)) >= WORTH:
+        how = f"(dtype={dtype})" if dtype in _BYTES else "(a quantised variant), which changes the results"
+        tf32 = " or TF32 (tf32=true)" if e.on_gpu and e.dtype == "float32" and not e.here.tf32 else ""
+        advice = f"compute in {dtype} {how}{tf32 if e.compute > e.memory else ''}"
+        yield NextStep(words=dtype, advice=advice, wall_ms=e.wall_ms * (1 - saved))
 
 
-def _narrower(e: Evidence) -> Iterator[NextStep]:
-    """Propose a narrower dtype than float32; none of 8 bits, which change the results by design."""
-    if e.dtype == "float32" and e.on_gpu:
-        tf32 = " or TF32 (tf32=true)" if e.compute > e.memory and not e.here.tf32 else ""
-        yield NextStep(words="bfloat16", advice=f"compute in bfloat16{tf32}")
+def _batch(e: Evidence) -> _Steps:
+    reads = ", which read the weights once" if e.memory >= max(e.compute, MOST) and e.weights >= MOST else ""
+    if reads or e.roofline < MOST:
+        yield NextStep(words="batch calls", advice=f"process several inputs a call{reads}")
 
 
-def _less_work(e: Evidence) -> Iterator[NextStep]:
-    """Propose what reduces the work of a call at its ceiling."""
-    steps = [*_narrower(e)]
-    if e.memory >= e.compute and e.weights >= MOST:
-        steps.append(NextStep(words=_BATCH.words, advice=f"{_BATCH.advice}, which read the weights once"))
-    work = "FLOPs" if e.compute > e.memory else "bytes"
-    at_ceiling = NextStep(words="at its ceiling", advice=f"nothing but fewer {work} makes it much faster")
-    yield from steps or [at_ceiling]
+def _longest(e: Evidence) -> _Steps:
+    """Name what takes most of the call: its roofline, or kernels."""
+    if NEAR_CEILING <= e.roofline <= BEYOND:
+        what, share = ("FLOPs", e.compute) if e.compute > e.memory else ("bytes", e.memory)
+        took = f"{what} {milliseconds(share * e.wall_ms)} of {milliseconds(e.wall_ms)} ms"
+        yield NextStep(words=took, advice=f"nothing but fewer {what} makes it much faster in {e.dtype}")
+    for each in e.classes[:1]:
+        yield NextStep(words=e.took(each), advice=f"look first at {e.words(each)}")
 
 
-_BATCH = NextStep(words="batch calls", advice="process several inputs a call")
-_STAY = NextStep(
-    words="keep data on the GPU",
-    advice="keep the data on the GPU, or copy it from pinned memory with non_blocking=True",
-)
-_NO_WAITS = NextStep(words="remove .item(), .cpu()", advice="remove .item(), .cpu() and bool(tensor)")
-_MEASURE = NextStep(words="measure ceilings again", advice="measure them again on an idle machine")
-_Step = NextStep | Callable[[Evidence], Iterator[NextStep]]
+_Step = Callable[[Evidence], _Steps]
 _Part = TypeVar("_Part", bound=RooflinePart)
-_FASTER: tuple[_Step, ...] = (_mend, _tune, _trace)
+_FASTER: tuple[_Step, ...] = (_fuse, _mend, _tune)
 
 
 def _term(e: Evidence) -> Bound:
@@ -132,9 +149,15 @@ def _term(e: Evidence) -> Bound:
     return "compute" if e.compute > e.memory else "memory bandwidth"
 
 
+def _near(e: Evidence) -> Bound | None:
+    """Return what explains most of the time, kernel by kernel; None where nothing does."""
+    name = max(e.near, key=lambda name: e.near[name])
+    return name if e.near[name] >= (MOST if e.on_gpu else MOST_ON_CPU) else None
+
+
 def _kernels(e: Evidence) -> str | None:
-    """Return the kernels that take most of the call, with their share; None where none is known."""
-    return ", ".join(f"{words} {share:.0%}" for words, share, _ in e.named()[:2]) or None
+    """Return the kernels that take most of the call with their shares; None where none is known."""
+    return ", ".join(f"{each.what} {e.share(each.ms):.0%}" for each in e.longest()[:2]) or None
 
 
 def _gaps(e: Evidence) -> bool:
@@ -156,83 +179,54 @@ def _chain(e: Evidence) -> bool:
     return e.on_gpu and e.work.kernels >= CHAIN and e.short > max(e.roofline, e.fusable, LARGE)
 
 
-def _explains(e: Evidence, name: str) -> bool:
-    """Return whether `name` (memory, compute, host) explains most of the time, kernel by kernel."""
-    return e.near[name] == max(e.near.values()) and e.near[name] >= (MOST if e.on_gpu else MOST_ON_CPU)
-
-
 @dataclass(frozen=True)
 class Rule:
-    """Where `when` holds: the bound, the reason (a format string over the evidence), and the steps, the best first.
-
-    `decisive` names the observations that decided.
-    """
+    """Where `when` holds: the bound, the observations that decided, and the steps, the best first."""
 
     bound: Bound | Callable[[Evidence], str | None]
     when: Callable[[Evidence], bool]
-    reason: str
     decisive: tuple[str, ...]
     steps: tuple[_Step, ...]
 
 
-_REPLAY_GAPS = "{e.idle:.0%} of wall time are gaps between kernels of a replay and around it"
-_DISPATCH = "Dispatching operators and Python take {e.near[host]:.0%} of the call"
-_LOW_CEILINGS = (
-    "The call is faster than its roofline time, so the ceilings are too low (other programs ran while they were "
-    "measured, or its kernels are faster than the measured ones)"
-)
-_ROOFLINE = "The roofline time is {e.roofline:.0%} of wall time"
-_BY_KERNEL = (_ROOFLINE, ("slowest", "ceilings"), (_fuse, *_FASTER))
-
 # fmt: off
 #: The first that holds decides.
 RULES = (
-    Rule("transfers", lambda e: e.work.transfer_ms >= LARGE * e.wall_ms,
-         "Copies between host and device take the time", ("transfers",), (_STAY,)),
+    Rule("transfers", lambda e: e.work.transfer_ms >= LARGE * e.wall_ms, ("transfers",), (_no_transfers,)),
     # The GPU is idle.
-    Rule("host", lambda e: e.idle >= LARGE and _waits(e),
-         "The host waits for the GPU {waits} a call", ("waits", "idle"), (_NO_WAITS,)),
+    Rule("host", lambda e: e.idle >= LARGE and _waits(e), ("waits", "idle"), (_no_waits,)),
     Rule("host", lambda e: e.idle >= LARGE and e.captured and 0 < (e.replay_ms or 0.0) < MOST * e.wall_ms,
-         "The replays take {e.replay_ms:.3g} of {e.wall_ms:.3g} ms", ("idle", "launches"), (_move_host_work,)),
-    Rule("underfilled GPU", lambda e: e.idle >= LARGE and e.captured,
-         _REPLAY_GAPS, ("idle", "kernels"), (_fewer_kernels, _BATCH)),
+         ("idle", "launches"), (_move_host_work,)),
+    Rule("underfilled GPU", lambda e: e.idle >= LARGE and e.captured, ("idle", "kernels"), (_fuse, _compile, _batch)),
     Rule("underfilled GPU", lambda e: _gaps(e) and e.replay_ms is not None and not _shorter(e),
-         "A call does too little work for this GPU", ("idle", "launches"), (_BATCH,)),
-    Rule("host", lambda e: _gaps(e) and 0 < HOST_FACTOR * e.launching < 1,
-         "The host is busy between launches", ("launches", "idle"), (_capture,)),
-    Rule("launch overhead", _gaps,
-         "{e.idle:.0%} of wall time are gaps between launches", ("idle", "launches"), (_capture,)),
+         ("idle", "launches"), (_batch,)),
+    Rule("host", lambda e: _gaps(e) and 0 < HOST_FACTOR * e.launching < 1, ("launches", "idle"), (_capture,)),
+    Rule("launch overhead", _gaps, ("idle", "launches"), (_capture,)),
     # The roofline explains the call.
-    Rule(_term, lambda e: e.roofline > BEYOND, _LOW_CEILINGS, ("ceilings",), (_MEASURE,)),
-    Rule(_term, lambda e: e.roofline >= MOST, _ROOFLINE, ("ceilings", "slowest"), (_less_work,)),
-    # The GPU is busy.
+    Rule(_term, lambda e: e.roofline > BEYOND, ("ceilings",), (_measure_again,)),
+    Rule(_term, lambda e: e.roofline >= MOST, ("ceilings", "slowest"), (_other_dtype, *_FASTER, _batch)),
+    # The device is busy.
     Rule("underfilled GPU", lambda e: _chain(e) and e.underfilled,
-         "Many kernels are short", ("kernels", "slowest"), (_fewer_kernels, *_FASTER, _BATCH)),
-    Rule(_kernels, _chain, "Many kernels are short", ("slowest", "kernels"), (_fewer_kernels, *_FASTER)),
+         ("kernels", "slowest"), (_compile, *_FASTER, _batch)),
+    Rule(_kernels, _chain, ("slowest", "kernels"), (_compile, *_FASTER)),
     Rule("memory bandwidth", lambda e: e.on_gpu and e.fusable > max(e.roofline, LARGE) and e.here.compiles,
-         "Each operator reads and writes its own tensors", ("traffic", "slowest"), (_fuse, *_FASTER)),
-    Rule("memory bandwidth", lambda e: e.on_gpu and _explains(e, "memory"), *_BY_KERNEL),
-    Rule("compute", lambda e: e.on_gpu and _explains(e, "compute"), *_BY_KERNEL),
-    Rule("underfilled GPU", lambda e: e.on_gpu and e.roofline < LARGE and e.underfilled, *_BY_KERNEL),
-    Rule(_kernels, lambda e: e.on_gpu and e.roofline < LARGE, *_BY_KERNEL),
-    Rule(_term, lambda e: e.on_gpu, _ROOFLINE, ("ceilings", "slowest"), (_narrower, _fuse, *_FASTER)),
-    # A CPU, by its operators.
-    Rule("host", lambda e: _explains(e, "host"), _DISPATCH, ("host", "slowest"), (_compile,)),
-    Rule("memory bandwidth", lambda e: _explains(e, "memory"),
-         "Operators near the bandwidth take the time", ("slowest", "traffic"), (_fuse,)),
-    Rule("compute", lambda e: _explains(e, "compute"),
-         "Operators near the FLOP ceiling take the time", ("slowest", "ceilings"), ()),
-    Rule(_kernels, lambda e: True,
-         "Operators run far below the ceilings", ("slowest", "ceilings"), (_compile,)),
+         ("traffic", "slowest"), _FASTER),
+    Rule("host", lambda e: _near(e) == "host", ("host", "slowest"), (_fuse, _compile)),
+    Rule(_near, lambda e: _near(e) is not None, ("slowest", "ceilings"), (_other_dtype, *_FASTER)),
+    Rule("underfilled GPU", lambda e: e.roofline < LARGE and e.underfilled, ("slowest", "ceilings"), _FASTER),
+    Rule(_kernels, lambda e: e.on_gpu and e.roofline < LARGE, ("slowest", "ceilings"), _FASTER),
+    Rule(_term, lambda e: e.on_gpu, ("ceilings", "slowest"), (_other_dtype, *_FASTER)),
+    Rule(_kernels, lambda e: True, ("slowest", "ceilings"), (_other_dtype, *_FASTER, _compile)),
 )
 # fmt: on
 
 
 def judge(section: _Part, e: Evidence) -> _Part:
-    """Return the section with what bounds the call, the evidence (what decided comes first), and the steps, best first.
+    """Return the section with what bounds the call, the evidence (what decided comes first), and the steps.
 
-    The bound names the kernels that take most of the call where no rule has a word; it is absent where these are not
-    known either, and on a GPU whose work was not profiled, unless a ceiling explains the time.
+    Steps with a predicted time come first, what takes most of the call last. The bound names the kernels that take most
+    of it where no rule has a word; it is absent where these are not known either, and on a GPU whose work was not
+    profiled, unless a ceiling explains the time.
     """
     section = replace(
         section,
@@ -242,24 +236,12 @@ def judge(section: _Part, e: Evidence) -> _Part:
     if e.on_gpu and not e.profiled and e.roofline < MOST:
         return section
     rule, lines = next(rule for rule in RULES if rule.when(e)), observations(e)
-    steps = tuple(step for each in rule.steps for step in ((each,) if isinstance(each, NextStep) else each(e)))
-    judged = replace(
+    steps = [step for propose in (*rule.steps, _longest) for step in propose(e)]
+    return replace(
         section,
         bound=rule.bound if isinstance(rule.bound, str) else rule.bound(e),
         evidence=tuple(lines[name] for name in dict.fromkeys((*rule.decisive, *lines)) if name in lines),
-        steps=steps,
-    )
-    if not steps:
-        return judged
-    best, reason = steps[0], rule.reason.format(e=e, waits=times(e.work.waits))
-    predicted = None
-    if best.variant is not None and best.wall_ms is not None:
-        predicted = Prediction(variant=best.variant, wall_ms=best.wall_ms)
-    return replace(
-        judged,
-        next_step=best.words,
-        advice=f"{reason}: {best.advice}.",
-        predicted=predicted,
+        steps=tuple(sorted(steps, key=lambda step: step.wall_ms is None)),
     )
 
 
@@ -279,9 +261,7 @@ def bound_by_trace(kernel: Kernel, ceilings: Ceilings | None) -> KernelBound | N
     if ceilings is None or not kernel.mean_us or (kernel.gbps is None and kernel.tflops is None):
         return None
     memory, compute = ceilings.shares(kernel)
-    if max(memory, compute) < NEAR_CEILING:
-        return "neither"
-    return "compute" if compute > memory else "memory bandwidth"
+    return _nearest({"memory bandwidth": memory, "compute": compute}, NEAR_CEILING)
 
 
 def bound_by_counters(
@@ -294,8 +274,11 @@ def bound_by_counters(
     if all(share is None for share in (dram, l2, tensor, fma)):
         return None
     memory, cache, compute = dram or 0.0, l2 or 0.0, max(tensor or 0.0, fma or 0.0)
-    if max(memory, cache, compute) < NEAR_PEAK:
-        return "neither"
-    if compute > max(memory, cache):
-        return "compute"
-    return "memory bandwidth" if memory >= NEAR_PEAK else "L2 bandwidth"
+    moved: KernelBound = "L2 bandwidth" if memory < NEAR_PEAK else "memory bandwidth"
+    return _nearest({moved: max(memory, cache), "compute": compute}, NEAR_PEAK)
+
+
+def _nearest(shares: Mapping[KernelBound, float], near: float) -> KernelBound:
+    """Return the resource that is nearest to its ceiling; "neither" where none is at least `near` (0 to 1)."""
+    name = max(shares, key=lambda name: shares[name])
+    return name if shares[name] >= near else "neither"

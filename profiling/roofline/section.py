@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from profiling.components.component import Component
 from profiling.machine.tf32 import tf32_allowed
 from profiling.results.environment import Ceilings
-from profiling.results.explained import Roofline, RooflinePart, TraceAnalysis
+from profiling.results.explained import Roofline, TraceAnalysis
 from profiling.roofline.evidence import Conditions, Evidence
 from profiling.roofline.rules import judge
 from profiling.roofline.work import memory_and_compute_ms, work_of
-from profiling.trace.analysis import kernels_by_name, operators_by_name
+from profiling.trace.analysis import kernel_classes, kernels_by_name, operators_by_name
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.device_work import profiled, summarize
 from profiling.trace.kernel_classes import class_of
@@ -32,7 +32,6 @@ from profiling.variants.variant import Step
 LONGEST = 24
 #: Calls that are profiled.
 _CALLS = 3
-Part = TypeVar("Part", bound=RooflinePart)
 
 
 def call_roofline(
@@ -46,29 +45,42 @@ def call_roofline(
 ) -> Roofline:
     """Return the section for the step `run` of `component`; `wall_ms` is its median wall time, None if not timed.
 
-    `fused` is true if a compiler replaced the module's operators, `traced` the analysis of the step's trace. Must be
-    called after the timing: it calls the module once, and profiles a few calls of the step.
+    `fused` is true if a compiler replaced the module's operators. `traced` is the analysis of a trace of the step on a
+    GPU, without which the rates of its kernels are not known. Must be called after the timing: it calls the module
+    once, and profiles a few calls of the step.
     """
     work = work_of(component)
     memory_ms, compute_ms = memory_and_compute_ms(work, ceilings)
-    here = conditions_of(component.device, fused=fused)
-    if here.device == "cuda":
-        trace = profiled(run, _CALLS, cuda=True)
-        work_items = [KernelAttribution(item, class_of(item, None), bytes=item.bytes) for item in trace.work]
-        device_work = summarize(trace, here.multiprocessors)
-        kernels = kernels_by_name([work_items], len(trace.calls))
+    on_gpu = component.device.type == "cuda"
+    multiprocessors = torch.cuda.get_device_properties(component.device).multi_processor_count if on_gpu else None
+    trace = profiled(run, _CALLS, cuda=on_gpu)
+    if not on_gpu:
+        kernels = operators_by_name(trace)
+    elif traced is not None:
+        kernels = traced.kernels
     else:
-        device_work, kernels = None, operators_by_name(profiled(run, _CALLS, cuda=False))
+        work_items = [KernelAttribution(item, class_of(item, None), bytes=item.bytes) for item in trace.work]
+        kernels = kernels_by_name([work_items], len(trace.calls))
     section = replace(
         work,
         memory_ms=memory_ms,
         compute_ms=compute_ms,
         roofline_ms=max(memory_ms, compute_ms),
-        device_work=device_work,
+        device_work=summarize(trace, multiprocessors) if on_gpu else None,
         kernels=kernels[:LONGEST],
+        classes=kernel_classes(kernels),
         findings=() if traced is None else traced.findings,
     )
-    return judged_again(section, ceilings, wall_ms, here, traced)
+    if wall_ms is None:
+        return section
+    here = Conditions(
+        device="cuda" if on_gpu else "cpu",
+        fused=fused,
+        tf32=tf32_allowed(),
+        compiles=can_compile(component.device),
+        multiprocessors=multiprocessors,
+    )
+    return judge(section, Evidence(section, wall_ms, ceilings, here))
 
 
 def can_compile(device: torch.device) -> bool:
@@ -77,29 +89,6 @@ def can_compile(device: torch.device) -> bool:
         return find_spec("triton") is not None
     compiler = next(filter(which, (os.environ.get("CXX", ""), "g++", "clang++")), None)
     return compiler is not None and (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
-
-
-def conditions_of(device: torch.device, *, fused: bool) -> Conditions:
-    """Return the conditions of calls in this process on `device`."""
-    on_gpu = device.type == "cuda"
-    return Conditions(
-        device="cuda" if on_gpu else "cpu",
-        fused=fused,
-        tf32=tf32_allowed(),
-        compiles=can_compile(device),
-        multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else None,
-    )
-
-
-def judged_again(
-    section: Part,
-    ceilings: Ceilings,
-    wall_ms: float | None,
-    here: Conditions,
-    traced: TraceAnalysis | None = None,
-) -> Part:
-    """Return the section with what bounds the call, by its numbers and, where there is one, the call's trace."""
-    return section if wall_ms is None else judge(section, Evidence(section, wall_ms, ceilings, here, traced))
 
 
 def frame_roofline(

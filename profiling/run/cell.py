@@ -30,10 +30,10 @@ from profiling.errors import InputError, reason_of
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import TakeTurns
 from profiling.results.check import Check
-from profiling.results.explained import MemorySnapshot, RecipeStep, Roofline
+from profiling.results.explained import MemorySnapshot, RecipeStep
 from profiling.results.measured import Metrics, Prepare, Start
 from profiling.results.record import Status, encode_sections, merge_metric
-from profiling.roofline.section import call_roofline, conditions_of, judged_again
+from profiling.roofline.section import call_roofline
 from profiling.run.check import check_call
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Emit, End, Phase, Sections
@@ -63,7 +63,6 @@ class Cell(ABC):
     take_turns: TakeTurns | None = None  # waits for windows in which no other cell runs; None: the cell is alone
     in_inference_mode: ClassVar[bool] = True  # whether calls run under torch.inference_mode
     compiled: bool = False  # whether a compiler replaced operators of the module
-    _roofline: Roofline | None = field(default=None, init=False)  # judged again once the call was traced
     _folder: str = field(default_factory=os.getcwd, init=False)  # in which each phase begins
 
     @classmethod
@@ -236,8 +235,10 @@ class Cell(ABC):
             if ceilings is not None:
                 wall = self.metrics.wall_ms
                 wall_ms = None if wall is None else wall.p50
-                self._roofline = call_roofline(component, step.repeat, ceilings, wall_ms, fused=self.compiled)
-                self.add(roofline=self._roofline)
+                passes = TracePasses(component, self.job.variant, step, Path.cwd(), self.best_effort, ceilings)
+                traced = passes.analyze_kernels()
+                found = call_roofline(component, step.repeat, ceilings, wall_ms, fused=self.compiled, traced=traced)
+                self.add(roofline=found)
 
     def trace(self, component: Component, step: Step) -> None:
         """Write a profiler trace of the step into the run folder, and send its analysis."""
@@ -260,10 +261,6 @@ class Cell(ABC):
                 analysis = passes.analyze(Path(self.job.run) / files.trace)
                 if analysis is not None:
                     self.add(trace_analysis=analysis)
-                    if self._roofline is not None and ceilings is not None and self.metrics.wall_ms is not None:
-                        here = conditions_of(component.device, fused=self.compiled)
-                        again = judged_again(self._roofline, ceilings, self.metrics.wall_ms.p50, here, analysis)
-                        self.add(roofline=again)
             self.add(trace=replace(files, seconds=perf_counter() - started))
 
     def record_memory(self) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from profiling.errors import printable, reason_of
+from profiling.machine.spreads import Spreads
 from profiling.metrics.sampling import summaries
 from profiling.results.environment import ENVIRONMENT_FILE, decode_environment, encode_environment
 from profiling.results.jsonl import append_record, encode_record
 from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section, encode_sections, record_with
-from profiling.results.run_folder import write_json
+from profiling.results.run_folder import keep_newest_lines, write_json
 from profiling.run.events import End, Event, Phase, Sections
 from profiling.run.job import Job, RunConfig
 from profiling.run.progress import Progress
@@ -104,6 +105,7 @@ class CellRecords:
     label: str = ""  # which of the runs it is, where several are in progress
     by_cell: dict[tuple[str, str], Record] = field(default_factory=dict)
     changed_code: str = ""  # what changed in the code since a resumed run began
+    spreads: Spreads = field(default_factory=Spreads)  # of the device
     begun: int = 0  # number of cells
     total: int = 0
 
@@ -164,7 +166,7 @@ class CellRecords:
             return record
         if record.metrics.wall_ms is None:
             windows = [window for _, window in cell.resident.windows]
-            clocks = summaries(windows, None, self.config.settings.seed)
+            clocks = summaries(windows, None)
             record = replace(record, metrics=replace(record.metrics, **clocks))
         return replace(record, turns=cell.resident.section(start))
 
@@ -179,6 +181,7 @@ class CellRecords:
             device=settings.device,
             dtype=settings.dtype,
             scale=job.component.scale,
+            late=settings.late_share,
             point=None if job.component.point is None else decode_section("point", job.component.point),
         )
 
@@ -214,12 +217,12 @@ class CellRecords:
         if self.config.rounds == 1 or record.turns is not None:
             return record
         before = self.by_cell.get(record.cell) if round_ > 1 else None
-        return with_round(before, record, round_, self.config.rounds, seed=self.config.settings.seed)
+        return with_round(before, record, round_, self.config.rounds)
 
     def _with_speedup(self, record: Record) -> Record:
         baseline = self.by_cell.get((record.component, BASELINE))
         try:
-            compared = with_speedup(record, baseline, seed=self.config.settings.seed)
+            compared = with_speedup(record, baseline)
             encode_record(compared)
         except Exception as error:
             return _with_note(record, f"no speedup: {reason_of(error)}")
@@ -260,7 +263,10 @@ class CellRecords:
         self.by_cell[record.cell] = record
 
     def complete(self) -> None:
-        """At the end of the run, add facts of the environment, speedups, and the compile log that all cells shared."""
+        """End the run: add facts of the environment, speedups, and the compile log that all cells shared.
+
+        The file of records then has one line for each cell.
+        """
         facts = self.config.files.environment(self.by_cell.values())
         if facts:
             path = self.folder / ENVIRONMENT_FILE
@@ -269,6 +275,8 @@ class CellRecords:
             compared = self._with_speedup(record)
             if record.speedup is None and compared != record:
                 self.keep(compared)
+        if self.by_cell:
+            keep_newest_lines(self.folder)
         if self.config.isolation == "none" and self.config.settings.trace:
             try:
                 summary = parse_compile_log(self.folder / "torch_trace", self.folder / "tl_out" / "run")

@@ -6,14 +6,19 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
+from profiling.results.verdicts import is_captured
 from profiling.run.cell_records import CellInProgress, CellRecords
 from profiling.run.job import Job
 from profiling.run.process import Executor, InProcess, Isolated
-from profiling.run.turns import Resident, Start, WaitingProcess, lacking_memory, take_turns
+from profiling.run.turns import Again, Resident, Start, WaitingProcess, lacking_memory, take_turns
+
+#: The metric that takes turns, and what a control does not do.
+LATENCY = "profiling.metrics.latency.Latency"
+_ONLY_ONCE = ("trace", "starts", "counters", "memory_snapshot", "stacks")
 
 
 @dataclass(frozen=True)
@@ -65,21 +70,23 @@ class CellsInTurns:
     def __init__(self, now: Callable[[], float] = time.monotonic, again: list[DueCell] | None = None) -> None:
         self.start, self.again, self._now = Start(), again, now
         self.waiting: list[PreparedCell] = []
+        self._controls: list[tuple[WaitingProcess, Resident]] = []
         self._beginning: CellInProgress | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for each in self.waiting:
-            each.process.session.close()
+        for process in (*(each.process for each in self.waiting), *(process for process, _ in self._controls)):
+            process.session.close()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             for cell in (*(each.cell for each in self.waiting), *([self._beginning] if self._beginning else [])):
                 cell.records.keep_interrupted(cell, self.start)
 
     def lacking_memory(self) -> str:
         """Return why no further cell fits beside those that wait, or an empty string."""
-        return lacking_memory([each.resident for each in self.waiting]) if self.waiting else ""
+        waiting = [*(each.resident for each in self.waiting), *(control for _, control in self._controls)]
+        return lacking_memory(waiting) if waiting else ""
 
     def prepare(self, due: DueCell) -> PreparedCell | None:
         """Prepare a cell beside those that wait; None if it ended before it was ready."""
@@ -100,19 +107,40 @@ class CellsInTurns:
             if not isinstance(sys.exception(), KeyboardInterrupt):
                 self._beginning = None
         assert ready is not None
-        cell.resident = Resident(due.name, ready, process.window)
+        cell.resident = _resident(due.name, ready, process.window, cell)
         self.waiting.append(PreparedCell(due, cell, cell.resident, process))
         return self.waiting[-1]
 
-    def time(self, cells: Sequence[PreparedCell], seconds: float | None) -> None:
+    def time(self, cells: Sequence[PreparedCell], seconds: float | None, *, with_controls: bool = True) -> None:
         """Let cells take turns until they can be compared, or for `seconds`; a single cell takes none."""
         if cells:
             residents = [each.resident for each in cells]
-            _time(cells[0].due.records, residents, cells[0].due.job.component.name, seconds, self._now)
+            again = self._again if with_controls else None
+            _time(cells[0].due.records, residents, cells[0].due.job.component.name, seconds, self._now, again)
+
+    def _again(self, resident: Resident) -> Resident | None:
+        """Prepare a cell that waits once more, as a control that is only timed; None where that is not possible."""
+        if self.lacking_memory():
+            return None
+        prepared = next(each for each in self.waiting if each.resident is resident)
+        job = as_control(prepared.due.job)
+        prepared.due.records.progress.phase("control")
+        task = {"cell": job.to_json(), "control": True}
+        session = prepared.due.executor.session(task, f"{job.name}.control", lambda event: None)
+        process = WaitingProcess(session)
+        try:
+            ready = next(process.session).ready
+        except StopIteration:
+            return None
+        assert ready is not None
+        control = replace(_resident(resident.variant, ready, process.window, prepared.cell), device=resident.device)
+        self._controls.append((process, control))
+        return control
 
     def finish(self, cells: Sequence[PreparedCell], note: str = "") -> None:
         """Let cells finish: other metrics, the second parity check, explanations."""
         for each in tuple(cells):
+            self._end_controls()  # what follows needs the memory, and an idle device
             each.cell.records.show(each.cell)
             each.cell.events.performed = each.process.finish(each.resident.stopped_by)
             self.waiting.remove(each)
@@ -120,6 +148,31 @@ class CellsInTurns:
                 self.again.append(each.due)
             else:
                 each.cell.records.end(each.cell, self.start, note)
+
+    def _end_controls(self) -> None:
+        while self._controls:
+            self._controls.pop()[0].session.close()
+
+
+def as_control(job: Job) -> Job:
+    """Return the job of a second process of a cell, in which it is timed and nothing else."""
+    settings = replace(job.settings, **dict.fromkeys(_ONLY_ONCE, False), ceilings="off")
+    metrics = {name: node for name, node in job.metrics.items() if node["_target_"] == LATENCY}
+    return replace(job, settings=settings, metrics=metrics)
+
+
+def _resident(
+    name: str, ready: Ready, window: Callable[[Turn], WindowSamples | None], cell: CellInProgress
+) -> Resident:
+    measured = cell.events.measured
+    return Resident(
+        name,
+        ready,
+        window,
+        device=cell.job.settings.device,
+        is_captured=is_captured(measured),
+        frames_per_call=measured.frames_per_call or 1,
+    )
 
 
 def run_in_turns(cells: Sequence[DueCell]) -> None:
@@ -168,7 +221,7 @@ def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProces
         prepare = baseline.events.measured.prepare
         if prepare is not None and prepare.graphs:
             return None
-        baseline.resident = Resident(baseline.job.variant, ready, guarded)
+        baseline.resident = _resident(baseline.job.variant, ready, guarded, baseline)
         try:
             while left and not failures:
                 if lacking := lacking_memory([baseline.resident]):
@@ -211,7 +264,7 @@ def _run_beside(
         return
 
     def take_turns_with_baseline(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
-        cell.resident = Resident(job.variant, ready, window)
+        cell.resident = _resident(job.variant, ready, window, cell)
         _time(records, [baseline, cell.resident], job.component.name, records.config.seconds)
         records.show(cell)
         return cell.resident.stopped_by
@@ -240,14 +293,16 @@ def _time(
     component: str,
     seconds: float | None,
     now: Callable[[], float] = time.monotonic,
+    again: Again | None = None,
 ) -> None:
-    """Let several cells take turns for `seconds`."""
+    """Let several cells take turns for `seconds`, with controls by `again`."""
     if len(residents) > 1:
         names = [resident.variant for resident in residents]
         which = " and ".join(names) if len(names) == 2 else f"{len(names)} variants"
         records.progress.begin(f"{component} · {which}", 0, 0)
         records.progress.phase("turns")
-        take_turns(residents, seconds, records.config.settings.seed, now)
+        settings = records.config.settings
+        take_turns(residents, seconds, settings.seed, now, again, records.spreads, settings.late_share)
 
 
 def run_again(records: CellRecords, jobs: Sequence[Job], executor: Executor) -> None:

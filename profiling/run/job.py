@@ -154,6 +154,7 @@ class RunConfig:
     rounds: int = 1  # number of times that each cell runs that is not timed in turns with others
     seconds: float | None = None  # for timing the variants of a component in turns; None: by the limits of the metric
     prepare_timeout: float | None = None  # in seconds, for preparing a cell's variant; None: cell_timeout alone
+    details: bool = False  # whether the console prints all tables
     resume_changed: bool = False  # whether a resumed run may go on with other code than it began with
     refusable: frozenset[str] = frozenset()  # variants that are skipped where their steps refuse each other
 

@@ -170,7 +170,7 @@ class Isolated:
 
     def _measure_starts(self, task: Mapping[str, Any], cache: Lease, on_event: Emit) -> tuple[str, ...]:
         """Measure the starts of the cell in fresh processes and send them; return a note where a start failed."""
-        if not self._starts or "cell" not in task:
+        if not self._starts or "cell" not in task or "control" in task:
             return ()
         on_event(Phase("starts"))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from profiling.results.judgement import paired_speedup, samples_by_round
+from profiling.results.judge import Cell, compare
 from profiling.results.measured import (
-    LEAST_VALUES,
+    Deadline,
     FrameRate,
     LatencyConditions,
     Metrics,
@@ -22,7 +22,8 @@ from profiling.results.measured import (
     Summary,
 )
 from profiling.results.record import BASELINE, Record
-from profiling.results.stats import Samples, median_interval, ratio_interval, summarize
+from profiling.results.stats import summarize
+from profiling.results.verdicts import interval_of, placements_of, spread_of
 
 CLOCKS = ("wall_ms", "device_ms", "host_ms")
 
@@ -32,7 +33,7 @@ def rounds_done(record: Record) -> int:
     return len(record.rounds) if record.rounds else 1
 
 
-def with_round(before: Record | None, new: Record, number: int, total: int, *, seed: int = 0) -> Record:
+def with_round(before: Record | None, new: Record, number: int, total: int) -> Record:
     """Return the cell's record after round `number` of `total`; `new` is the record of that round alone.
 
     Samples and conditions of the timed window are merged over all rounds; every other section is from the newest round.
@@ -44,39 +45,27 @@ def with_round(before: Record | None, new: Record, number: int, total: int, *, s
         return replace(new, rounds=(_round(new),))
     merged = replace(
         new,
-        metrics=_merged_metrics(before.metrics, new.metrics, number, seed),
+        metrics=_merged_metrics(before.metrics, new.metrics, number),
         rounds=(*(before.rounds or ()), _round(new)),
         notes=tuple(dict.fromkeys((*before.notes, *new.notes))),
     )
-    intervals = {
-        clock: replace(summary, ci95=median_interval(*samples_by_round(merged, clock), seed=seed))
-        for clock in CLOCKS
-        if (summary := getattr(merged.metrics, clock)) is not None
-    }
-    return replace(merged, metrics=replace(merged.metrics, **intervals))
+    wall = merged.metrics.wall_ms
+    if wall is None:
+        return merged
+    return replace(merged, metrics=replace(merged.metrics, wall_ms=replace(wall, ci95=interval_of(merged))))
 
 
-def with_speedup(record: Record, baseline: Record | None, *, seed: int) -> Record:
-    """Add the speedup, the wall time of the baseline over that of `record`, if both are ok and timed above 0.
-
-    Where both took turns, the windows of the same block are compared.
-    """
+def with_speedup(record: Record, baseline: Record | None) -> Record:
+    """Add the speedup, the wall time of the baseline over that of `record`, if both are ok and timed above 0."""
     if record.variant == BASELINE or baseline is None or baseline.status != "ok" or record.status != "ok":
         return record
-    samples, baseline_samples = samples_by_round(record), samples_by_round(baseline)
-    if not samples or not baseline_samples or min(map(min, (*samples, *baseline_samples))) <= 0:
+    one, other = (placements_of(each) for each in (baseline, record))
+    if not one or not other or record.is_realtime:
         return record
-    ratio, interval = paired_speedup(record, baseline) or _unpaired(samples, baseline_samples, seed)
+    pair = compare(Cell(one, spread_of(baseline)), Cell(other, spread_of(record)))
     calls = break_even_calls(record, baseline)
-    return replace(record, speedup=Speedup(vs=BASELINE, wall=ratio, ci95=interval, break_even_calls=calls))
-
-
-def _unpaired(
-    samples: Sequence[Samples], baseline: Sequence[Samples], seed: int
-) -> tuple[float, tuple[float, float] | None]:
-    ratio, low, high = ratio_interval(baseline, samples, seed=seed)
-    enough = min(sum(map(len, samples)), sum(map(len, baseline))) >= LEAST_VALUES
-    return ratio, (low, high) if enough else None
+    ratio = Speedup(vs=BASELINE, wall=pair.ratio, ci95=pair.interval(), break_even_calls=calls)
+    return replace(record, speedup=ratio)
 
 
 def break_even_calls(record: Record, baseline: Record) -> int | None:
@@ -117,15 +106,27 @@ def _short(summary: Summary | None) -> RoundSummary | None:
     return RoundSummary(n=summary.n, mean=summary.mean, p50=summary.p50, stopped_by=summary.stopped_by)
 
 
-def _merged_metrics(before: Metrics, new: Metrics, number: int, seed: int) -> Metrics:
-    merged = {clock: _merged_summary(getattr(before, clock), getattr(new, clock), seed) for clock in CLOCKS}
+def _merged_metrics(before: Metrics, new: Metrics, number: int) -> Metrics:
+    merged = {clock: _merged_summary(getattr(before, clock), getattr(new, clock)) for clock in CLOCKS}
     fps, wall = new.fps, merged["wall_ms"]
     if fps is not None and new.wall_ms is not None and wall is not None and wall.min > 0:
         frames = fps.mean * new.wall_ms.mean  # frames of a call, times 1000 ms
         fps = FrameRate(mean=frames / wall.mean, min=frames / wall.max, max=frames / wall.min)
     latency = _merged_conditions(before.latency, new.latency, number)
     calls = before.wall_ms.n if before.wall_ms is not None else 0
-    return replace(new, **merged, fps=fps, latency=latency, slow_calls=_merged_slow(before, new, calls))
+    slow = _merged_slow(before, new, calls)
+    rates = tuple(_merged_rate(*pair) for pair in zip(before.rates, new.rates, strict=True))
+    return replace(new, **merged, fps=fps, rates=rates, latency=latency, slow_calls=slow)
+
+
+def _merged_rate(before: Deadline, new: Deadline) -> Deadline:
+    return replace(
+        new,
+        misses=before.misses + new.misses,
+        bursts=(before.bursts or 0) + (new.bursts or 0),
+        longest_run=max(before.longest_run, new.longest_run),
+        longest_stall_ms=max(before.longest_stall_ms, new.longest_stall_ms),
+    )
 
 
 def _merged_slow(before: Metrics, new: Metrics, calls: int) -> SlowFrames | None:
@@ -147,10 +148,10 @@ def _merged_slow(before: Metrics, new: Metrics, calls: int) -> SlowFrames | None
     )
 
 
-def _merged_summary(before: Summary | None, new: Summary | None, seed: int) -> Summary | None:
+def _merged_summary(before: Summary | None, new: Summary | None) -> Summary | None:
     if before is None or new is None:
         return new
-    return replace(summarize((*before.samples, *new.samples), seed=seed), stopped_by=new.stopped_by)
+    return replace(summarize((*before.samples, *new.samples)), stopped_by=new.stopped_by)
 
 
 def _merged_conditions(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -11,8 +10,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from profiling.components.spec import Settings
 from profiling.errors import InputError, printable
+from profiling.machine.spreads import Spreads
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, encode_environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.record import BASELINE, Record
@@ -90,6 +92,8 @@ class Run:
         self.executor = self._executor(orphans, server)
         probed = self._probe(self.executor)
         self._write_environment(probed.environment, earlier)
+        device = decode_environment(msgspec.json.encode(probed.environment)).device_kind
+        self.cells.spreads = Spreads() if device is None else Spreads.of(device)
         settings = Settings(**probed.settings)
         self.jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
         self.not_run = probed.not_run
@@ -191,7 +195,7 @@ class Run:
                 f"resume={self.folder} began on another machine or setup (other {', '.join(differing)}). Resume it "
                 f"there, or {'delete that folder: the job then begins anew' if is_job else 'start a new run'}."
             )
-        self.cells.changed_code = code_changes(earlier.environment, decode_environment(json.dumps(content).encode()))
+        self.cells.changed_code = code_changes(earlier.environment, msgspec.convert(content, Environment))
         if self.cells.changed_code and not self.config.resume_changed:
             raise InputError(
                 f"resume={self.folder}: the code has changed since the run began: {self.cells.changed_code}. Start a "

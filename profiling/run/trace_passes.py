@@ -24,7 +24,7 @@ from profiling.variants.variant import Step
 #: Profiled calls on a CPU, where times vary from call to call. On a GPU one call is enough.
 _CALLS_ON_CPU = 5
 _NO_EAGER_STEP = "not attributable: the variant has no step that launches kernel by kernel"
-_ONE_STAGE = "not available: a stage is traced for its kernels alone"
+_KERNELS_ALONE = "not available: the step was traced for its kernels alone"
 _FAILED = "not attributable: the pass for submodules failed"
 _HOST_TIMES = "wall time of each forward under the profiler, which lengthens short ones: read the shares"
 _FUSED = "the eager module, for products, convolutions, attention and custom operators; the rest is fused"
@@ -55,15 +55,17 @@ class TracePasses:
         traces = Traces(timeline(read_events(trace)), _NO_EAGER_STEP, "this step, line by line")
         return analyze_trace(self._with_passes(traces), self.root, ceilings=self.ceilings)
 
-    def analyze_stage(self) -> TraceAnalysis | None:
-        """Return the analysis of a step that has no trace file of its own, for its kernels; None on a CPU."""
+    def analyze_kernels(self) -> TraceAnalysis | None:
+        """Return the analysis of a short trace without a file, for the step's kernels alone; None on a CPU."""
         if self.component.device.type != "cuda":
             return None
-        main = self._profile("the trace of a stage", self.step.repeat, nullcontext)
+        main = self._profile("the trace of its kernels", self.step.repeat, nullcontext)
         if main is None:
             return None
-        traces = self._with_reference(Traces(main, _NO_EAGER_STEP, _ONE_STAGE))
-        return analyze_trace(traces, self.root, ceilings=self.ceilings)
+        traces = self._with_reference(Traces(main, _NO_EAGER_STEP, _KERNELS_ALONE))
+        with self.best_effort("reading the trace of its kernels"):
+            return analyze_trace(traces, self.root, ceilings=self.ceilings)
+        return None
 
     def _analyze_on_cpu(self, trace: Path) -> TraceAnalysis | None:
         eager_step, by_module = self.step.eager_step, None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from profiling.results.environment import Ceilings
-from profiling.results.explained import Idle, Kernel, KernelClass, ModuleTime, TraceAnalysis
+from profiling.results.explained import KERNEL_CLASSES, Idle, Kernel, KernelClass, ModuleTime, TraceAnalysis
 from profiling.trace.attribution import (
     Attributor,
     KernelAttribution,
@@ -21,7 +21,7 @@ from profiling.trace.attribution import (
 from profiling.trace.events import MODULE, GpuWork, Operator, Span, Timeline, TracedCall, nested, traced_calls
 from profiling.trace.findings import kernel_findings
 from profiling.trace.host_waits import waits_and_copies
-from profiling.trace.kernel_classes import CLASSES
+from profiling.trace.kernel_classes import kernel_class
 from profiling.trace.modules import module_times, paths_in
 from profiling.trace.operator_costs import Cost, OperatorCosts, only_dtype
 
@@ -258,11 +258,10 @@ def _kernel(name: str, items: Sequence[KernelAttribution], total_us: float, call
 
 
 def kernel_classes(kernels: Sequence[Kernel]) -> tuple[KernelClass, ...]:
-    """Return the total time of each class of kernels, the longest first; classes without a kernel are left out."""
+    """Return the total time of each class of kernels, or operators, longest first; classes without one are left out."""
     classes = []
-    for kind in CLASSES:
-        of_class = [kernel for kernel in kernels if kernel.kind == kind]
-        if of_class:
+    for kind in KERNEL_CLASSES:
+        if of_class := [kernel for kernel in kernels if kernel_class(kernel) == kind]:
             ms, share, count = (sum(getattr(each, key) for each in of_class) for key in ("ms", "share", "count"))
             classes.append(KernelClass(kind=kind, ms=ms, share=share, count=count))
     return tuple(sorted(classes, key=lambda each: -each.ms))

@@ -136,20 +136,20 @@ def _slow(item: KernelAttribution) -> tuple[FindingKind, str]:
     words = does.removeprefix("native_").strip("_").replace("_", " ")
     if item.kind == "reduction":
         reduction = _REDUCTIONS.search(does.replace("native_", ""))
-        return "reduction", f"reductions ({reduction[1].replace('_', ' ') if reduction else words[:24]})"
+        return "reduction", f"{reduction[1].replace('_', ' ') if reduction else words[:24]} reductions"
     if item.kind == "conv":
         return _convolution(item)
     if item.kind == "gemm":
         rows = _rows(item.arguments)
-        return ("few rows", f"GEMMs (M={rows})") if rows is not None and rows <= FEW_ROWS else ("product", "GEMMs")
+        return ("few rows", f"GEMM M={rows}") if rows is not None and rows <= FEW_ROWS else ("product", "GEMM")
     if item.kind == "attention":
         return "attention", "attention"
     if item.kind != "pointwise":
         return "elementwise", "copies"
     if generated:
         by_index = re.search("index|gather|embedding|arange", does)
-        return "elementwise", "fused kernels that index" if by_index else "fused elementwise kernels"
-    return "elementwise", f"{words} kernels" if words else "elementwise kernels"
+        return "elementwise", "fused indexing" if by_index else "fused pointwise"
+    return "elementwise", f"{words} kernels" if words else "pointwise"
 
 
 def _convolution(item: KernelAttribution) -> tuple[FindingKind, str]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 
+from profiling.results.explained import Kernel
 from profiling.trace.events import GpuWork
-
-#: All classes, in the order of a report.
-CLASSES = ("gemm", "conv", "attention", "pointwise", "reduction", "copy", "other")
 
 _OPERATORS = {
     "gemm": r"addmm|mm|bmm|baddbmm|addbmm|mv|addmv|dot|matmul|linear|_scaled_mm|_int_mm|_addmm_activation|einsum",
@@ -70,3 +68,10 @@ def class_of_operator(operator: str) -> str | None:
 def class_of_name(name: str) -> str:
     """Return the class of a kernel by its name."""
     return next((kind for kind, pattern in _NAMES if pattern.search(name)), "other")
+
+
+def kernel_class(kernel: Kernel) -> str:
+    """Return the class of a kernel, or of an operator of a CPU."""
+    if kernel.kind != "operator":
+        return kernel.kind
+    return class_of_operator(kernel.name) or class_of_name(kernel.name)

@@ -12,9 +12,10 @@ from omegaconf import DictConfig
 from profiling.cli.app import CONF, execute, main
 from profiling.cli.config import read_config
 from profiling.errors import InputError, command, printable
-from profiling.report.tune import TUNE, gain, winner
+from profiling.report.tune import TUNE
 from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import write_text
+from profiling.results.verdicts import fastest_correct
 from profiling.run.job import RunConfig
 from profiling.run.runner import Run, exit_code
 from profiling.run.runner import execute as run_cells
@@ -101,7 +102,7 @@ def finished(run: Run, space: Space) -> int:
     A component of the user's own is written beside it, since a command has one --config-dir.
     """
     records = tuple(run.records.values())
-    best = winner(records)
+    best = fastest_correct(records)
     if best is None:
         eager = next((each for each in records if each.variant == BASELINE), None)
         if eager is None or eager.status == "skipped":
@@ -134,7 +135,8 @@ def finished(run: Run, space: Space) -> int:
 def _evidence(best: Record) -> str:
     """Return the measurements of the winner in one line."""
     error = best.parity.rel_l2 if best.parity is not None else None
-    facts = [f"{gain(best):.3g}x as fast as eager", *([] if error is None else [f"relative L2 error {error:.2g}"])]
+    gain = 1.0 if best.speedup is None else best.speedup.wall
+    facts = [f"{gain:.3g}x as fast as eager", *([] if error is None else [f"relative L2 error {error:.2g}"])]
     where = f"{best.component}, {best.scale}, {best.dtype} on {best.device}"
     return printable(f"Found by profiling.tune for {where}: {best.variant}, {', '.join(facts)}.")
 

@@ -18,12 +18,11 @@ from math import ceil, inf
 import msgspec
 
 from profiling.errors import DID_NOTHING, InputError
-from profiling.report.tune import gain, winner
 from profiling.results.jsonl import read_records
-from profiling.results.judgement import is_undecided, same_code_share
 from profiling.results.measured import LEAST_VALUES
-from profiling.results.record import NOT_ENDED, Record
+from profiling.results.record import BASELINE, NOT_ENDED, Record
 from profiling.results.run_folder import write_text
+from profiling.results.verdicts import compare_records, fastest_correct
 from profiling.run.compile_caches import FROM_CACHE, compiled_code
 from profiling.run.events import End
 from profiling.run.in_turns import CellsInTurns, DueCell, PreparedCell, run_again
@@ -39,8 +38,8 @@ from profiling.tune.space import Chosen, Space
 BATCH, SURVIVORS = 4, 2
 #: The search has converged when the neighbours of this many of the best recipes were tried.
 PARENTS = 3
-#: A recipe with one step more comes before a shorter one only if it is this many times as fast, and faster than equal
-#: code may be by chance.
+#: The neighbours of a recipe with one step more are tried before those of a shorter one if it is this many times as
+#: fast.
 STEP_GAIN = 1.01
 #: Windows of each cell between two halvings: enough for an interval of their ratio even if a few are disturbed.
 BLOCKS = LEAST_VALUES + 2
@@ -191,16 +190,12 @@ class Search:
 
     def _parents(self) -> list[Chosen]:
         """Return the recipes whose neighbours to try, the best first."""
-        step_gain = STEP_GAIN
-        if _EAGER in self._alive:
-            baseline = self._so_far(self._alive[_EAGER])
-            step_gain = max(STEP_GAIN, 1 + same_code_share(baseline, baseline))
-        ranked = sorted(self._gains().items(), key=lambda each: -each[1] / step_gain ** len(each[0]))
+        ranked = sorted(self._gains().items(), key=lambda each: -each[1] / STEP_GAIN ** len(each[0]))
         return [chosen for chosen, _ in ranked[:PARENTS]] or [_EAGER]
 
     def _gains(self) -> dict[Chosen, float]:
         """Return the speedup over the baseline of each correct recipe that was timed in turns with it."""
-        gains = {self.space.chosen(each.variant): gain(each) for each in self._records()}
+        gains = {self.space.chosen(each.variant): _gain(each) for each in self._records()}
         if self.shared is not None:  # beside the baseline of another device
             others = self.shared.claims.items()
             gains = {**{self.space.chosen(name): each.gain for name, each in others}, **gains}
@@ -218,7 +213,7 @@ class Search:
         """Return the record with its speedup over the baseline with which it took turns."""
         if record.speedup is not None or _EAGER not in self._alive:
             return record
-        return with_speedup(record, self._so_far(self._alive[_EAGER]), seed=self._run.config.settings.seed)
+        return with_speedup(record, self._so_far(self._alive[_EAGER]))
 
     def _is_affordable(self, chosen: Chosen, best: Chosen | None) -> bool:
         """Return whether the budget suffices for the recipe, and for those without one step of it or of the `best`."""
@@ -357,7 +352,8 @@ class Search:
         cells = [self._alive[each] for each in recipes]
         if len(cells) > 1:
             seconds = blocks * sum(window_of(each.resident.ready).seconds for each in cells)
-            self._turns.time(cells, max(0.0, min(seconds, self.left - self._ending * len(self._alive))))
+            left = max(0.0, min(seconds, self.left - self._ending * len(self._alive)))
+            self._turns.time(cells, left, with_controls=False)
         self._finish([chosen for chosen, each in self._alive.items() if each.resident.has_ended])
 
     def _finish(self, recipes: Sequence[Chosen], note: str = "") -> None:
@@ -430,10 +426,7 @@ class Search:
             if best:
                 self._time(list(self._alive), 4 * BLOCKS)
             while (rival := self._rival(best)) is not None and self.left > self._ending * (len(self._alive) + 1):
-                cell = self._alive[rival]
                 self._time([best, rival])  # until it is decided, or as many samples are taken as a cell may have
-                if cell.resident.stopped_by == "disturbed":
-                    break  # more turns beside other processes tell nothing
 
     def _rival(self, best: Chosen) -> Chosen | None:
         """Return the fastest waiting recipe that more turns could show to be faster than `best`; None if none could."""
@@ -441,11 +434,16 @@ class Search:
             return None
         record, gains = self._so_far(self._alive[best]), self._gains()
         others = [each for each in self._alive if each and each != best and each in gains]
-        undecided = [each for each in others if is_undecided(record, self._so_far(self._alive[each]))]
+        pairs = {each: compare_records(self._so_far(self._alive[each]), record) for each in others}
+        undecided = [
+            each
+            for each, pair in pairs.items()
+            if pair is not None and pair.answer() == "undecided" and not pair.is_limited_by_placement
+        ]
         return max(undecided, key=lambda each: gains[each], default=None)
 
     def _best(self) -> Chosen | None:
-        best = winner(self._records())
+        best = fastest_correct(each for each in self._records() if each.variant == BASELINE or _gain(each))
         return None if best is None else self.space.chosen(best.variant)
 
     def _keep_not_tried(self) -> None:
@@ -455,3 +453,10 @@ class Search:
         for chosen in dict.fromkeys((*self._alone, *next_ones, *(self._unexplained(best) if best else ()))):
             if chosen not in self._tried or chosen in self._alone:
                 self._run.cells.not_run(self._job(chosen), End("skipped", NOT_TRIED))
+
+
+def _gain(record: Record) -> float | None:
+    """Return the measured speedup of a correct recipe over the baseline of its device; None: it has none."""
+    if not record.is_correct or record.wall_p50 is None:
+        return None
+    return 1.0 if record.variant == BASELINE else record.speedup.wall if record.speedup is not None else None

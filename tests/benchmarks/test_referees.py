@@ -41,7 +41,7 @@ def test_sides_that_take_turns_agree_within_the_tolerance_or_not(referees, facto
     rows = referees.Rows("net", tolerance, has_bars=True)
     (row,) = rows.in_turns(side(log, "ours", 3.0 * factor), {"Timer": side(log, "Timer", 3.0)})
     assert (row.verdict, row.is_bar, row.referee) == (verdict, True, "Timer")
-    assert row.ratio[0] == pytest.approx(factor, abs=0.002), "the machine's drift is in both"
+    assert row.pair.ratio == pytest.approx(factor, abs=0.002), "the machine's drift is in both"
     windows = log[2:]  # each side was called once to know how long a call takes
     assert len(windows) >= 2 * referees.LEAST
     blocks = [windows[at : at + 2] for at in range(0, len(windows), 2)]
@@ -52,9 +52,9 @@ def test_sides_that_take_turns_agree_within_the_tolerance_or_not(referees, facto
 
 def test_few_windows_or_wide_intervals_decide_nothing(referees):
     rows = referees.Rows("net", 0.01, has_bars=True)
-    assert rows.row("Timer", [3.0] * 5, [3.0] * 5, is_bar=True).verdict == "cannot tell"
+    assert rows.row("Timer", [3.0] * 5, [3.0] * 5, is_bar=True).verdict == "undecided"
     noisy = [3.0, 3.1] * 4
-    assert rows.row("Timer", noisy, noisy[::-1], is_bar=True).verdict == "cannot tell"
+    assert rows.row("Timer", noisy, noisy[::-1], is_bar=True).verdict == "undecided"
 
 
 @pytest.mark.parametrize("held_back", [True, False])

@@ -217,7 +217,7 @@ def test_a_cell_of_one_revision_dies(tmp_path, monkeypatch):
     runs, _ = two_runs(monkeypatch, tmp_path, plans, {"baseline": Plan(), "v": Plan(happens={3: dies})})
     execute(runs)
     cells, code = compared(runs)
-    assert (cells["baseline"].verdict, cells["v"].verdict, code) == ("same", "not compared", 2)
+    assert (cells["baseline"].verdict, cells["v"].verdict, code) == ("undecided", "not compared", 2)
     assert "B is failed" in cells["v"].reason
     assert rows(runs[0])["v"].status == "ok"
 

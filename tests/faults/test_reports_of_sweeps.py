@@ -43,7 +43,7 @@ def damage(folder: Path, file: str, text: str) -> None:
     ("file", "text", "words"),
     [
         pytest.param(
-            *("0/results.jsonl", '{"schema": 99}\n', "job 0 cannot be read"),
+            *("0/results.jsonl", '{"schema": 99}\n', "job 0: cannot be read"),
             marks=pytest.mark.fault(
                 "A run of a sweep was written by a newer version", happens="the report names the job", kept="all others"
             ),

@@ -236,7 +236,7 @@ def turn():
         line += os.read(TURNS, 1)
     return json.loads(line)
 
-READY = dict(call_s=0.01, interval=0.01, min_iterations=1, max_iterations=9, max_seconds=9.0, used={}, free={})
+READY = dict(call_s=0.01, min_iterations=1, max_iterations=9, max_seconds=9.0, used={}, free={})
 """
 
 

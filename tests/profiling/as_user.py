@@ -10,7 +10,7 @@ from pathlib import Path
 from warm_process import run_warm
 
 from profiling.results.jsonl import read_records
-from profiling.results.record import NOT_ENDED, Record
+from profiling.results.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = ROOT / "tests" / "data" / "outside"
@@ -41,9 +41,7 @@ class Outcome:
 
     @property
     def lines(self) -> list[dict]:
-        """The lines of cells that ended; each cell has another one, written when it begins."""
-        lines = [json.loads(line) for line in (self.folder / "results.jsonl").read_text().splitlines()]
-        return [line for line in lines if line.get("reason") != NOT_ENDED]
+        return [json.loads(line) for line in (self.folder / "results.jsonl").read_text().splitlines()]
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -36,6 +36,8 @@ class Plan:
     lost: Callable[[float], float] = lambda seconds: 0.0  # share of the CPU that others take at that time
     limits: dict = field(default_factory=dict)
     happens: dict = field(default_factory=dict)  # step → function that raises, or returns how the process ended
+    control_ms: float | None = None  # its call in a second process, if that takes another time
+    control_happens: dict = field(default_factory=dict)
 
 
 @dataclass
@@ -58,16 +60,27 @@ class FakeCells(Isolated):
             return Performed()
         variant = name.partition(".")[2]
         self.log.append((variant, "alone"))
-        on_event(Sections(encode_sections(parameters=1, metrics=self.measured([self.window(variant, 1.0, 100)]))))
+        on_event(
+            Sections(encode_sections(parameters=1, metrics=self.measured([self.window(self.plans[variant], 1.0, 100)])))
+        )
         on_event(End("ok"))
         return Performed()
 
     def session(self, task, name, on_event):
-        """Perform a cell that takes turns."""
-        variant = name.partition(".")[2]
-        plan, windows = self.plans[variant], []
+        """Perform a cell that takes turns, or its control, a second process, whose steps are not in the log."""
+        variant, windows = name.partition(".")[2].replace(".control", ""), []
+        plan = self.plans[variant]
+        if "control" in task:
+            plan = replace(plan, call_ms=plan.control_ms or plan.call_ms, happens=plan.control_happens)
+
+        def step(at):
+            if "control" not in task:
+                self.log.append((variant, at))
+            happens = plan.happens.get(at)
+            return None if happens is None else happens(on_event)
+
         try:
-            self.held[variant] = plan.used
+            self.held[name] = plan.used
             self.seconds += min(plan.prepare_s, self.timeout)
             if plan.prepare_s > self.timeout:
                 return Performed("hung: killed at the cell_timeout")
@@ -75,36 +88,30 @@ class FakeCells(Isolated):
             parity = Parity(reference="fp32 eager", passed=not wrong, rel_l2=plan.rel_l2, tolerance=1e-4)
             prepare = Prepare(seconds=plan.prepare_s, phases=plan.phases)
             on_event(Sections(encode_sections(parameters=1, parity=parity, prepare=prepare)))
-            if (ended := self.step(variant, "ready", on_event)) is not None:
+            if (ended := step("ready")) is not None:
                 return ended
-            limits = {"interval": 0.01, "min_iterations": 20, "max_iterations": 2000, "max_seconds": 10.0}
+            limits = {"min_iterations": 20, "max_iterations": 2000, "max_seconds": 10.0}
             free = int(self.memory - sum(self.held.values()))
             used = {"host": plan.used}
             ready = Ready(call_s=plan.call_ms / 1e3, used=used, free={"host": free}, **{**limits, **plan.limits})
             turn = yield Waiting(ready=ready)
             while turn.seconds > 0:
-                if (ended := self.step(variant, len(windows) + 1, on_event)) is not None:
+                if (ended := step(len(windows) + 1)) is not None:
                     return ended
-                windows.append(self.window(variant, turn.seconds, turn.calls))
+                windows.append(self.window(plan, turn.seconds, turn.calls))
                 turn = yield Waiting(window=windows[-1])
-            if (ended := self.step(variant, "finish", on_event)) is not None:
+            if (ended := step("finish")) is not None:
                 return ended
-            windows = windows or [self.window(variant, 1.0, 100)]
+            windows = windows or [self.window(plan, 1.0, 100)]
             on_event(Sections(encode_sections(metrics=self.measured(windows))))
             on_event(End("failed", f"parity: relative L2 error {plan.rel_l2:.2g}") if wrong else End("ok"))
             return Performed()
         finally:
-            self.held.pop(variant, None)
+            self.held.pop(name, None)
 
-    def step(self, variant, step, on_event):
-        """Note the step; let happen what the plan says."""
-        self.log.append((variant, step))
-        happens = self.plans[variant].happens.get(step)
-        return None if happens is None else happens(on_event)
-
-    def window(self, variant, seconds, calls):
+    def window(self, plan, seconds, calls):
         """Return the samples of a window, whose time passes."""
-        plan, start, samples = self.plans[variant], self.seconds, []
+        start, samples = self.seconds, []
         while not samples or (len(samples) < calls and self.seconds - start < seconds):
             drifted = plan.call_ms * (1 + plan.drift * self.seconds / 60) / (1 - plan.lost(start))
             samples.append(drifted * (1 + plan.noise * abs(self.rng.gauss(0, 1))))
@@ -116,7 +123,7 @@ class FakeCells(Isolated):
         lost = sum(window.cpu_lost_share * sum(window.wall_ms) for window in windows)
         lost /= sum(sum(window.wall_ms) for window in windows)
         warm = {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": True}
-        return Metrics(**summaries(windows, None, 0), latency=LatencyConditions(**warm, cpu_lost_share=lost))
+        return Metrics(**summaries(windows, None), latency=LatencyConditions(**warm, cpu_lost_share=lost))
 
 
 class Silent(SimpleNamespace):

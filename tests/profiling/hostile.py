@@ -69,7 +69,9 @@ ENVIRONMENT = {
 
 #: The attributes that the pages themselves use.
 _KNOWN = {"id", "class", "href", "type", "hidden", "content", "http-equiv", "name", "charset", "lang", "rel"} | {
-    *("scope", "data-key", "data-views", "data-chart", "data-sort", "value", "tabindex", "role", "placeholder")
+    *("scope", "data-key", "data-views", "data-sort", "value", "tabindex", "role", "placeholder", "title", "style"),
+    *("x", "x1", "x2", "y", "y1", "y2", "d", "width", "height", "fill", "stroke", "stroke-width"),
+    *("opacity", "font-size", "viewbox", "preserveaspectratio"),
 }
 
 
@@ -77,21 +79,13 @@ def check_only_text(page: str) -> None:
     """Check that a page shows every hostile string as text, and that none became an element, attribute or link."""
     parsed = Parsed(page)
     tags = Counter(tag for tag, _ in parsed.elements)
-    assert tags["script"] == 4  # the figures, plotly, and two of its own
+    assert tags["script"] == 2  # its own
     assert not tags.keys() & {"img", "b", "i", "iframe", "object", "base", "form"}
     for tag, attributes in parsed.elements:
         assert {name for name in attributes if not name.startswith("aria-")} <= _KNOWN, (tag, attributes)
         href = attributes.get("href") or ""
         assert href.startswith("#") or not ("javascript" in href or "example.org" in href), href
-    shown = page.partition('<script type="application/json"')[0]
+    shown = page.replace("<wbr>", "")
     for text in (SCRIPT, CLOSING, MARKUP):
         assert escape(text).replace("&quot;", "&#34;") in shown, text
     assert "evil=1</script>" not in page
-    assert not [text for text in _texts(parsed.specs()) if "<" in text], "plotly shows entities as they are"
-
-
-def _texts(content: Any) -> list[str]:
-    if isinstance(content, str):
-        return [content]
-    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    return [text for item in inner for text in _texts(item)]

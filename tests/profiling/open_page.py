@@ -1,4 +1,4 @@
-"""A page that is open in a browser: when it is drawn, and what it said or asked for."""
+"""A page that is open in a browser: what it draws, and what it said or asked for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from profiling.report import page, plot
+from profiling.report.charts import Figure
+
 Open = Callable[..., Any]
-DRAWN = "[...document.querySelectorAll('.chart')].every(chart => chart.querySelector('.main-svg'))"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -47,6 +49,19 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Collect the figures over two axes that pages draw, in their order."""
+    figures: list[Figure] = []
+
+    def laid_out(figure: Figure) -> plot.Plot:
+        figures.append(figure)
+        return plot.plot_of(figure)
+
+    monkeypatch.setattr(page, "plot_of", laid_out)
+    return figures
+
+
+@pytest.fixture
 def heard() -> Iterator[Heard]:
     """What must be empty at the end of every test."""
     said = Heard()
@@ -56,18 +71,17 @@ def heard() -> Iterator[Heard]:
 
 @pytest.fixture
 def show(browser: Any, heard: Heard) -> Iterator[Open]:
-    """Open a page's file, offline, and wait until its charts are drawn."""
+    """Open a page's file, offline."""
     contexts = []
 
     def show_file(file: Path, *, width: int = 1400, scheme: str = "light") -> Any:
         size = {"width": width, "height": 900}
         context = browser.new_context(viewport=size, color_scheme=scheme, offline=True)
         contexts.append(context)
-        page = context.new_page()
-        heard.listen(page, file.as_uri())
-        page.goto(file.as_uri())
-        page.wait_for_function(DRAWN)
-        return page
+        opened = context.new_page()
+        heard.listen(opened, file.as_uri())
+        opened.goto(file.as_uri())
+        return opened
 
     yield show_file
     for context in contexts:

@@ -1,11 +1,9 @@
-"""What a browser's parser finds in a page: its elements, and the figures of its charts."""
+"""What a browser's parser finds in a page: its elements, scripts and charts."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from typing import Any
 
 
 @dataclass
@@ -38,7 +36,6 @@ class Parsed(HTMLParser):
     def all(self, tag: str) -> list[dict[str, str | None]]:
         return [attributes for name, attributes in self.elements if name == tag]
 
-    def specs(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the figures of each chart."""
-        places = [i for i, script in enumerate(self.all("script")) if script.get("id") == "specs"]
-        return json.loads(self.scripts[places[0]])
+    def charts(self) -> list[str]:
+        """Return the id of each chart."""
+        return [attributes["id"] or "" for tag, attributes in self.elements if tag == "figure"]

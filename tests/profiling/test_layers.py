@@ -109,13 +109,12 @@ def test_a_run_is_started_and_read_without_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-#: Words of the networks that this repository ships; records of older versions have fields of some of them.
+#: Words of the networks that this repository ships.
 _OF_ONE_NETWORK = re.compile(r"(?i)world|picture|mouse|\bbtn\b|\bsound(?!s\b)")
-_OLD_RECORDS = ("results/loop.py", "results/schema_1.py", "results/record.py")
 
 
 def test_the_harness_names_no_network():
-    """Code, its names and its texts; not docstrings, which may give an example, and not the fields of older records."""
+    """Code, its names and its texts; not docstrings, which may give an example."""
     for path in files("profiling"):
         nodes = list(ast.walk(parsed(path)))
         docstrings = {
@@ -132,4 +131,4 @@ def test_the_harness_names_no_network():
             if isinstance(value, str) and id(node) not in docstrings
         }
         found = [word for word in words if _OF_ONE_NETWORK.search(word)]
-        assert found == [] or str(path).endswith(_OLD_RECORDS), path
+        assert found == [], path

@@ -20,7 +20,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 #: Imported before the fork; packages that are not installed are ignored.
 _PRELOADED = (
     *("profiling.cli.app", "profiling.run.worker", "profiling.run.forward", "profiling.realtime.cell"),
-    *("profiling.report.render", "jinja2", "plotly.offline"),
+    *("profiling.report.render", "jinja2"),
 )
 _CONTEXT.set_forkserver_preload(list(_PRELOADED))
 

@@ -1,6 +1,7 @@
 """Runs with planted times: what a comparison must conclude is known."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,17 @@ from msgspec.structs import replace
 
 from profiling.results.explained import Idle, Kernel, TraceAnalysis
 from profiling.results.jsonl import append_record
-from profiling.results.loop import Realtime, SoundWindow
-from profiling.results.measured import LatencyConditions, Memory, Metrics, Parity, Prepare, Round, RoundSummary
+from profiling.results.loop import Realtime
+from profiling.results.measured import (
+    LatencyConditions,
+    Memory,
+    Metrics,
+    Parity,
+    Prepare,
+    Spread,
+    Turns,
+    Window,
+)
 from profiling.results.record import Record
 from profiling.results.stats import summarize
 
@@ -30,55 +40,55 @@ PARITY = Parity(reference="fp32 eager", passed=True, rel_l2=0.001)
 WRONG = replace(PARITY, passed=False, rel_l2=3.0)
 
 
-def noisy(centre: float, *, spread: float = 0.01, n: int = 100, seed: int = 0) -> list[float]:
+#: The spread that planted runs have stored: equal code in two of their processes differs by 0.1%.
+KNOWN = Spread(kind="captured", std=0.001, freedom=1000.0)
+
+
+def noisy(centre: float, *, spread: float = 0.002, n: int = 24, seed: int = 0) -> list[float]:
+    """Medians of n windows in ms."""
     return (centre * (1 + spread * np.random.default_rng(seed).standard_normal(n))).tolist()
 
 
-def cell(variant: str = "baseline", samples: list[float] | None = None, **changes) -> Record:
-    """An ok cell of component `net` that was timed with `samples`."""
-    record = Record(
-        target="generic_forward",
-        component="net",
-        variant=variant,
-        status="ok",
-        dtype="float32",
-        scale="full",
-        frames_per_call=1,
-        metrics=Metrics(wall_ms=summarize(samples), latency=WARM) if samples else Metrics(),
-        memory=Memory(peak_allocated=100 * MIB),
-        parity=PARITY,
-        prepare=Prepare(seconds=1.0, graphs=1),
-    )
-    return replace(record, **changes)
+def cell(variant: str = "baseline", windows_ms: Sequence[float] = (), *, turns: str = "", lost: float = 0.0, **changes):
+    """An ok cell of component `net` with these windows, of which others took a share of the CPU.
+
+    Cells with equal `turns` took turns; else those of one run did.
+    """
+    planted = {
+        **{"target": "generic_forward", "component": "net", "status": "ok", "metrics": Metrics()},
+        "dtype": "float32",
+        "scale": "full",
+        "frames_per_call": 1,
+        "memory": Memory(peak_allocated=100 * MIB),
+        "parity": PARITY,
+        "prepare": Prepare(seconds=1.0, graphs=1),
+    }
+    if len(windows_ms):
+        windows = tuple(
+            Window(block=block, start_s=float(block), n=1, p50=ms, cpu_lost_share=lost)
+            for block, ms in enumerate(windows_ms)
+        )
+        planted["turns"] = Turns(began=turns, beside=(), windows=windows, spread=KNOWN)
+        planted["metrics"] = Metrics(wall_ms=summarize(windows_ms), latency=replace(WARM, cpu_lost_share=lost))
+    return Record(variant=variant, **{**planted, **changes})
 
 
 def failed(variant: str, reason: str = "planted") -> Record:
     return cell(variant, status="failed", reason=reason)
 
 
-def measured(seconds: float) -> Metrics:
-    """Metrics of fifty samples around `seconds`, without noise worth naming."""
-    return cell(samples=noisy(seconds)).metrics
-
-
-def loop(p50: float = 10.0, rounds: int = 0, sound: SoundWindow | None = None, **options) -> Record:
-    """A loop of frames whose own samples are in its file of frames, which is not written here."""
+def loop(windows_ms: Sequence[float] = (), work: dict | None = None, **options) -> Record:
+    """A loop of frames with these windows."""
     section = Realtime(
         **{
             **{"frames": 50, "target_fps": 60.0, "pace": "free", "schedule": "sequential", "deliver": "host"},
-            **{"steps": 4, "commit": "fused", "guidance": 1.5},
-            "sound": sound or SoundWindow(window="windowed", decoded=30, window_latents=120),
-            "frame_ms": replace(summarize(noisy(p50)), p50=p50, samples=()),
+            "work": {"steps": 4, "guidance": 1.5} if work is None else work,
+            "frame_ms": summarize(windows_ms or [10.0]),
+            "windows_ms": tuple(windows_ms),
             **options,
         }
     )
-    parts = tuple(Round(frame_ms=RoundSummary(n=50, mean=p50, p50=p50)) for _ in range(rounds))
-    fields = {"target": "realtime", "component": "realtime", "parameters": 1_188_129_600}
-    return cell("v", realtime=section, rounds=parts or None, **fields)
-
-
-def in_rounds(record: Record, *sizes: int) -> Record:
-    return replace(record, rounds=tuple(Round(wall_ms=RoundSummary(n=n, mean=1.0, p50=1.0)) for n in sizes))
+    return cell("v", realtime=section, target="realtime", component="realtime", parameters=1_188_129_600)
 
 
 def analysed(idle: Idle | None = None, **kernels: tuple[float, float]) -> TraceAnalysis:
@@ -93,6 +103,8 @@ def analysed(idle: Idle | None = None, **kernels: tuple[float, float]) -> TraceA
 def write_run(folder: Path, *records: Record, environment: dict | None = ENVIRONMENT, config: str = "") -> Path:
     folder.mkdir()
     for record in records:
+        if record.turns is not None and not record.turns.began:
+            record = replace(record, turns=replace(record.turns, began=str(folder)))
         append_record(folder, record)
     if environment is not None:
         (folder / "environment.json").write_text(json.dumps(environment))
@@ -102,23 +114,27 @@ def write_run(folder: Path, *records: Record, environment: dict | None = ENVIRON
 
 
 def two_runs(folder: Path, **environment) -> tuple[Path, Path]:
-    """Write A and B of six cells: one of each verdict, one with few samples, and one that failed in B."""
-    few = cell("few", noisy(3, n=3))
+    """Write A and B, which took turns, of six cells: one of each verdict, one of few windows, one that failed in B."""
     before, after = analysed(kept=(1, 100.0), old=(2, 500.0)), analysed(kept=(1, 100.0), new=(3, 500.0))
+
+    def planted(variant: str, centre: float, seed: int, **more) -> Record:
+        noise = {"spread": more.pop("spread", 0.002), "n": more.pop("n", 24)}
+        return cell(variant, noisy(centre, seed=seed, **noise), turns="together", **more)
+
     a = (
-        cell("unchanged", noisy(10, seed=1)),
-        cell("worse", noisy(4, seed=2), trace_analysis=before),
-        cell("better", noisy(3, seed=3)),
-        cell("wild", noisy(3, spread=0.2, seed=4)),
-        few,
-        cell("broken", noisy(2, seed=5)),
+        planted("unchanged", 10, 1),
+        planted("worse", 4, 2, trace_analysis=before),
+        planted("better", 3, 3),
+        planted("wild", 3, 4, spread=0.2),
+        planted("few", 3, 5, n=3),
+        planted("broken", 2, 6),
     )
     b = (
-        cell("unchanged", noisy(10, seed=11)),
-        cell("worse", noisy(4.3, seed=12), trace_analysis=after, memory=Memory(peak_allocated=300 * MIB)),
-        cell("better", noisy(2.5, seed=13)),
-        cell("wild", noisy(3, spread=0.2, seed=14)),
-        few,
+        planted("unchanged", 10, 11),
+        planted("worse", 4.3, 12, trace_analysis=after, memory=Memory(peak_allocated=300 * MIB)),
+        planted("better", 2.5, 13),
+        planted("wild", 3, 14, spread=0.2),
+        planted("few", 3, 15, n=3),
         failed("broken", "out of memory"),
     )
     return write_run(folder / "a", *a), write_run(folder / "b", *b, environment={**ENVIRONMENT, **environment})

@@ -1,149 +1,99 @@
 """The pages of `compare --html` and `history --html`: what the text says, drawn, sorted and safe against any name."""
 
-import json
 import re
 from html import escape, unescape
-from pathlib import Path
 
-import plotly.graph_objects as go
 import pytest
 from hostile import ALL, CLOSING, MARKUP, SCRIPT, check_only_text
 from parsed_page import Parsed
-from planted_runs import ENVIRONMENT, MIB, analysed, cell, dated, noisy, two_runs, write_run
+from planted_runs import ENVIRONMENT, MIB, analysed, cell, dated, failed, noisy, two_runs, write_run
 
 from profiling import history
 from profiling.compare import __main__ as compare_main
+from profiling.compare.loaded_run import read_run
+from profiling.compare.output import Comparison, compare_runs, comparison_page, ratio_chart
 from profiling.results.measured import Memory
 
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
+
+def compared(folder, threshold=0.02, **environment) -> Comparison:
+    """Compare two runs of six cells."""
+    a, b = map(read_run, two_runs(folder, **environment))
+    return compare_runs(a, b, threshold)
 
 
-@pytest.fixture
-def compare(tmp_path, capsys):
-    """Return (exit code, what is printed, the page) of a comparison."""
-
-    def run(a, b, *options):
-        file = tmp_path / "page.html"
-        code = compare_main.main([str(a), str(b), *options, "--html", str(file)])
-        printed = capsys.readouterr()
-        assert printed.err == f"open in a browser: {file}\n"
-        return code, printed.out, file.read_text(encoding="utf-8")
-
-    return run
-
-
-def table_rows(page):
-    """Return the cells of every row below a header."""
-    body = page.partition("<script")[0].replace("\u00a0", " ")  # inside intervals
+def rows_of(page, section):
+    """Return the cells of every row below a header in a section."""
+    body = page.partition(f'<section id="{section}"')[2].partition("</section>")[0].replace("\u00a0", " ")
     rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
-    return [[unescape(text) for text in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in rows if "<td" in row]
-
-
-def text_rows(printed):
-    return [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines() if not line.startswith("--")]
+    return [
+        [unescape(re.sub("<wbr>", "", text)) for text in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in rows[1:]
+    ]
 
 
 def points(figure):
-    """Return (trace, name of the cell, ratio, interval or None) of each point."""
+    """Return (verdict, hollow or not, name of the cell, ratio, interval) of each point."""
     names = figure["layout"]["yaxis"]["ticktext"]
     for trace in figure["data"]:
+        bars = trace["error_x"]
         for i, (x, y) in enumerate(zip(trace["x"], trace["y"], strict=True)):
-            error = trace.get("error_x")
-            ends = (x - error["arrayminus"][i], x + error["array"][i]) if error else None
-            yield trace, names[int(y)], x, ends
+            hollow = trace["marker"]["symbol"][i].endswith("-open")
+            yield trace["name"], hollow, names[int(y)], x, (x - bars["arrayminus"][i], x + bars["array"][i])
 
 
-def test_the_chart_draws_the_numbers_and_verdicts_of_the_text(tmp_path, compare):
-    code, printed, page = compare(*two_runs(tmp_path))
-    ((figure,),) = Parsed(page).specs().values()
-    go.Figure(figure)  # raises where a property is misspelt or out of its range
-    rows = {row[1]: row for row in text_rows(printed) if len(row) == 6}
-    drawn = {}
-    for trace, name, ratio, ends in points(figure):
-        shown, verdict = rows[name.removeprefix("net.")][-2:]
-        numbers = [float(text) for text in re.findall(r"[\d.]+", shown)]
-        assert numbers == pytest.approx([ratio, *(ends or ())], rel=1e-3)
-        verdict = re.sub(r" \(\d\)", "", verdict)
-        assert trace["name"] == (verdict if ends else f"{verdict}, no interval")
-        drawn[name] = verdict
-    assert code == 1
-    assert drawn == {
-        "net.unchanged": "same",
-        "net.worse": "slower",
-        "net.better": "faster",
-        "net.wild": "cannot tell",
-        "net.few": "cannot tell",
+def test_the_chart_draws_the_ratios_and_verdicts(tmp_path):
+    comparison = compared(tmp_path)
+    chart = ratio_chart(comparison.cells, 0.02)
+    drawn = {
+        name: (verdict, hollow, ratio, ends) for verdict, hollow, name, ratio, ends in points(chart.views[0].figure)
     }
-    symbols = [trace["marker"]["symbol"] for trace in figure["data"]]
-    assert len(set(symbols)) == len(symbols) == 5, "a verdict has a symbol of its own"
-    assert "Not drawn: 1 cell " in page
+    known = {cell.name: cell for cell in comparison.cells if cell.ratio is not None}
+    assert list(known) == ["net.worse", "net.wild", "net.few", "net.better", "net.unchanged"]
+    assert drawn.keys() == known.keys()
+    for name, (verdict, hollow, ratio, ends) in drawn.items():
+        interval = known[name].interval
+        assert (verdict, hollow) == (known[name].verdict, interval is None)
+        assert ratio == pytest.approx(known[name].ratio, rel=1e-5)
+        assert ends == pytest.approx(interval or (ratio, ratio), rel=1e-4)
+    symbols = [trace["marker"]["symbol"][0] for trace in chart.views[0].figure["data"]]
+    assert len(set(symbols)) == len(symbols) == 4, "a verdict has a symbol of its own"
+    assert "Not drawn: 1 cell without a ratio." in chart.note
 
 
-def test_the_band_is_as_wide_as_the_threshold_and_shown(tmp_path, compare):
-    _, _, page = compare(*two_runs(tmp_path), "--threshold", "0.3")
-    ((figure,),) = Parsed(page).specs().values()
+def test_the_band_is_as_wide_as_the_threshold_and_shown(tmp_path):
+    figure = ratio_chart(compared(tmp_path).cells, 0.3).views[0].figure
     band = figure["layout"]["shapes"][0]
     assert (band["x0"], band["x1"]) == pytest.approx((0.7, 1.3))
     low, high = figure["layout"]["xaxis"]["autorangeoptions"]["include"]
     assert low < 0.7 < 1.3 < high
 
 
-def test_the_tables_are_those_of_the_text(tmp_path, compare):
-    a, b = two_runs(tmp_path, versions={"torch": "2.12.0", "driver": "580.1"}, threads=8)
-    _, printed, page = compare(a, b)
-    rows = table_rows(page)
-    in_text = text_rows(printed)
-    assert [row for row in rows if row not in in_text] == []
-    assert ["versions.torch", "2.11.0", "2.12.0"] in rows
-    assert ["peak allocated (MiB)", "100", "300"] in rows
-    changes = [row[0] for row in rows if len(row) == 3][2:]
-    assert "kernel only in B: new" in changes
-    assert "kernel only in A: old" in changes
-    assert len(rows) == 2 + 6 + len(changes)
-
-
-def test_the_verdict_comes_first_and_the_commands_last(tmp_path, compare):
-    _, printed, page = compare(*two_runs(tmp_path, command="python -m profiling.generic_forward rounds=5"))
+def test_the_page_has_the_conclusion_first_the_equal_cells_and_the_commands(tmp_path):
+    command = "python -m profiling.generic_forward rounds=5"
+    page = comparison_page(compared(tmp_path, command=command, threads=8))
     sections = [attributes["id"] for attributes in Parsed(page).all("section")]
-    assert sections == ["verdict", "differences", "cells", "changes", "commands"]
-    assert printed.splitlines()[-1] in unescape(page.partition('id="verdict"')[2].partition("</section>")[0])
+    assert sections == ["verdict", "same", "differences", "changes", "commands"]
+    first = unescape(page.partition('id="verdict"')[2].partition("</section>")[0])
+    assert "B is slower than A by more than 2% in 1 cell (exit code 1)." in first
+    assert [row[1] for row in rows_of(page, "verdict")] == ["worse", "wild", "few", "broken", "better"]
+    assert [row[1] for row in rows_of(page, "same")] == ["unchanged"]
+    assert rows_of(page, "differences") == [["threads", "16", "8"]]
+    assert ["net.worse", "peak allocated (MiB)", "100", "300"] in rows_of(page, "changes")
+    assert {row[1] for row in rows_of(page, "changes")} >= {"kernel only in B: new", "kernel only in A: old"}
     text = page.partition('id="commands"')[2].partition("</section>")[0]
-    assert re.findall(r"python .*?(?=\n|<)", text) == [
-        "python -m profiling.generic_forward",
-        "python -m profiling.generic_forward rounds=5",
-    ]
+    assert re.findall(r"python .*?(?=\n|<)", text) == ["python -m profiling.generic_forward", command]
 
 
-def test_a_page_changes_neither_the_text_nor_the_exit_code(tmp_path, compare, capsys):
-    a, b = two_runs(tmp_path)
-    for cells, code in (("*.better", 0), ("*", 1), ("*.broken", 2)):
-        for options in (("--cells", cells), ("--cells", cells, "--markdown")):
-            assert compare_main.main([str(a), str(b), *options]) == code
-            alone = capsys.readouterr().out
-            assert compare(a, b, *options)[:2] == (code, alone)
-
-
-def test_nothing_to_compare_is_a_page_without_charts(compare):
-    code, _, page = compare(RESULTS / "h200_five_variants", RESULTS / "h200_world_model_step")
-    assert code == 2
-    assert Parsed(page).specs() == {}
-    assert len(page) < 100_000, "plotly's script is left out"
+def test_nothing_to_compare_is_a_page_without_a_chart(tmp_path):
+    runs = [read_run(write_run(tmp_path / name, failed(name))) for name in "ab"]
+    page = comparison_page(compare_runs(*runs, 0.02))
+    assert "chart-ratios" not in page
     assert "only in A" in page
-
-
-def test_many_cells_are_drawn_component_by_component(tmp_path, compare):
-    cells = [cell(f"v{i}", noisy(1 + i, seed=i), component=name) for i in range(11) for name in ("one", "two")]
-    a, b = write_run(tmp_path / "a", *cells), write_run(tmp_path / "b", *cells)
-    _, _, page = compare(a, b)
-    views = Parsed(page).specs()["ratios"]
-    assert [len(view["layout"]["yaxis"]["ticktext"]) for view in views] == [11, 11]
-    assert re.findall(r"<option [^>]*>(.*?)</option>", page) == ["one", "two"]
 
 
 def attack(folder, letter, scale):
     """Write a run in which every name, reason and fact is an attack."""
     kernels = analysed(**{f"{letter}{text}": (1, 1000.0) for text in ALL})
-    fields = {"weights": f"{letter}{MARKUP}", "memory": Memory(peak_allocated=scale * 100 * MIB)}
+    fields = {"weights": f"{letter}{MARKUP}", "memory": Memory(peak_allocated=scale * 100 * MIB), "turns": "x"}
     cells = [
         cell(text, noisy(scale * (2 + i), seed=i + scale), component=ALL[-i], trace_analysis=kernels, **fields)
         for i, text in enumerate(ALL)
@@ -175,46 +125,30 @@ def test_hostile_names_are_only_text(attacked):
     page = attacked.read_text(encoding="utf-8")
     check_only_text(page)
     for text in ALL:
-        assert escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;") in page, text
-    drawn = json.dumps(Parsed(page).specs())
-    assert "&lt;script&gt;window.evil=1" in drawn
-    assert "hovertemplate" not in drawn, "it would read %{} in a name"
+        assert escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;") in page.replace("<wbr>", ""), text
 
 
 @pytest.mark.browser
 def test_a_browser_runs_none_of_it(attacked, show):
     page = show(attacked)
-    assert page.locator(".chart a, .chart img, .chart b, .chart i").count() == 0
-    chart = "document.querySelector('.chart')"
-    for curve in range(page.evaluate(f"{chart}.data.length")):
-        page.evaluate(f"Plotly.Fx.hover({chart}, [{{curveNumber: {curve}, pointNumber: 0}}])")
-        assert page.locator(".hoverlayer a, .hoverlayer b").count() == 0
-    page.locator(".hoverlayer .hovertext").first.wait_for()
+    assert page.locator(".chart a, .chart img, .chart b").count() == 0
     assert page.evaluate("window.evil") is None
 
 
 @pytest.fixture
-def compared(tmp_path, show):
-    """Open the page of a comparison of six cells."""
+def opened(tmp_path, show):
+    """Open the page of a comparison of six cells, or of a history of four runs."""
 
-    def open_page(**options):
+    def open_page(kind, **options):
         file = tmp_path / "page.html"
-        assert compare_main.main([*map(str, two_runs(tmp_path)), "--html", str(file)]) == 1
+        if kind == "compare":
+            assert compare_main.main([*map(str, two_runs(tmp_path)), "--html", str(file)]) == 1
+        else:
+            for i in range(4):
+                made = cell(("v", "w")[i % 2], noisy(9 - i, seed=i))
+                write_run(tmp_path / f"run{i}", made, environment=dated(f"2026-01-0{9 - i}T00:00:00+00:00"))
+            assert history.main([str(tmp_path), "--html", str(file)]) == 0
         return show(file, **options)
-
-    return open_page
-
-
-@pytest.fixture
-def recorded(tmp_path, show):
-    """Open the page of a history of four runs of two components."""
-    for i in range(4):
-        cells = (cell(("v", "w")[i % 2], noisy(9 - i, seed=i), component=name) for name in ("one", "two"))
-        write_run(tmp_path / f"run{i}", *cells, environment=dated(f"2026-01-0{9 - i}T00:00:00+00:00"))
-
-    def open_page(**options):
-        assert history.main([str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
-        return show(tmp_path / "page.html", **options)
 
     return open_page
 
@@ -231,71 +165,25 @@ def sort_by(table, header):
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_cell_is_drawn_with_its_interval_and_the_band(compared, scheme):
-    chart = compared(scheme=scheme).locator("#chart-ratios")
-    assert chart.locator(".scatterlayer .point").count() == 5
-    assert chart.locator(".errorbar").count() == 4
-    assert chart.locator(".shapelayer path").count() == 2
-    names = chart.locator(".ytick text").all_text_contents()
-    assert names == ["net.unchanged", "net.worse", "net.better", "net.wild", "net.few"]
-    assert chart.locator(".legendtext").all_text_contents() == [
-        *("faster", "same", "slower", "cannot tell", "cannot tell, no interval")
-    ]
-
-
-@pytest.mark.browser
-def test_a_point_shows_what_the_table_shows(compared):
-    page = compared()
-    row = page.locator("#cells tr", has_text="worse").first.locator("td").all_inner_texts()
-    row = [text.replace("\u00a0", " ") for text in row]
-    slower = page.evaluate("document.getElementById('chart-ratios').data.findIndex(trace => trace.name === 'slower')")
-    page.evaluate(
-        f"Plotly.Fx.hover(document.getElementById('chart-ratios'), [{{curveNumber: {slower}, pointNumber: 0}}])"
-    )
-    hover = page.locator("#chart-ratios .hovertext").first.text_content()
-    for text in row[1:]:
-        assert text in hover, (text, hover)
-
-
-@pytest.mark.browser
-def test_cells_are_sorted_by_their_ratio_and_filtered(compared):
-    page = compared()
-    block = page.locator("#cells .table")
+def test_cells_are_sorted_by_their_ratio(opened):
+    page = opened("compare")
+    block = page.locator("#verdict .table")
     table = block.locator("table")
-    for sign in (1, -1):
-        *ratios, last = sort_by(table, "B / A")
-        assert last == "–", "what was not compared stays last"
-        values = [float(text.split()[0]) for text in ratios]
-        assert values == sorted(values, key=lambda ratio, sign=sign: sign * ratio)
-        assert len(set(values)) > 3
-    block.locator("input").fill("slower")
-    assert column(table, "variant") == ["worse"]
-    block.locator("input").fill("")
+    for order in (["better", "few", "wild", "worse"], ["worse", "wild", "few", "better"]):
+        sort_by(table, "B / A")
+        assert column(table, "variant") == [*order, "broken"], "what was not compared stays last"
     assert sort_by(table, "verdict") == sorted(column(table, "verdict"))
 
 
 @pytest.mark.browser
-def test_every_series_of_runs_is_a_view_and_a_table_that_sorts(recorded):
-    page = recorded()
-    chart = page.locator("#chart-history")
-    choice = page.locator('select[data-views="history"]')
-    assert [text.partition(" ")[0] for text in choice.locator("option").all_text_contents()] == ["one", "two"]
-    for place in ("0", "1"):
-        choice.select_option(place)
-        assert chart.locator(".scatterlayer .point").count() == 4
-        assert chart.locator(".scatterlayer .js-line").count() == 1
-        assert chart.locator(".legendtext").all_text_contents() == ["w", "v"]
-    table = page.locator("#history table").first
+def test_the_runs_of_a_history_are_sorted(opened):
+    table = opened("history").locator("#history table").first
     oldest_first = column(table, "run")
     assert oldest_first == ["run3", "run2", "run1", "run0"]
     assert sort_by(table, "run") == oldest_first[::-1]
-    times = [float(text) for text in sort_by(table, "p50 ms")]
-    assert times == sorted(times)
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("kind", ["compared", "recorded"])
-def test_a_narrow_screen_scrolls_tables_and_not_the_page(kind, request):
-    page = request.getfixturevalue(kind)(width=380)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 380
+@pytest.mark.parametrize("kind", ["compare", "history"])
+def test_a_narrow_screen_scrolls_tables_and_not_the_page(kind, opened):
+    assert opened(kind, width=380).evaluate("document.documentElement.scrollWidth") <= 380

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from planted_series import series_of
 
-from profiling.realtime.deadlines import deadlines, done_times, holds, longest_run, rate_key, sustained_fps, underruns
-from profiling.results.loop import Deadline
+from profiling.realtime.deadlines import deadlines, done_times, rate_key, sustained_fps, underruns
+from profiling.results.measured import Deadline
+from profiling.results.stats import deadline
 
 
 def test_deadlines_by_hand():
@@ -15,9 +16,15 @@ def test_deadlines_by_hand():
     assert rates["30"].misses == 1
     assert rates["30"].longest_stall_ms == pytest.approx(40 - 1000 / 30)
     assert rates["60"] == Deadline(
-        fps=60.0, budget_ms=1000 / 60, holds=False, misses=4, longest_run=3, longest_stall_ms=40 - 1000 / 60
+        fps=60.0,
+        budget_ms=1000 / 60,
+        misses=4,
+        bursts=2,
+        longest_run=3,
+        longest_stall_ms=40 - 1000 / 60,
+        too_slow=True,
     )
-    assert (rates["24"].misses, rates["24"].holds, rates["24"].longest_stall_ms) == (0, True, 0.0)
+    assert (rates["24"].misses, rates["24"].too_slow, rates["24"].longest_stall_ms) == (0, False, 0.0)
     assert rates["120"].misses == 6
     assert rate_key(60.0) == "60"
 
@@ -27,15 +34,11 @@ def test_a_frame_that_takes_its_whole_budget_is_in_time():
 
 
 @pytest.mark.parametrize(
-    ("misses", "frames", "kept"), [(0, 1, True), (1, 999, False), (1, 1000, True), (2, 1999, False), (2, 2000, True)]
+    ("late", "run", "groups"), [("....", 0, 0), ("x..x", 1, 2), ("xx.x", 2, 2), (".xxx", 3, 1), ("xxxx", 4, 1)]
 )
-def test_one_frame_of_a_thousand_may_be_late(misses, frames, kept):
-    assert holds(misses, frames) is kept
-
-
-@pytest.mark.parametrize(("late", "run"), [("....", 0), ("x..x", 1), ("xx.x", 2), (".xxx", 3), ("xxxx", 4)])
-def test_the_longest_run(late, run):
-    assert longest_run(np.array([frame == "x" for frame in late])) == run
+def test_late_frames_in_a_row(late, run, groups):
+    found = deadline(50.0, 20.0, [1.0 if frame == "x" else -1.0 for frame in late])
+    assert (found.misses, found.longest_run, found.bursts) == (late.count("x"), run, groups)
 
 
 def simulated(frame_ms, fps, buffer):
@@ -72,25 +75,26 @@ def test_underruns_against_the_simulation(seed):
             assert underruns(frame_ms, fps, buffer) == dry
 
 
-def in_time(frame_ms, fps):
+def in_time(frame_ms, fps, allowed):
     done, _ = simulated(frame_ms, fps, 0)
     late = sum(moment > (i + 1) * 1000 / fps + 1e-9 for i, moment in enumerate(done))
-    return late <= len(done) / 1000
+    return late <= allowed * len(done)
 
 
+@pytest.mark.parametrize("allowed", [0.001, 0.01])
 @pytest.mark.parametrize("frames", [1, 2, 300, 3000])
-def test_the_sustained_rate_is_the_highest_in_time(frames):
+def test_the_sustained_rate_is_the_highest_in_time(frames, allowed):
     frame_ms = np.random.default_rng(frames).lognormal(2.3, 0.2, frames)
-    best = sustained_fps(frame_ms)
-    assert in_time(frame_ms, best)
-    assert not in_time(frame_ms, best + 0.1)
+    best = sustained_fps(frame_ms, allowed)
+    assert in_time(frame_ms, best, allowed)
+    assert not in_time(frame_ms, best + 0.1, allowed)
 
 
 def test_the_sustained_rate_by_hand():
     assert sustained_fps(np.full(100, 5.0)) == 200.0
     assert sustained_fps(np.full(100, 1000 / 60)) == 60.0
-    stalled = np.full(1000, 5.0)
-    stalled[500] = 25.0
-    assert sustained_fps(stalled[1:]) == 40.0, "of fewer than 1000 frames none may be late"
+    stalled = np.full(100, 5.0)
+    stalled[50] = 25.0
+    assert sustained_fps(stalled[1:]) == 40.0, "of fewer than 100 frames none may be late"
     assert sustained_fps(stalled) == 66.6, "it may be late, but the next one must be done at 30 ms <= 2 T"
     assert sustained_fps(np.array([20_000.0])) == 0.0, "below 0.1"

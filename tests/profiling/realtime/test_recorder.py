@@ -45,9 +45,9 @@ def test_host_times_of_frames_and_stages(planted, make_recorder, tmp_path):
     np.testing.assert_allclose(series["rest_ms"], 1)
     np.testing.assert_allclose(series["gap_ms"][:-1], 0.5)
     assert loop.stages == ("world/attention", "world", "step", "text")
-    assert (loop.late, loop.holds, loop.pace, loop.schedule) == (4, False, "application", "sequential")
+    assert (loop.late, loop.pace, loop.schedule) == (4, "application", "sequential")
     assert loop.budget.overhead_ms == pytest.approx(1)
-    assert loop.deadlines["30"].holds
+    assert loop.deadlines["30"].misses == 0
 
 
 def test_a_loop_that_waits_for_the_device(planted, make_recorder, tmp_path):
@@ -67,7 +67,7 @@ def test_a_loop_that_waits_for_the_device(planted, make_recorder, tmp_path):
     np.testing.assert_allclose(series["frame_ms"], 12.25, rtol=0.002)
     np.testing.assert_allclose(series["device_decode_ms"], 7, rtol=0.002)
     np.testing.assert_allclose(series["host_world_ms"], 0.25)
-    assert loop.holds
+    assert loop.late == 0
     assert loop.budget.parts["decode"].device_ms == pytest.approx(7, rel=0.002)
     assert device.in_use == 1, "every event but the last is used again"
 
@@ -125,7 +125,7 @@ def test_a_loop_that_runs_ahead_of_the_device(planted, make_recorder, tmp_path):
     np.testing.assert_allclose(series["device_world_ms"][1:], 20)
     np.testing.assert_allclose(series["frame_ms"][1:], 20, err_msg="a frame counts from the delivery before")
     np.testing.assert_allclose(series["latency_ms"], 21 + 19 * np.arange(20), err_msg="the queue grows")
-    assert not loop.holds
+    assert loop.late == 20
 
 
 def test_times_of_a_frame_never_wait_for_the_device(planted, make_recorder):
@@ -161,7 +161,7 @@ def test_warm_up_frames_are_not_recorded(planted, make_recorder, tmp_path):
         with frames.frame():
             clock.work(500 if number < 3 else 1)
     loop, series = saved(frames, tmp_path / "run")
-    assert (loop.frames, loop.warmup_frames, loop.holds) == (7, 3, True)
+    assert (loop.frames, loop.warmup_frames, loop.late) == (7, 3, 0)
     assert series["action_ms"][0] == 0
 
 
@@ -273,6 +273,7 @@ def test_saving_twice_and_going_on(make_recorder, tmp_path, capsys):
     assert frames.save(tmp_path / "a").records[0].realtime.frames == 10
     with frames.frame():
         assert frames.save(tmp_path / "a").records[0].realtime.frames == 10, "a frame that is open is not one of them"
+    assert (tmp_path / "a" / "results.jsonl").read_text().count("\n") == 1
     result = frames.save(tmp_path / "b")
     assert result.records[0].realtime.frames == 11
     assert "Frames against" in (tmp_path / "b" / "report.html").read_text()
@@ -346,10 +347,12 @@ def test_a_stage_needs_a_name(make_recorder, name):
         pass
 
 
-def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(planted, make_recorder, tmp_path):
+@pytest.mark.parametrize("number", [40, 400])
+def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(planted, make_recorder, tmp_path, number):
+    """So few that none tells that 99% are in time, or enough: the application is too slow."""
     clock = planted(device=False)
     frames = make_recorder()
-    for _ in range(40):
+    for _ in range(number):
         with frames.frame():
             clock.work(5)
         clock.work(20)
@@ -357,14 +360,14 @@ def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(planted, make_record
     rate = "the application delivers 40 frames a second, not 60; 20 ms lie between two frames, outside frame()"
     assert record.notes == (rate,)
     said = verdict(record)
-    assert said.startswith("60 FPS: no, the application delivers 40 frames/s. All 40 frames meet their 16.7 ms budget")
-    assert "Its frames alone hold 24, 30, 60 and 120 FPS" in said
+    assert said.startswith(f"60 FPS: no, the application delivers 40 frames/s. All {number} frames meet their 16.7 ms")
+    assert ("Its frames alone hold 24, 30, 60 and 120 FPS" in said) == (number == 400)
 
 
 def test_the_rate_of_a_loop_whose_frames_are_late(planted, make_recorder, tmp_path):
     clock = planted(device=False)
     frames = make_recorder()
-    for _ in range(40):
+    for _ in range(400):
         with frames.frame():
             clock.work(25)
     (record,) = frames.save(tmp_path / "run").records
@@ -379,7 +382,7 @@ frames = profiling.FrameRecorder(fps=60)
 for _ in range(3):
     with frames.frame(), frames.stage("world"):
         pass
-large = {"torch", "hydra", "omegaconf", "scipy", "plotly", "torch._dynamo"} & set(sys.modules)
+large = {"torch", "hydra", "omegaconf", "scipy", "torch._dynamo"} & set(sys.modules)
 frames.save("run")
 sys.exit(" ".join(large | ({"torch", "hydra"} & set(sys.modules))) or None)
 """

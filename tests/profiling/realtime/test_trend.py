@@ -5,7 +5,7 @@ import pytest
 from planted_series import noise, series_of
 from scipy.signal import lfilter
 
-from profiling.realtime.trend import find_steady, fit_line, slope_section
+from profiling.realtime.trend import direction, find_steady, fit_line, slope_section
 
 FRAMES = 600
 
@@ -57,6 +57,36 @@ def test_growth_of_any_shape_is_growth(growth, frames):
     assert slope.growing
     assert slope.stages == {}, "none was measured"
     assert slope.ci95[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("frames", "memory"), [(FRAMES, 0.0), (FRAMES, 0.5), (FRAMES, 0.9), (FRAMES, 0.95), (60, 0.0), (60, 0.3), (12, 0.0)]
+)
+def test_noise_neither_grows_nor_falls(frames, memory):
+    """Noise of 5% that keeps `memory` of itself from frame to frame; each claim is false in at most 1%."""
+    found = []
+    for seed in range(1000):
+        noise = np.random.default_rng(seed).normal(0, 0.05 * (1 - memory**2) ** 0.5, frames + 200)
+        found.append(direction(10 * (1 + lfilter([1.0], [1.0, -memory], noise)[200:])))
+    assert max(found.count(1), found.count(-1)) <= 10
+
+
+@pytest.mark.parametrize("at", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_step_is_found_wherever_it_is(sign, at):
+    """5% up or down in noise of 1%."""
+    step = 1 + 0.05 * sign * (np.arange(FRAMES) > at * FRAMES)
+    assert [direction(noise(FRAMES, seed=seed) * step) for seed in range(20)] == [sign] * 20
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_line_far_below_the_noise_of_a_frame_is_found(sign):
+    """3% over the frames, whose noise is 2%."""
+    found = [
+        direction(noise(FRAMES, share=0.02, seed=seed) * (1 + sign * np.linspace(0, 0.03, FRAMES)))
+        for seed in range(50)
+    ]
+    assert found.count(sign) >= 45
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from profiling.report.charts import Chart
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
@@ -14,26 +17,38 @@ from profiling.report.table import AnyTable
 from profiling.results.environment import Environment, decode_environment
 from profiling.results.jsonl import decode_record
 from profiling.results.record import Record
+from profiling.results.stats import rates_of_calls
 
 MIB = 2**20
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
 
-def summary(p50: float, half: float | None = 0.01, **changes: Any) -> dict[str, Any]:
-    """Make a clock whose median is `p50` and its interval `p50 ± half`."""
+def summary(p50: float, n: int = 400, **changes: Any) -> dict[str, Any]:
+    """Make a clock of `n` samples within 0.01% of `p50`."""
+    samples = [p50 * (1 + (-1) ** place * 1e-4) for place in range(n)]
     clock = {
-        **{"n": 200, "mean": p50, "std": 0.019, "min": p50 - 0.04, "p50": p50, "p90": p50 + 0.02, "p95": p50 + 0.03},
-        **{"p99": p50 + 0.1, "max": p50 + 0.2, "outliers": 3, "stopped_by": "interval", "samples": [p50, p50]},
+        **{
+            "n": n,
+            "mean": p50,
+            "std": 0.019,
+            "min": max(p50 / 2, p50 - 0.04),
+            "p50": p50,
+            "p90": p50 + 0.02,
+            "p95": p50 + 0.03,
+        },
+        **{"p99": p50 + 0.1, "max": p50 + 0.2, "outliers": 3, "stopped_by": "interval", "samples": samples},
     }
-    return clock | ({} if half is None else {"ci95": [p50 - half, p50 + half]}) | changes
+    return clock | {"ci95": [p50 - 0.01, p50 + 0.01]} | changes
 
 
-def clocks(p50: float, half: float | None = 0.01, *, device: bool = True, **changes: Any) -> dict[str, Any]:
-    """Make the sections of a latency metric; `changes` go into its wall clock."""
-    clock = summary(p50, half, **changes)
+def clocks(p50: float, *, device: bool = True, **changes: Any) -> dict[str, Any]:
+    """Make the sections of a latency metric, bound by the device; `changes` go into its wall clock."""
+    clock = summary(p50, **changes)
     fps = {"mean": 1000 / p50, "min": 1000 / (p50 + 0.2), "max": 1000 / (p50 - 0.04)}
     latency = {"cold": False, "warmup_iterations": 12, "warmup_seconds": 1.2, "settled": True}
-    return {"wall_ms": clock, **({"device_ms": clock} if device else {}), "fps": fps, "latency": latency}
+    of_device = {"device_ms": clock, "host_ms": summary(0.1 * p50)} if device else {}
+    rates = msgspec.to_builtins(rates_of_calls(clock["samples"], 1))
+    return {"wall_ms": clock, **of_device, "fps": fps, "latency": latency, "rates": rates}
 
 
 def build(variant: str, p50: float | None = None, **changes: Any) -> Record:
@@ -56,14 +71,49 @@ def build(variant: str, p50: float | None = None, **changes: Any) -> Record:
     return record
 
 
+def in_turns(
+    variant: str,
+    p50: float,
+    *,
+    noise: float = 1e-3,
+    std: float = 2e-4,
+    freedom: float = 100.0,
+    taken: float = 0.0,
+    drift: float = 1.0,
+    windows: int = 24,
+    **changes: Any,
+) -> Record:
+    """Make a record that took turns with others, bound by the device.
+
+    `noise`: relative standard deviation of a window. `std`: of equal code between processes, known with so many degrees
+    of `freedom`. `taken`: share of the CPU that others took. `drift`: the last window over the first.
+    """
+    draw = np.random.default_rng(list(variant.encode()))
+    medians = p50 * np.exp(noise * draw.standard_normal(windows) + np.log(drift) * np.linspace(-0.5, 0.5, windows))
+    section = {
+        **{
+            "began": "now",
+            "beside": [],
+            "spread": {"kind": "device-bound", "std": std, "freedom": freedom, "learned": 3},
+        },
+        "windows": [
+            {"block": place, "start_s": place, "n": 400 // windows, "p50": ms, "cpu_lost_share": taken}
+            for place, ms in enumerate(medians.tolist())
+        ],
+    }
+    metrics = clocks(p50)
+    metrics["latency"]["cpu_lost_share"] = taken
+    return build(variant, p50, metrics=metrics, turns=section, **changes)
+
+
 def faster(ratio: float, **changes: Any) -> Mapping[str, Any]:
     return {"vs": "baseline", "wall": ratio, "ci95": [ratio - 0.1, ratio + 0.1], **changes}
 
 
 def frame_loop(p50: float = 9.0, **changes: Any) -> dict[str, Any]:
     """Make the section of a loop of 600 frames that holds 60 FPS and all below, or whatever `changes` make of it."""
-    held = {"holds": True, "misses": 0, "longest_run": 0, "longest_stall_ms": 0.0}
-    missed = {"holds": False, "misses": 600, "longest_run": 600, "longest_stall_ms": 1.25}
+    held = {"misses": 0, "bursts": 0, "longest_run": 0, "longest_stall_ms": 0.0}
+    missed = {"misses": 600, "bursts": 1, "longest_run": 600, "longest_stall_ms": 1.25}
     rates = {24: held, 30: held, 60: held, 120: missed}
     parts: dict[str, dict[str, float]] = {
         "world": {"device_ms": 4.0, "host_ms": 0.5, "share": 0.24},
@@ -74,13 +124,14 @@ def frame_loop(p50: float = 9.0, **changes: Any) -> dict[str, Any]:
         "rest": {"host_ms": 0.2, "share": 0.012},
     }
     flat = {"first": 700 * MIB, "last": 700 * MIB, "min": 690 * MIB, "max": 700 * MIB}
-    settings = {"steps": 1, "commit": "fused", "schedule": "sequential", "pace": "free", "deliver": "host"}
+    work = {"steps": 1, "commit": "fused"}
+    settings = {"work": work, "schedule": "sequential", "pace": "free", "deliver": "host"}
     section: dict[str, Any] = {
         **{"frames": 600, "warmup_frames": 60, "target_fps": 60.0, **settings},
         "stages": ["world", "picture", "sound", "deliver"],
-        "frame_ms": summary(p50, std=0.1, min=8.5, p95=9.05, p99=9.1, max=9.5, samples=[]),
-        "latency_ms": summary(9.2, p99=9.4, samples=[]),
-        **{"wall_fps": 110.25, "audio_rtf": 1.47, "late": 0, "holds": True, "sustained_fps": 109.2},
+        "frame_ms": summary(p50, 600, std=0.1, min=8.5, p95=9.05, p99=9.1, max=9.5, samples=[]),
+        "latency_ms": summary(9.2, 600, p99=9.4, samples=[]),
+        **{"wall_fps": 110.25, "audio_rtf": 1.47, "late": 0, "sustained_fps": 109.2},
         "budget": {"target_ms": 1000 / 60, "parts": parts, "overhead_ms": 0.75, "overhead_share": 0.083},
         "deadlines": {
             str(rate): {"fps": float(rate), "budget_ms": 1000 / rate, **kept} for rate, kept in rates.items()
@@ -97,9 +148,9 @@ def frame_loop(p50: float = 9.0, **changes: Any) -> dict[str, Any]:
 
 def stalled_loop() -> dict[str, Any]:
     """Make the section of a loop in which 12 frames are late, and slow."""
-    section = frame_loop(late=12, holds=False)
+    section = frame_loop(late=12)
     section["frame_ms"] |= {"p99": 31.2, "max": 45.1}
-    section["deadlines"]["60"] |= {"holds": False, "misses": 12, "longest_run": 2, "longest_stall_ms": 28.43}
+    section["deadlines"]["60"] |= {"misses": 12, "bursts": 11, "longest_run": 2, "longest_stall_ms": 28.43}
     frames = [
         {"frame": 60, "ms": 45.1, "causes": ["recompile 0/1", "garbage collection"]},
         *({"frame": 100 + 20 * i, "ms": 40.0 - i, "causes": ["garbage collection"]} for i in range(8)),

@@ -1,62 +1,36 @@
-"""What every figure shares: plotly knows each property, names stay text, series are thinned to their extremes."""
+"""What every figure shares: places, ticks and labels; series are thinned to their extremes."""
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
 from profiling.report.charts import (
+    GREY,
+    RED,
+    Figure,
     axis,
     band,
-    bars,
-    cut_bars,
     envelope,
+    error_bars,
     figure,
     frame_budgets,
     line,
     palette,
     plain,
     points,
-    ranks,
     rounded,
     scale,
     series_scale,
-    tree,
     upper_end,
 )
-
-
-def test_plotly_knows_every_property() -> None:
-    data = [
-        bars("<b>", ["a", "b"], [1.0, None], "#888888", [(0.9, 1.2), None], opacity=0.5),
-        bars("lying", ["a"], [1.0], "#888888", horizontal=True),
-        points("p99", [1, 2.5], [1.0, 2.0], symbol="diamond-open"),
-        line("frames", np.arange(2), np.ones(2), "#888888"),
-    ]
-    drawn = figure(data, axis("x"), axis("y, ms"), frame_budgets(9.0), shapes=[band("x", 0, 1)], barmode="stack")
-    go.Figure(drawn)  # raises where a property is misspelt or out of its range
-    go.Figure(tree({"type": "icicle", "labels": ["a"], "parents": [""]}))
-    assert json.dumps(drawn, allow_nan=False)
-    assert drawn["data"][0]["name"] == "&lt;b&gt;"
-
-
-def test_a_figure_with_a_misspelt_property_would_be_refused() -> None:
-    with pytest.raises(ValueError, match="opactiy"):
-        go.Figure({"data": [{"type": "bar", "opactiy": 1}]})
-
-
-def test_absent_bars_are_left_out_with_their_intervals() -> None:
-    drawn = bars("p50", ["a", "b", "c"], [1.0, None, 3.0], "#888888", [(0.9, 1.2), None, None])
-    assert (drawn["x"], drawn["y"]) == (["a", "c"], [1.0, 3.0])
-    assert drawn["error_y"]["array"] == pytest.approx([0.2, 0.0])
-    assert drawn["error_y"]["arrayminus"] == pytest.approx([0.1, 0.0])
+from profiling.report.plot import plot_of
 
 
 def test_an_interval_that_rounding_put_beside_its_median_has_no_negative_length() -> None:
-    assert bars("p50", ["a"], [1.0], "#888888", [(1.0001, 1.0002)])["error_y"]["arrayminus"] == [0.0]
+    assert error_bars([1.0], [(1.0001, 1.0002)])["arrayminus"] == [0.0]
 
 
 def test_frame_budgets_stand_on_the_axis_and_close_ones_share_a_label() -> None:
@@ -85,9 +59,6 @@ def test_a_value_above_the_axis_is_a_triangle_at_its_edge_that_tells_the_value()
     assert (drawn["y"], drawn["marker"]["symbol"]) == ([3.0, 10.0], ["diamond-open", "triangle-up"])
     assert drawn["text"] == ["3", "99.13"]
     assert points("p99", ["a"], [3.0], "diamond-open", top=10.0) == points("p99", ["a"], [3.0], "diamond-open")
-    (label,) = cut_bars(["a", "b"], [3.0, 99.0], 10.0)
-    assert (label["x"], label["y"], label["text"]) == (["b"], [10.0], ["99"])
-    assert cut_bars(["a"], [3.0], 10.0) == []
 
 
 def test_one_sample_does_not_set_the_axis_of_a_series_and_far_series_get_a_log_axis() -> None:
@@ -97,12 +68,6 @@ def test_one_sample_does_not_set_the_axis_of_a_series_and_far_series_get_a_log_a
     assert ends == {"range": [0, top]}
     assert 2 < top < 6
     assert series_scale([values, values * 100]) == ({"type": "log"}, float("inf"))
-
-
-def test_a_level_stands_at_its_logarithm_on_a_log_axis() -> None:
-    drawn = figure([], axis("x"), axis("y", type="log"), [(100.0, "10 FPS")])
-    assert drawn["layout"]["annotations"][0]["y"] == 2.0
-    assert drawn["layout"]["shapes"][0]["y0"] == 100.0
 
 
 def test_small_and_large_values_get_a_log_axis() -> None:
@@ -121,12 +86,67 @@ def test_a_thinned_series_keeps_its_extremes_in_order(most: int) -> None:
     assert (np.diff(places) > 0).all()
 
 
-def test_ranks_are_spread_over_all() -> None:
-    assert ranks(5, 10).tolist() == [0, 1, 2, 3, 4]
-    assert ranks(1001, 3).tolist() == [0, 500, 1000]
-
-
-def test_colours_and_names() -> None:
+def test_colours_of_a_chart_do_not_repeat() -> None:
     assert list(palette(["a", "b", "a"])) == ["a", "b"]
-    assert plain("<b>&amp;</b>\n") == "&lt;b&gt;&amp;amp;&lt;/b&gt;"
+    colours = [*palette(map(str, range(12))).values()]
+    assert len(set(colours[:10])) == 10
+    assert set(colours[10:]) == {GREY}
+    assert plain("<b>\n") == "<b>"
     assert rounded([1 / 3]) == [0.333333]
+
+
+def drawn() -> Figure:
+    data = [
+        line("frames", [0, 1, 2], [4.0, 8.0, 6.0], "#123456"),
+        points("slow", [1], [8.0], "diamond-open", error_y=error_bars([8.0], [(7.0, 10.0)])),
+    ]
+    return figure(data, axis("frame"), axis("frame time, ms", range=[0, 10]), [(5.0, "200 FPS")], [band("x", 0, 1)])
+
+
+def test_values_stand_at_their_share_of_the_axes() -> None:
+    plot = plot_of(drawn())
+    (mark,) = plot.marks
+    assert (mark.x, mark.y, mark.words) == (50.0, pytest.approx(20.0), "slow: 1.000, 8.000")
+    assert plot.paths[0][0].count("L") == 2
+    assert plot.notes == [(50.0, "200 FPS", RED)]
+    level, interval = plot.rules
+    assert (level.y1, level.y2, level.x1, level.x2) == (50.0, 50.0, 0, 100)
+    assert (interval.y1, interval.y2) == (pytest.approx(30.0), pytest.approx(0.0))
+    assert [text for _, text in plot.y_ticks] == ["0", "2", "4", "6", "8", "10"]
+    left, top, width, height, *_ = plot.bands[0]
+    assert (left, top, width, height) == pytest.approx((3.7, 0.0, 46.3, 100), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "ticks"),
+    [
+        ({"type": "log"}, [1.0, 1000.0], ["1", "10", "100", "1,000"]),
+        ({"type": "log"}, [10.0, 60.0], ["10", "20", "50"]),
+        ({"type": "category"}, ["b", "a"], ["b", "a"]),
+        ({"rangemode": "tozero"}, [3.0, 4.0], ["0", "1", "2", "3", "4"]),
+        ({"tickvals": [1.0, 4.0]}, [1.0, 4.0], ["1", "4"]),
+        ({"range": [1.5, -0.5], "tickvals": [0, 1], "ticktext": ["one", "two"]}, [0, 1], ["one", "two"]),
+    ],
+)
+def test_an_axis_has_round_ticks_in_their_order(kind: dict[str, Any], values: list[Any], ticks: list[str]) -> None:
+    plot = plot_of(figure([points("p", values, [1.0, 2.0])], axis("x", **kind), axis("y")))
+    assert [text for _, text in plot.x_ticks] == ticks
+    assert all(0 <= place <= 100 for place, _ in plot.x_ticks)
+    places = {mark.words: mark.x for mark in plot.marks}
+    assert len(set(places.values())) == 2
+
+
+def test_dates_are_placed_by_time() -> None:
+    days = ["2026-01-01T00:00:00", "2026-01-02T00:00:00", "2026-01-05T00:00:00"]
+    first, second, third = plot_of(figure([points("p", days, [1, 1, 1])], axis("x", type="date"), axis("y"))).marks
+    assert third.x - second.x == pytest.approx(3 * (second.x - first.x), abs=0.05)
+
+
+def test_series_whose_colours_repeat_are_labelled_and_have_no_legend() -> None:
+    names = [f"variant_{i}" for i in range(12)]
+    colours = palette(names)
+    plot = plot_of(figure([line(n, [0, 1], [1.0, 2.0], colours[n]) for n in names], axis("x"), axis("y")))
+    assert plot.key == []
+    assert [label[2] for label in plot.labels] == names
+    few = plot_of(figure([line(n, [0, 1], [1.0, 2.0], colours[n]) for n in names[:10]], axis("x"), axis("y")))
+    assert ([name for *_, name in few.key], few.labels) == (names[:10], [])

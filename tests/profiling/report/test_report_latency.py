@@ -1,4 +1,4 @@
-"""The tables of calls show the planted numbers, their charts what numpy computes from the samples."""
+"""The tables of calls show the planted numbers, their chart the spread of the samples."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_records import MIB, build, clocks, faster, run_data, titled, traces
+from report_records import MIB, build, build_loop, clocks, faster, run_data, titled
 
-from profiling.report.charts import points_each
+from profiling.report.charts import Rows
 from profiling.report.heading import network_section
-from profiling.report.latency import distribution_section, latency_section
+from profiling.report.latency import latency_section
 from profiling.report.memory import memory_section
 from profiling.results.record import Record
-from profiling.results.stats import summarize
 
 TIMING = "How the times were taken"
 
@@ -23,7 +22,7 @@ def variants(*records: Record) -> list[dict[str, str]]:
 
 
 def sampled(samples: np.ndarray) -> Record:
-    """Make a record of these samples; bootstrapping their median is not what is tried here."""
+    """Make a record of these samples."""
     return build("baseline", metrics=clocks(float(np.median(samples)), samples=samples.tolist()))
 
 
@@ -32,7 +31,7 @@ def test_a_row_shows_the_known_numbers(three: tuple[Record, ...]) -> None:
         **{"component": "world_model", "variant": "compile", "status": "–", "p50 ms": "2.500", "p99 ms": "2.600"},
         **{
             "FPS": "400",
-            "speedup vs baseline": "11.5× [11.4, 11.6]",
+            "speedup vs baseline": "11.5× ±2.6%",
             "rel. L2 error": "4.1e-03",
             "allowed error": "8.2e-03",
         },
@@ -72,9 +71,9 @@ def test_skipped_cells_have_no_row_and_what_was_not_measured_is_a_dash() -> None
 
 def test_how_the_times_were_taken() -> None:
     (row,) = titled(latency_section(run_data(build("baseline", 2.5))))[TIMING]
-    expected = {"samples": "200", "stopped by": "interval", "outliers (kept)": "3", "caches": "hot", "settled": "yes"}
+    expected = {"samples": "400", "stopped by": "interval", "outliers (kept)": "3", "caches": "hot", "settled": "yes"}
     assert expected.items() <= row.items()
-    assert row["p50 ms"] == "2.500 [2.490, 2.510]"
+    assert row["p50 ms"] == "2.500 ±0.1%"
 
 
 def test_metrics_of_a_users_own_show_their_numbers() -> None:
@@ -91,63 +90,53 @@ def test_drift_is_shown_call_by_call() -> None:
     assert list(row.values())[2:] == ["1.0e-03", "2.0e-03", "1.0e-02", "5.0e-02", "6.0e-02"]
 
 
-def test_bars_are_medians_with_their_intervals_and_a_wrong_one_is_pale(three: tuple[Record, ...]) -> None:
-    (chart,) = latency_section(run_data(*three)).charts
-    drawn = traces(chart)
-    bar = drawn["baseline"]
-    assert (bar["y"], bar["error_y"]["array"], bar["error_y"]["arrayminus"]) == ([28.7], [0.01], [0.01])
-    assert drawn["baseline, p99"]["y"] == [28.8]
-    assert bar["marker"]["opacity"] == [1.0]
-    wrong = drawn["cuda_graph"]
-    assert (wrong["marker"]["opacity"], wrong["x"]) == ([0.25], ["cuda_graph (failed: does not count)"])
-    lines = [shape["y0"] for shape in chart.views[0].figure["layout"]["shapes"]]
-    assert lines == [1000 / rate for rate in (120, 60)], "those of the axis, which ends above 28.9 ms"
+def spreads(*records: Record) -> dict[str, Rows]:
+    """Return what is drawn of each component."""
+    (chart,) = latency_section(run_data(*records)).charts
+    return {view.label: view.figure for view in chart.views if isinstance(view.figure, Rows)}
+
+
+def test_spreads_stand_around_their_medians_and_a_wrong_one_is_pale(three: tuple[Record, ...]) -> None:
+    drawn = spreads(*three)["world_model"]
+    first, _, wrong = drawn.rows
+    assert first.spread is not None
+    assert (first.spread.low, first.spread.p50, first.spread.p95, first.spread.p99, first.spread.high) == (
+        *(28.66, 28.7, 28.73, 28.8, 28.9),
+    )
+    assert first.words == "28.70 ms, p99 28.80"
+    assert first.spread.high < drawn.end < 33
+    assert (wrong.name, wrong.counts, first.counts) == ("cuda_graph (failed: does not count)", False, True)
+    assert drawn.levels == [(1000 / 120, "120 FPS"), (1000 / 60, "60 FPS")], "those of the axis"
 
 
 def test_the_roofline_is_drawn_where_it_is_known() -> None:
     records = (build("baseline", 5.0, roofline={"roofline_ms": 1.25}), build("compile", 4.0))
-    drawn = traces(latency_section(run_data(*records)).charts[0])
-    assert drawn["baseline, roofline"]["y"] == [1.25]
-    assert "compile, roofline" not in drawn
+    assert [row.spread and row.spread.least for row in spreads(*records)["world_model"].rows] == [1.25, None]
 
 
-def test_components_together_and_each_alone() -> None:
-    records = [build(v, p50, component=c) for c, p50 in (("a", 1.0), ("b", 2.0)) for v in ("baseline", "compile")]
-    (chart,) = latency_section(run_data(*records)).charts
-    assert [view.label for view in chart.views] == ["all components", "a", "b"]
-    assert traces(chart)["compile"]["x"] == ["a", "b"]
-    assert traces(chart)["compile"]["y"] == [1.0, 2.0]
-    assert traces(chart, 2)["compile"]["x"] == ["compile"]
+def test_a_call_of_several_frames_has_their_budgets_and_a_training_step_none() -> None:
+    (rows,) = spreads(build("baseline", 120.0, frames_per_call=4)).values()
+    assert rows.levels == [(4000 / 120, "120 FPS"), (4000 / 60, "60 FPS")]
+    (rows,) = spreads(build("baseline", 120.0, training={"log": [], "eager_log": []})).values()
+    assert rows.levels == []
 
 
-@pytest.mark.parametrize("count", [50, 100_000])
-def test_the_distribution_is_the_empirical_one(count: int) -> None:
-    samples = np.random.default_rng(0).gamma(3.0, 2.0, count)
-    chart = distribution_section(run_data(sampled(samples))).charts[0]
-    (line,) = traces(chart).values()
-    assert len(line["x"]) == min(count, points_each(1))
-    for x, y in zip(line["x"][:: max(1, count // 1000)], line["y"][:: max(1, count // 1000)], strict=True):
-        assert y == pytest.approx((samples <= x * (1 + 1e-5)).mean(), abs=1e-4)
-    assert (line["x"][0], line["x"][-1]) == pytest.approx((samples.min(), samples.max()), rel=1e-5)
-    assert line["y"][-1] == 1.0
-    assert ("thinned" in chart.note) == (count > points_each(1))
+def test_a_stalled_call_flattens_none_and_frames_of_a_loop_are_drawn_too() -> None:
+    stalled = build("compile", metrics=clocks(2.5, p99=180.0, max=9000.0))
+    drawn = spreads(build("baseline", 28.7), stalled, build_loop("cuda_graph"))
+    assert list(drawn) == ["world_model", "realtime"]
+    assert drawn["world_model"].end < 80
+    assert drawn["realtime"].rows[0].words == "9.000 ms, p99 9.100"
 
 
-def test_flagged_samples_are_the_outliers_that_the_record_counts() -> None:
-    samples = 5 + 0.01 * np.random.default_rng(1).standard_normal(200)
-    samples[[7, 90]] = 9.0, 1.0
-    drawn = traces(distribution_section(run_data(sampled(samples))).charts[2])
-    assert {8, 91} <= set(drawn["baseline, outliers"]["x"])
-    assert len(drawn["baseline, outliers"]["x"]) == summarize(samples).outliers
-    assert drawn["baseline"]["x"] == list(range(1, 201))
-
-
-def test_thinned_samples_keep_the_lowest_and_the_highest() -> None:
+def test_of_many_samples_the_lowest_and_the_highest_are_drawn() -> None:
     samples = 5 + 0.01 * np.random.default_rng(2).standard_normal(200_000)
     samples[123_456], samples[7] = 50.0, 0.5
-    drawn = traces(distribution_section(run_data(sampled(samples))).charts[2])["baseline"]
-    assert len(drawn["x"]) <= points_each(1)
-    assert (drawn["x"][drawn["y"].index(50.0)], drawn["x"][drawn["y"].index(0.5)]) == (123_457, 8)
+    (rows,) = spreads(sampled(samples)).values()
+    spread = rows.rows[0].spread
+    assert spread is not None
+    assert len(spread.samples) <= 60
+    assert {0.5, 50.0} <= set(spread.samples)
 
 
 MEMORY = {
@@ -162,12 +151,12 @@ MEMORY = {
 def test_memory_by_phase_names_its_kinds() -> None:
     table = titled(memory_section(run_data(build("baseline", 1.0, memory=MEMORY))))["Memory by phase"]
     assert [list(row.values())[2:] for row in table] == [
-        ["start", "0", "–", "600"],
-        ["loaded", "3.0", "–", "700"],
+        ["start", "0", "600", "–"],
+        ["loaded", "3.0", "700", "–"],
         ["prepare peak", "9.0", "–", "–"],
-        ["steady peak", "5.0", "0", "–"],
+        ["steady peak", "5.0", "–", "0"],
     ]
-    assert list(table[0])[3:] == ["allocated MiB", "graph pools MiB", "host RSS MiB"]
+    assert list(table[0])[3:] == ["allocated MiB", "host RSS MiB", "graph pool MiB"]
 
 
 @pytest.mark.parametrize(
@@ -200,17 +189,6 @@ def test_static_inputs_of_a_capture_cost_the_difference() -> None:
     ]
     alone = build("cuda_graph", graphs={"memory": {"static input": captured["static input"]}})
     assert "delta" not in str(titled(memory_section(run_data(alone))))
-
-
-def test_memory_is_drawn_by_phase_and_kind() -> None:
-    (chart,) = memory_section(run_data(build("baseline", 1.0, memory=MEMORY))).charts
-    views = {view.label: view.figure for view in chart.views}
-    assert set(views) == {"world_model: allocated", "world_model: host RSS"}
-    (bars,) = views["world_model: allocated"]["data"]
-    assert dict(zip(bars["x"], bars["y"], strict=True)) == {
-        **{"start": 0, "loaded": 3, "prepare peak": 9, "steady peak": 5},
-    }
-    assert views["world_model: allocated"]["layout"]["yaxis"]["title"]["text"] == "allocated, MiB"
 
 
 def test_another_reference_and_other_dtypes_are_named():

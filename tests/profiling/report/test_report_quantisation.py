@@ -39,12 +39,12 @@ def test_the_front_holds_what_nothing_correct_beats_in_both():
 
 def test_tables_and_chart():
     section = quantisation_section(RunData(records(), Environment(), Path()))
-    replaced, left, alone = (
-        [[column.read(row) for column in table.columns] for row in table.rows] for table in section.tables
-    )
-    assert replaced == [["net", "int8", None, "Quantize", 48, "48 Int8Tensor", 5]]
-    assert left == [["net", "int8", None, "Quantize", 5, FEW, "norm.0, norm.1, norm.2 and 2 more"]]
-    assert alone == [["net", "int8", "blocks.0.mlp", "16 × 8", 0.01, 0.5, 0.25, 0.25]]
+    layers, alone = ([[column.read(row) for column in table.columns] for row in table.rows] for table in section.tables)
+    assert layers == [
+        ["net", "int8", None, "Quantize", 48, "replaced by Int8Tensor", None],
+        ["net", "int8", None, "Quantize", 5, f"left: {FEW}", "norm.0, norm.1, norm.2, …"],
+    ]
+    assert alone == [["net", "int8", "blocks.0.mlp", "16 × 8", 0.01, 0.5, 0.25]]
     assert section.lines == ("int8: 1 of 48 quantised layers alone; times estimated: the layer alone, eager",)
     (chart,) = section.charts
     (view,) = chart.views

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from report_records import build as build_record
+from report_records import summary
 
 from profiling.errors import printable
 from profiling.report.format import (
@@ -25,7 +27,9 @@ from profiling.report.format import (
     struck,
 )
 from profiling.report.page import Section, render_page
-from profiling.report.table import Column, Table, console, markdown
+from profiling.report.table import Column, Table, columns, console, markdown
+from profiling.results.measured import TrainingStepRow
+from profiling.results.record import Record
 
 
 @dataclass(frozen=True)
@@ -63,8 +67,10 @@ def cells(line: str) -> list[str]:
         (9.9996, "ms", "10.00"),
         (0.0000123, "ms", "1.230e-05"),
         (36.62, "s", "36.6"),
-        (Estimate(6.014, 5.92, 6.2), "ratio", "6.01× [5.92, 6.20]"),
-        (Estimate(2.184, 2.182, 2.1861), "ms", "2.184 [2.182, 2.186]"),
+        (Estimate(6.014, 5.92, 6.2), "ratio", "6.01× ±3.1%"),
+        (Estimate(2.184, 2.182, 2.1861), "ms", "2.184 ±0.1%"),
+        (Estimate(7.0, 5.91, 9.83), "ratio", "7.0× (5.9-9.8)"),
+        (Estimate(-0.01, -0.1, 0.08), "number", "-0.010 (-0.10 to 0.080)"),
         (Computed(2.57), "s", "~2.57"),
         (0.634, "percent", "63%"),
         (0.0421, "percent", "4.2%"),
@@ -132,16 +138,60 @@ def test_the_page_sorts_by_numbers_and_the_texts_are_those_of_the_markdown() -> 
     page = render_page("t", (), [Section("points", "Points", tables=(table,))])
     body = page.partition("<tbody>")[2].partition("</tbody>")[0]
     assert re.findall(r'data-sort="([^"]+)"', body) == ["1.5", "3.0", "2.5"]
-    assert "[2.90,\u00a03.10]" in body, "a line does not end inside an interval"
+    assert "3.00×\u00a0±3.3%" in body, "a line does not end before an interval"
     shown = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.replace("\u00a0", " ").split("</tr>")[:-1]]
-    assert shown == [["a", "1.500", "3.00× [2.90, 3.10]", "–"], ["b", "~2.500", "–", "never"]]
+    assert shown == [["a", "1.500", "3.00× ±3.3%", "–"], ["b", "~2.500", "–", "never"]]
     assert '<p class="note">p50: wall.</p>' in page
     assert [cells(line.replace("\\", "")) for line in markdown(table).splitlines()[2:4]] == shown
 
 
+def test_fields_of_a_record_have_their_columns_from_its_structs() -> None:
+    """Title, unit and meaning are declared once; what a row lacks is absent, and a median has its interval."""
+    content = {
+        "trace_analysis": {"idle_ms": 0.5, "count": 2.5, "idle": {"host_ms": 0.25, "between_ms": 0.25}},
+        **{"graphs": {"pool_bytes": 3 * 2**20, "speedup": 4.651, "wall_ms": {"before": 2.0}}},
+        **{"prepare": {"seconds": 1.0, "phases": {"load package": 0.5}, "cache_hits": 2}},
+        "metrics": {"latency": {"cold": True, "warmup_iterations": 1, "warmup_seconds": 1.0, "settled": True}},
+        "realtime": {"frames": 1, "target_fps": 60.0, "pace": "free", "frame_ms": summary(9.0), "wall_fps": 110.2},
+    }
+    paths = {
+        **{"trace_analysis.idle_ms": ("idle ms", "0.5000"), "trace_analysis.count": ("kernels, copies, fills", "2.5")},
+        "trace_analysis.idle.host_ms": ("idle, waiting for the host ms", "0.2500"),
+        **{"graphs.pool_bytes": ("pool MiB", "3.0"), "graphs.speedup": ("speedup", "4.65×")},
+        **{"graphs.wall_ms.before": ("wall before ms", "2.000"), "graphs.wall_ms.after": ("wall after ms", ABSENT)},
+        **{"prepare.phases.load package": ("load package s", "0.500"), "prepare.cache_hits": ("cache hits", "2")},
+        **{"metrics.latency.cold": ("cold", "yes"), "target": ("target", "generic_forward")},
+        **{
+            "realtime.frame_ms": ("frame ms", "9.000 ±0.1%"),
+            "realtime.frame_ms.max": ("frame max ms", "9.200"),
+        },
+        **{"realtime.wall_fps": ("video FPS", "110"), "energy.watts": ("power W", ABSENT)},
+    }
+    record = build_record("compile", **content)
+    shown = columns(Record, *paths)
+    assert {path: (c.header, show(c.read(record), c.kind)) for path, c in zip(paths, shown, strict=True)} == paths
+    assert [column.header for column in shown if column.measured] == [
+        *("idle ms", "idle, waiting for the host ms", "wall before ms", "wall after ms", "frame ms", "frame max ms"),
+        "video FPS",
+    ]
+    (count,) = columns(Record, "count", at="trace_analysis", of=lambda row: row[0])
+    assert (count.read((record,)), count.meaning) == (2.5, "kernels, copies and fills a call")
+    page = render_page("t", (), [Section("x", "X", tables=(Table("T", (count,), [(record,)]),))])
+    assert 'title="kernels, copies and fills a call"' in page
+    (loss,) = columns(TrainingStepRow, "loss")
+    assert loss.read((record, TrainingStepRow(step=3, loss=0.25))) == 0.25, "of a tuple it is the second element"
+
+
+@pytest.mark.parametrize("path", ["nothing", "trace_analysis.nothing", "trace_analysis.kernels", "prepare.phases"])
+def test_what_is_no_single_value_has_no_column(path: str) -> None:
+    with pytest.raises(TypeError, match=path.rpartition(".")[2]):
+        columns(Record, path)
+
+
 def test_a_link_is_one_on_the_page_only() -> None:
     table = build(Row("a.txt", href="traces/a.txt"))
-    assert '<a href="traces/a.txt">a.txt</a>' in render_page("t", (), [Section("x", "X", tables=(table,))])
+    page = render_page("t", (), [Section("x", "X", tables=(table,))]).replace("<wbr>", "")
+    assert '<a href="traces/a.txt">a.txt</a>' in page
     assert "traces/" not in markdown(table) + console(table)
 
 

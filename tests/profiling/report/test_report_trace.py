@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import plotly.graph_objects as go
 import pytest
 from hand_traced import CEILINGS, many, module, trace
-from report_records import MIB, RESULTS, build, run_data, titled, traces
+from report_records import MIB, build, run_data, titled
 
-from profiling.report.charts import View
 from profiling.report.render import render_html
-from profiling.report.run_data import load_run
 from profiling.report.trace import folded, trace_section
 from profiling.results.record import Record
 
@@ -57,7 +54,7 @@ def test_times_of_a_wrong_cell_are_struck_and_not_told() -> None:
 def test_busy_and_idle_and_classes() -> None:
     found = tables(traced())
     assert list(found[BUSY][0].values()) == [
-        *("world_model", "baseline", "5", "15", "1.600", "1.480", "0.1200", "7.5%", "0.02000", "0.1000", "1.500")
+        *("world_model", "baseline", "5", "15", "1.600", "1.480", "0.1200", "0.02000", "0.1000", "1.500")
     ]
     assert [list(row.values())[2:] for row in found[CLASSES]][:2] == [
         ["gemm", "8", "0.8000", "53%"],
@@ -89,36 +86,22 @@ def test_what_there_is_no_room_for_is_added_up() -> None:
     ]
     assert sum(float(row["total ms"]) for row in mine) == pytest.approx(0.04)
     modules = [row for row in found[MODULES] if row["variant"] == "v0"]
-    assert [modules[-2][key] for key in ("module", "modules")] == ["and 11 more", "11"]
+    assert modules[-2]["module"] == "and 11 more"
     assert sum(float(row["self ms"]) for row in modules[:-1]) == pytest.approx(0.04, rel=1e-3)
     assert "and" not in str(column(tables(traced(section=many(40, 30)))[KERNELS], "kernel")), "few cells have more rows"
 
 
 def test_blocks_that_are_built_alike_are_one_row() -> None:
     assert [list(row.values())[2:] for row in tables(traced())[MODULES]] == [
-        ["(the whole component)", "1", "14", "1.450", "97%", "0.05000", "3.3%"],
-        ["blocks.*", "2", "10", "1.100", "73%", "0.3000", "20%"],
-        ["blocks.*.attn", "2", "8", "0.8000", "53%", "0.8000", "53%"],
-        ["head", "1", "3", "0.3000", "20%", "0.3000", "20%"],
-        ["not attributable", "–", "–", "–", "3.3%", "0.05000", "3.3%"],
-        ["kernels that run side by side: counted twice above", "–", "–", "–", "–", "-0.02000", "–"],
-        ["GPU idle", "–", "–", "–", "–", "0.1200", "–"],
-        ["the call, under the profiler", "–", "–", "1.600", "–", "–", "–"],
+        ["(the whole component)", "14", "1.450", "97%", "0.05000"],
+        ["blocks.* (2)", "10", "1.100", "73%", "0.3000"],
+        ["blocks.*.attn (2)", "8", "0.8000", "53%", "0.8000"],
+        ["head", "3", "0.3000", "20%", "0.3000"],
+        ["not attributable", "–", "0.05000", "–", "0.05000"],
+        ["kernels that run side by side", "–", "-0.02000", "–", "-0.02000"],
+        ["GPU idle", "–", "0.1200", "–", "0.1200"],
+        ["the call, under the profiler", "–", "1.600", "–", "–"],
     ]
-
-
-@pytest.mark.parametrize("run", ["h200", "h200_world_model_step"])
-def test_the_own_times_of_submodules_add_up_to_the_call(run: str) -> None:
-    data = load_run(RESULTS / run)
-    (table,) = (table for table in trace_section(data).tables if table.title == MODULES)
-    spans = {r.variant + r.component: r.trace_analysis.span_ms for r in data.records if r.trace_analysis is not None}
-    own, whole = dict.fromkeys(spans, 0.0), dict.fromkeys(spans, 0.0)
-    for row in table.rows:
-        own[row.record.variant + row.record.component] += row.self_ms or 0.0
-        if row.name.startswith("the call"):
-            whole[row.record.variant + row.record.component] = row.ms
-    assert own == pytest.approx(spans)
-    assert whole == pytest.approx(spans)
 
 
 def test_operators_of_a_cpu_stand_where_kernels_do_and_add_up_to_the_call() -> None:
@@ -152,7 +135,7 @@ def test_what_is_not_attributable_says_why() -> None:
     lost = trace(unattributed_ms=1.5, modules_from="not attributable: fusion hides it", modules=[])
     record = traced("compile", lost)
     row = tables(record)[MODULES][0]
-    assert (row["module"], row["self ms"], row["share"]) == ("not attributable", "1.500", "100%")
+    assert (row["module"], row["self ms"]) == ("not attributable", "1.500")
     (table,) = (table for table in trace_section(run_data(record)).tables if table.title == MODULES)
     assert "Not attributable: fusion hides it (world_model.compile)" in table.notes
 
@@ -172,55 +155,7 @@ def test_modules_alone_are_shown_where_no_device_was_traced() -> None:
     assert not trace_section(run_data(build("baseline", 2.0)))
 
 
-def nodes(view: View) -> dict[str, dict[str, Any]]:
-    """Return label, parent, value and text of each node of a tree, by its path."""
-    (drawn,) = view.figure["data"]
-    keys = ("labels", "parents", "values", "text")
-    return {path: {key: drawn[key][i] for key in keys} for i, path in enumerate(drawn["ids"])}
-
-
-def test_the_bar_of_a_cell_is_its_classes_and_its_idle_time() -> None:
-    chart = trace_section(run_data(traced(), build("compile", 2.0))).charts[0]
-    found = {name: drawn["x"][0] for name, drawn in traces(chart).items()}
-    assert found == {
-        **{"gemm": 0.8, "attention": 0.4, "pointwise": 0.2, "copy": 0.1},
-        **{"idle, waiting for the host": 0.02, "idle, between kernels": 0.1, "span": 1.6},
-    }
-    overlap = trace()["kernel_ms"] - trace()["busy_ms"]
-    assert sum(ms for name, ms in found.items() if name != "span") == pytest.approx(found["span"] + overlap)
-    several = trace_section(run_data(traced(component="net"), traced(component="other"))).charts[0]
-    assert [view.label for view in several.views] == ["all components", "net", "other"]
-
-
-def test_the_tree_holds_each_modules_own_time_once() -> None:
-    chart = trace_section(run_data(traced(), traced("compile", trace(modules=[])))).charts[1]
-    (view,) = chart.views
-    tree = nodes(view)
-    assert sum(node["values"] for node in tree.values()) == pytest.approx(1.5)
-    assert {path: (node["labels"], node["parents"]) for path, node in tree.items()} == {
-        ".": ("world_model.baseline", ""),
-        "blocks.0": ("blocks.0", "."),
-        "blocks.0.attn": ("attn", "blocks.0"),
-        "blocks.1": ("blocks.1", "."),
-        "blocks.1.attn": ("attn", "blocks.1"),
-        "head": ("head", "."),
-        "..": ("not attributable", "."),
-    }
-    assert tree["blocks.1"]["text"] == "blocks.1: 0.6000 ms (40%), itself 0.2000 ms, 5 kernels"
-    go.Figure(view.figure)  # raises where a property is misspelt or out of its range
-
-
-def test_what_a_tree_has_no_room_for_is_its_parents_own_time() -> None:
-    modules = [module("", 3.0, 0.0, 1.0), module("a", 3.0, 1.0, 1.0)]
-    modules += [module(f"a.{i}", 0.001, 0.001, 1.0) for i in range(2000)]
-    records = [traced(f"v{i}", trace(modules=modules, unattributed_ms=0.0)) for i in range(5)]
-    for tree in map(nodes, trace_section(run_data(*records)).charts[1].views):
-        assert len(tree) <= 502
-        assert sum(node["values"] for node in tree.values()) == pytest.approx(3.0)
-        assert tree["a"]["values"] == pytest.approx(1.0 + 0.001 * (2000 - (len(tree) - 2)))
-
-
 def test_fifteen_cells_with_many_kernels_and_modules_fit_the_page() -> None:
     records = [traced(f"variant_{i}", many(300, 800)) for i in range(15)]
     page = render_html(run_data(*records, environment={"ceilings": CEILINGS}))
-    assert len(page.encode()) <= 6 * MIB
+    assert len(page.encode()) <= 1.5 * MIB

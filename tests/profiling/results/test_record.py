@@ -49,7 +49,6 @@ def test_a_section_may_be_given_as_a_mapping_with_numpy_numbers():
         {"metrics": Metrics(extra={"tensor": object()})},
         {"status": "ok"},
         {"variant": "other"},
-        {"unreadable": ("x",)},
         {"power": {}},
     ],
 )
@@ -83,7 +82,7 @@ def test_what_a_metric_returns_must_fit_the_record():
 
 
 def test_facts_that_readers_ask_for():
-    kept = {"holds": True, "misses": 0, "longest_run": 0, "longest_stall_ms": 0.0}
+    kept = {"misses": 0, "longest_run": 0, "longest_stall_ms": 0.0}
     deadlines = {str(fps): Deadline(fps=fps, budget_ms=1e3 / fps, **kept) for fps in (120.0, 24.0, 60.0)}
     loop = record(realtime=Realtime(frames=9, target_fps=60, pace="free", frame_ms=summary(5.0), deadlines=deadlines))
     assert [deadline.fps for deadline in loop.deadlines] == [24, 60, 120]

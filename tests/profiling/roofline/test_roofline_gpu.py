@@ -78,8 +78,8 @@ def test_a_chain_of_tiny_kernels_is_launch_bound_and_its_replay_is_predicted(cei
         made = chain(x)
     replays = sorted(clock.sample(graph.replay).wall for _ in range(50))
     assert made.shape == x.shape
-    assert section.predicted.variant == "cuda_graph"
-    assert section.predicted.wall_ms == pytest.approx(replays[25], rel=0.3)
+    assert section.steps[0].variant == "cuda_graph"
+    assert section.steps[0].wall_ms == pytest.approx(replays[25], rel=0.3)
 
 
 def test_a_large_copy_is_memory_bound(ceilings):
@@ -136,10 +136,12 @@ def test_in_a_run_the_prediction_meets_what_was_measured(profile, tmp_path):
     assert outcome.code == 0, outcome.out
     eager, replayed = read_records(outcome.folder).records
     assert eager.roofline.bound in ("launch overhead", "host"), "a slow host: both propose and predict the capture"
-    assert eager.roofline.predicted.variant == "cuda_graph"
-    predicted, measured = eager.roofline.predicted.wall_ms, replayed.metrics.wall_ms.p50
+    assert eager.roofline.steps[0].variant == "cuda_graph"
+    predicted, measured = eager.roofline.steps[0].wall_ms, replayed.metrics.wall_ms.p50
     assert 0.6 < measured / predicted < 1.7
     assert "Predicted and measured" in (outcome.folder / "report.md").read_text()
     for record in (eager, replayed):
         assert record.roofline.over_roofline >= 0.9
         assert record.roofline.idle_share < 1
+        assert {each.kind for each in record.roofline.classes} >= {"gemm", "pointwise"}
+        assert any(each.tflops for each in record.roofline.kernels), "a short trace knows the rates, also of a replay"

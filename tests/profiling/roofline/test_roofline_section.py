@@ -26,7 +26,7 @@ def test_of_a_compiled_call_the_eager_operators_are_no_evidence():
     assert not any("reads and writes of single operators" in line for line in fused.evidence)
     assert any(line.startswith("Python and operators that take little more") for line in fused.evidence), "the bound"
     assert eager.bound == fused.bound == "host"
-    assert eager.next_step != fused.next_step
+    assert [each.words for each in eager.steps] != [each.words for each in fused.steps]
 
 
 @torch.inference_mode()
@@ -70,13 +70,13 @@ def test_each_stage_is_judged_by_its_own_time():
     assert any("single operators" in line for line in found["world"].evidence)
     assert not any("single operators" in line for line in found["picture"].evidence), "fused"
     lines = " ".join((*found["world"].evidence, *found["picture"].evidence))
-    assert "above the measured ceiling" in lines, "these planted ceilings are far below this machine's"
+    assert "above the measured" in lines, "these planted ceilings are far below this machine's"
     alone = frame(220.0, {"world": 10.0}, overlapping=True).parts["world"]
     assert alone.bound is None, "it shares the device"
 
 
 def test_a_stage_that_was_traced_has_findings_which_its_verdict_follows():
-    moments = KernelFinding(kind="reduction", what="reductions (group norm)", ms=150.0, saves_ms=120.0, blocks=2.0)
+    moments = KernelFinding(kind="reduction", what="group norm reductions", ms=150.0, saves_ms=120.0, blocks=2.0)
     traced = TraceAnalysis(calls=1, findings=(moments,))
     for overlapping in (False, True):
         found = frame(

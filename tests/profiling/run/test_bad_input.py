@@ -64,7 +64,7 @@ import contextlib, runpy, sys
 sys.argv = ["profiling", "--help"]
 with contextlib.suppress(SystemExit):
     runpy.run_module("profiling.{target}", run_name="__main__")
-sys.exit(" ".join({{"torch", "numpy", "scipy", "plotly", "requests"}} & set(sys.modules)) or None)
+sys.exit(" ".join({{"torch", "numpy", "scipy", "requests"}} & set(sys.modules)) or None)
 """
 
 

@@ -55,7 +55,7 @@ def test_wrong_answers_cost_one_row_each(profile):
         assert records[wrong].metrics.wall_ms.n >= 5, "its time is measured, and shown struck out"
     assert "wrong after it" in records["faulty_later_wrong"].reason
     assert records["faulty_later_wrong"].speedup is None
-    assert "~~" in outcome.out
+    assert "~~" in (outcome.folder / "report.md").read_text()
     assert "net.faulty_wrong failed: parity" in outcome.out
 
 
@@ -81,11 +81,11 @@ def test_resume_does_only_what_is_left(profile):
     first = profile(*cells)
     assert [record.status for record in first.records.values()] == ["ok", "failed"], "the baseline begins first"
     second = profile(*cells, f"resume={first.folder}", folder=first.folder)
-    assert sorted(line["variant"] for line in second.lines) == ["baseline", "faulty_raise", "faulty_raise"]
+    assert sorted(line["variant"] for line in second.lines) == ["baseline", "faulty_raise"]
     other = profile("component=[net]", "variant=[baseline]", HERE, f"resume={first.folder}", folder=first.folder)
     assert other.code == 2
     assert "another config" in other.err
-    assert len(other.lines) == 3, "nothing lost, nothing added"
+    assert len(other.lines) == 2, "nothing lost, nothing added"
 
 
 def test_a_compile_that_compiles_nothing_is_skipped(profile):

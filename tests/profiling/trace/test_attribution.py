@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hand_made_events import host, span, work
@@ -21,7 +20,6 @@ from profiling.trace.events import (
     GpuWork,
     Span,
     innermost,
-    read_events,
     timeline,
     traced_calls,
 )
@@ -32,11 +30,6 @@ from profiling.trace.operator_costs import OperatorCosts
 def known_of(events):
     trace = timeline(events)
     return Attributor(trace, OperatorCosts()).of(traced_calls(trace)[0])
-
-
-def committed(cell):
-    path = Path(__file__).resolve().parents[3] / "docs" / "results" / "h200" / "traces" / f"{cell}.json.gz"
-    return timeline(read_events(path)), OperatorCosts()
 
 
 def modules_of(items):
@@ -75,7 +68,7 @@ def test_eager_work_is_attributed_whole():
 
 def test_the_helpers_of_a_convolution_have_the_bytes_of_what_they_convert():
     """An H200 counted 257, 256 and 257 MB in DRAM for input, output and input of 256 channels of 512 x 512."""
-    trace, costs = committed("image_decoder.baseline")
+    trace, costs = stored("main_job/image_decoder.baseline"), OperatorCosts()
     items = Attributor(trace, costs).of(traced_calls(trace)[0])
     largest = [item for item in items if item.arguments.get("Input Dims", [0])[0] == [1, 256, 512, 512]]
     given = [item.bytes for item in largest if "nchwToNhwc" in item.work.name]
@@ -86,7 +79,7 @@ def test_the_helpers_of_a_convolution_have_the_bytes_of_what_they_convert():
 
 def test_equal_kernels_of_an_operator_share_its_work():
     """A convolution of 64 groups may launch a kernel for each; others of its kernels have none of the work."""
-    trace, costs = committed("audio_decoder.baseline")
+    trace, costs = stored("main_job/audio_decoder.baseline"), OperatorCosts()
     items = Attributor(trace, costs).of(traced_calls(trace)[0])
     grouped = [item for item in items if "cutlass_tensorop" in item.work.name and _of_1024_channels(item)]
     assert len(grouped) == 64
@@ -96,7 +89,7 @@ def test_equal_kernels_of_an_operator_share_its_work():
 
 def test_copies_of_a_group_have_their_bytes_of_input_and_output():
     """An H200 counted 0.11 MB in DRAM as the mean of three convolutions' copies; writes may stay in L2."""
-    trace, costs = committed("audio_decoder.baseline")
+    trace, costs = stored("main_job/audio_decoder.baseline"), OperatorCosts()
     items = Attributor(trace, costs).of(traced_calls(trace)[0])
     copies = [item.bytes for item in items if "nhwcSliceC" in item.work.name]
     assert len(copies) == 3 * 2 * 64, "two copies for each group"
@@ -129,10 +122,10 @@ def test_a_replay_takes_everything_from_the_step_before_its_capture():
 @pytest.mark.parametrize(("capture", "launched"), [("cuda_graph", "baseline"), ("compile_cuda_graph", "compile")])
 def test_recorded_replays_have_the_exact_order_of_their_capture(component, capture, launched):
     """Traces of an H200; a graph of the audio decoder has branches on nine streams."""
-    trace, costs = committed(f"{component}.{launched}")
+    trace, costs = stored(f"main_job/{component}.{launched}"), OperatorCosts()
     items = Attributor(trace, costs).of(traced_calls(trace)[-1])
     reference = sorted(items, key=lambda item: item.work.launch.begin)
-    replay, _ = committed(f"{component}.{capture}")
+    replay = stored(f"main_job/{component}.{capture}")
     result, unmatched = completed(replay, reference)
     assert unmatched == 0
     assert sum(item.flops or 0 for item in result) == sum(item.flops or 0 for item in reference)

@@ -4,7 +4,8 @@ import pytest
 from hand_made_events import piece
 from stored_traces import NAMES, stored
 
-from profiling.trace.kernel_classes import CLASSES, class_of, class_of_name, class_of_operator
+from profiling.results.explained import KERNEL_CLASSES
+from profiling.trace.kernel_classes import class_of, class_of_name, class_of_operator
 
 #: Kernels of the world model whose names do not show their class.
 WITHOUT_CLASS = {"_write_ring", "_combine_chunks"}
@@ -18,7 +19,7 @@ def test_every_kernel_of_a_real_trace_has_a_class_and_names_say_the_same_as_oper
     for work in stored(name).work:
         known = operators.get(work.operator)
         kind = class_of(work, known)
-        assert kind in CLASSES
+        assert kind in KERNEL_CLASSES
         assert kind != "other" or work.name in WITHOUT_CLASS
         if work.kind == "kernel" and known is not None and not any(layout in work.name for layout in LAYOUT):
             assert class_of_name(work.name) == kind, work.name

@@ -86,7 +86,7 @@ def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
 
     monkeypatch.setattr(trace_passes, "profiled", stored_trace)
     passes = TracePasses(planted, "v", step, tmp_path, best_effort)
-    return (passes.analyze_stage() if main is None else passes.analyze(FOLDER / f"{main}.json.gz")), failed
+    return (passes.analyze_kernels() if main is None else passes.analyze(FOLDER / f"{main}.json.gz")), failed
 
 
 def captured(planted):
@@ -130,7 +130,7 @@ def test_a_stage_is_analysed_as_a_step_of_its_own_but_for_its_lines(tmp_path, mo
     whole, _ = on_a_gpu(tmp_path, monkeypatch, compiled, {**traces, "lines": "net.graph"}, "net.compile_graph")
     assert failed == []
     assert (found.kernels, found.kernel_ms, found.modules) == (whole.kernels, whole.kernel_ms, whole.modules)
-    assert on_a_gpu(tmp_path, monkeypatch, compiled, {}, None) == (None, ["the trace of a stage"])
+    assert on_a_gpu(tmp_path, monkeypatch, compiled, {}, None) == (None, ["the trace of its kernels"])
 
 
 @pytest.mark.parametrize(

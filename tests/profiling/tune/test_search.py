@@ -15,14 +15,15 @@ import pytest
 from fake_cells import FakeCells, Plan, dies, ends, interrupts
 from planted_recipes import EAGER_MS, LOAD_S, Plans, prepared, rows, searched, space_of
 
-from profiling.report.tune import contributions, front, winner
-from profiling.results.judgement import is_undecided
+from profiling.report.tune import contributions, front
+from profiling.results.verdicts import compare_records, fastest_correct
 from profiling.run.events import End
 from profiling.tune.devices import Shared
 from profiling.tune.search import GRACE, NOT_TRIED, SPENT
 
 STEPS = ("wrong", "half", "slower", "fifth_off", "nothing", "together")
-FACTORS = {"wrong": 0.1, "half": 0.5, "slower": 1.3, "fifth_off": 0.8, "together": 1.05, "half+together": 0.7}
+FACTORS = {"wrong": 0.1, "half": 0.5, "slower": 1.3, "fifth_off": 0.8, "nothing": 1.005, "together": 1.05}
+FACTORS["half+together"] = 0.7
 
 
 def cells_of(factors=FACTORS, seconds=None, **plans):
@@ -32,16 +33,15 @@ def cells_of(factors=FACTORS, seconds=None, **plans):
 def test_the_best_recipe_wins_and_each_of_its_steps_is_explained(tmp_path, monkeypatch):
     cells = cells_of()
     _, records, _ = searched(monkeypatch, tmp_path / "run", space_of(*STEPS), cells)
-    best = winner(records.values())
+    best = fastest_correct(records.values())
     assert best.variant == "half+fifth_off+together"
     assert best.wall_p50 == pytest.approx(EAGER_MS * 0.5 * 0.8 * 1.05 * 0.7, rel=0.01)
     rows = {row.steps: row for row in contributions(records.values(), best)}
     expected = {("half",): 1 / (0.5 * 0.7), ("fifth_off",): 1 / 0.8, ("together",): 1 / (1.05 * 0.7)}
     assert rows.keys() == expected.keys()
     for steps, factor in expected.items():
-        assert rows[steps].ratio.value == pytest.approx(factor, rel=0.01), steps
-        assert rows[steps].ratio.low < factor * 1.005, "they were timed in turns, and have an interval"
-        assert rows[steps].ratio.high > factor * 0.995
+        assert rows[steps].ratio.ratio == pytest.approx(factor, rel=0.01), steps
+        assert rows[steps].ratio.in_turns, steps
 
 
 def test_a_wrong_recipe_falls_out_at_once_and_none_is_built_on_it(tmp_path, monkeypatch):
@@ -90,22 +90,19 @@ def test_survivors_are_prepared_once_and_measured_longer(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("noise", "is_close"), [(0.5, True), (0.001, False)])
 def test_what_is_left_of_the_budget_tells_the_first_two_apart(noise, is_close, tmp_path, monkeypatch):
     """They differ by 6%, and their windows by far more: a few show no difference."""
-    monkeypatch.setattr("profiling.results.judgement.CPU_PROCESS_SHARE", 0.007)
-    plans = {
-        name: Plan(ms, prepare_s=3.0, noise=noise) for name, ms in (("half", 5.0), ("third", 4.7), ("slower", 9.0))
-    }
+    options = {"prepare_s": 3.0, "noise": noise, "limits": {"pinned": True}}
+    plans = {name: Plan(ms, **options) for name, ms in (("half", 5.0), ("third", 4.7), ("slower", 9.0))}
     space = space_of("half", "third", "slower", half={"group": "g"}, third={"group": "g"}, slower={"group": "g"})
     _, records, took = searched(monkeypatch, tmp_path / "run", space, cells_of(**plans), budget=100.0)
     assert took <= 100.0
-    assert winner(records.values()).variant == "third"
-    assert not is_undecided(records["half"], records["third"])
+    assert fastest_correct(records.values()).variant == "third"
+    assert compare_records(records["half"], records["third"]).answer() == "slower"
     timed = [len(records[name].turns.windows) for name in ("half", "third")]
-    assert (min(timed) > 100) is is_close, timed
+    assert (min(timed) >= 40) is is_close, timed
     assert len(records["slower"].turns.windows) < 50
 
 
 def test_beside_other_processes_the_rest_of_the_budget_is_not_spent(tmp_path, monkeypatch):
-    monkeypatch.setattr("profiling.results.judgement.CPU_PROCESS_SHARE", 0.007)
     busy = {"prepare_s": 3.0, "noise": 1.0, "lost": lambda _: 0.5}
     plans = {"baseline": Plan(10.0, **busy), "half": Plan(9.99, **busy), "third": Plan(9.98, **busy)}
     space = space_of("half", "third", half={"group": "g"}, third={"group": "g"})
@@ -113,26 +110,28 @@ def test_beside_other_processes_the_rest_of_the_budget_is_not_spent(tmp_path, mo
     assert took < 100.0
 
 
-def test_a_step_that_contributes_nothing_is_not_in_the_winner(tmp_path, monkeypatch):
-    """Times of equal code differ by up to 12% on a CPU, so that a gain of 2% is none."""
+def test_a_step_that_may_contribute_nothing_is_said_to(tmp_path, monkeypatch):
+    """Times of equal code differ by 4% between processes of a CPU, so that a gain of 2% is not known."""
     cells = cells_of({"half": 0.5, "nothing": 0.98})
     _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half", "nothing"), cells)
-    assert "half+nothing" in records
-    assert winner(records.values()).variant == "half"
+    best = fastest_correct(records.values())
+    assert best.variant == "half+nothing", "the lowest estimate, as in every other table"
+    answers = {row.steps: row.ratio.answer() for row in contributions(records.values(), best)}
+    assert answers == {("half",): "slower", ("nothing",): "undecided"}
 
 
 def test_nothing_is_built_on_a_step_that_contributes_nothing_before_all_others_were_tried(tmp_path, monkeypatch):
-    """Four steps are tried first; a lead of 2% by chance does not take the budget from the fifth."""
+    """Four steps are tried first; a lead of half a percent does not take the budget from the fifth."""
     idle = ("idle", "nothing", "slower", "together")
-    cells = cells_of({"half": 0.5, "nothing": 0.98, **dict.fromkeys(("idle", "slower", "together"), 1.01)})
+    cells = cells_of({"half": 0.5, "nothing": 0.995, **dict.fromkeys(("idle", "slower", "together"), 1.01)})
     _, records, _ = searched(monkeypatch, tmp_path / "run", space_of(*idle, "half"), cells, budget=70.0)
     assert prepared(cells)[:6] == ["baseline", *idle, "half"]
-    assert winner(records.values()).variant == "half"
+    assert "half" in fastest_correct(records.values()).variant
 
 
 def test_where_no_step_helps_the_winner_is_the_baseline(tmp_path, monkeypatch):
     _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("slower"), cells_of())
-    assert winner(records.values()).variant == "baseline"
+    assert fastest_correct(records.values()).variant == "baseline"
 
 
 def test_a_step_is_tried_where_another_one_that_it_needs_is(tmp_path, monkeypatch):
@@ -140,7 +139,7 @@ def test_a_step_is_tried_where_another_one_that_it_needs_is(tmp_path, monkeypatc
     cells = cells_of({"half": 0.5, "tuned": 0.6})
     _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
     assert set(records) == {"baseline", "half", "half+tuned"}
-    best = winner(records.values())
+    best = fastest_correct(records.values())
     assert [row.steps for row in contributions(records.values(), best)] == [("half", "tuned"), ("tuned",)]
 
 
@@ -148,7 +147,7 @@ def test_of_alternatives_a_recipe_has_one(tmp_path, monkeypatch):
     space = space_of("half", "fifth_off", "third", half={"group": "g"}, third={"group": "g"})
     cells = cells_of({"half": 0.5, "third": 0.33, "fifth_off": 0.8})
     _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
-    assert winner(records.values()).variant == "fifth_off+third"
+    assert fastest_correct(records.values()).variant == "fifth_off+third"
     assert [name for name in records if {"half", "third"} <= set(name.split("+"))] == []
 
 
@@ -159,7 +158,7 @@ def test_cheap_recipes_come_first_and_the_budget_is_kept(tmp_path, monkeypatch):
     _, records, took = searched(monkeypatch, tmp_path / "run", space, cells, budget=200.0)
     assert prepared(cells)[:4] == ["baseline", "nothing", "fifth_off", "half"]
     assert took <= 200.0
-    assert winner(records.values()).variant == "half+fifth_off"
+    assert fastest_correct(records.values()).variant == "half+fifth_off"
     not_tried = {name for name, record in records.items() if record.reason == NOT_TRIED}
     assert "half+fifth_off+together" in not_tried
     assert "together" not in prepared(cells)
@@ -187,7 +186,7 @@ def test_what_a_filled_cache_saves_is_expected(compile_cache, tmp_path, monkeypa
     graph = {"transforms": [], "capture": {"_target_": "g"}, "seconds": 1.0}
     space = space_of(*few, "graph", "compile", **few, graph=graph, compile=COMPILER)
     _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells, budget=100.0, compile_cache=compile_cache)
-    rows = contributions(records.values(), winner(records.values()))
+    rows = contributions(records.values(), fastest_correct(records.values()))
     assert {row.steps: row.without.variant for row in rows} == {("compile",): "graph", ("graph",): "compile"}
 
 
@@ -206,13 +205,13 @@ def test_a_preparation_that_does_not_end_is_stopped(tmp_path, monkeypatch):
     _, records, took = searched(monkeypatch, tmp_path / "run", space, cells, budget=100.0)
     assert took <= 100.0 + GRACE + 1
     assert records["slower"].status == "failed"
-    assert winner(records.values()).variant == "half"
+    assert fastest_correct(records.values()).variant == "half"
 
 
 def test_without_memory_for_another_one_the_slower_recipes_make_room(tmp_path, monkeypatch):
     cells = FakeCells(Plans(FACTORS, {}), memory=3.5e9)
     _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half", "fifth_off", "nothing", "slower"), cells)
-    assert winner(records.values()).variant == "half+fifth_off"
+    assert fastest_correct(records.values()).variant == "half+fifth_off"
     assert all(record.status == "ok" for record in records.values())
 
 
@@ -232,7 +231,7 @@ def test_a_recipe_that_runs_out_of_memory_beside_others_is_tried_alone(others, s
     assert {record.status for record in records.values()} == {"ok"}, records["large"].reason
     assert ("large", "alone") in cells.log or (others, step) == (1, "ready")
     if (others, step) == (1, "ready"):
-        assert "large" in winner(records.values()).variant
+        assert "large" in fastest_correct(records.values()).variant
     assert cells.held == {}
 
 
@@ -251,7 +250,7 @@ def test_without_budget_to_try_it_alone_its_row_says_so(tmp_path, monkeypatch):
     _, records, _ = searched(monkeypatch, folder, space, cells, budget=100.0)
     assert ("large", "alone") not in cells.log
     assert (records["large"].status, records["large"].reason) == ("skipped", NOT_TRIED)
-    assert winner(records.values()).variant == "half"
+    assert fastest_correct(records.values()).variant == "half"
 
 
 @pytest.mark.parametrize("happens", [{"ready": dies}, {3: dies}, {"finish": ends()}, {"ready": ends(bad_input=True)}])
@@ -260,14 +259,14 @@ def test_a_recipe_that_fails_costs_its_row(happens, tmp_path, monkeypatch):
     _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half", "fifth_off", "nothing"), cells)
     assert records["fifth_off"].status == "failed"
     assert records["half"].status == "ok"
-    assert "half" in winner(records.values()).variant
+    assert "half" in fastest_correct(records.values()).variant
 
 
 def test_without_a_baseline_nothing_is_searched(tmp_path, monkeypatch):
     cells = cells_of(baseline=Plan(happens={"ready": dies}))
     _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half"), cells)
     assert prepared(cells) == ["baseline"]
-    assert winner(records.values()) is None
+    assert fastest_correct(records.values()) is None
 
 
 def test_steps_that_cannot_run_here_have_a_row_and_are_in_no_recipe(tmp_path, monkeypatch):
@@ -300,7 +299,7 @@ def test_resuming_measures_what_is_missing(tmp_path, monkeypatch):
     assert {"slower", "wrong"} <= ended < set(prepared(cells))
     again = cells_of()
     _, records, _ = searched(monkeypatch, folder, space, again, resume=str(folder))
-    assert winner(records.values()).variant == "half+fifth_off+together"
+    assert fastest_correct(records.values()).variant == "half+fifth_off+together"
     assert ended & set(prepared(again)) == set()
     assert {"baseline", "half+together"} <= set(prepared(again))
 
@@ -352,16 +351,17 @@ def test_resuming_a_complete_search_measures_nothing(tmp_path, monkeypatch):
     }
 
 
-def test_devices_share_what_they_try(tmp_path, monkeypatch):
-    """The second device is twice as slow: recipes are compared with the baseline on their own device."""
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_devices_share_what_they_try(factor, tmp_path, monkeypatch):
+    """The second device is twice as slow or as fast: recipes are compared with the baseline on their own device."""
     folder, space = tmp_path / "run", space_of(*STEPS)
-    others = FakeCells(Plans({**FACTORS, "": 2.0}, {}))
+    others = FakeCells(Plans({**FACTORS, "": factor}, {}))
     _, theirs, _ = searched(monkeypatch, folder / "devices" / "b", space, others, 100.0, Shared(folder))
-    assert theirs["baseline"].wall_p50 == pytest.approx(2 * EAGER_MS, rel=0.01)
+    assert theirs["baseline"].wall_p50 == pytest.approx(factor * EAGER_MS, rel=0.01)
     assert theirs["half"].speedup.wall == pytest.approx(2.0, rel=0.01)
     cells, ended = cells_of(), SimpleNamespace(wait=lambda seconds: 0)
     _, records, _ = searched(monkeypatch, folder, space, cells, 600.0, Shared(folder, [ended]))
-    best = winner(records.values())
+    best = fastest_correct(records.values())
     assert best.variant == "half+fifth_off+together"
     assert records["half"].speedup.wall == pytest.approx(2.0, rel=0.01)
     assert set(prepared(cells)) & {name for name, each in theirs.items() if each.status == "ok"} <= {

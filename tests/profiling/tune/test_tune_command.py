@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from profiling.report.tune import winner
+from profiling.results.verdicts import fastest_correct
 
 FEW = ("component=[net]", "step=[cuda_graph,channels_last,fx_passes,halved_twice]", "seconds=60")
 
@@ -17,7 +17,7 @@ def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp
     assert "ChannelsLast changes nothing: Net has no 2D or 3D convolution" in records["channels_last"].reason
     assert "Rewrite changes nothing" in records["fx_passes"].reason
     assert records["halved_twice"].status == "ok"
-    best = winner(records.values())
+    best = fastest_correct(records.values())
     eager = "no recipe is known to be faster than eager"
     assert (eager if best.variant == "baseline" else f"the winner is {best.variant}") in done.err
     assert "Front of the recipes:" in done.out

@@ -1,0 +1,338 @@
+"""How often is what the tool says of two cells wrong, and how often does it find a difference that is there?
+
+    python benchmarks/claims.py --device cuda --out FOLDER              eager, compiled and captured cells
+    python benchmarks/claims.py --device cpu --pairs 100 [--busy 2]     eager cells with one thread
+    python benchmarks/claims.py --simulated 1000                        simulated runs: see claims_simulated.py
+
+A pair is two cells of equal code (A/A), or one with planted work: 2% more, a half, a tenth. Each cell has a process of
+its own, and pairs have no process in common. Pairs are timed by `profiling.run.turns`, with controls and looks as in
+any run, and judged by `profiling.results.judge`. A cell is a chain of small layers, so that a call takes little time.
+The bars: equal code is called different in at most 9 of 100 and 5 of 40 pairs, which a true 5% passes; equal captured
+cells are called the same in 80% of quiet pairs; 2% is found in 80% of captured pairs within 20 s; a factor of 2 in 95%
+(eager on a GPU: 90%), and of 10 in all, beside busy processes too. The command exits with 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import json
+import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import torch
+from claims_simulated import SCENES, count
+from torch import nn
+
+from profiling.machine.run_queue import RUN_PROCESS
+from profiling.machine.spreads import Spreads
+from profiling.metrics.clocks import clock_of
+from profiling.metrics.latency import TimedWindowMonitor
+from profiling.metrics.sampling import Ready, SamplingLimits, Turn, WindowSamples, collect_window, rewarm, warm_up
+from profiling.report.table import Column, Table, markdown
+from profiling.results.judge import compare
+from profiling.run.revisions import TOOL, git_state
+from profiling.run.turns import Resident, take_turns
+from profiling.trace.counters import snapshot
+
+#: Links of a chain by planted work: 50 is 1.
+LINKS, PLANTED = 50, {"equal": 50, "2% more": 51, "a half": 25, "a tenth": 5}
+#: [rows, width] of a layer; on a GPU all weights are eight times as large as the L2 cache, as those of a network are.
+ROWS, WIDTH = {"cuda": 128, "cpu": 32}, {"cuda": 2048, "cpu": 192}
+BUSY = "import math, os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(map(math.sqrt, range(100_000)))"
+
+
+class Chain(nn.Module):
+    """`links` layers, each of which adds its input [rows, width] to a product."""
+
+    def __init__(self, width: int, links: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(links))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [rows, width]."""
+        state = x
+        for layer in self.layers:
+            state = torch.tanh(x + layer(state))
+        return state
+
+
+def serve(link: Connection, device_name: str, kind: str, links: int, seconds: float) -> None:
+    """Prepare a cell, and time a window whenever the other end asks for one."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the process that started it
+    os.setsid()  # as a cell of a run, whose siblings are no other processes
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    device = torch.device(device_name)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    small = kind == "eager" and device.type == "cuda"  # launches, and not the device, set the pace
+    rows, width = (16, 128) if small else (ROWS[device.type], WIDTH[device.type])
+    module = Chain(width, links).to(device, dtype).eval()
+    x = torch.randn(rows, width, device=device, dtype=dtype)
+    with torch.inference_mode():
+        run = torch.compile(module) if kind == "compiled" else module
+        for _ in range(3):
+            run(x)
+        if kind == "captured":
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                module(x)
+
+        def step() -> object:
+            return graph.replay() if kind == "captured" else run(x)
+
+        clock, monitor = clock_of(device), TimedWindowMonitor(device)
+
+        def sample() -> object:
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            return clock.sample(step)
+
+        warmed = warm_up(sample, snapshot, SamplingLimits(warmup_max_seconds=2.0), time.perf_counter)
+        call_s = warmed.seconds / warmed.iterations
+        link.send_bytes(
+            msgspec.json.encode(
+                Ready(
+                    **{"call_s": call_s, "min_iterations": 50, "max_iterations": 100_000},
+                    **{"max_seconds": seconds, "used": {}, "free": {}, "pinned": monitor.pins},
+                )
+            )
+        )
+        while request := link.recv_bytes():
+            turn = msgspec.json.decode(request, type=Turn)
+            with monitor.on_own_cores():
+                rewarm(sample, turn, call_s)
+                with monitor.window() as conditions:
+                    start, taken = collect_window(sample, turn, time.perf_counter)
+            window = WindowSamples(
+                start_s=start,
+                wall_ms=tuple(each.wall for each in taken),
+                host_ms=tuple(each.host for each in taken if each.host is not None),
+            )
+            link.send_bytes(msgspec.json.encode(msgspec.structs.replace(window, **conditions)))
+
+
+@contextmanager
+def prepared(device: str, kind: str, works: Sequence[str], seconds: float) -> Iterator[list[Resident]]:
+    """Prepare cells in processes of their own, at the same time."""
+    with ExitStack() as stack:
+        links = []
+        for work in works:
+            ours, theirs = multiprocessing.Pipe()
+            process = multiprocessing.get_context("fork").Process(
+                target=serve, args=(theirs, device, kind, PLANTED[work], seconds), daemon=True
+            )
+            process.start()
+            theirs.close()
+            stack.callback(process.join)
+            stack.callback(process.kill)
+            links.append(ours)
+        yield [_resident(link, device, kind, work) for link, work in zip(links, works, strict=True)]
+
+
+def _resident(link: Connection, device: str, kind: str, work: str) -> Resident:
+    def window(turn: Turn) -> WindowSamples:
+        link.send_bytes(msgspec.json.encode(turn))
+        return msgspec.json.decode(link.recv_bytes(), type=WindowSamples)
+
+    ready = msgspec.json.decode(link.recv_bytes(), type=Ready)
+    return Resident(work, ready, window, device=device, is_captured=kind == "captured")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was said of the second cell of a pair beside the first."""
+
+    kind: str
+    work: str
+    answer: str
+    ratio: float
+    low: float
+    high: float
+    seconds: float
+    taken: float
+    noise: float  # standard errors of the logarithm: of the windows, and of the processes
+    placement: float
+
+    @property
+    def is_false(self) -> bool:
+        """Whether a claim was made that is not true."""
+        truth = {"equal": "same", "2% more": "slower", "a half": "faster", "a tenth": "faster"}[self.work]
+        return self.answer not in (truth, "undecided")
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the claim was made that is true."""
+        return self.answer != "undecided" and not self.is_false
+
+
+def judged(device: str, kind: str, work: str, spreads: Spreads, seed: int, most_s: float) -> Judged:
+    """Time and judge one pair."""
+    names = ["equal", work]
+    with prepared(
+        device, kind, [*names, *names], most_s
+    ) as cells:  # the controls, too, which is quicker than one by one
+        ours, controls = cells[:2], {id(cell): control for cell, control in zip(cells[:2], cells[2:], strict=True)}
+        began = time.monotonic()
+        take_turns(ours, most_s, seed, again=lambda cell: controls[id(cell)], spreads=spreads)
+        seconds = time.monotonic() - began
+        one, other = (cell.cell(spreads.known(cell.kind)) for cell in ours)
+        pair = compare(other, one)
+        low, high = pair.interval() or (0.0, float("inf"))
+        errors = math.sqrt(pair.noise), math.sqrt(pair.placement)
+        return Judged(kind, work, pair.answer(), pair.ratio, low, high, seconds, pair.taken, *errors)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The pairs of one kind: what was said of them, and the bar."""
+
+    kind: str
+    work: str
+    n: int
+    said: str
+    false: int
+    bar: str
+    is_met: bool
+    seconds: float
+
+
+def row_of(pairs: Sequence[Judged], device: str, *, busy: bool) -> Row:
+    """Count what was said of pairs of one kind."""
+    kind, work, n = pairs[0].kind, pairs[0].work, len(pairs)
+    said = Counter(each.answer for each in pairs)
+    false, found = sum(each.is_false for each in pairs), sum(each.is_found for each in pairs)
+    allowed = 9 * n // 100 if n >= 100 else max(1, 5 * n // 40)
+    bars = [f"false: at most {allowed}"]
+    met = false <= allowed
+    least = {"a half": 0.9 if device == "cuda" and kind == "eager" else 0.95, "a tenth": 1.0}.get(work)
+    if kind == "captured" and not busy:
+        least = {"equal": 0.8, "2% more": 0.8}.get(work, least)
+    if busy and work != "a tenth":
+        least = None
+    if least is not None:
+        bars.append(f"found: at least {least:.0%}")
+        met = met and found >= least * n
+    words = ", ".join(f"{count_} {answer}" for answer, count_ in said.most_common())
+    return Row(kind, work, n, words, false, "; ".join(bars), met, sum(each.seconds for each in pairs) / n)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the table as Markdown."""
+    columns = (
+        Column[Row]("cells", lambda row: row.kind),
+        Column[Row]("the second does", lambda row: "the same" if row.work == "equal" else row.work),
+        Column[Row]("pairs", lambda row: row.n, "count"),
+        Column[Row]("said of it", lambda row: row.said),
+        Column[Row]("false", lambda row: row.false, "count"),
+        Column[Row]("bar", lambda row: row.bar),
+        Column[Row]("met", lambda row: row.is_met, "flag"),
+        Column[Row]("time in turns", lambda row: row.seconds, "s"),
+    )
+    return markdown(Table("Claims", columns, rows))
+
+
+@contextmanager
+def busy_processes(number: int) -> Iterator[None]:
+    """Keep so many processes busy beside the block."""
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Time all pairs, and return a row for each kind of cell and work."""
+    kinds = options.kinds.split(",") if options.kinds else ["eager", "compiled", "captured"]
+    kinds = kinds if options.device == "cuda" else ["eager"]
+    works = {"equal": options.pairs, **dict.fromkeys(list(PLANTED)[1:], options.planted)}
+    began, spreads, rows, results, seed = time.monotonic(), Spreads(), list[Row](), list[Judged](), 0
+    with busy_processes(options.busy):
+        for kind in kinds:
+            for work, number in works.items():
+                if work == "2% more" and kind != "captured":
+                    continue
+                pairs = list[Judged]()
+                for _ in range(number):
+                    seed += 1
+                    pairs.append(judged(options.device, kind, work, spreads, seed, options.seconds))
+                    print(f"{time.monotonic() - began:.0f} s: {pairs[-1]}", file=sys.stderr, flush=True)
+                results += pairs
+                if pairs:
+                    rows.append(row_of(pairs, options.device, busy=bool(options.busy)))
+                    print(f"{time.monotonic() - began:.0f} s: {rows[-1]}", flush=True)
+                    print("  ", *(f"{each.ratio:.4f}" for each in pairs), flush=True)
+                    print(
+                        "   others took", f"{max(each.taken for each in pairs):.2%} at most", spreads.known("captured")
+                    )
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        lines = "\n".join(json.dumps(asdict(each)) for each in results)
+        (options.out / f"{options.device}{'_busy' * bool(options.busy)}.jsonl").write_text(lines + "\n")
+    return rows
+
+
+def main() -> None:
+    """Run one of the three."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of equal code of each kind of cell")
+    parser.add_argument("--planted", type=int, default=20, help="pairs of each planted difference")
+    parser.add_argument("--kinds", help="eager,compiled,captured: of which cells; default: all")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute all the time beside it")
+    parser.add_argument("--seconds", type=float, default=20.0, help="most time in turns for a pair")
+    parser.add_argument("--out", type=Path, help="folder for a line for each pair")
+    parser.add_argument("--simulated", type=int, default=0, help="simulated components of each scene, and nothing else")
+    options = parser.parse_args()
+    if options.simulated:
+        print(simulated_table(options.simulated))
+        return
+    began, os.environ[RUN_PROCESS] = time.monotonic(), str(os.getpid())
+    importlib.import_module("torch._inductor.config")  # as the fork server of a run does: processes begin with it
+    rows = measure(options)
+    git = git_state(TOOL)
+    device = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} CPU cores"
+    revision = f"{git.revision[:12] if git and git.revision else 'unknown'}{' (dirty)' if git and git.dirty else ''}"
+    beside = f"beside {options.busy} busy processes" if options.busy else "nothing beside it"
+    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {device}, torch {torch.__version__}, revision {revision}, {beside}")
+    print(f"{time.monotonic() - began:.0f} s in all\n\n{table(rows)}")
+    if missed := [f"{row.kind}, {row.work}" for row in rows if not row.is_met]:
+        raise SystemExit(f"missed: {'; '.join(missed)}")
+
+
+def simulated_table(runs: int) -> str:
+    """Return the table of simulated scenes as Markdown."""
+    counts = [count(scene, runs) for scene in SCENES]
+    kind = type(counts[0])
+    columns = (
+        Column[kind]("scene", lambda row: row.scene.name),
+        Column[kind]("interval holds the truth", lambda row: row.covered / row.comparisons, "percent"),
+        Column[kind]("false claims", lambda row: row.false_claims / row.comparisons, "percent"),
+        Column[kind]("runs with a false leader", lambda row: row.false_runs / row.runs, "percent"),
+        *(
+            Column[kind](answer, lambda row, answer=answer: row.answers[answer] / row.comparisons, "percent")
+            for answer in ("same", "faster", "slower", "undecided")
+        ),
+        Column[kind]("blocks", lambda row: row.blocks, "count"),
+    )
+    return markdown(Table("Simulated", columns, counts))
+
+
+if __name__ == "__main__":
+    main()

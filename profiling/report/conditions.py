@@ -1,0 +1,51 @@
+"""Conditions under which a cell was timed, as facts with a number. They explain its times and do not judge the cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from profiling.errors import printable
+from profiling.report.format import percent, significant
+from profiling.results.measured import ClockConditions
+from profiling.results.record import Record
+from profiling.results.verdicts import Taken, drift_of, taken, taken_of_calls
+
+
+def conditions_of(record: Record) -> tuple[str, ...]:
+    """Return the conditions of one cell, those first that matter most."""
+    return tuple(_conditions(record))
+
+
+def conditions_text(record: Record) -> str | None:
+    """Return the conditions of a cell for a table; None where there is none."""
+    return "; ".join(conditions_of(record)) or None
+
+
+def _conditions(record: Record) -> Iterator[str]:
+    if named := _named(taken(record)):
+        yield named
+    if named := _named(taken_of_calls(record)):
+        yield f"calls in a row: {named}"
+    if (drift := drift_of(record)) is not None:
+        yield f"drifting: {significant(drift.begin, 3)} → {significant(drift.end, 3)} ms"
+    latency = record.metrics.latency
+    if latency is not None and not latency.settled:
+        yield f"times still changed after {significant(latency.warmup_seconds, 2)} s of warm-up"
+
+
+def _named(others: Taken | None) -> str | None:
+    return others.words if others is not None and others.is_named else None
+
+
+def limits_text(record: Record) -> str | None:
+    """Return what limited the clocks while the cell was timed, with its share of the window where that is known."""
+    conditions: ClockConditions | None = record.metrics.latency or record.realtime
+    if conditions is None:
+        return None
+    shares: Mapping[str, float | None] = conditions.limited_share or {}
+    if conditions.limited_share is None:
+        shares = dict.fromkeys(record.realtime.throttle_reasons) if record.realtime is not None else {}
+        if not shares and conditions.sm_clock_median_mhz is not None:
+            return "not known (window under 1 s)"
+    words = [printable(name) + ("" if share is None else f" {percent(share)}") for name, share in shares.items()]
+    return ", ".join(words) or None

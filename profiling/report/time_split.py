@@ -1,0 +1,149 @@
+"""Where the time of a call goes: a bar for each correct recipe, by class of kernel, and the modules of the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from profiling.report.budget import budget_views
+from profiling.report.charts import GREY, Chart, Node, Part, Row, Rows, View, palette
+from profiling.report.format import count_of, percent, significant
+from profiling.report.run_data import RunData, cell_words
+from profiling.results.explained import KERNEL_CLASSES, KernelClass, ModuleTime
+from profiling.results.record import Record
+from profiling.results.verdicts import by_component, fastest_correct
+
+#: What is left of the median beside kernels, or operators; and kernels whose classes are not known.
+_GAPS, _OUTSIDE, _UNKNOWN = "launch gaps, host", "outside operators", "kernels of no known class"
+_COLOURS = palette([*KERNEL_CLASSES.values(), _UNKNOWN]) | {_GAPS: GREY, _OUTSIDE: GREY}
+#: Where a bar is longer than `_FAR` times the shortest, the axis ends at `_IN_SIGHT` times the shortest.
+_FAR, _IN_SIGHT = 7, 5
+#: Parts of a bar below this share of it are left out.
+_LEAST_PART = 1e-3
+#: Submodules below this share of a call count as their parent's own time.
+_LEAST_SHARE = 0.002
+_NOTE = (
+    "Bars: the median wall time. Kernels: their durations in a few profiled calls, scaled to fit where they run side "
+    "by side or exceed the median. Launch gaps, host: the rest, in which the GPU had nothing to run. ▸: longer than "
+    "the axis."
+)
+_ON_CPU = "On a CPU: operators, by their share of a profiled call; outside operators: Python."
+
+
+def time_charts(data: RunData) -> tuple[Chart, ...]:
+    """Return the charts of where the time of a call and of a frame goes, and of the modules of the fastest cells."""
+    parts = {record.cell: each for record in data.timed if record.is_correct and (each := call_parts(record))}
+    views = []
+    for component, group in by_component(record for record in data.timed if record.cell in parts).items():
+        rows = [Row(cell_words(r), f"{significant(r.wall_p50)} ms", parts[r.cell]) for r in group]
+        times = [row.ms for row in rows]
+        end = max(times) if max(times) <= _FAR * min(times) else _IN_SIGHT * min(times)
+        views.append(View(component, Rows(rows, end)))
+    on_cpu = [record.device == "cpu" for record in data.timed if record.cell in parts]
+    note = " ".join(words for words, shown in ((_NOTE, not all(on_cpu)), (_ON_CPU, any(on_cpu))) if shown)
+    where = Chart("time", "Where the time of a call goes", views, note, together=True)
+    best = [record for group in data.groups.values() if (record := _with_modules(group)) is not None]
+    trees = [View(cell_words(record, component=True), _tree(record)) for record in best]
+    note = (
+        "Each module is as wide as its time; below it, its submodules. Click one to zoom in, the top one to zoom out."
+    )
+    return where, _stages(data), Chart("modules", "Time by module, of the fastest recipe that has modules", trees, note)
+
+
+def _stages(data: RunData) -> Chart:
+    loops = [(record, record.realtime) for record in data.loops if record.realtime is not None]
+    note = "Medians of each stage, by the device's clock where there is one. Dashed: the budget of a frame."
+    return Chart("budget", "Where the time of a frame goes, by stage", budget_views(loops), note, together=True)
+
+
+def call_parts(record: Record) -> tuple[Part, ...]:
+    """Return the median wall time of a call by class of kernel, with what is left of it; empty where not known."""
+    wall_ms, on_cpu = record.wall_p50, record.device == "cpu"
+    times = _operator_ms(record) if on_cpu else _kernel_ms(record)
+    if not times or not wall_ms:
+        return ()
+    scale = min(1.0, wall_ms / sum(times.values()))
+    times = {title: ms * scale for title, ms in times.items() if ms > _LEAST_PART * wall_ms}
+    left_ms = wall_ms - sum(times.values())
+    if left_ms > _LEAST_PART * wall_ms:
+        times[_OUTSIDE if on_cpu else _GAPS] = left_ms
+    return tuple(Part(title, times[title], colour) for title, colour in _COLOURS.items() if title in times)
+
+
+def _kernel_ms(record: Record) -> dict[str, float]:
+    """Return the time in which the GPU worked by class of kernel, from the trace or the short profile of the call."""
+    trace, roofline = record.trace_analysis, record.roofline
+    work = roofline.device_work if roofline is not None else None
+    if trace is not None and trace.classes and trace.busy_ms:
+        times, busy_ms = _by_title(trace.classes), trace.busy_ms
+    elif roofline is not None and work is not None:
+        times, busy_ms = _by_title(roofline.classes or roofline.kernels), work.busy_ms
+    else:
+        return {}
+    total = sum(times.values())
+    if total > busy_ms:  # side by side
+        return {title: ms * busy_ms / total for title, ms in times.items()}
+    return {**times, _UNKNOWN: busy_ms - total}
+
+
+def _operator_ms(record: Record) -> dict[str, float]:
+    """Return the time of a call in operators by class, from their shares of a profiled call."""
+    classes = record.roofline.classes if record.roofline is not None else ()
+    shares = [replace(each, ms=(record.wall_p50 or 0.0) * (each.share or 0.0)) for each in classes]
+    return _by_title(shares)
+
+
+def _by_title(classes: Iterable[KernelClass]) -> dict[str, float]:
+    times: dict[str, float] = {}
+    for each in classes:
+        title = KERNEL_CLASSES.get(each.kind, KERNEL_CLASSES["other"])
+        times[title] = times.get(title, 0.0) + each.ms
+    return times
+
+
+def _with_modules(group: Sequence[Record]) -> Record | None:
+    """Return the fastest correct record whose trace knows the modules; None without one."""
+    traced = [r for r in group if r.trace_analysis is not None and any(m.ms for m in r.trace_analysis.modules)]
+    return fastest_correct(traced)
+
+
+def _tree(record: Record) -> Node:
+    """Return the modules of a call as a tree; what no module is known for stands at its end."""
+    trace = record.trace_analysis
+    assert trace is not None
+    modules = {module.path: module for module in trace.modules if module.ms}
+    whole_ms = sum(module.self_ms or 0.0 for module in modules.values()) + (trace.unattributed_ms or 0.0)
+    kept = {path for path, module in modules.items() if path and module.ms >= _LEAST_SHARE * whole_ms}
+    noun = "kernel" if trace.kernel_ms is not None else "call"
+    own_ms = dict.fromkeys(("", *kept), 0.0)
+    below: dict[str, list[str]] = {}
+    for path, module in modules.items():
+        own_ms[path if path in kept else _parent(path, kept)] += module.self_ms or 0.0
+        if path in kept:
+            below.setdefault(_parent(path, kept), []).append(path)
+
+    def node(path: str) -> Node:
+        label, words = path.removeprefix(f"{_parent(path, kept)}."), _words(modules[path], noun)
+        return Node(label, words, own_ms[path], [node(each) for each in below.get(path, ())])
+
+    lost_ms = trace.unattributed_ms or 0.0
+    lost = Node("no module", f"{significant(lost_ms)} ms that belong to no submodule for certain", lost_ms)
+    inner = [*(node(path) for path in below.get("", ())), *([lost] if lost_ms else [])]
+    name = cell_words(record, component=True)
+    return Node(name, f"{name}: {significant(whole_ms)} ms of {noun}s", own_ms[""], inner)
+
+
+def _parent(path: str, kept: set[str]) -> str:
+    """Return the nearest module above `path` that is kept; empty for the whole."""
+    while path:
+        path = path.rpartition(".")[0]
+        if path in kept:
+            return path
+    return ""
+
+
+def _words(module: ModuleTime, noun: str) -> str:
+    counted = "" if module.count is None else f", {count_of(module.count, noun)}"
+    own = f"its own {significant(module.self_ms)} ms"
+    return f"{module.path}: {significant(module.ms)} ms ({percent(module.share)}), {own}{counted}"

@@ -1,0 +1,675 @@
+"""Every claim about times: which of two cells is faster, which of many is fastest, whether one drifts or holds a rate.
+
+Pure functions over arrays: no record, no file. Everything that prints or exports a claim asks here and decides nothing.
+
+**Model.** A cell was timed in windows, in one placement or several; a placement is a process, which has its own memory
+addresses and its own luck with the host. The logarithm of a window's median time is
+
+    cell + turn + placement + noise
+
+- *turn*: what slows the machine for longer than a window. Cells that took turns share it, so that it cancels in the
+  difference of neighbouring windows. Between cells that took no turns it is part of the noise.
+- *placement*: equal code in two processes differs, however long each is timed. Repeating inside a process cannot show
+  that, so repetitions belong where the variation is: some cells are placed a second time (Kalibera and Jones, Rigorous
+  Benchmarking in Reasonable Time, 2013). The standard deviation is pooled from what such pairs showed here, and a prior
+  with the weight of few of them (`Spread`).
+- *noise*: 20% trimmed means with winsorised variances (Tukey and McLaughlin, 1963), widened where neighbouring windows
+  are correlated. Both terms add up to Student's t with the degrees of freedom of Satterthwaite (1946).
+
+**Four answers.** The 95% interval of the ratio lies within ± `RESOLUTION`: *same* (an equivalence test). It excludes 1
+and the estimate is beyond the resolution: *faster* or *slower*. Else *undecided*. As a true ratio grows from 1, the
+answer goes from same to undecided to faster. Of several cells the one with the lowest estimate leads, and the others
+are tested against it. The leader was chosen by the same data, so that Holm's method counts all pairs.
+
+**Disturbance widens.** What other processes took of a window is measured. The interval of a ratio reaches from where
+all of that is removed from the slower cell to where all is removed from the faster one; no window is dropped.
+
+**Drift.** A cell whose windows have a trend says so, and the interval of its time holds both ends.
+
+**Rates.** A cell holds a frame rate if at most 1% of its calls are late. That is said by the one-sided 95% bound of
+Clopper and Pearson (1934) on k late of n calls. Late calls come in bursts: k and n are divided by the mean length of a
+burst.
+
+**Looks.** Turns end at one of `LOOKS`. The first two ask for 99.9% intervals (Haybittle 1971, Peto 1976), so that
+looking adds at most 0.2 points to the 5% of the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from itertools import combinations, pairwise
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiling.results.measured import LATE, LEAST_VALUES
+
+Array = NDArray[np.float64]
+Answer = Literal["same", "faster", "slower", "undecided"]
+HoldsAnswer = Literal["yes", "no", "undecided"]
+Name = TypeVar("Name")
+
+#: Two times within this share of each other are the same.
+RESOLUTION = 0.01
+#: Probability of a false claim.
+FALSE = 0.05
+#: A trend is claimed below this p-value. It is that low since residuals around a curve of any shape understate noise
+#: that is correlated: with a correlation of 0.5, 24 stationary windows are called a trend in 1% of simulated series.
+TREND_P = 1e-5
+#: Windows of each cell after which turns may end, and the level of the intervals at each of these looks.
+LOOKS: Mapping[int, float] = {10: 0.999, 25: 0.999, 75: 0.95}
+#: Share of the windows that is trimmed at either end.
+TRIM = 0.2
+#: Most that can be removed from a window, as a share of it.
+MOST_TAKEN = 0.999
+#: Pairs of placements that a prior counts as, at most.
+PRIOR_PAIRS = 8.0
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Standard deviation (relative) of equal code between placements, and the degrees of freedom of that number."""
+
+    std: float
+    freedom: float = PRIOR_PAIRS
+
+    def learned(self, pairs: Sequence[tuple[float, float]]) -> Spread:
+        """Return this spread with what pairs of placements showed: (difference of the logarithms, its variance).
+
+        The prior weighs as `PRIOR_PAIRS` pairs at most.
+        """
+        if not pairs:
+            return self
+        prior = min(self.freedom, PRIOR_PAIRS)
+        found = sum(max(0.0, difference**2 - variance) / 2 for difference, variance in pairs)
+        freedom = prior + len(pairs)
+        return Spread(float(np.sqrt((prior * self.std**2 + found) / freedom)), freedom)
+
+
+#: Spreads where nothing was learned, by what sets the pace of a call. GPU, captured or device-bound: between processes
+#: on an H100 0.08% to 0.26%. Host-bound: eager took 12.0 to 13.8 ms in four processes and 23 ms in a fifth. CPU: equal
+#: pairs with one pinned thread differed by up to 2.5%, others by up to 11%.
+DEFAULT_SPREADS: Mapping[str, Spread] = {
+    "captured": Spread(0.0025),
+    "device-bound": Spread(0.005),
+    "host-bound": Spread(0.15, 6.0),
+    "CPU, pinned": Spread(0.01),
+    "CPU": Spread(0.04, 6.0),
+}
+#: What two runs add to the spread of each cell: another host, GPU, temperature.
+BETWEEN_RUNS = 0.006
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a cell in one placement, float64 or int64 [windows].
+
+    `ms`: median time of a call in each. `turns`: number of its turn in the `session`; windows of two cells with the
+    same session and turn were neighbours. `taken`: the largest share (0 to 1) of each that others can have taken.
+    """
+
+    ms: Array
+    turns: NDArray[np.int64]
+    taken: Array
+    session: str = ""
+
+    @staticmethod
+    def of(
+        ms: Sequence[float],
+        turns: Sequence[int] | None = None,
+        taken: Sequence[float] | float = 0.0,
+        session: str = "",
+    ) -> Windows:
+        """Return windows from plain numbers.
+
+        Raises:
+            ValueError: lengths that differ, or a time that is not above 0.
+
+        """
+        times = np.asarray(ms, dtype=np.float64)
+        numbers = np.arange(times.size) if turns is None else np.asarray(turns, dtype=np.int64)
+        shares = np.clip(np.broadcast_to(np.asarray(taken, dtype=np.float64), times.shape), 0.0, MOST_TAKEN)
+        if times.size == 0 or times.shape != numbers.shape or not (np.isfinite(times) & (times > 0)).all():
+            raise ValueError("windows need times above 0, and a turn and a share for each")
+        return Windows(times, numbers, shares, session)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was timed of a cell: a tuple of placements, and the spread of equal code between such."""
+
+    placements: tuple[Windows, ...]
+    spread: Spread
+
+    @property
+    def log_ms(self) -> float:
+        """The logarithm of its typical time in ms."""
+        return float(np.mean([_trimmed(np.log(each.ms))[0] for each in self.placements]))
+
+    @property
+    def taken(self) -> float:
+        """The mean share of its windows that others took (0 to 1)."""
+        return float(np.average([each.taken.mean() for each in self.placements]))
+
+    @cached_property
+    def of_all_windows(self) -> _Run:
+        """Its time and how well that is known, where no other cell took turns with it."""
+        return _mean([_run_alone(placements, self.spread) for placements in _by_session(self).values()])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The ratio of two times, one over other, above 1 where `one` takes longer.
+
+    `noise` and `placement` are the variances of its logarithm. `low_removed` and `high_removed` (logarithms, at most
+    and at least 0) move the ends of the interval to where all that others took is removed.
+    """
+
+    log_ratio: float
+    noise: float
+    noise_freedom: float
+    placement: float
+    placement_freedom: float
+    low_removed: float = 0.0
+    high_removed: float = 0.0
+    taken: float = 0.0  # the larger mean share of the two that others took
+    in_turns: bool = True
+
+    @property
+    def ratio(self) -> float:
+        """The estimate."""
+        return float(np.exp(self.log_ratio))
+
+    def interval(self, level: float = 1 - FALSE) -> tuple[float, float] | None:
+        """Return the interval of the ratio at `level`; None where the windows are too few for one."""
+        reach = self.reach(level)
+        if not np.isfinite(reach):
+            return None
+        ends = self.log_ratio + self.low_removed - reach, self.log_ratio + self.high_removed + reach
+        return float(np.exp(ends[0])), float(np.exp(ends[1]))
+
+    def answer(self, level: float = 1 - FALSE, resolution: float = RESOLUTION) -> Answer:
+        """Return whether `one` is faster or slower than `other`, the same within `resolution`, or undecided."""
+        interval = self.interval(level)
+        if interval is None:
+            return "undecided"
+        if 1 - resolution <= interval[0] and interval[1] <= 1 + resolution:
+            return "same"
+        if self.is_apart(interval, resolution):
+            return "slower" if self.log_ratio > 0 else "faster"
+        return "undecided"
+
+    def is_apart(self, interval: tuple[float, float], resolution: float = RESOLUTION) -> bool:
+        """Return whether the interval excludes 1 and the estimate is beyond the resolution."""
+        beyond = abs(self.log_ratio) > np.log1p(resolution)
+        return bool(beyond and (interval[0] > 1 or interval[1] < 1))
+
+    @property
+    def p_value(self) -> float:
+        """Probability of such a ratio if the true one is 1, with what others took removed against the difference."""
+        from scipy.special import stdtr  # takes a moment to import, and a reader of records needs none of it
+
+        towards_1 = self.log_ratio + (self.low_removed if self.log_ratio > 0 else self.high_removed)
+        if towards_1 * self.log_ratio <= 0 or not np.isfinite(self.noise):
+            return 1.0
+        error = self._error
+        return float(2 * stdtr(self._freedom, -abs(towards_1) / error)) if error else 0.0
+
+    def wants(self, resolution: float = RESOLUTION) -> str:
+        """Return what would decide an undecided pair: a quiet machine, more placements, or more windows."""
+        if not np.isfinite(self.noise):
+            return f"{LEAST_VALUES} windows or more"
+        if self.high_removed - self.low_removed > 2 * self.reach(1 - FALSE):
+            return "a quiet machine"
+        apart = abs(self.log_ratio)
+        reach = self.reach(1 - FALSE) / max(apart, np.log1p(resolution) - apart)
+        if self.placement > self.noise:
+            return f"{int(np.ceil(max(2.0, reach**2)))} processes each{'' if self.in_turns else ', in turns'}"
+        return f"{max(2.0, reach**2):.0f} times as many windows"
+
+    @property
+    def is_limited_by_placement(self) -> bool:
+        """Whether more windows hardly narrow the interval: the difference of processes, or others, dominate it."""
+        removed = (self.high_removed - self.low_removed) / 4
+        return bool(np.isfinite(self.noise) and self.noise <= max(self.placement / 4, removed**2))
+
+    @property
+    def _error(self) -> float:
+        return float(np.sqrt(self.noise + self.placement))
+
+    @property
+    def _freedom(self) -> float:
+        parts = ((self.noise, self.noise_freedom), (self.placement, self.placement_freedom))
+        below = sum(variance**2 / freedom for variance, freedom in parts)
+        return max(1.0, (self.noise + self.placement) ** 2 / below) if below else 1e6
+
+    def reach(self, level: float) -> float:
+        """Return half the width of the interval of the logarithm, without what others took."""
+        from scipy.special import stdtrit
+
+        if not np.isfinite(self.noise):
+            return float("inf")
+        return float(stdtrit(self._freedom, (1 + level) / 2)) * self._error
+
+
+def compare(one: Cell, other: Cell) -> Pair:
+    """Return the ratio of two cells, one over other: in turns of neighbouring windows, else of all windows.
+
+    Differences between runs (sessions) that measured the same show by how much runs differ.
+    """
+    theirs = _by_session(other)
+    runs = [
+        run
+        for session, placements in _by_session(one).items()
+        if (run := _run_in_turns(placements, theirs.get(session, ()), one.spread, other.spread)) is not None
+    ]
+    if runs:
+        found = _mean(runs)
+    else:
+        first, second = one.of_all_windows, other.of_all_windows
+        spread = _total((first.spread, second.spread), alike=one.spread == other.spread)
+        found = _Run(
+            *(first.log - second.log, first.noise + second.noise, min(first.freedom, second.freedom)),
+            *(spread, first.removed_one, second.removed_one),
+        )
+    # Others lengthen times: without them one was shorter by `removed_one` at most, and other by `removed_other`.
+    return Pair(
+        *(found.log, found.noise, found.freedom, found.spread.std**2, found.spread.freedom),
+        low_removed=min(0.0, found.removed_one),
+        high_removed=max(0.0, -found.removed_other),
+        taken=max(one.taken, other.taken),
+        in_turns=bool(runs),
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What one run measured of a time or a ratio, as a logarithm: its variance, and how runs of equal code differ."""
+
+    log: float
+    noise: float
+    freedom: float  # of the noise
+    spread: Spread
+    removed_one: float  # logarithms of what is left without others
+    removed_other: float = 0.0
+
+
+def _by_session(cell: Cell) -> dict[str, list[Windows]]:
+    """Return the placements of a cell by run; those without a session are of one."""
+    found: dict[str, list[Windows]] = {}
+    for each in cell.placements:
+        found.setdefault(each.session, []).append(each)
+    return found
+
+
+def _run_in_turns(ones: Sequence[Windows], others: Sequence[Windows], one: Spread, other: Spread) -> _Run | None:
+    """Return the ratio by the turns that all placements had, else by those of each pair of them; None: too few."""
+    together = _together(ones, others) if ones and others and ones[0].session else None
+    if together is not None:
+        known, numbers = [together], (len(ones), len(others))
+    else:
+        pairs = {(i, j): _in_turns(a, b) for i, a in enumerate(ones) for j, b in enumerate(others)}
+        found = {at: pair for at, pair in pairs.items() if pair is not None and pair[1] < np.inf}
+        known, numbers = list(found.values()), (len({i for i, _ in found}), len({j for _, j in found}))
+    if not known:
+        return None
+    log, freedom, *removed = (float(np.mean([each[i] for each in known])) for i in (0, 2, 3, 4))
+    noise = float(np.mean([np.sqrt(each[1]) for each in known])) ** 2  # they share windows: as if wholly correlated
+    spread = _total((_shared(one, numbers[0]), _shared(other, numbers[1])), alike=one == other)
+    return _Run(log, noise, freedom, spread, *removed)
+
+
+def _together(ones: Sequence[Windows], others: Sequence[Windows]) -> tuple[float, float, float, float, float] | None:
+    """Return as `_in_turns` the ratio of the means of all placements, by turns that each had; None: too few."""
+    every = (*ones, *others)
+    turns = reduce(np.intersect1d, [each.turns for each in every])
+    if turns.size < LEAST_VALUES:
+        return None
+
+    def mean(placements: Sequence[Windows], of: Callable[[Windows], Array]) -> Array:
+        return np.mean([of(each)[np.searchsorted(each.turns, turns)] for each in placements], axis=0)
+
+    log_one, log_other = (mean(each, lambda windows: np.log(windows.ms)) for each in (ones, others))
+    taken_one, taken_other = (mean(each, lambda windows: windows.taken) for each in (ones, others))
+    return (*_trimmed(log_one - log_other), _removed(taken_one), _removed(taken_other))
+
+
+def _run_alone(placements: Sequence[Windows], spread: Spread) -> _Run:
+    known = [_trimmed(np.log(each.ms)) for each in placements]
+    removed = [_removed(each.taken) for each in placements]
+    number = len(known)
+    # More placements of a run are on the same host, with the same clocks.
+    between = float(np.hypot(spread.std / np.sqrt(number), BETWEEN_RUNS))
+    return _Run(
+        *(float(np.mean([each[0] for each in known])), sum(each[1] for each in known) / number**2),
+        *(min(each[2] for each in known), Spread(between, spread.freedom), float(np.mean(removed))),
+    )
+
+
+def _mean(runs: Sequence[_Run]) -> _Run:
+    """Return the mean over runs; their differences teach by how much runs differ."""
+    steps = [(a.log - b.log, a.noise + b.noise) for a, b in pairwise(runs)]
+    before = Spread(float(np.sqrt(np.mean([run.spread.std**2 for run in runs]))), min(r.spread.freedom for r in runs))
+    return _Run(
+        *(float(np.mean([run.log for run in runs])), sum(run.noise for run in runs) / len(runs) ** 2),
+        min(run.freedom for run in runs),
+        _shared(_seen(before, [step for step in steps if step[1] < np.inf]), len(runs)),
+        *(float(np.mean([getattr(run, name) for run in runs])) for name in ("removed_one", "removed_other")),
+    )
+
+
+def _seen(before: Spread, steps: Sequence[tuple[float, float]]) -> Spread:
+    """Return by how much runs differ: what is known, and what differences of successive runs teach.
+
+    What is known counts for nothing where they show so much more that it cannot be true (an F test at 5%): hosts that
+    differ, for example. Successive differences overlap, so that n of them are worth 2 n / 3 (von Neumann, 1941).
+    """
+    from scipy.special import fdtrc
+
+    found = float(np.mean([max(0.0, step**2 - noise) / 2 for step, noise in steps])) if steps else 0.0
+    if found > 0 and fdtrc(len(steps), before.freedom, found / max(before.std, 1e-9) ** 2) < FALSE:
+        return Spread(float(np.sqrt(found)), 2 * len(steps) / 3)
+    return before.learned(steps)
+
+
+def _shared(spread: Spread, number: int) -> Spread:
+    """Return the spread of a mean over so many."""
+    return Spread(float(spread.std / np.sqrt(number)), spread.freedom)
+
+
+def _total(parts: tuple[Spread, Spread], *, alike: bool) -> Spread:
+    """Return the spread of a difference. If both are `alike`, it is one number, which is known as well for both."""
+    variance, below = sum(part.std**2 for part in parts), sum(part.std**4 / part.freedom for part in parts)
+    known = min(part.freedom for part in parts) if alike or not below else variance**2 / below
+    return Spread(float(np.sqrt(variance)), known)
+
+
+def _in_turns(a: Windows, b: Windows) -> tuple[float, float, float, float, float] | None:
+    """Return (log ratio, variance, freedom, log removed from a, from b) of neighbouring windows; None without any."""
+    if not a.session or a.session != b.session:
+        return None
+    _, at_a, at_b = np.intersect1d(a.turns, b.turns, return_indices=True)
+    if at_a.size == 0:
+        return None
+    difference = _trimmed(np.log(a.ms[at_a]) - np.log(b.ms[at_b]))
+    return (*difference, _removed(a.taken[at_a]), _removed(b.taken[at_b]))
+
+
+def _removed(taken: Array) -> float:
+    """Return the logarithm of what is left of a typical window without what others took."""
+    return _trimmed(np.log1p(-taken))[0] if taken.any() else 0.0
+
+
+def _trimmed(values: Array) -> tuple[float, float, float]:
+    """Return (trimmed mean, its variance, degrees of freedom); the variance of too few values is infinite."""
+    ordered, cut = np.sort(values), int(TRIM * values.size)
+    kept = values.size - 2 * cut
+    centre = float(ordered[cut : values.size - cut].mean())
+    if values.size < LEAST_VALUES:
+        return centre, np.inf, 1.0
+    variance = float(np.clip(values, ordered[cut], ordered[-1 - cut]).var(ddof=1))
+    inflation = _inflation(values)
+    return centre, variance * values.size * inflation / kept**2, max(2.0, (kept - 1) / inflation)
+
+
+def _inflation(values: Array) -> float:
+    """Return the variance inflation of a mean by correlated neighbours: at least 1, of ranks.
+
+    The correlation is corrected for bias (Marriott and Pope, Bias in the estimation of autocorrelations, 1954), and
+    half of its standard error is added, since what few windows hide would make intervals too narrow.
+    """
+    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (values.size - 1) / 2
+    if np.ptp(values) == 0 or values.size <= 4:
+        return 1.0
+    lag_1 = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
+    unbiased = (values.size * lag_1 + 1) / (values.size - 4)
+    correlation = min(max(unbiased + 0.5 / np.sqrt(values.size), 0.0), 0.8)
+    return float((1 + correlation) / (1 - correlation))
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The leader of several cells, the lowest estimate, and the answer on each of the others against it, by name.
+
+    An answer is "slower", "same" or "undecided".
+    """
+
+    leader: str
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    pairs: Mapping[str, Pair] = field(default_factory=dict)  # time of the other over that of the leader
+
+    def named(self, answer: Answer) -> list[str]:
+        """Return the names of the cells with this answer, those with the lowest estimate first."""
+        chosen = [name for name, each in self.answers.items() if each == answer]
+        return sorted(chosen, key=lambda name: self.pairs[name].log_ratio)
+
+
+def rank(cells: Mapping[str, Cell]) -> Ranking:
+    """Rank one cell or more.
+
+    Raises:
+        ValueError: no cell.
+
+    """
+    if not cells:
+        raise ValueError("no cell to rank")
+    ratios = {(one, other): compare(cells[one], cells[other]) for one, other in combinations(cells, 2)}
+
+    def total(name: str) -> float:
+        signed = (
+            (1 if one == name else -1) * pair.log_ratio for (one, other), pair in ratios.items() if name in (one, other)
+        )
+        return sum(signed)
+
+    leader = min(cells, key=total)
+    pairs = {name: compare(cells[name], cells[leader]) for name in cells if name != leader}
+    return Ranking(leader, answers(pairs, tests=len(cells) * (len(cells) - 1) // 2), pairs)
+
+
+def answers(pairs: Mapping[Name, Pair], resolution: float = RESOLUTION, tests: int = 0) -> dict[Name, Answer]:
+    """Return the answer on each of several pairs, of which all differences together are claimed falsely in 5% (Holm).
+
+    `tests`: the number of pairs that these were chosen from, if there were more.
+    """
+    found: dict[Name, Answer] = {name: pair.answer(resolution=resolution) for name, pair in pairs.items()}
+    number, by_p = max(tests, len(pairs)), sorted(pairs, key=lambda name: pairs[name].p_value)
+    for place, name in enumerate(by_p):
+        if pairs[name].p_value > FALSE / (number - place):
+            found |= dict.fromkeys((each for each in by_p[place:] if found[each] != "same"), "undecided")
+            break
+    return found
+
+
+def is_settled(cells: Sequence[Cell], level: float) -> bool:
+    """Return whether further turns would tell no more; the first cell is the one that the others are compared with.
+
+    Each comparison with the first cell, and with the one that leads, has an answer at `level`, or is limited by what
+    windows cannot show; and no cell drifts by more than the comparison leaves open.
+    """
+    leader = min(range(len(cells)), key=lambda place: cells[place].log_ms)
+    moved = [_moved(cell) for cell in cells]
+    pairs = {(place, with_) for place in range(len(cells)) for with_ in (0, leader) if place != with_}
+    for one, other in pairs:
+        pair = compare(cells[one], cells[other])
+        if pair.answer(level) == "undecided" and not pair.is_limited_by_placement:
+            return False
+        if max(moved[one], moved[other]) > max(pair.reach(1 - FALSE), abs(pair.log_ratio)):
+            return False
+    return True
+
+
+def _moved(cell: Cell) -> float:
+    """Return by how much a cell drifts, as a logarithm; 0 where no drift can be claimed."""
+    moved = drift(cell.placements[0])
+    return 0.0 if moved is None else abs(float(np.log(moved.end / moved.begin)))
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Times that change from the begin to the end of a series, in its unit."""
+
+    begin: float
+    end: float
+
+
+def drift(windows: Windows) -> Drift | None:
+    """Return the drift of a cell's windows in ms; None where none can be claimed.
+
+    What others took of the windows may not explain it: without that it must be there, too.
+    """
+    places = windows.turns.astype(np.float64)
+    moved = trend(windows.ms, places)
+    if moved is None or not windows.taken.any():
+        return moved
+    alone = trend(windows.ms * (1 - windows.taken), places)
+    return moved if alone is not None and (alone.end > alone.begin) == (moved.end > moved.begin) else None
+
+
+def trend(values: Array, places: Array | None = None) -> Drift | None:
+    """Return the begin and end of a straight line through values above 0, float64 [n]; None if no trend can be claimed.
+
+    A claim: the slope of the logarithms is beyond chance, and the change beyond the resolution. Chance is judged by the
+    residuals around the best rising or falling curve, since a step or a ramp is no noise (isotonic regression; Barlow
+    et al., Statistical Inference under Order Restrictions, 1972).
+    """
+    from scipy.optimize import isotonic_regression
+    from scipy.special import stdtr
+
+    if values.size < LEAST_VALUES + 2:
+        return None
+    x = np.arange(values.size, dtype=np.float64) if places is None else places
+    x, y = x - x.mean(), np.log(values)
+    spread = float((x**2).sum())
+    slope = float((x * (y - y.mean())).sum()) / spread if spread else 0.0
+    curve: Any = isotonic_regression(y, increasing=slope >= 0)
+    residuals = y - curve.x
+    inflation = _inflation(residuals)
+    error = np.sqrt(float((residuals**2).sum()) / (values.size - 2) * inflation / spread) if spread else np.inf
+    beyond_chance = error == 0 or 2 * stdtr(max(2.0, (values.size - 2) / inflation), -abs(slope) / error) < TREND_P
+    if not beyond_chance or abs(slope) * float(np.ptp(x)) <= np.log1p(RESOLUTION):
+        return None
+    ends = np.exp(y.mean() + slope * np.array([x.min(), x.max()]))
+    return Drift(float(ends[0]), float(ends[1]))
+
+
+def time_interval(windows: Windows) -> tuple[float, float] | None:
+    """Return the 95% interval of a cell's typical time in this placement in ms; None where the windows are too few.
+
+    It holds both ends of a drift, and reaches down to where all that others took is removed.
+    """
+    from scipy.special import stdtrit
+
+    centre, variance, freedom = _trimmed(np.log(windows.ms))
+    if not np.isfinite(variance):
+        return None
+    reach = stdtrit(freedom, 1 - FALSE / 2) * np.sqrt(variance)
+    removed = _removed(windows.taken)
+    low, high = float(np.exp(centre + removed - reach)), float(np.exp(centre + reach))
+    moved = drift(windows)
+    return (low, high) if moved is None else (min(low, moved.begin, moved.end), max(high, moved.begin, moved.end))
+
+
+def control_pairs(cells: Sequence[Cell]) -> list[tuple[float, float]]:
+    """Return (difference of the logarithms, its variance) of placements of equal cells, which teach a spread."""
+    found = list[tuple[float, float]]()
+    for cell in cells:
+        first, *controls = cell.placements
+        for control in controls:
+            difference = _in_turns(control, first)
+            if difference is not None and np.isfinite(difference[1]):
+                found.append((difference[0], difference[1]))
+    return found
+
+
+@dataclass(frozen=True)
+class Holds:
+    """Whether calls keep a deadline: `late` of `n` were late; `most` is the upper 95% bound of the share of late calls.
+
+    `wanted`: further calls that would decide it if all of them were in time, where it is undecided.
+    """
+
+    answer: HoldsAnswer
+    late: int
+    n: int
+    most: float
+    wanted: int = 0
+
+
+def bursts(late: Sequence[bool] | NDArray[np.bool_]) -> int:
+    """Return how many groups of late calls in a row there are; `late` is [n] in the order of the calls."""
+    flags = np.asarray(late, dtype=bool)
+    return int(flags[:1].sum()) + int((flags[1:] & ~flags[:-1]).sum())
+
+
+def holds(late: int, groups: int, n: int, allowed: float = LATE) -> Holds:
+    """Judge n calls of which `late` were late, in so many `groups` in a row, by the share that is allowed (0 to 1)."""
+    length = late / groups if groups else 1.0
+    effective = n / length
+    most = _bound(groups, effective, 1 - FALSE) if n else 1.0
+    if most <= allowed:
+        return Holds("yes", late, n, most)
+    if _bound(groups - 1, effective, FALSE) > allowed:
+        return Holds("no", late, n, most)
+    return Holds("undecided", late, n, most, max(1, round(length * _calls_for(groups, allowed)) - n))
+
+
+def _bound(events: float, n: float, level: float) -> float:
+    """Return the share p of which at most `events` of n are seen with probability 1 - level (Clopper and Pearson)."""
+    from scipy.special import betaincinv
+
+    if events < 0:
+        return 0.0
+    return 1.0 if events >= n else float(betaincinv(events + 1, n - events, level))
+
+
+def _calls_for(events: int, allowed: float) -> int:
+    """Return the number of calls of which so many late ones still hold a rate."""
+    n = max(1, events)
+    while _bound(events, n, 1 - FALSE) > allowed:
+        n = max(n + 1, int(1.01 * n))
+    return n
+
+
+def total_ratio(parts: Any, wholes: Any) -> tuple[float, tuple[float, float] | None]:
+    """Return (sum of the parts over sum of the wholes, its 95% interval): joules a call, of unequal windows."""
+    centre, variance, freedom = _log_total(parts, wholes)
+    return float(np.exp(centre)), _interval(centre, variance, freedom)
+
+
+def compare_totals(one: tuple[Any, Any], other: tuple[Any, Any], spread: Spread) -> Pair:
+    """Return the ratio of two totals, each given as (parts, wholes), measured independently."""
+    (first, noise, freedom), (second, others, other_freedom) = _log_total(*one), _log_total(*other)
+    return Pair(first - second, noise + others, min(freedom, other_freedom), 2 * spread.std**2, spread.freedom)
+
+
+def _log_total(parts: Any, wholes: Any) -> tuple[float, float, float]:
+    """Return (log of the ratio of sums, its variance, degrees of freedom).
+
+    Source: Cochran, Sampling Techniques (1977), chapter 6, on the logarithm, so that no end is negative.
+
+    Raises:
+        ValueError: no window, other lengths, or a sum that is not above 0.
+
+    """
+    part, whole = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
+    if part.size == 0 or part.size != whole.size or not part.sum() > 0 or not whole.sum() > 0:
+        raise ValueError("a ratio of totals needs windows whose sums are above 0")
+    ratio = float(part.sum() / whole.sum())
+    if part.size < LEAST_VALUES:
+        return float(np.log(ratio)), np.inf, 1.0
+    residuals = part - ratio * whole
+    inflation = _inflation(residuals)
+    variance = part.size / (part.size - 1) * float((residuals**2).sum()) * inflation / float(part.sum()) ** 2
+    return float(np.log(ratio)), variance, max(2.0, (part.size - 1) / inflation)
+
+
+def _interval(centre: float, variance: float, freedom: float) -> tuple[float, float] | None:
+    from scipy.special import stdtrit
+
+    if not np.isfinite(variance):
+        return None
+    reach = stdtrit(freedom, 1 - FALSE / 2) * np.sqrt(variance)
+    return float(np.exp(centre - reach)), float(np.exp(centre + reach))

@@ -1,0 +1,304 @@
+"""What may be said of records: hands their numbers to the judge, and decides nothing itself.
+
+A record is compared by the medians of its windows (`Turns`), by those of its rounds, or by its samples in order.
+Everything that shows a claim about a record uses these functions, so that the same record gives the same verdict
+everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from statistics import median
+from typing import Literal
+
+from profiling.results.judge import (
+    DEFAULT_SPREADS,
+    Answer,
+    Cell,
+    Drift,
+    Holds,
+    Pair,
+    Ranking,
+    Spread,
+    Windows,
+    compare,
+    drift,
+    holds,
+    rank,
+    time_interval,
+)
+from profiling.results.measured import LATE, LEAST_VALUES, Deadline, Interference, Interval, Summary, Window
+from profiling.results.record import BASELINE, Record
+from profiling.results.stats import BATCHES, batch_medians
+
+#: Others are named beside a time where they took more than this share of it (0 to 1).
+NAMED_SHARE = 0.02
+#: The host sets the pace where a call returns after this share of its wall time.
+_HOST_SHARE = 0.8
+
+
+def by_component(records: Iterable[Record]) -> dict[str, tuple[Record, ...]]:
+    """Group records by component; components and records keep their order."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.component, []).append(record)
+    return {component: tuple(group) for component, group in groups.items()}
+
+
+def baseline_name(group: Sequence[Record]) -> str:
+    """Return the variant that a component's speedups refer to."""
+    return next((record.speedup.vs for record in group if record.speedup is not None), BASELINE)
+
+
+def correct_baseline(group: Sequence[Record]) -> Record | None:
+    """Return the component's baseline if it ran and is correct; without one no speedup may be claimed."""
+    name = baseline_name(group)
+    return next((record for record in group if record.variant == name and record.is_correct), None)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What others took while a cell was timed: the share of the time (0 to 1), and of what."""
+
+    share: float
+    of: Literal["CPU", "GPU"]
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is so much that it stands beside the times."""
+        return self.share > NAMED_SHARE
+
+    @property
+    def words(self) -> str:
+        """The fact: 38% of the CPU went to other processes."""
+        return f"{self.share:.0%} of the {self.of} went to other processes"
+
+
+def taken(record: Record) -> Taken | None:
+    """Return what others took while a cell was timed; None where the record does not say."""
+    return _larger(record.metrics.latency if record.realtime is None else record.realtime)
+
+
+def taken_of_calls(record: Record) -> Taken | None:
+    """Return what others took while calls in a row were timed; None where the record does not say."""
+    return _larger(record.metrics.calls)
+
+
+def _larger(conditions: Interference | None) -> Taken | None:
+    if conditions is None:
+        return None
+    cpu, gpu = conditions.cpu_lost_share, conditions.gpu_lost_share
+    if gpu is not None and gpu > (cpu or 0.0):
+        return Taken(gpu, "GPU")
+    return None if cpu is None else Taken(cpu, "CPU")
+
+
+def summary_of(record: Record) -> Summary | None:
+    """Return the summary that a record is judged by: wall time of a call, or frame time of a loop."""
+    if record.is_realtime:
+        return record.realtime.frame_ms if record.realtime is not None else None
+    return record.metrics.wall_ms
+
+
+def spread_kind(record: Record) -> str:
+    """Return what decides how much equal code differs between processes: a key of `judge.DEFAULT_SPREADS`."""
+    latency, wall, host = record.metrics.latency, record.metrics.wall_ms, record.metrics.host_ms
+    return kind_of(
+        record.device or "cpu",
+        captured=is_captured(record),
+        pinned=latency is not None and bool(latency.pinned_cores),
+        host_share=host.p50 / wall.p50 if wall is not None and host is not None else 1.0,
+    )
+
+
+def is_captured(record: Record) -> bool:
+    """Return whether calls replay CUDA graphs, of the capture or of the compiler."""
+    captured = record.graphs is not None or any(each.kind == "capture" for each in record.recipe or ())
+    return captured or bool(record.prepare is not None and record.prepare.cudagraph_captures)
+
+
+def kind_of(device: str, *, captured: bool, pinned: bool, host_share: float) -> str:
+    """Return the kind of a cell; `host_share` is the time until a call returns over its wall time."""
+    if not device.startswith("cuda"):
+        return "CPU, pinned" if pinned else "CPU"
+    return "captured" if captured else "device-bound" if host_share < _HOST_SHARE else "host-bound"
+
+
+def spread_of(record: Record) -> Spread:
+    """Return the spread of equal code between processes that its run has stored, else the default of its kind."""
+    stored = record.turns.spread if record.turns is not None else None
+    return DEFAULT_SPREADS[spread_kind(record)] if stored is None else Spread(stored.std, stored.freedom)
+
+
+def placements_of(record: Record) -> tuple[Windows, ...]:
+    """Return the windows of each placement in which a record was timed; none where it was not timed above 0 ms."""
+    turns, rounds = record.turns, record.rounds or ()
+    if turns is not None and turns.windows:
+        medians = _medians(record)
+        session = f"{record.component} {turns.began}"
+        first = [_windows(turns.windows, medians, session)] if min(medians, default=0.0) > 0 else []
+        controls = [_windows(each.windows, [w.p50 or 0.0 for w in each.windows], session) for each in turns.controls]
+        return (*first, *controls)
+    share = known.share if (known := taken(record)) is not None else 0.0
+    if record.realtime is not None and record.realtime.windows_ms:
+        return (Windows.of(record.realtime.windows_ms, taken=share),)
+    parts = [part for part in samples_by_round(record) if part]
+    if not parts:
+        medians = [part.p50 for each in rounds if (part := each.frame_ms or each.wall_ms) is not None]
+        if not medians and (summary := summary_of(record)) is not None:  # a loop before there were windows
+            medians = [summary.p50]
+        return tuple(Windows.of([ms], taken=share) for ms in medians if ms > 0)
+    batches = [batch_medians(part, BATCHES if len(parts) < LEAST_VALUES else 1) for part in parts]
+    return tuple(Windows.of(each, taken=share) for each in batches if min(each) > 0)
+
+
+def _windows(windows: Sequence[Window], medians: Sequence[float], session: str) -> Windows:
+    shares = [max(each.cpu_lost_share or 0.0, each.gpu_lost_share or 0.0) for each in windows]
+    return Windows.of(medians, [each.block for each in windows], shares, session)
+
+
+def _medians(record: Record) -> list[float]:
+    """Return the median of each window of a cell in turns in ms; of an older record from the samples."""
+    windows = record.turns.windows if record.turns is not None else ()
+    known = [each.p50 for each in windows if each.p50 is not None]
+    if len(known) == len(windows):
+        return known
+    parts = samples_by_round(record)
+    return [median(part) for part in parts] if len(parts) == len(windows) else []
+
+
+def samples_by_round(record: Record, clock: str = "wall_ms") -> tuple[tuple[float, ...], ...]:
+    """Return the samples of `clock` (wall_ms, device_ms or host_ms) in milliseconds, a tuple a round or window.
+
+    Empty where there are none; one round where the rounds do not say how many samples each took.
+    """
+    summary = getattr(record.metrics, clock)
+    samples: tuple[float, ...] = () if summary is None else summary.samples
+    if not samples:
+        return ()
+    sizes = [part.n for each in record.rounds or () if (part := getattr(each, clock)) is not None]
+    if record.turns is not None:
+        sizes = [window.n for window in record.turns.windows]
+    if not sizes or min(sizes) <= 0 or sum(sizes) != len(samples):
+        return (samples,)
+    ends = list(accumulate(sizes))
+    return tuple(samples[end - size : end] for end, size in zip(ends, sizes, strict=True))
+
+
+def cell_of(record: Record) -> Cell | None:
+    """Return what the judge compares of a record; None where it is not correct or was not timed."""
+    placements = placements_of(record) if record.is_correct else ()
+    return Cell(placements, spread_of(record)) if placements else None
+
+
+def compare_records(one: Record, other: Record) -> Pair | None:
+    """Return the ratio of two records' times, one over other; None where one is not correct or was not timed."""
+    first, second = cell_of(one), cell_of(other)
+    return None if first is None or second is None else compare(first, second)
+
+
+def speedup(record: Record, group: Sequence[Record]) -> Pair | None:
+    """Return the time of the correct baseline of `group` over that of a record; None where none may be claimed."""
+    baseline = correct_baseline(group)
+    return None if baseline is None or record is baseline else compare_records(baseline, record)
+
+
+def ranking(group: Iterable[Record]) -> Ranking | None:
+    """Rank the correct records of a component by variant; None where none was timed."""
+    cells = {record.variant: cell for record in group if (cell := cell_of(record)) is not None}
+    return rank(cells) if cells else None
+
+
+def fastest_correct(group: Iterable[Record]) -> Record | None:
+    """Return the correct record that leads its group; None where none was timed."""
+    records = tuple(group)
+    ranked = ranking(records)
+    return None if ranked is None else next(each for each in records if each.variant == ranked.leader)
+
+
+def answer_on(record: Record, group: Sequence[Record]) -> Answer | None:
+    """Return whether a record is faster or slower than its baseline, the same, or undecided; None without one."""
+    pair = speedup(record, group)
+    if pair is None:
+        return None
+    answers: dict[Answer, Answer] = {"slower": "faster", "faster": "slower"}  # the pair is baseline over record
+    return answers.get(pair.answer(), pair.answer())
+
+
+def interval_of(record: Record) -> Interval | None:
+    """Return the 95% interval of a record's typical time in ms, of the process that was timed.
+
+    It lies within the shortest and the longest call. Beside other processes it reaches down to the shortest one: each
+    of the others may have been lengthened.
+    """
+    placements, summary = placements_of(record), summary_of(record)
+    if not placements or summary is None:
+        return None
+    if len(placements) >= LEAST_VALUES:  # rounds
+        found = time_interval(Windows.of([median(each.ms) for each in placements]))
+    else:
+        found = time_interval(placements[0])
+    if found is None:
+        return None
+    disturbed = placements[0].taken.mean() > NAMED_SHARE
+    low = summary.min if disturbed else max(found[0], summary.min)
+    return min(low, summary.p50), max(min(found[1], summary.max), summary.p50)
+
+
+def drift_of(record: Record) -> Drift | None:
+    """Return how the times of a cell changed while it was timed, in ms; None where no change can be claimed."""
+    placements = placements_of(record)
+    return drift(placements[0]) if placements else None
+
+
+def deadlines_of(record: Record) -> tuple[Deadline, ...]:
+    """Return the frame rates that calls or frames were compared with, the lowest first."""
+    return record.deadlines if record.is_realtime else record.metrics.rates
+
+
+def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
+    """Judge whether a record holds a frame rate, beside what others took of it; None where it was not timed.
+
+    Others only lengthen calls: a rate that is missed while they took part of the time is undecided if the median
+    call without that part would be in time.
+    """
+    summary = summary_of(record)
+    if summary is None or not record.is_correct:
+        return None
+    groups = deadline.misses if deadline.bursts is None else deadline.bursts
+    said = holds(deadline.misses, groups, summary.n, record.late or LATE)
+    if deadline.too_slow:
+        return replace(said, answer="no")
+    others = taken(record)
+    lengthened = others is not None and others.is_named and summary.p50 * (1 - others.share) <= deadline.budget_ms
+    return replace(said, answer="undecided") if said.answer == "no" and lengthened else said
+
+
+def sm_clock(record: Record) -> float | None:
+    """Return the median SM clock in MHz while the calls or frames of a record were timed."""
+    conditions = record.realtime if record.is_realtime else record.metrics.latency
+    return None if conditions is None else conditions.sm_clock_median_mhz
+
+
+def loop_work(record: Record) -> dict[str, object]:
+    """Return what a frame of a loop computes, by name: options that were recorded; empty for a call."""
+    loop = record.realtime
+    if loop is None:
+        return {}
+    chunk = None if loop.frames_per_tick == 1 else loop.frames_per_tick
+    work = {"pace": loop.pace, "deliver": loop.deliver, "frames in a chunk": chunk, **loop.settings}
+    return {name: value for name, value in work.items() if value is not None}
+
+
+def work_of(record: Record) -> dict[str, object]:
+    """Return what a call or a frame computes, by name: only times of equal work can be compared."""
+    conditions = record.metrics.latency
+    work = {
+        **{"target": record.target, "scale": record.scale, "parameters": record.parameters},
+        "frames per call": record.frames_per_call,
+        "cold": conditions and conditions.cold,
+        **loop_work(record),
+    }
+    return {name: value for name, value in work.items() if value is not None}

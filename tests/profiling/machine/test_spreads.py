@@ -1,0 +1,45 @@
+"""What runs learn about the difference of processes is kept for later ones, by device and kind of cell."""
+
+import json
+
+import pytest
+
+from profiling.machine.spreads import KEPT, Spreads
+from profiling.results.judge import DEFAULT_SPREADS
+
+PAIR = (0.1, 0.0)  # equal code that differed by 10%, without noise
+
+
+def test_a_later_run_begins_with_what_was_learned_on_the_device(tmp_path):
+    Spreads.of("Card 9000 / 80 GB", tmp_path).keep("captured", [PAIR])
+    later = Spreads.of("Card 9000 / 80 GB", tmp_path)
+    assert later.pairs == {"captured": [PAIR]}
+    assert later.known("captured").std > DEFAULT_SPREADS["captured"].std
+    assert (later.section("captured").learned, later.section("captured").std) == (1, later.known("captured").std)
+    for other in (Spreads.of("another card", tmp_path).known("captured"), Spreads().known("captured")):
+        assert other == DEFAULT_SPREADS["captured"]
+    assert later.known("CPU") == DEFAULT_SPREADS["CPU"], "of that kind nothing was learned"
+
+
+def test_the_newest_pairs_are_kept(tmp_path):
+    for number in range(KEPT + 3):
+        Spreads.of("card", tmp_path).keep("CPU", [(float(number), 0.0)])
+    assert [difference for difference, _ in Spreads.of("card", tmp_path).pairs["CPU"]] == list(range(3, KEPT + 3))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[1]", '{"CPU": 3}', '{"CPU": [[1]]}', '{"CPU": [["a", 1]]}', '{"no such kind": [[1, 1]]}', "\xff"]
+)
+def test_of_a_damaged_file_nothing_is_known(content, tmp_path):
+    (tmp_path / "card.json").write_text(content, encoding="latin-1")
+    spreads = Spreads.of("card", tmp_path)
+    assert spreads.pairs == {}
+    spreads.keep("CPU", [PAIR])
+    assert json.loads((tmp_path / "card.json").read_text()) == {"CPU": [list(PAIR)]}
+
+
+def test_where_nothing_can_be_written_the_run_goes_on_with_what_it_learned(tmp_path):
+    (tmp_path / "file").touch()
+    spreads = Spreads.of("card", tmp_path / "file")
+    spreads.keep("CPU", [PAIR])
+    assert spreads.pairs == {"CPU": [PAIR]}

@@ -1,0 +1,47 @@
+"""The environment keeps what it knows; generated docs are fresh."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from profiling.results import schema
+from profiling.results.environment import encode_environment, is_damaged, read_environment
+from profiling.results.record import leaves
+
+RUNS = sorted((Path(__file__).resolve().parents[3] / "docs" / "results").glob("*/environment.json"))
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.parent.name)
+def test_a_committed_environment_loses_nothing(path):
+    environment = read_environment(path.parent)
+    old = json.loads(path.read_text())
+    new = json.loads(json.dumps(encode_environment(environment)))
+    assert dict(leaves(new)) == dict(leaves(old))
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000, b'{"seed": 3, "ceilings": {}}'])
+def test_an_environment_that_is_damaged_is_empty(tmp_path, text):
+    (tmp_path / "environment.json").write_bytes(text)
+    empty = read_environment(tmp_path)
+    assert not empty.is_known
+    assert is_damaged(tmp_path, empty)
+    absent = read_environment(tmp_path / "absent")
+    assert not absent.is_known
+    assert not is_damaged(tmp_path / "absent", absent)
+
+
+def test_the_generated_docs_are_fresh():
+    stale = [path for path, content in schema.files().items() if not path.is_file() or path.read_text() != content]
+    assert not stale, "run: python -m profiling.results.schema"
+
+
+def test_every_field_says_what_it_means():
+    structs = schema.json_schema()["$defs"]
+    silent = [
+        f"{name}.{field}"
+        for name, struct in structs.items()
+        for field, content in struct["properties"].items()
+        if field != "schema" and not content.get("description")
+    ]
+    assert not silent

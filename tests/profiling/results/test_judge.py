@@ -1,0 +1,202 @@
+"""The judge: answers against planted truths and independent tools."""
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from profiling.results.judge import (
+    Cell,
+    Spread,
+    Windows,
+    bursts,
+    compare,
+    control_pairs,
+    drift,
+    holds,
+    is_settled,
+    rank,
+    time_interval,
+    total_ratio,
+    trend,
+)
+
+TIGHT = Spread(0.001, 30.0)
+
+
+def cell(ms, n=30, noise=0.001, seed=0, taken=0.0, spread=TIGHT, session="turns"):
+    """A cell whose windows take `ms` with normal noise, in turns with those of the same session."""
+    times = ms * np.exp(noise * np.random.default_rng(seed).standard_normal(n))
+    return Cell((Windows.of(times, taken=taken, session=session),), spread)
+
+
+def pair(ratio, **options):
+    return compare(cell(ratio, seed=1, **options), cell(1.0, seed=2, **options))
+
+
+def test_as_a_ratio_grows_the_answer_goes_from_same_to_undecided_to_slower_and_never_back():
+    ratios = 1 + np.arange(0.0, 0.03, 0.0005)
+    said = [pair(ratio).answer() for ratio in ratios]
+    changes = [answer for place, answer in enumerate(said) if place == 0 or said[place - 1] != answer]
+    assert changes == ["same", "undecided", "slower"]
+    assert said[0] == "same"
+
+
+def test_faster_is_slower_seen_from_the_other_side():
+    one, other = pair(2.0), compare(cell(1.0, seed=2), cell(2.0, seed=1))
+    assert (one.answer(), other.answer()) == ("slower", "faster")
+    assert one.ratio == pytest.approx(1 / other.ratio)
+    low, high = one.interval()
+    assert other.interval() == pytest.approx((1 / high, 1 / low))
+
+
+def test_few_windows_have_no_interval_and_decide_nothing():
+    few = pair(10.0, n=5)
+    assert (few.answer(), few.interval(), few.wants()) == ("undecided", None, "6 windows or more")
+
+
+def test_what_slows_neighbouring_windows_alike_cancels_out():
+    weather = np.exp(0.2 * np.cumsum(np.random.default_rng(3).standard_normal(30)))
+    one, other = (
+        Cell((Windows.of(ms * weather * each.placements[0].ms, session="turns"),), TIGHT)
+        for ms, each in ((1.02, cell(1.0, seed=4)), (1.0, cell(1.0, seed=5)))
+    )
+    assert compare(one, other).answer() == "slower"
+    apart = [Cell((Windows.of(each.placements[0].ms),), TIGHT) for each in (one, other)]
+    assert compare(*apart).answer() == "undecided", "without turns the drift is noise"
+
+
+def test_what_differs_between_processes_widens_the_interval_whatever_the_windows_say():
+    eager = Spread(0.15, 6.0)
+    assert pair(1.3, n=1000, spread=eager).answer() == "undecided"
+    assert pair(1.3, n=1000, spread=eager).wants().endswith("processes each")
+    assert pair(1.3, n=1000, spread=eager).is_limited_by_placement
+    assert pair(2.0, spread=eager).answer() == "slower"
+
+
+def test_a_tenfold_difference_beside_other_processes_is_claimed_with_a_wide_interval():
+    low, high = (found := pair(10.0, noise=0.1, taken=0.5)).interval()
+    assert found.answer() == "slower"
+    assert 3.5 < low < 5.0, "all that others took is removed from the slower cell"
+    assert high > 10
+    assert pair(1.0, taken=0.4).answer() == "undecided"
+    assert pair(1.0, taken=0.4).wants() == "a quiet machine"
+
+
+def test_controls_teach_by_how_much_processes_differ():
+    prior = Spread(0.002, 8.0)
+    placements = (cell(1.0).placements[0], cell(1.05, seed=7).placements[0])
+    learned = prior.learned(control_pairs([Cell(placements, prior)]))
+    assert learned.freedom == 9
+    assert learned.std == pytest.approx(np.sqrt((8 * 0.002**2 + np.log(1.05) ** 2 / 2) / 9), rel=0.02)
+    assert prior.learned([]) == prior
+
+
+def test_two_processes_of_each_cell_are_known_better_than_one():
+    def twice(ms, seed):
+        placed = [cell(ms, seed=each).placements[0] for each in (seed, seed + 1)]
+        return Cell(tuple(placed), Spread(0.01, 30.0))
+
+    one, two = (
+        compare(cell(1.0, spread=Spread(0.01, 30.0)), cell(1.0, seed=9, spread=Spread(0.01, 30.0))),
+        compare(twice(1.0, 20), twice(1.0, 30)),
+    )
+    assert two.placement == pytest.approx(one.placement / 2)
+
+
+def test_the_lowest_estimate_leads_and_the_others_are_tested_against_it():
+    cells = {
+        "baseline": cell(7.0, seed=1),
+        "best": cell(1.0, seed=2),
+        "equal": cell(1.001, seed=3),
+        "near": cell(1.0095, seed=4),
+        "worse": cell(1.05, seed=5),
+    }
+    ranked = rank(cells)
+    assert ranked.leader == "best"
+    assert dict(ranked.answers) == {"baseline": "slower", "equal": "same", "near": "undecided", "worse": "slower"}
+    assert ranked.named("slower") == ["worse", "baseline"]
+    with pytest.raises(ValueError, match="no cell"):
+        rank({})
+
+
+def test_turns_are_settled_by_answers_or_by_what_windows_cannot_show():
+    assert is_settled([cell(5.0, n=10, seed=1), cell(1.0, n=10, seed=2)], 0.999)
+    noisy = [cell(1.0, n=10, noise=0.2, seed=1), cell(1.0, n=10, noise=0.2, seed=2)]
+    assert not is_settled(noisy, 0.999)
+    eager = Spread(0.3, 6.0)
+    assert is_settled([cell(1.0, seed=1, spread=eager), cell(1.0, seed=2, spread=eager)], 0.999)
+
+
+def test_a_drift_is_said_and_both_of_its_ends_are_in_the_interval():
+    rng = np.random.default_rng(0)
+    falling = Windows.of(np.linspace(18.0, 12.7, 40) * np.exp(0.01 * rng.standard_normal(40)))
+    moved = drift(falling)
+    assert (moved.begin, moved.end) == pytest.approx((18.0, 12.7), rel=0.05)
+    low, high = time_interval(falling)
+    assert low <= moved.end
+    assert high >= moved.begin
+
+
+@pytest.mark.parametrize("n", [24, 40])
+def test_stationary_noise_is_no_drift(n):
+    rng, claims = np.random.default_rng(0), 0
+    for _ in range(300):
+        noise = rng.standard_normal(n)
+        for place in range(1, n):
+            noise[place] = 0.5 * noise[place - 1] + noise[place]
+        claims += trend(np.exp(0.05 * noise)) is not None
+    assert claims <= 9, "3%; 1% is what it is made for"
+
+
+@pytest.mark.parametrize("at", [10, 20, 30])
+def test_a_step_is_a_drift(at):
+    steps = np.where(np.arange(40) < at, 18.0, 12.7) * np.exp(0.02 * np.random.default_rng(at).standard_normal(40))
+    moved = trend(steps)
+    assert moved.end < moved.begin
+
+
+def test_a_burst_of_other_processes_at_the_end_is_no_drift():
+    times, taken = np.ones(40), np.zeros(40)
+    times[30:], taken[30:] = 2.0, 0.5
+    times *= np.exp(0.01 * np.random.default_rng(1).standard_normal(40))
+    assert drift(Windows.of(times)) is not None
+    assert drift(Windows.of(times, taken=taken)) is None
+
+
+@pytest.mark.parametrize(("late", "n"), [(0, 600), (0, 100), (2, 100), (3, 1000), (30, 1000), (100, 100)])
+def test_the_bound_of_late_calls_is_that_of_clopper_and_pearson(late, n):
+    said = holds(late, late, n)
+    exact = binomtest(late, n).proportion_ci(confidence_level=0.9, method="exact")
+    assert said.most == pytest.approx(exact.high)
+    assert said.answer == ("yes" if exact.high <= 0.01 else "no" if exact.low > 0.01 else "undecided")
+
+
+def test_what_would_decide_a_rate_is_said_in_calls():
+    assert (holds(0, 0, 600).answer, holds(0, 0, 100).answer) == ("yes", "undecided")
+    assert holds(0, 0, 100 + holds(0, 0, 100).wanted).answer == "yes"
+    assert holds(2, 2, 100 + holds(2, 2, 100).wanted).answer == "yes"
+    assert holds(1, 1, 1000, allowed=0.001).answer == "undecided"
+
+
+def test_late_calls_in_one_burst_say_less_than_apart():
+    flags = np.zeros(1000, dtype=bool)
+    flags[100:120] = True
+    assert bursts(flags) == 1
+    assert bursts([True, False, True, True]) == 2
+    apart, together = holds(20, 20, 1000), holds(20, bursts(flags), 1000)
+    assert (apart.answer, together.answer) == ("no", "undecided")
+
+
+def test_the_interval_of_totals_has_no_negative_end():
+    rng = np.random.default_rng(0)
+    ratio, (low, high) = total_ratio(rng.lognormal(0, 1.5, 8), np.ones(8))
+    assert 0 < low < ratio < high
+    with pytest.raises(ValueError, match="above 0"):
+        total_ratio([0.0], [1.0])
+
+
+def test_windows_are_checked():
+    with pytest.raises(ValueError, match="above 0"):
+        Windows.of([1.0, 0.0])
+    with pytest.raises(ValueError, match="turn"):
+        Windows.of([1.0], turns=[1, 2])

@@ -1,0 +1,168 @@
+"""Verdicts on records: the same numbers give the same answer, whatever else a record holds."""
+
+import numpy as np
+import pytest
+from make_record import record, summary
+from msgspec.structs import replace
+
+from profiling.results.explained import RecipeStep
+from profiling.results.measured import (
+    Control,
+    LatencyConditions,
+    Metrics,
+    Parity,
+    Round,
+    RoundSummary,
+    Turns,
+    Window,
+)
+from profiling.results.measured import Spread as StoredSpread
+from profiling.results.stats import rates_of_calls
+from profiling.results.verdicts import (
+    answer_on,
+    compare_records,
+    correct_baseline,
+    deadlines_of,
+    drift_of,
+    fastest_correct,
+    holds_rate,
+    interval_of,
+    placements_of,
+    ranking,
+    speedup,
+    spread_kind,
+    spread_of,
+    taken,
+    work_of,
+)
+
+WRONG = Parity(reference="fp32 eager", passed=False)
+CONDITIONS = LatencyConditions(cold=False, warmup_iterations=1, warmup_seconds=0.1, settled=True)
+
+
+def windows(ms, n=20, seed=0, noise=0.002, taken=0.0, first=0):
+    times = ms * np.exp(noise * np.random.default_rng(seed).standard_normal(n))
+    return tuple(
+        Window(block=first + place, start_s=float(place), n=5, p50=float(each), cpu_lost_share=taken)
+        for place, each in enumerate(times)
+    )
+
+
+def timed(variant, ms, *, began="now", taken=0.0, std=0.002, noise=0.002, seed=0, controls=(), **more):
+    """A record in turns, whose windows take about `ms`."""
+    of = windows(ms, seed=seed, noise=noise, taken=taken)
+    spread = StoredSpread(kind="captured", std=std, freedom=20.0)
+    turns = Turns(began=began, beside=(), windows=of, spread=spread, controls=controls)
+    metrics = Metrics(wall_ms=summary(ms), latency=replace(CONDITIONS, cpu_lost_share=taken))
+    return record(variant, ms, turns=turns, **{"metrics": metrics, **more})
+
+
+def test_records_that_took_turns_are_compared_by_their_windows():
+    eager, fast, equal = timed("baseline", 4.0, seed=1), timed("fast", 2.0, seed=2), timed("equal", 2.0, seed=3)
+    group = (eager, fast, equal)
+    assert speedup(fast, group).ratio == pytest.approx(2.0, rel=0.01)
+    assert speedup(fast, group).in_turns
+    assert [answer_on(each, group) for each in group] == [None, "faster", "faster"]
+    ranked = ranking(group)
+    assert {ranked.leader, *ranked.named("same")} == {"fast", "equal"}
+    assert ranked.named("slower") == ["baseline"]
+
+
+def test_a_wrong_record_neither_leads_nor_is_compared():
+    eager, wrong = timed("baseline", 4.0), timed("wrong", 1.0, parity=WRONG)
+    assert fastest_correct((eager, wrong)) == eager
+    assert speedup(wrong, (eager, wrong)) is None
+    assert speedup(wrong, (replace(eager, parity=WRONG), wrong)) is None
+    assert correct_baseline((replace(eager, parity=WRONG), wrong)) is None
+    assert ranking([record("a")]) is None
+
+
+def test_cells_of_two_runs_are_known_worse_than_those_in_turns():
+    one, other = timed("a", 1.03, seed=1), timed("b", 1.0, seed=2)
+    assert compare_records(one, other).answer() == "slower"
+    apart = compare_records(replace(one, turns=replace(one.turns, began="before")), other)
+    assert not apart.in_turns
+    (low, high), (near_low, near_high) = apart.interval(), compare_records(one, other).interval()
+    assert high - low > 1.5 * (near_high - near_low)
+
+
+def test_controls_are_further_placements():
+    control = Control(windows=windows(2.0, seed=9, first=2))
+    placed = placements_of(timed("a", 2.0, controls=(control,)))
+    assert [each.ms.size for each in placed] == [20, 20]
+    assert [int(each.turns[0]) for each in placed] == [0, 2]
+    assert placed[0].session == placed[1].session
+
+
+def test_rounds_are_placements_and_samples_are_windows_where_there_were_no_turns():
+    samples = tuple(np.random.default_rng(0).normal(10.0, 0.1, 120))
+    alone = record("a", 10.0, metrics=Metrics(wall_ms=summary(10.0, samples=samples)))
+    (whole,) = placements_of(alone)
+    assert whole.ms.size == 24
+    assert not whole.session
+    rounds = tuple(Round(wall_ms=RoundSummary(n=40, mean=10.0, p50=10.0)) for _ in range(3))
+    assert [each.ms.size for each in placements_of(replace(alone, rounds=rounds))] == [24] * 3
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "recipe", "cores", "kind"),
+    [
+        ("cpu", None, None, (), "CPU"),
+        ("cpu", None, None, (1,), "CPU, pinned"),
+        ("cuda:0", 9.0, None, (), "host-bound"),
+        ("cuda:0", 1.0, None, (), "device-bound"),
+        ("cuda:0", 9.0, (RecipeStep(kind="capture", name="CudaGraph", seconds=1.0),), (), "captured"),
+    ],
+)
+def test_what_decides_how_much_processes_differ(device, host, recipe, cores, kind):
+    clocks = {"wall_ms": summary(10.0), "host_ms": None if host is None else summary(host)}
+    metrics = Metrics(**clocks, latency=replace(CONDITIONS, pinned_cores=cores))
+    made = record("a", device=device, recipe=recipe, metrics=metrics)
+    assert spread_kind(made) == kind
+    assert spread_of(made).std > 0
+    assert spread_of(timed("a", 1.0, std=0.5)).std == 0.5, "what the run has stored"
+
+
+def test_beside_others_the_interval_reaches_down_to_the_shortest_call():
+    calm, busy = timed("a", 8.0), timed("a", 8.0, taken=0.4)
+    short = replace(busy, metrics=replace(busy.metrics, wall_ms=replace(busy.metrics.wall_ms, min=0.01)))
+    assert interval_of(calm)[0] > 7.9
+    assert interval_of(short)[0] == 0.01
+    assert taken(busy).words == "40% of the CPU went to other processes"
+    assert taken(record("a")) is None
+
+
+def test_a_drift_is_that_of_the_windows():
+    falling = tuple(replace(each, p50=18.0 - 0.25 * place) for place, each in enumerate(windows(18.0)))
+    made = timed("a", 16.0)
+    moved = drift_of(replace(made, turns=replace(made.turns, windows=falling)))
+    assert (moved.begin, moved.end) == pytest.approx((18.0, 13.25), rel=0.03)
+    assert drift_of(made) is None
+
+
+def calls(wall_ms, **more):
+    metrics = Metrics(wall_ms=summary(float(np.median(wall_ms)), n=len(wall_ms)), rates=rates_of_calls(wall_ms, 1))
+    return record("a", metrics=replace(metrics, latency=replace(CONDITIONS, **more)))
+
+
+def test_a_rate_is_held_by_the_bound_of_late_calls():
+    def said(wall_ms, **more):
+        made = calls(wall_ms, **more)
+        return [holds_rate(made, each).answer for each in deadlines_of(made)]
+
+    assert said([10.0] * 600) == ["yes", "yes", "yes", "no"]
+    assert said([10.0] * 100) == ["undecided", "undecided", "undecided", "no"]
+    assert said([20.0] * 600, cpu_lost_share=0.6)[2] == "undecided", "without others it could be in time"
+    assert said([20.0] * 600, cpu_lost_share=0.1)[2] == "no"
+    assert holds_rate(replace(calls([10.0] * 600), parity=WRONG), deadlines_of(calls([10.0] * 600))[0]) is None
+
+
+def test_late_sets_how_many_calls_may_be_late():
+    made = calls([10.0] * 600)
+    strict = replace(made, late=0.001)
+    assert holds_rate(strict, deadlines_of(strict)[0]).answer == "undecided"
+
+
+def test_work_is_what_makes_times_comparable():
+    assert work_of(record("a", scale="tiny"))["scale"] == "tiny"
+    assert work_of(calls([1.0] * 6))["cold"] is False
