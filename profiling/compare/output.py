@@ -42,8 +42,10 @@ _MARKERS = {
     "slower": (charts.RED, "triangle-up"),
     "undecided": ("#e08700", "diamond"),
 }
-#: Rows of a table that the console has room for, and a page; cells in the chart, and characters of a name beside it.
-_CONSOLE, _PAGE, _DRAWN, _LONGEST_NAME = 40, 4_000, 40, 40
+#: Most rows of a table on the console and on the page.
+_CONSOLE, _PAGE = 40, 4_000
+#: Most cells in the chart, and most characters of their names.
+_DRAWN, _LONGEST_NAME = 40, 40
 #: The x axis shows at least this many times the threshold to either side of 1.
 _AXIS_MARGIN = 1.5
 #: Characters of a value before the console breaks it.
@@ -184,7 +186,7 @@ def _counts(cells: Sequence[CellComparison]) -> str:
 
 
 def _legend(comparison: Comparison) -> list[str]:
-    """Return how to read the cells; empty where nothing has an interval."""
+    """Return the legend of the table of cells; empty if no ratio has an interval."""
     pairs = [cell.pair for cell in comparison.cells if cell.pair is not None and cell.interval is not None]
     if not pairs:
         return []

@@ -214,7 +214,7 @@ def ratio_value(pair: Pair | None) -> Value | None:
 
 
 def speedup_of(record: Record, group: Sequence[Record]) -> Value | None:
-    """Return the speedup against the correct baseline of `group`, 1 for the baseline itself; None without one."""
+    """Return the speedup over the baseline of `group`, 1 for the baseline; None if there is no correct baseline."""
     baseline = correct_baseline(group)
     if record is baseline:
         return 1.0

@@ -38,7 +38,7 @@ def _named(others: Taken | None) -> str | None:
 
 
 def limits_text(record: Record) -> str | None:
-    """Return what limited the clocks while the cell was timed, with its share of the window where that is known."""
+    """Return why the GPU lowered its clocks during the timing, each reason with its share of the time if known."""
     conditions: ClockConditions | None = record.metrics.latency or record.realtime
     if conditions is None:
         return None

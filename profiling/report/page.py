@@ -85,7 +85,7 @@ def _templates() -> Environment:
 
 
 def _breakable(text: str) -> Markup:
-    """Return `text` escaped, with places inside long names where a line may break: not inside a word."""
+    """Return `text` as escaped HTML that may break after the joints of names (`_`, `+`, `/`), not inside words."""
     from markupsafe import Markup, escape
 
     return Markup(_JOINTS.sub("<wbr>", str(escape(text))))

@@ -25,7 +25,7 @@ from profiling.results.judge import RESOLUTION
 from profiling.results.overrides import is_recipe, is_work, number, setting, short
 from profiling.results.sweep import ENDED
 
-#: Rows of a table that the console has room for, that `report.md` has, and that the page has.
+#: Most rows of a table on the console, in `report.md`, and on the page.
 _CONSOLE, _REPORT, _PAGE = 30, 1_000, 4_000
 #: Lines of remarks or of failures; views of the chart.
 _MOST_LINES, _MOST_VIEWS = 12, 120

@@ -122,14 +122,14 @@ class Repeated:
 
     @property
     def against_baseline(self) -> Value | None:
-        """The speedup as it is shown, 1 for the baseline itself."""
+        """The speedup over the baseline as text or number; 1 for the baseline."""
         if self.judged is not None and all(cell.baseline is cell.judged for cell in self.cells):
             return 1.0
         return ratio_value(self.speedup)
 
     @property
     def holds(self) -> str | None:
-        """The frame rate that it holds, of several jobs each that was found."""
+        """The highest frame rate that it holds; if jobs differ, the rate of each."""
         return " or ".join(dict.fromkeys(cell.holds for cell in self.cells if cell.holds is not None)) or None
 
 

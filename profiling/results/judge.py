@@ -196,7 +196,7 @@ class Pair:
         interval = self.interval(level)
         if interval is None:
             return "undecided"
-        if 1 - resolution <= interval[0] and interval[1] <= 1 + resolution:
+        if 1 / (1 + resolution) <= interval[0] and interval[1] <= 1 + resolution:
             return "same"
         if self.is_apart(interval, resolution):
             return "slower" if self.log_ratio > 0 else "faster"
@@ -209,7 +209,10 @@ class Pair:
 
     @property
     def p_value(self) -> float:
-        """Probability of such a ratio if the true one is 1, with what others took removed against the difference."""
+        """Two-sided p-value of the hypothesis that the times are equal.
+
+        What other processes took is first removed from the slower cell, which makes the difference smaller.
+        """
         from scipy.special import stdtr  # takes a moment to import, and a reader of records needs none of it
 
         towards_1 = self.log_ratio + (self.low_removed if self.log_ratio > 0 else self.high_removed)
@@ -227,7 +230,7 @@ class Pair:
         apart = abs(self.log_ratio)
         reach = self.reach(1 - FALSE) / max(apart, np.log1p(resolution) - apart)
         if self.placement > self.noise:
-            return f"{int(np.ceil(max(2.0, reach**2)))} processes each{'' if self.in_turns else ', in turns'}"
+            return f"{int(np.ceil(max(2.0, reach**2)))} times as many processes{'' if self.in_turns else ', in turns'}"
         return f"{max(2.0, reach**2):.0f} times as many windows"
 
     @property
@@ -247,7 +250,7 @@ class Pair:
         return max(1.0, (self.noise + self.placement) ** 2 / below) if below else 1e6
 
     def reach(self, level: float) -> float:
-        """Return half the width of the interval of the logarithm, without what others took."""
+        """Return half the width of the interval of log(ratio) at `level`, before it is widened by other processes."""
         from scipy.special import stdtrit
 
         if not np.isfinite(self.noise):
@@ -287,7 +290,7 @@ def compare(one: Cell, other: Cell) -> Pair:
 
 @dataclass(frozen=True)
 class _Run:
-    """What one run measured of a time or a ratio, as a logarithm: its variance, and how runs of equal code differ."""
+    """The logarithm of a time or a ratio that one run measured, its variance, and the spread of equal code."""
 
     log: float
     noise: float
@@ -502,7 +505,7 @@ def is_settled(cells: Sequence[Cell], level: float) -> bool:
 
 
 def _moved(cell: Cell) -> float:
-    """Return by how much a cell drifts, as a logarithm; 0 where no drift can be claimed."""
+    """Return |log(last / first time)| of the trend of a cell's windows; 0 without a significant trend."""
     moved = drift(cell.placements[0])
     return 0.0 if moved is None else abs(float(np.log(moved.end / moved.begin)))
 

@@ -24,7 +24,7 @@ from profiling.machine.spreads import Spreads
 from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
 from profiling.results.judge import LOOKS, Cell, Windows, control_pairs, holds, is_settled
 from profiling.results.judge import Spread as JudgedSpread
-from profiling.results.measured import LEAST_VALUES, Control, Spread, Turns, Window
+from profiling.results.measured import LATE, LEAST_VALUES, Control, Spread, Turns, Window
 from profiling.results.stats import rates_of_calls
 from profiling.results.verdicts import kind_of
 from profiling.run.worker_process import Performed, Session
@@ -174,12 +174,12 @@ def take_turns(
     now: Callable[[], float] = time.monotonic,
     again: Again | None = None,
     spreads: Spreads | None = None,
-    late: float = 0.01,
+    late: float = LATE,
 ) -> None:
     """Give the cells windows until they can be compared, or `seconds` are spent; the baseline is the first cell.
 
     Without `seconds`, the cells may take as long as their own limits would allow them one after the other. Preparing
-    controls by `again` does not count. `spreads` is what is known of the device; a new lesson is kept there. `late` is
+    controls by `again` does not count. `spreads` holds the learned spreads of the device and is extended. `late` is
     the share of calls that may be late where a rate is held. A cell whose process ends costs its own windows only.
     """
     for resident in residents:

@@ -66,7 +66,7 @@ def test_a_difference_that_equal_code_shows_on_a_cpu_is_no_claim(tmp_path, monke
     execute(runs)
     verdicts, code, (cell,) = compared(runs)
     assert (verdicts, code) == ([("baseline", "undecided")], 2)
-    assert cell.reason.endswith("processes each")
+    assert cell.reason.endswith("times as many processes")
 
 
 def test_comparisons_of_equal_revisions_make_no_claim(tmp_path, monkeypatch):

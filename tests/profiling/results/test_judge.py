@@ -68,7 +68,7 @@ def test_what_slows_neighbouring_windows_alike_cancels_out():
 def test_what_differs_between_processes_widens_the_interval_whatever_the_windows_say():
     eager = Spread(0.15, 6.0)
     assert pair(1.3, n=1000, spread=eager).answer() == "undecided"
-    assert pair(1.3, n=1000, spread=eager).wants().endswith("processes each")
+    assert pair(1.3, n=1000, spread=eager).wants().endswith("times as many processes")
     assert pair(1.3, n=1000, spread=eager).is_limited_by_placement
     assert pair(2.0, spread=eager).answer() == "slower"
 
@@ -200,3 +200,11 @@ def test_windows_are_checked():
         Windows.of([1.0, 0.0])
     with pytest.raises(ValueError, match="turn"):
         Windows.of([1.0], turns=[1, 2])
+
+
+def test_the_same_is_the_same_from_both_sides():
+    rng = np.random.default_rng(5)
+    for ratio in rng.uniform(0.98, 1.02, 200):
+        one, other = cell(ratio, seed=1), cell(1.0, seed=2)
+        there, back = compare(one, other).answer(), compare(other, one).answer()
+        assert {"slower": "faster", "faster": "slower"}.get(there, there) == back

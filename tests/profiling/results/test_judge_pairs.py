@@ -40,8 +40,8 @@ def test_more_processes_of_two_runs_do_not_remove_what_two_hosts_differ_by(place
 def test_an_undecided_pair_of_two_runs_wants_turns() -> None:
     windows = (Windows.of(np.random.default_rng(0).normal(1, 1e-3, 24).tolist(), session="x"),)
     one, other = Cell(windows, EQUAL), Cell((Windows.of([1.02] * 24),), EQUAL)
-    assert compare(other, one).wants().endswith("processes each, in turns")
-    assert compare(one, one).wants() == "2 processes each"
+    assert compare(other, one).wants().endswith("times as many processes, in turns")
+    assert compare(one, one).wants() == "2 times as many processes"
 
 
 def test_a_process_without_common_turns_does_not_make_the_others_better_known() -> None:
