@@ -17,7 +17,7 @@ from profiling.report.answer import answer_section, notes_section, status_sectio
 from profiling.report.check import check_section
 from profiling.report.classic import classic_blocks
 from profiling.report.energy import energy_section
-from profiling.report.format import count_of, escaped, listed
+from profiling.report.format import count_of, escaped, few, listed
 from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section, recipe_section
 from profiling.report.heading import heading_lines, network_section, origin_sections
 from profiling.report.latency import latency_section
@@ -47,16 +47,20 @@ def _answer_section(data: RunData) -> Section:
 
 
 def _skipped_section(data: RunData) -> Section:
-    """Return how many cells were skipped, and on demand which and why."""
-    reasons: dict[str, list[str]] = {}
+    """Return how many cells were skipped, with the first reason, and on demand which cells and why."""
+    reasons: dict[str, list[Record]] = {}
     for record in data.records:
         if record.status == "skipped":
-            reasons.setdefault(record.reason or "no reason", []).append(name_of(record))
+            reasons.setdefault(record.reason or "no reason", []).append(record)
     if not reasons:
         return Section("skipped", "Skipped")
-    number = sum(map(len, reasons.values()))
-    lines = [printable(f"{', '.join(names)}: {reason}") for reason, names in reasons.items()]
-    return Section("skipped", "Skipped", folded=(f"{count_of(number, 'cell')} skipped", lines), depth="page")
+    first, variants = next(iter(reasons)), {record.variant: None for record in next(iter(reasons.values()))}
+    more = f"; {count_of(len(reasons) - 1, 'more reason')} in report.md" if len(reasons) > 1 else ""
+    number = count_of(sum(map(len, reasons.values())), "cell")
+    lines = [printable(f"{', '.join(map(name_of, records))}: {reason}") for reason, records in reasons.items()]
+    return Section(
+        "skipped", "Skipped", folded=(printable(f"{number} skipped: {few([*variants])} ({first}){more}"), lines)
+    )
 
 
 #: What the console prints, and what it leaves to `report.md`, the page, and `details=true`.
@@ -234,7 +238,8 @@ def console_text(
 def section_text(section: Section, depth: Depth = "console") -> str:
     """Return the text of a section for a terminal: its tables under their titles, and its lines."""
     width = max(WIDTH, get_terminal_size((WIDTH, 24)).columns)
-    lines = "\n".join(wrapped_line(line, width) for line in section.lines)
+    folded = () if section.folded is None else section.folded[:1]
+    lines = "\n".join(wrapped_line(line, width) for line in (*section.lines, *folded))
     tables = [table for table in section.tables if table and fits(table.depth, depth)]
     texts = [
         "\n\n".join(filter(None, (f"{table.title}:" * (table.title != section.title), console(table, width, depth))))
@@ -256,9 +261,10 @@ def markdown_text(title: str, heading: Sequence[str], sections: Sequence[Section
 
 def _section_markdown(section: Section) -> str:
     tables = [table for table in section.tables if table and fits(table.depth, "report")]
-    if not fits(section.depth, "report") or not (tables or section.lines or section.legend or section.text):
+    folded = () if section.folded is None else section.folded[1]
+    if not fits(section.depth, "report") or not (tables or section.lines or folded or section.legend or section.text):
         return ""
-    lines, texts = _bullets(section.lines), []
+    lines, texts = _bullets((*section.lines, *folded)), []
     for table in tables:
         texts += ["" if table.title == section.title else f"#### {escaped(table.title)}", markdown(table)]
     parts = (*texts, lines) if section.leads else (lines, *texts)

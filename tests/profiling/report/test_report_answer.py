@@ -249,7 +249,9 @@ def test_failures_have_their_reason_and_what_was_skipped_is_not_among_them() -> 
     alike = build("torn", component="a", status="failed", reason="it | raised\nhere")
     data = run_data(skipped, failed, alike)
     assert status_section(data).lines == ("a.broken, a.torn failed: it | raised here",)
-    assert "1 cell skipped" in render_html(data)
+    assert "1 cell skipped: fx (no CUDA device)" in render_html(data)
+    assert "1 cell skipped: fx (no CUDA device)" in render_console(data)
+    assert "a.fx: no CUDA device" in render_markdown(data)
 
 
 def test_notes_say_under_which_conditions_cells_ran() -> None:
