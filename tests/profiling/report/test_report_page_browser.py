@@ -78,7 +78,7 @@ def test_a_table_is_on_demand_and_the_answer_is_not(shown: Open) -> None:
 def test_what_was_skipped_is_a_count_with_a_fold(write_page: Callable[..., Path], show: Open) -> None:
     skipped = [build(f"v{i}", status="skipped", reason="no compiler") for i in range(3)]
     section = show(write_page([build("baseline", 2.0), *skipped])).locator("#skipped")
-    assert section.locator("summary").inner_text() == "3 cells skipped"
+    assert section.locator("summary").inner_text() == "3 cells skipped: v0, v1 and v2 (no compiler)"
     assert not section.locator("li").is_visible()
     section.locator("summary").click()
     assert section.locator("li").inner_text() == "world_model.v0, world_model.v1, world_model.v2: no compiler"
