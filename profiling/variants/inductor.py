@@ -6,6 +6,7 @@ The default mode has no CUDA graphs, so that `compile` differs from `baseline` b
 
 from __future__ import annotations
 
+import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -109,7 +110,8 @@ class _CompiledSteps:
         self._open -= 1
         if self._open == 0:
             self._patch.close()
-        torch._dynamo.reset()
+        if not sys.is_finalizing():  # a step that its program never closes ends with the interpreter
+            torch._dynamo.reset()
 
 
 COMPILED_STEPS = _CompiledSteps()

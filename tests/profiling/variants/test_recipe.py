@@ -2,6 +2,8 @@
 
 import gc
 import math
+import subprocess
+import sys
 import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -620,3 +622,14 @@ def test_every_variant_is_a_recipe_with_all_its_keys(name):
     assert isinstance(recipe, Recipe)
     for step, options in ((recipe.compiler, node["compiler"]), (recipe.capture, node["capture"])):
         assert step is None or {each.name for each in fields(step)} == options.keys() - {"_target_"}
+
+
+def test_a_compiled_step_that_is_never_closed_ends_a_program_without_a_traceback(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from profiling.variants.inductor import COMPILED_STEPS\n"
+        "def opened():\n    with COMPILED_STEPS:\n        yield\n"
+        "step = opened()\nnext(step)\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
