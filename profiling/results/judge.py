@@ -224,14 +224,14 @@ class Pair:
     def wants(self, resolution: float = RESOLUTION) -> str:
         """Return what would decide an undecided pair: a quiet machine, more placements, or more windows."""
         if not np.isfinite(self.noise):
-            return "more measuring time (seconds=)"
+            return "more time (seconds=)"
         if self.high_removed - self.low_removed > 2 * self.reach(1 - FALSE):
             return "a quiet machine"
         apart = abs(self.log_ratio)
         reach = self.reach(1 - FALSE) / max(apart, np.log1p(resolution) - apart)
         if self.placement > self.noise:
             return f"{int(np.ceil(max(2.0, reach**2)))} times as many processes{'' if self.in_turns else ', in turns'}"
-        return f"{max(2.0, reach**2):.0f} times the measuring time (seconds=)"
+        return f"{max(2.0, reach**2):.0f} times the time (seconds=)"
 
     @property
     def is_limited_by_placement(self) -> bool:

@@ -52,7 +52,7 @@ def test_noise_as_wide_as_the_threshold_is_undecided(runs):
     (compared,) = compare_cells(*runs(*pair(1.0, spread=0.2)), T)
     assert compared.interval[0] < 1 - T < 1 + T < compared.interval[1]
     assert (compared.verdict, exit_code([compared], T)) == ("undecided", 2)
-    assert compared.reason.endswith("times the measuring time (seconds=)")
+    assert compared.reason.endswith("times the time (seconds=)")
 
 
 def test_the_same_or_faster_passes(runs):
@@ -132,7 +132,7 @@ def test_few_windows_have_a_ratio_without_an_interval(runs):
     a, b = ([cell(windows_ms=noisy(ms, n=5), turns="together")] for ms in (10, 12))
     (compared,) = compare_cells(*runs(a, b), T)
     assert (compared.verdict, compared.ratio, compared.interval) == ("undecided", pytest.approx(1.2), None)
-    assert compared.reason == "wants more measuring time (seconds=)"
+    assert compared.reason == "wants more time (seconds=)"
     assert exit_code([compared], T) == 2
 
 
@@ -147,7 +147,7 @@ def test_loops_are_compared_by_their_windows_where_those_were_kept(runs):
 
 def test_a_loop_without_windows_is_undecided(runs):
     (compared,) = compare_cells(*runs([loop()], [loop()]), T)
-    assert (compared.verdict, compared.reason) == ("undecided", "wants more measuring time (seconds=)")
+    assert (compared.verdict, compared.reason) == ("undecided", "wants more time (seconds=)")
     assert exit_code([compared], T) == 2
 
 

@@ -68,7 +68,7 @@ def test_an_invalid_cell_is_never_fastest() -> None:
         (1.002, 1e-3, 2e-4, "same", ""),
         (1.03, 1e-3, 2e-4, "slower", ""),
         (1.03, 1e-3, 0.05, "undecided", r"\d+ times as many processes would tell"),
-        (1.03, 0.2, 2e-4, "undecided", r"\d+ times the measuring time \(seconds=\) would tell"),
+        (1.03, 0.2, 2e-4, "undecided", r"\d+ times the time \(seconds=\) would tell"),
     ],
 )
 def test_which_take_the_same_time_and_which_may_be_as_fast(
@@ -90,7 +90,7 @@ def test_which_take_the_same_time_and_which_may_be_as_fast(
 
 
 def test_windows_that_are_too_few_and_busy_ones_decide_nothing() -> None:
-    assert "more measuring time (seconds=) would tell" in remarks(
+    assert "more time (seconds=) would tell" in remarks(
         in_turns("baseline", 2.0, windows=3), in_turns("fx", 2.5, windows=3)
     )
     busy = in_turns("baseline", 2.58, taken=0.38), in_turns("compile", 2.5)
@@ -158,7 +158,7 @@ def test_on_a_busy_cpu_pinning_is_named() -> None:
 def test_a_loop_without_windows_is_named_and_decides_nothing() -> None:
     quick, slow = build_loop("overlap", frame_loop(9.0)), build_loop("baseline", frame_loop(12.0))
     assert row_of(quick, slow)["fastest correct"] == "overlap"
-    assert "whether baseline may be as fast; more measuring time (seconds=) would tell" in remarks(quick, slow)
+    assert "whether baseline may be as fast; more time (seconds=) would tell" in remarks(quick, slow)
     timed = [build_loop(f"{ms}", frame_loop(ms, windows_ms=[ms] * 24)) for ms in (9.0, 30.0)]
     assert answer_of("net", timed).undecided == []
 

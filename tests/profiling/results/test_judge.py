@@ -51,7 +51,7 @@ def test_faster_is_slower_seen_from_the_other_side():
 
 def test_few_windows_have_no_interval_and_decide_nothing():
     few = pair(10.0, n=5)
-    assert (few.answer(), few.interval(), few.wants()) == ("undecided", None, "more measuring time (seconds=)")
+    assert (few.answer(), few.interval(), few.wants()) == ("undecided", None, "more time (seconds=)")
 
 
 def test_what_slows_neighbouring_windows_alike_cancels_out():
