@@ -1,12 +1,14 @@
 """How often is what the tool says of two cells wrong, and how often does it find a difference that is there?
 
-    python benchmarks/claims.py --device cuda --out FOLDER              eager, compiled and captured cells
+    python benchmarks/claims.py --device cuda --kind eager --out FILE   eager, compiled or captured cells
     python benchmarks/claims.py --device cpu --pairs 100 [--busy 2]     eager cells with one thread
+    python benchmarks/claims.py --table FILE...                         the table of what was written to files
     python benchmarks/claims.py --simulated 1000                        simulated runs: see claims_simulated.py
 
-A pair is two cells of equal code (A/A), or one with planted work: 2% more, a half, a tenth. Each cell has a process of
-its own, and pairs have no process in common. Pairs are timed by `profiling.run.turns`, with controls and looks as in
-any run, and judged by `profiling.results.judge`. A cell is a chain of small layers, so that a call takes little time.
+A pair is two cells of equal code (A/A), or one with planted work: 2% more, a half, a tenth. Cells of one session share
+a first cell and take turns by `profiling.run.turns`, with controls and looks as in any run; each has a process of its
+own, and sessions have no process in common. `profiling.results.judge` judges each pair. A cell is a chain of small
+layers, so that a call takes little time.
 The bars: equal code is called different in at most 9 of 100 and 5 of 40 pairs, which a true 5% passes; equal captured
 cells are called the same in 80% of quiet pairs; 2% is found in 80% of captured pairs within 20 s; a factor of 2 in 95%
 (eager on a GPU: 90%), and of 10 in all, beside busy processes too. The command exits with 1 where a bar is missed.
@@ -42,7 +44,16 @@ from profiling.machine.run_queue import RUN_PROCESS
 from profiling.machine.spreads import Spreads
 from profiling.metrics.clocks import clock_of
 from profiling.metrics.latency import TimedWindowMonitor
-from profiling.metrics.sampling import Ready, SamplingLimits, Turn, WindowSamples, collect_window, rewarm, warm_up
+from profiling.metrics.sampling import (
+    Ready,
+    Sample,
+    SamplingLimits,
+    Turn,
+    WindowSamples,
+    collect_window,
+    rewarm,
+    warm_up,
+)
 from profiling.report.table import Column, Table, markdown
 from profiling.results.judge import compare
 from profiling.run.revisions import TOOL, git_state
@@ -87,22 +98,22 @@ def serve(link: Connection, device_name: str, kind: str, links: int, seconds: fl
         run = torch.compile(module) if kind == "compiled" else module
         for _ in range(3):
             run(x)
-        if kind == "captured":
-            graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph() if kind == "captured" else None
+        if graph is not None:
             with torch.cuda.graph(graph):
                 module(x)
 
         def step() -> object:
-            return graph.replay() if kind == "captured" else run(x)
+            return run(x) if graph is None else graph.replay()
 
         clock, monitor = clock_of(device), TimedWindowMonitor(device)
 
-        def sample() -> object:
+        def sample() -> Sample:
             if device.type == "cuda":
                 torch.cuda.synchronize()
             return clock.sample(step)
 
-        warmed = warm_up(sample, snapshot, SamplingLimits(warmup_max_seconds=2.0), time.perf_counter)
+        warmed = warm_up(sample, snapshot, SamplingLimits(warmup_max_seconds=0.5), time.perf_counter)
         call_s = warmed.seconds / warmed.iterations
         link.send_bytes(
             msgspec.json.encode(
@@ -155,15 +166,14 @@ def _resident(link: Connection, device: str, kind: str, work: str) -> Resident:
 
 @dataclass(frozen=True)
 class Judged:
-    """What was said of the second cell of a pair beside the first."""
+    """What was said of a cell beside the first one of its session."""
 
-    kind: str
     work: str
     answer: str
     ratio: float
     low: float
     high: float
-    seconds: float
+    seconds: float  # that the session took turns
     taken: float
     noise: float  # standard errors of the logarithm: of the windows, and of the processes
     placement: float
@@ -180,28 +190,75 @@ class Judged:
         return self.answer != "undecided" and not self.is_false
 
 
-def judged(device: str, kind: str, work: str, spreads: Spreads, seed: int, most_s: float) -> Judged:
-    """Time and judge one pair."""
-    names = ["equal", work]
-    with prepared(
-        device, kind, [*names, *names], most_s
-    ) as cells:  # the controls, too, which is quicker than one by one
-        ours, controls = cells[:2], {id(cell): control for cell, control in zip(cells[:2], cells[2:], strict=True)}
+@dataclass(frozen=True)
+class Conditions:
+    """What pairs were measured on, and when: the first line of a file."""
+
+    kind: str
+    device: str
+    name: str
+    busy: int
+    most_seconds: float
+    date: str
+    torch: str
+    revision: str
+
+    @staticmethod
+    def of(options: argparse.Namespace) -> Conditions:
+        """Return those of now."""
+        name = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} CPU cores"
+        git = git_state(TOOL)
+        revision = (
+            f"{git.revision[:12] if git and git.revision else 'unknown'}{' (dirty)' if git and git.dirty else ''}"
+        )
+        kind = options.kind if options.device == "cuda" else "eager"
+        return Conditions(
+            *(kind, options.device, name, options.busy, options.seconds),
+            *(f"{datetime.now(UTC):%Y-%m-%d}", torch.__version__, revision),
+        )
+
+    @property
+    def words(self) -> str:
+        """They in one line."""
+        beside = f"beside {self.busy} busy processes" if self.busy else "nothing beside it"
+        return (
+            f"{self.kind} cells, {self.date}, {self.name}, torch {self.torch}, revision {self.revision}, "
+            f"{beside}, at most {self.most_seconds:g} s in turns"
+        )
+
+
+def sessions(kind: str, pairs: int, planted: int) -> list[tuple[str, ...]]:
+    """Return the work of the cells of each session, beside a first cell."""
+    if kind == "captured":  # small differences in sessions of their own, which need their time
+        small = [("equal", "2% more")] * planted + [("equal",)] * (pairs - planted)
+        return [*small, *[("a half", "a tenth")] * planted]
+    return [("equal", "a half", "a tenth")] * planted + [("equal",)] * (pairs - planted)
+
+
+def judged(at: Conditions, works: Sequence[str], spreads: Spreads, seed: int) -> list[Judged]:
+    """Time the cells of a session, and judge each beside the first one."""
+    names = ["equal", *works]
+    with prepared(at.device, at.kind, [*names, *names], at.most_seconds) as cells:  # controls at once, to save time
+        ours, controls = cells[: len(names)], cells[len(names) :]
+        control_of = {id(cell): control for cell, control in zip(ours, controls, strict=True)}
         began = time.monotonic()
-        take_turns(ours, most_s, seed, again=lambda cell: controls[id(cell)], spreads=spreads)
+        take_turns(ours, at.most_seconds, seed, again=lambda cell: control_of[id(cell)], spreads=spreads)
         seconds = time.monotonic() - began
-        one, other = (cell.cell(spreads.known(cell.kind)) for cell in ours)
-        pair = compare(other, one)
-        low, high = pair.interval() or (0.0, float("inf"))
-        errors = math.sqrt(pair.noise), math.sqrt(pair.placement)
-        return Judged(kind, work, pair.answer(), pair.ratio, low, high, seconds, pair.taken, *errors)
+        first, *others = (cell.cell(spreads.known(cell.kind)) for cell in ours)
+        found = list[Judged]()
+        for work, other in zip(works, others, strict=True):
+            pair = compare(other, first)
+            low, high = pair.interval() or (0.0, float("inf"))
+            errors = math.sqrt(pair.noise), math.sqrt(pair.placement)
+            found.append(Judged(work, pair.answer(), pair.ratio, low, high, seconds, pair.taken, *errors))
+        return found
 
 
 @dataclass(frozen=True)
 class Row:
     """The pairs of one kind: what was said of them, and the bar."""
 
-    kind: str
+    cells: str
     work: str
     n: int
     said: str
@@ -211,30 +268,35 @@ class Row:
     seconds: float
 
 
-def row_of(pairs: Sequence[Judged], device: str, *, busy: bool) -> Row:
+def row_of(at: Conditions, pairs: Sequence[Judged]) -> Row:
     """Count what was said of pairs of one kind."""
-    kind, work, n = pairs[0].kind, pairs[0].work, len(pairs)
+    work, n = pairs[0].work, len(pairs)
     said = Counter(each.answer for each in pairs)
     false, found = sum(each.is_false for each in pairs), sum(each.is_found for each in pairs)
     allowed = 9 * n // 100 if n >= 100 else max(1, 5 * n // 40)
     bars = [f"false: at most {allowed}"]
     met = false <= allowed
-    least = {"a half": 0.9 if device == "cuda" and kind == "eager" else 0.95, "a tenth": 1.0}.get(work)
-    if kind == "captured" and not busy:
+    least = {"a half": 0.9 if at.device == "cuda" and at.kind == "eager" else 0.95, "a tenth": 1.0}.get(work)
+    if at.kind == "captured" and not at.busy:
         least = {"equal": 0.8, "2% more": 0.8}.get(work, least)
-    if busy and work != "a tenth":
-        least = None
     if least is not None:
         bars.append(f"found: at least {least:.0%}")
         met = met and found >= least * n
     words = ", ".join(f"{count_} {answer}" for answer, count_ in said.most_common())
-    return Row(kind, work, n, words, false, "; ".join(bars), met, sum(each.seconds for each in pairs) / n)
+    cells = f"{at.device}, {at.kind}{', busy' * bool(at.busy)}"
+    return Row(cells, work, n, words, false, "; ".join(bars), met, sum(each.seconds for each in pairs) / n)
+
+
+def rows_of(at: Conditions, pairs: Sequence[Judged]) -> list[Row]:
+    """Return a row for each planted work."""
+    groups = [[each for each in pairs if each.work == work] for work in PLANTED]
+    return [row_of(at, group) for group in groups if group]
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the table as Markdown."""
     columns = (
-        Column[Row]("cells", lambda row: row.kind),
+        Column[Row]("cells", lambda row: row.cells),
         Column[Row]("the second does", lambda row: "the same" if row.work == "equal" else row.work),
         Column[Row]("pairs", lambda row: row.n, "count"),
         Column[Row]("said of it", lambda row: row.said),
@@ -244,6 +306,15 @@ def table(rows: Sequence[Row]) -> str:
         Column[Row]("time in turns", lambda row: row.seconds, "s"),
     )
     return markdown(Table("Claims", columns, rows))
+
+
+def read(files: Sequence[Path]) -> dict[Conditions, list[Judged]]:
+    """Read what measurements have written; those of equal conditions are one."""
+    found: dict[Conditions, list[Judged]] = {}
+    for file in files:
+        first, *lines = (json.loads(line) for line in file.read_text().splitlines())
+        found.setdefault(Conditions(**first), []).extend(Judged(**line) for line in lines)
+    return found
 
 
 @contextmanager
@@ -257,62 +328,51 @@ def busy_processes(number: int) -> Iterator[None]:
             process.kill()
 
 
-def measure(options: argparse.Namespace) -> list[Row]:
-    """Time all pairs, and return a row for each kind of cell and work."""
-    kinds = options.kinds.split(",") if options.kinds else ["eager", "compiled", "captured"]
-    kinds = kinds if options.device == "cuda" else ["eager"]
-    works = {"equal": options.pairs, **dict.fromkeys(list(PLANTED)[1:], options.planted)}
-    began, spreads, rows, results, seed = time.monotonic(), Spreads(), list[Row](), list[Judged](), 0
-    with busy_processes(options.busy):
-        for kind in kinds:
-            for work, number in works.items():
-                if work == "2% more" and kind != "captured":
-                    continue
-                pairs = list[Judged]()
-                for _ in range(number):
-                    seed += 1
-                    pairs.append(judged(options.device, kind, work, spreads, seed, options.seconds))
-                    print(f"{time.monotonic() - began:.0f} s: {pairs[-1]}", file=sys.stderr, flush=True)
-                results += pairs
-                if pairs:
-                    rows.append(row_of(pairs, options.device, busy=bool(options.busy)))
-                    print(f"{time.monotonic() - began:.0f} s: {rows[-1]}", flush=True)
-                    print("  ", *(f"{each.ratio:.4f}" for each in pairs), flush=True)
-                    print(
-                        "   others took", f"{max(each.taken for each in pairs):.2%} at most", spreads.known("captured")
-                    )
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        lines = "\n".join(json.dumps(asdict(each)) for each in results)
-        (options.out / f"{options.device}{'_busy' * bool(options.busy)}.jsonl").write_text(lines + "\n")
-    return rows
+def measure(at: Conditions, options: argparse.Namespace) -> list[Judged]:
+    """Time all pairs, and write each down once it is known."""
+    began, spreads, results = time.monotonic(), Spreads(), list[Judged]()
+    with busy_processes(at.busy), ExitStack() as stack:
+        out = None
+        if options.out:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            out = stack.enter_context(options.out.open("w"))
+            print(json.dumps(asdict(at)), file=out, flush=True)
+        for seed, works in enumerate(sessions(at.kind, options.pairs, options.planted)):
+            for pair in judged(at, works, spreads, seed):
+                results.append(pair)
+                print(f"{time.monotonic() - began:.0f} s: {pair}", file=sys.stderr, flush=True)
+                if out is not None:
+                    print(json.dumps(asdict(pair)), file=out, flush=True)
+    print(f"{time.monotonic() - began:.0f} s in all; spreads learned: {spreads.pairs}", file=sys.stderr)
+    return results
 
 
 def main() -> None:
-    """Run one of the three."""
+    """Measure, simulate, or print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--pairs", type=int, default=40, help="pairs of equal code of each kind of cell")
-    parser.add_argument("--planted", type=int, default=20, help="pairs of each planted difference")
-    parser.add_argument("--kinds", help="eager,compiled,captured: of which cells; default: all")
+    parser.add_argument("--kind", choices=("eager", "compiled", "captured"), default="eager", help="of cells on a GPU")
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of equal code")
+    parser.add_argument("--planted", type=int, default=20, help="pairs of each planted difference, at most `pairs`")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute all the time beside it")
-    parser.add_argument("--seconds", type=float, default=20.0, help="most time in turns for a pair")
-    parser.add_argument("--out", type=Path, help="folder for a line for each pair")
+    parser.add_argument("--seconds", type=float, default=20.0, help="most time in turns for a session")
+    parser.add_argument("--out", type=Path, help="file for a line for each pair")
+    parser.add_argument("--table", type=Path, nargs="+", help="files of which to print the table, and nothing else")
     parser.add_argument("--simulated", type=int, default=0, help="simulated components of each scene, and nothing else")
     options = parser.parse_args()
     if options.simulated:
         print(simulated_table(options.simulated))
         return
-    began, os.environ[RUN_PROCESS] = time.monotonic(), str(os.getpid())
-    importlib.import_module("torch._inductor.config")  # as the fork server of a run does: processes begin with it
-    rows = measure(options)
-    git = git_state(TOOL)
-    device = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} CPU cores"
-    revision = f"{git.revision[:12] if git and git.revision else 'unknown'}{' (dirty)' if git and git.dirty else ''}"
-    beside = f"beside {options.busy} busy processes" if options.busy else "nothing beside it"
-    print(f"\n{datetime.now(UTC):%Y-%m-%d}, {device}, torch {torch.__version__}, revision {revision}, {beside}")
-    print(f"{time.monotonic() - began:.0f} s in all\n\n{table(rows)}")
-    if missed := [f"{row.kind}, {row.work}" for row in rows if not row.is_met]:
+    if options.table:
+        measured = read(options.table)
+    else:
+        os.environ[RUN_PROCESS] = str(os.getpid())
+        importlib.import_module("torch._inductor.config")  # as the fork server of a run does: processes begin with it
+        at = Conditions.of(options)
+        measured = {at: measure(at, options)}
+    rows = [row for at, pairs in measured.items() for row in rows_of(at, pairs)]
+    print("\n".join(at.words for at in measured), table(rows), sep="\n\n")
+    if missed := [f"{row.cells}, {row.work}" for row in rows if not row.is_met]:
         raise SystemExit(f"missed: {'; '.join(missed)}")
 
 
