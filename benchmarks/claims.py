@@ -206,7 +206,10 @@ class Conditions:
     @staticmethod
     def of(options: argparse.Namespace) -> Conditions:
         """Return those of now."""
-        name = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} CPU cores"
+        name = f"{os.cpu_count()} CPU cores"
+        if options.device == "cuda":  # not by torch: a process that has used CUDA cannot be forked
+            query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+            name = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0]
         git = git_state(TOOL)
         revision = (
             f"{git.revision[:12] if git and git.revision else 'unknown'}{' (dirty)' if git and git.dirty else ''}"
