@@ -102,7 +102,8 @@ def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
         if tried and not any(_helps(call, other) for other in tried):
             continue
         known = [ms for other in tried if _helps(call, other) and (ms := _ms_of(other, call.stage)) is not None]
-        words, advice = printable(step.words), printable(f"{call.stage}: {step.advice}" if call.stage else step.advice)
+        of_stage = f"{call.stage}: " if call.stage else ""
+        words, advice = printable(of_stage + step.words), printable(of_stage + step.advice)
         if known:
             return f"{words}: {significant(min(known), 2)} ms", f"{advice}, measured {significant(min(known), 3)} ms"
         if step.wall_ms is not None:

@@ -99,7 +99,7 @@ def _mend(e: Evidence) -> _Steps:
             cure = _CURES.get(found.kind, "use faster kernels")
             if e.few_blocks(found.blocks):
                 cure = "split the work over more blocks, which leave most of the GPU idle now"
-            advice = f"{found.what}: {cure} (at best {milliseconds(spent - saved)} of {milliseconds(spent)} ms)"
+            advice = f"{found.what}: {cure} (saves at most {milliseconds(saved)} of their {milliseconds(spent)} ms)"
             yield NextStep(words=found.what, advice=advice, wall_ms=e.wall_ms - saved)
 
 

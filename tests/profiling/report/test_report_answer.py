@@ -12,13 +12,19 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from planted_sweep import Job, plant
 from report_records import build, build_loop, clocks, faster, frame_loop, in_turns, rows, run_data, titled
 
+from profiling.compare.cells import compare_cells
+from profiling.compare.loaded_run import read_run
+from profiling.history import read_history
 from profiling.report.answer import answer_of, answer_section, held_rate, notes_section, status_section
 from profiling.report.export import as_csv, as_json
 from profiling.report.latency import latency_section
 from profiling.report.render import render_console, render_html, render_markdown
 from profiling.report.result import RunResult
+from profiling.report.sweep_cells import load_sweep
+from profiling.report.tune import tune_section
 from profiling.results.measured import LEAST_FOR
 from profiling.results.record import Record
 
@@ -329,3 +335,27 @@ def test_the_same_record_gives_the_same_verdict_everywhere(save: Save) -> None:
             assert any(all(word in line for word in (component, *words)) for line in text.splitlines()), name
             for remark in answer["remarks"]:
                 assert remark in " ".join(text.split()), (name, remark)
+
+
+def test_every_target_names_the_same_leader_with_the_same_answers(tmp_path: Path) -> None:
+    sweep = plant(tmp_path / "sweep", Job("seed=0", planted()), Job("seed=1"))
+    run, history = sweep / "0", read_history(sweep / "0")
+    searched = tune_section(run_data(*(replace(record, target="tune") for record in planted()))).lines
+    for answer in load_sweep(sweep).answers:
+        group = [record for record in planted() if record.component == answer.component]
+        own = answer_of(answer.component, group)
+        assert own.ranking is not None
+        assert answer.ranking is not None
+        assert (answer.ranking.leader, answer.ranking.answers) == (own.ranking.leader, own.ranking.answers)
+        assert answer.fastest is not None
+        assert answer.fastest.holds == own.holds
+        assert answer.fastest.speedup == own.speedup
+        assert list(answer.remarks())[0] == own.remarks[0]
+        (point,) = (series[-1] for title, series in history.items() if title.startswith(f"{answer.component} "))
+        assert point.variant == own.ranking.leader
+        told = "; ".join(f"{word}: {', '.join(own.ranking.named(word))}" for word in ("same", "undecided"))
+        assert (point.beside or "") in told
+        (line,) = (line for line in searched if line.startswith(f"{answer.component}: the winner is "))
+        assert line.split()[4] == own.ranking.leader
+    loaded = read_run(run)
+    assert {cell.verdict for cell in compare_cells(loaded, loaded, 0.02)} == {"same", "not compared"}

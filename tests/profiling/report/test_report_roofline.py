@@ -254,6 +254,7 @@ def test_a_frame_stage_by_stage_and_the_longest_is_named() -> None:
     assert bound_line(told, [told]).endswith(
         "Bound by memory bandwidth: 90% of wall. Next: world: process several inputs a call."
     )
+    assert next_step(told, [told])[0] == "world: batch calls"
 
 
 def test_a_stage_without_a_device_is_timed_on_the_host() -> None:
