@@ -6,6 +6,7 @@ that is printed to be pasted is made by `command` and `override`.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import io
 import os
@@ -13,6 +14,7 @@ import re
 import shlex
 import shutil
 import sys
+import traceback
 from collections.abc import Collection, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +36,8 @@ _PLAIN_VALUE = re.compile(r"(?!(?:null|true|false|nan|inf)\Z)[A-Z_/][A-Z0-9_./-]
 #: Numbers from here on are no times, shares or limits of anybody, and overflow when they are computed with.
 _HUGE = 1e100
 _MOST = 10**9
+#: Most characters of a traceback; the text of an exception may be of any length.
+_TRACEBACK = 100_000
 _BREAKS = re.compile(r" *\n[ \n]*")
 #: In the message of a step that must replace layers, and replaced none.
 DID_NOTHING = "asked for, did nothing"
@@ -137,11 +141,17 @@ def printable(text: object, limit: int = LONGEST) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an exception's type and the first line of its text, in 500 characters; an InputError's whole message."""
+    """Return an exception's type and the first line of its text, in 500 characters; an InputError's whole message.
+
+    A line that ends with a colon announces the next one: `backend='inductor' raised:`, for example.
+    """
     if isinstance(error, InputError):
         return str(error)
-    lines = (printable(line, 500) for line in _text_of(error)[:100_000].splitlines())
-    return printable(f"{type(error).__name__}: {next(filter(None, lines), 'no message')}", 500)
+    lines = filter(None, (printable(line, 500) for line in _text_of(error)[:100_000].splitlines()))
+    said = [next(lines, "no message")]
+    while said[-1].endswith(":") and (line := next(lines, "")):
+        said.append(line)
+    return printable(f"{type(error).__name__}: {' '.join(said)}", 500)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -152,6 +162,19 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         yield cause
         seen.append(cause)
         cause = cause.__cause__ or cause.__context__
+
+
+def print_traceback(error: BaseException) -> None:
+    """Print the traceback on standard error, which the cell's code may have closed, without escape sequences."""
+    text = "".join(traceback.format_exception(error))
+    if len(text) > _TRACEBACK:
+        text = f"{text[: _TRACEBACK // 2]}\n[…]\n{text[-_TRACEBACK // 2 :]}"
+    text = "".join(char if char.isprintable() or char == "\n" else " " for char in text)
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError, AttributeError):
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))
 
 
 def _text_of(thing: object) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from msgspec.structs import replace
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import eager_reference
-from profiling.errors import InputError, reason_of
+from profiling.errors import InputError, print_traceback, reason_of
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import TakeTurns
 from profiling.results.check import Check
@@ -35,6 +34,7 @@ from profiling.results.measured import Metrics, Prepare, Start
 from profiling.results.record import Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline
 from profiling.run.check import check_call
+from profiling.run.child import PREPARE
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Emit, End, Phase, Sections
 from profiling.run.job import Job
@@ -45,8 +45,6 @@ from profiling.trace.profiler import synchronize, trace_step
 from profiling.trace.spans import span
 from profiling.variants.variant import Step, Variant
 
-#: Most characters of a traceback; the text of an exception may be of any length.
-_TRACEBACK = 100_000
 #: Calls in a memory snapshot, and before hardware counters are read.
 _CALLS_AGAIN = 3
 
@@ -291,16 +289,10 @@ class Cell(ABC):
         cuda = torch.device(self.job.settings.device).type == "cuda"
         self._call_again(torch.cuda.profiler.profile if cuda else contextlib.nullcontext)
 
-    def start(
-        self,
-        began: float,
-        artifacts: bytes | None = None,
-        preparing: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
-    ) -> Start:
+    def start(self, began: float, artifacts: bytes | None = None) -> Start:
         """Load, prepare and call everything once, as an application does, and return the seconds by phase.
 
-        `began` is the start of the process on the clock of `perf_counter`; `artifacts` are those of torch's
-        compiler; preparing happens inside `preparing()`.
+        `began` is the start of the process on the clock of `perf_counter`; `artifacts` are those of torch's compiler.
         """
         variant = self.variant()
         marks = [began, perf_counter()]  # ends of the phases import, artifacts and load, then of preparing and calling
@@ -318,11 +310,12 @@ class Cell(ABC):
             wait()
             before, compiling = snapshot(), compile_seconds()
             steps = []
-            with preparing():
-                for component in components.values():
-                    steps.append(variant.prepare(component, Path(folder)))
-                    stack.callback(self.close, steps[-1])
-                wait()
+            self.emit(Phase(PREPARE))
+            for component in components.values():
+                steps.append(variant.prepare(component, Path(folder)))
+                stack.callback(self.close, steps[-1])
+            wait()
+            self.emit(Phase("call"))
             recipe = [each for step in steps for each in step.recipe]
             phases = prepare_phases(compiling, recipe)
             for step in steps:
@@ -413,16 +406,3 @@ def measured_by(metric: Metric, subject: Subject) -> Measured:
         kind = type(measured).__name__
         raise TypeError(f"measure() of {type(metric).__name__} returned a {kind}. Return a Measured.")
     return measured
-
-
-def print_traceback(error: BaseException) -> None:
-    """Print the traceback on standard error, which the cell's code may have closed, without escape sequences."""
-    text = "".join(traceback.format_exception(error))
-    if len(text) > _TRACEBACK:
-        text = f"{text[: _TRACEBACK // 2]}\n[…]\n{text[-_TRACEBACK // 2 :]}"
-    text = "".join(char if char.isprintable() or char == "\n" else " " for char in text)
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except (OSError, ValueError, AttributeError):
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode(errors="replace"))

@@ -16,12 +16,12 @@ from profiling.results.environment import ENVIRONMENT_FILE, decode_environment, 
 from profiling.results.jsonl import append_record, encode_record
 from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import keep_newest_lines, write_json
+from profiling.run.child import Performed
 from profiling.run.events import End, Event, Phase, Sections
 from profiling.run.job import Job, RunConfig
 from profiling.run.progress import Progress
 from profiling.run.rounds import with_round, with_speedup
 from profiling.run.turns import Resident, Start
-from profiling.run.worker_process import Performed
 from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 

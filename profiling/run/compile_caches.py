@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from uuid import uuid4
 
 from msgspec.structs import replace
@@ -24,6 +23,7 @@ from profiling.results.measured import Prepare, Start
 from profiling.results.record import decode_section, encode_sections
 from profiling.run.events import Event, Sections
 from profiling.run.job import RECIPE, Job
+from profiling.run.task import Cell, Task
 
 #: Options of a recipe that do not change the compiled code.
 _NOT_COMPILED = {"capture", "tolerance"}
@@ -109,9 +109,9 @@ class CompileCaches:
         self._caches: dict[str, _Cache] = {}
 
     @contextmanager
-    def lease(self, task: Mapping[str, Any]) -> Iterator[Lease]:
-        """Yield the cache for a task of `profiling.run.worker`; if the cell prepared nothing, empty it afterwards."""
-        job = Job.from_json(task["cell"]) if "cell" in task else None
+    def lease(self, task: Task) -> Iterator[Lease]:
+        """Yield the cache for a task; if the cell prepared nothing, empty it afterwards."""
+        job = task.job if isinstance(task, Cell) else None
         key = compiled_code(job) if job is not None and self.shared else None
         cache = self._caches.get(key) if key is not None else None
         if cache is not None and cache.filled_by is None:  # of a cell that goes on, and has compiled nothing to share
@@ -136,7 +136,7 @@ class CompileCaches:
 
 
 @contextmanager
-def lease(caches: CompileCaches | None, task: Mapping[str, Any]) -> Iterator[Lease]:
+def lease(caches: CompileCaches | None, task: Task) -> Iterator[Lease]:
     """Yield the cache for a task; without `caches`, inductor's default."""
     if caches is None:
         yield Lease({})

@@ -14,6 +14,7 @@ import msgspec
 
 from profiling.errors import printable
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
+from profiling.results.measured import Start
 from profiling.results.record import Status
 
 #: Most bytes of an event, which bound the memory for a line that does not end.
@@ -63,6 +64,12 @@ class End(_Event, frozen=True, tag="end"):
             raise ValueError(f"status {self.status} with the reason {self.reason}")
 
 
+class Started(_Event, frozen=True, tag="started"):
+    """The seconds that an application takes from the start of its process to its first output."""
+
+    start: Start
+
+
 class Probed(_Event, frozen=True, tag="probe"):
     """The result of the probe: resolved settings, keys of environment.json, and variants that cannot run."""
 
@@ -77,10 +84,10 @@ class BadInput(_Event, frozen=True, tag="bad_input"):
     message: str
 
 
-Event = Phase | Sections | Waiting | End | Probed | BadInput
+Event = Phase | Sections | Waiting | End | Started | Probed | BadInput
 Emit = Callable[[Event], None]
 #: Events after which a task sends nothing more.
-RESULTS = (End, Probed, BadInput)
+RESULTS = (End, Started, Probed, BadInput)
 
 
 class _Line(msgspec.Struct, array_like=True, frozen=True):

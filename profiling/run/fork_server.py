@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from profiling.run.process_groups import end_with, guarded_group
+from profiling.run.child import end_with, started
 
 #: What the server imports: its `work` performs the task.
 WORKER = "profiling.run.worker"
@@ -40,10 +40,11 @@ _NO_ANSWER = 255
 
 
 class ForkedProcess:
-    """A process forked by the server, with the part of the interface of `subprocess.Popen` that is used here."""
+    """A process forked by the server: a `profiling.run.child.Child`."""
 
     def __init__(self, pid: int, status: int) -> None:
         self.pid, self._status = pid, status
+        self.peak_bytes: int | None = None
         self._exit_code: int | None = None
 
     def fileno(self) -> int:
@@ -62,14 +63,15 @@ class ForkedProcess:
                 raise subprocess.TimeoutExpired("cell", timeout or 0.0)
             text = os.read(self._status, 100)
             os.close(self._status)
-            self._exit_code = int(text) if text else -signal.SIGKILL
+            code, peak = map(int, text.split()) if text else (-signal.SIGKILL, None)
+            self._exit_code, self.peak_bytes = code, peak
         return self._exit_code
 
 
 class ForkServer:
     """The server, started by the first request; it imports `modules` and the worker.
 
-    `own` is that of `profiling.run.process_groups.Orphans`, so that the server does not count as left over by a
+    `own` is that of `profiling.run.child.Orphans`, so that the server does not count as left over by a
     cell.
     """
 
@@ -119,18 +121,9 @@ class ForkServer:
         self._stack.callback(self._channel.close)
         self._environment = dict(os.environ)
         command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), str(os.getpid()), WORKER, *self._modules]
-        with theirs:
-            server = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # a cell whose server cannot start is started afresh, and says why itself
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        self._stack.callback(server.wait)
-        self._stack.enter_context(guarded_group(server.pid, self._own))
-        self._stack.callback(server.kill)
+        with theirs:  # a cell whose server cannot start is started afresh, and says why itself
+            server = started(command, subprocess.DEVNULL, self._own, pass_fds=(theirs.fileno(),))
+            self._stack.enter_context(server)
 
     def close(self) -> None:
         """End the server and the processes that it forked."""
@@ -286,13 +279,13 @@ def _forked() -> int | None:
 
 
 def _reap(children: dict[int, int]) -> None:
-    """Send the exit codes of children that have ended."""
+    """Send the exit code of each child that has ended, and the most bytes of memory that it held."""
     for pid in tuple(children):
-        ended, status = os.waitpid(pid, os.WNOHANG)
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
         if ended:
             descriptor = children.pop(pid)
             with contextlib.suppress(OSError):  # nobody waits for it any more
-                os.write(descriptor, str(os.waitstatus_to_exitcode(status)).encode())
+                os.write(descriptor, f"{os.waitstatus_to_exitcode(status)} {1024 * usage.ru_maxrss}".encode())
             os.close(descriptor)
 
 

@@ -6,9 +6,8 @@ prepares the cell once more. What fails becomes a line for the record: the cell 
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +17,8 @@ from profiling.results.environment import Ceilings, read_environment
 from profiling.results.explained import CountedKernel, HardwareCounters, Kernel, TraceAnalysis, TraceFiles
 from profiling.results.record import decode_section
 from profiling.roofline.rules import bound_by_counters, bound_by_trace
-from profiling.run.job import Job
+from profiling.run.child import run_command, worker_command
+from profiling.run.task import Counters, write_task
 from profiling.trace import nsight_compute
 from profiling.trace.events import GpuWork, TracedCall, read_events, timeline, traced_calls
 from profiling.trace.nsight_compute import Launch, demangled, function_of
@@ -36,9 +36,6 @@ COUNTER_SECONDS = 300.0
 #: Copies and fills by the driver, which are no kernels.
 _NO_KERNELS = ("Memcpy", "Memset")
 _NAME_LENGTH = 200  # of kernels in a record
-
-#: Runs a command with its output in a file and a timeout in seconds; returns its exit code, None if it was killed.
-Execute = Callable[[Sequence[str], Path, float], int | None]
 
 
 class NoCountersError(Exception):
@@ -58,25 +55,25 @@ class CounterPass:
     """Measures the counters of the cells of the run in the folder `run`."""
 
     run: Path
+    own: set[int]  # that of `profiling.run.child.Orphans`
     _metrics: dict[str, str] = field(default_factory=dict)  # those that this GPU has; empty until the first cell
 
-    def measure(
-        self, job: str, sections: Mapping[str, Any], environment: Mapping[str, str], execute: Execute
-    ) -> HardwareCounters:
-        """Return the section for the cell of `job`, its JSON; `sections` are those that the cell has sent.
+    def measure(self, task: Counters, sections: Mapping[str, Any], environment: Mapping[str, str]) -> HardwareCounters:
+        """Return the section for the cell of the task; `sections` are those that the cell has sent.
 
         Raises:
             NoCountersError: nothing was measured.
 
         """
         try:
-            return self._measured(Job.from_json(job), sections, environment, execute)
+            return self._measured(task, sections, environment)
         except (OSError, ValueError) as error:
             raise NoCountersError(str(error)) from error
 
     def _measured(
-        self, job: Job, sections: Mapping[str, Any], environment: Mapping[str, str], execute: Execute
+        self, task: Counters, sections: Mapping[str, Any], environment: Mapping[str, str]
     ) -> HardwareCounters:
+        job = task.job
         analysis: TraceAnalysis | None = decode_section("trace_analysis", sections.get("trace_analysis"))
         kernels = () if analysis is None else longest(analysis.kernels)
         if not kernels:
@@ -89,7 +86,7 @@ class CounterPass:
         output.unlink(missing_ok=True)
         self._metrics = self._metrics or nsight_compute.metrics_on(ncu, environment)
         calls = self._traced(sections)
-        killed = self._run_ncu(ncu, job, kernels, calls, output, execute) is None
+        killed = self._run_ncu(ncu, task, kernels, calls, output, environment) is None
         text = output.read_text(errors="replace") if output.is_file() else ""
         launches = nsight_compute.read_launches(text, self._metrics)
         if not launches:
@@ -114,23 +111,22 @@ class CounterPass:
     def _run_ncu(
         self,
         ncu: str,
-        job: Job,
+        task: Counters,
         kernels: Sequence[Kernel],
         calls: Sequence[TracedCall],
         output: Path,
-        execute: Execute,
+        environment: Mapping[str, str],
     ) -> int | None:
-        file = self.run / "cells" / f"{job.name}.counters.json"
-        file.write_text(job.to_json())
+        file = self.run / "cells" / f"{task.job.name}.counters.json"
+        write_task(task, file)
         names = {kernel.name for kernel in kernels}
         work = [each for call in calls[-1:] for each in call.work]
         full = [each.name for each in work if each.name[:_NAME_LENGTH] in names]
         functions = tuple(dict.fromkeys(function_of(name) for name in (*full, *sorted(names))))
         count = launches_to_measure(work, names, functions)
-        program = [sys.executable, "-m", "profiling.run.counted", str(file)]
-        command = nsight_compute.command(ncu, self._metrics, functions, count, output, program)
+        command = nsight_compute.command(ncu, self._metrics, functions, count, output, worker_command(file))
         try:
-            return execute(command, file.with_suffix(".log"), COUNTER_SECONDS)
+            return run_command(command, file.with_suffix(".log"), COUNTER_SECONDS, environment, self.own)
         finally:
             file.unlink(missing_ok=True)
 

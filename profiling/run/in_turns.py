@@ -14,6 +14,7 @@ from profiling.results.verdicts import is_captured
 from profiling.run.cell_records import CellInProgress, CellRecords
 from profiling.run.job import Job
 from profiling.run.process import Executor, InProcess, Isolated
+from profiling.run.task import Cell
 from profiling.run.turns import Again, Resident, Start, WaitingProcess, lacking_memory, take_turns
 
 #: The metric that takes turns, and what a control does not do.
@@ -42,7 +43,7 @@ def run_cell(records: CellRecords, job: Job, executor: Executor, round_: int, no
     if cell is None:
         return
     try:
-        cell.events.performed = executor.perform({"cell": job.to_json()}, job.name, cell.events.receive)
+        cell.events.performed = executor.perform(Cell(job=job), job.name, cell.events.receive)
     except KeyboardInterrupt:
         records.keep_interrupted(cell)
         raise
@@ -93,7 +94,7 @@ class CellsInTurns:
         cell = self._beginning = due.records.begin(due.job, 1)
         if cell is None:
             return None
-        process = WaitingProcess(due.executor.session({"cell": due.job.to_json()}, due.job.name, cell.events.receive))
+        process = WaitingProcess(due.executor.session(Cell(job=due.job), due.job.name, cell.events.receive))
         try:
             ready = next(process.session).ready
         except StopIteration as end:
@@ -125,7 +126,7 @@ class CellsInTurns:
         prepared = next(each for each in self.waiting if each.resident is resident)
         job = as_control(prepared.due.job)
         prepared.due.records.progress.phase("control")
-        task = {"cell": job.to_json(), "control": True}
+        task = Cell(job=job, control=True)
         session = prepared.due.executor.session(task, f"{job.name}.control", lambda event: None)
         process = WaitingProcess(session)
         try:
@@ -239,7 +240,7 @@ def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProces
     if baseline is not None:
         try:
             baseline.events.performed = executor.perform(
-                {"cell": baseline.job.to_json()}, baseline.job.name, baseline.events.receive, run_others
+                Cell(job=baseline.job), baseline.job.name, baseline.events.receive, run_others
             )
         except KeyboardInterrupt:
             records.keep_interrupted(baseline, start)
@@ -272,9 +273,7 @@ def _run_beside(
     collecting = gc.isenabled()
     gc.enable()  # the baseline's timing has disabled it
     try:
-        cell.events.performed = executor.perform(
-            {"cell": job.to_json()}, job.name, cell.events.receive, take_turns_with_baseline
-        )
+        cell.events.performed = executor.perform(Cell(job=job), job.name, cell.events.receive, take_turns_with_baseline)
     except KeyboardInterrupt:
         records.keep_interrupted(cell, start)
         raise

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,18 +50,6 @@ class Job:
         target = compiler.get("_target_") if isinstance(compiler, Mapping) else None
         module = str(target).rpartition(".")[0]
         return (module,) if module.startswith(_TOOL) else ()
-
-    def to_json(self) -> str:
-        """Return the job as one JSON document."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> Job:
-        """Return the job that `to_json` wrote as `text`."""
-        content = json.loads(text)
-        content["component"] = ComponentSpec(**content["component"])
-        content["settings"] = Settings(**content["settings"])
-        return Job(**content)
 
 
 class CellFiles:

@@ -17,10 +17,9 @@ from msgspec import to_builtins
 from profiling.components.instantiate import instantiate, partial_of
 from profiling.components.spec import Settings
 from profiling.components.weights import find_weights
-from profiling.errors import InputError, MissingExtraError, reason_of
+from profiling.errors import InputError, MissingExtraError, print_traceback, reason_of
 from profiling.metrics.metric import Metric
 from profiling.results.environment import encode_environment
-from profiling.run.cell import print_traceback
 from profiling.run.checkouts import Checkout
 from profiling.run.environment import ceilings_of, environment
 from profiling.run.events import Emit, End, Probed

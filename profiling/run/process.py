@@ -1,6 +1,6 @@
 """Performs tasks (probe the device, run a cell), each in a process of its own or in this one, and relays their events.
 
-`Isolated` starts a process for each task (`worker_process.py`), fresh or forked from one that has imported torch, so
+`Isolated` starts a process for each task (`child.py`), fresh or forked from one that has imported torch, so
 that a crash or a hang costs one cell. Processes that outlive their task, or this process, are killed or named.
 `InProcess` is for debuggers.
 """
@@ -8,28 +8,30 @@ that a crash or a hang costs one cell. Processes that outlive their task, or thi
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from profiling.machine.run_queue import RUN_PROCESS
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results.record import encode_sections
+from profiling.run import child
 from profiling.run.checkouts import Checkout
+from profiling.run.child import Limits, Orphans, Performed, Session
 from profiling.run.compile_caches import CompileCaches, Lease, lease
 from profiling.run.events import Emit, Event, Phase, Sections
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
-from profiling.run.job import Job
-from profiling.run.process_groups import Orphans, run_guarded
 from profiling.run.starts import NoStartError, StartPass
-from profiling.run.worker_process import Performed, Session, run_isolated
+from profiling.run.task import Cell, Counters, Probe, Task
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
@@ -38,9 +40,9 @@ PROBE_SECONDS = 300.0
 
 
 class Executor(Protocol):
-    """Performs the tasks that `profiling.run.worker.perform` lists."""
+    """Performs the tasks of a run."""
 
-    def perform(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Performed:
+    def perform(self, task: Task, name: str, on_event: Emit) -> Performed:
         """Perform `task` and pass its events to `on_event`; return how its process ended."""
         ...
 
@@ -53,9 +55,7 @@ class InProcess:
         if trace:  # torch reads it when it is imported
             os.environ.setdefault(TORCH_TRACE, str(run / "torch_trace"))
 
-    def perform(
-        self, task: Mapping[str, Any], name: str, on_event: Emit, take_turns: TakeTurns | None = None
-    ) -> Performed:
+    def perform(self, task: Task, name: str, on_event: Emit, take_turns: TakeTurns | None = None) -> Performed:
         """Perform the task in this process; with `take_turns` that is called in the middle of the timing."""
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
 
@@ -94,10 +94,10 @@ class Isolated:
         self._run, self._trace, self._caches = run, trace, caches
         self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
         self._prepare_timeout = prepare_timeout
-        self._counters = CounterPass(run) if counters else None
         self._orphans, self._checkout = orphans or Orphans(), checkout
+        self._counters = CounterPass(run, self._orphans.own) if counters else None
 
-    def perform(self, task: Mapping[str, Any], name: str, on_event: Emit) -> Performed:
+    def perform(self, task: Task, name: str, on_event: Emit) -> Performed:
         """Perform the task in a fresh process; it takes no turns."""
         with closing(self.session(task, name, on_event, turns=False)) as session:
             try:
@@ -106,14 +106,14 @@ class Isolated:
                 return end.value
         return Performed("asked for a turn, although it takes none")
 
-    def session(self, task: Mapping[str, Any], name: str, on_event: Emit, *, turns: bool = True) -> Session:
+    def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
         """Perform the task in a fresh process, with a separate compile log if the run is traced.
 
         The timeout of a cell counts the seconds in which it is active, and not those in which it waits for its turn.
         """
-        timeout = self.timeout if "cell" in task else PROBE_SECONDS
-        if self._checkout is not None:
-            task = {**task, "checkout": asdict(self._checkout)}
+        task = replace(task, checkout=self._checkout)
+        is_probe = isinstance(task, Probe)
+        limits = Limits(PROBE_SECONDS) if is_probe else Limits(self.timeout, self._prepare_timeout)
         users_folder, cells_folder = os.environ.get(TORCH_TRACE), self._run / "torch_trace" / name
         trace = {TORCH_TRACE: str(cells_folder)} if self._trace and users_folder is None else {}
         logs: set[Path] = set()
@@ -123,7 +123,7 @@ class Isolated:
             files = self._run / "cells" / name
             files.parent.mkdir(exist_ok=True)
             with lease(self._caches, task) as cache, self._orphans.adopted():
-                before_cell = self._measure_starts(task, cache, on_event)
+                notes = self._measure_starts(task, cache, on_event)
 
                 def relay(event: Event) -> None:
                     event = cache.describe(event)
@@ -133,17 +133,12 @@ class Isolated:
 
                 environment = {**os.environ, **trace, **cache.variables, RUN_PROCESS: str(os.getpid())}
                 server = None if trace else self._server
-                worker = run_isolated(
-                    task,
-                    files,
-                    timeout,
-                    relay,
-                    environment,
-                    self._orphans.own,
+                jobs = task.jobs if isinstance(task, Probe) else (task.job,)
+                worker = child.perform(
+                    *(task, files, limits, relay, environment, self._orphans.own),
                     turns=turns,
                     server=server,
-                    modules=() if server is None else _imports(task),
-                    prepare_timeout=self._prepare_timeout,
+                    modules={module for job in jobs for module in job.imports} if server is not None else (),
                 )
                 with closing(worker):
                     turn: Turn | None = None
@@ -157,55 +152,42 @@ class Isolated:
                         finally:  # other cells write their logs while this one waits
                             logs |= _compile_logs(users_folder) - before
                         turn = yield state
-                notes = (*before_cell, *self._orphans.notes())
-                if self._counters is not None and "cell" in task and performed.death is None:
-                    notes += self._counted(self._counters, task["cell"], sections, environment, relay)
+                notes += self._orphans.notes()
+                if self._counters is not None and isinstance(task, Cell) and performed.death is None:
+                    notes += self._counted(self._counters, task, sections, environment, relay)
             if self._trace and users_folder is not None:  # torch wrote there; the run gets a copy
                 cells_folder.mkdir(parents=True, exist_ok=True)
                 for log in logs:
                     shutil.copy(log, cells_folder)
         except OSError as error:  # a name that is too long for a file, for example
             return Performed(f"could not be run: {error.strerror or error}")
-        return replace(performed, notes=(*performed.notes, *notes))
+        return dataclasses.replace(performed, notes=(*performed.notes, *notes))
 
-    def _measure_starts(self, task: Mapping[str, Any], cache: Lease, on_event: Emit) -> tuple[str, ...]:
+    def _measure_starts(self, task: Task, cache: Lease, on_event: Emit) -> tuple[str, ...]:
         """Measure the starts of the cell in fresh processes and send them; return a note where a start failed."""
-        if not self._starts or "cell" not in task or "control" in task:
+        if not self._starts or not isinstance(task, Cell) or task.control:
             return ()
         on_event(Phase("starts"))
-
-        def execute(command: Sequence[str], log: Path, timeout: float, variables: Mapping[str, str]) -> int | None:
-            return run_guarded(command, log, timeout, variables, self._orphans.own)
-
+        limits = Limits(self.timeout, self._prepare_timeout)
         try:
-            section, notes = StartPass(self._run, self.timeout, execute, self._prepare_timeout).measure(task, cache)
+            section, notes = StartPass(self._run, limits, self._orphans.own).measure(task, cache)
         except NoStartError as error:
             return (f"no starts: {error}",)
         on_event(Sections(encode_sections(starts=section)))
         return notes
 
     def _counted(
-        self, counters: CounterPass, job: str, sections: Mapping[str, Any], variables: dict[str, str], on_event: Emit
+        self, counters: CounterPass, task: Cell, sections: Mapping[str, Any], variables: dict[str, str], on_event: Emit
     ) -> tuple[str, ...]:
         """Measure hardware counters of a cell that has ended, and send them; return a note where there are none."""
         on_event(Phase("counters"))
         variables.pop(TORCH_TRACE, None)  # a second compile log would be read as that of the cell
-
-        def execute(command: Sequence[str], log: Path, timeout: float) -> int | None:
-            return run_guarded(command, log, timeout, variables, self._orphans.own)
-
         try:
-            section = counters.measure(job, sections, variables, execute)
+            section = counters.measure(Counters(job=task.job, checkout=task.checkout), sections, variables)
         except NoCountersError as error:
             return (f"no hardware counters: {error}",)
         on_event(Sections(encode_sections(hardware_counters=section)))
         return ()
-
-
-def _imports(task: Mapping[str, Any]) -> set[str]:
-    """Return the modules that the process of a task needs beside those of every process."""
-    jobs = [task["cell"]] if "cell" in task else task["probe"]
-    return {module for job in jobs for module in Job.from_json(job).imports}
 
 
 class ProcessState:

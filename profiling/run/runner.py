@@ -21,16 +21,17 @@ from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import JOB_FILE, EarlierRun, prepare_folder, write_json
 from profiling.run.cell_records import CellRecords
 from profiling.run.checkouts import Checkout
+from profiling.run.child import Orphans
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import BadInput, End, Event, Phase, Probed
 from profiling.run.fork_server import ForkServer
 from profiling.run.in_turns import DueCell, run_cell, run_in_process, run_in_turns
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated
-from profiling.run.process_groups import Orphans
 from profiling.run.progress import Progress
 from profiling.run.revisions import TOOL, code_changes, git_state, tool_version
 from profiling.run.rounds import rounds_done
+from profiling.run.task import Probe
 
 #: Keys of the environment that may differ between a run and its resumption; the code is compared apart from them.
 MAY_DIFFER = ("device_reason", "dtype_reason", "scale_reason", "ceilings", "ceilings_reason", "module_git")
@@ -158,7 +159,7 @@ class Run:
             else:
                 answers.append(event)
 
-        task = {"probe": [job.to_json() for job in jobs], "refusable": sorted(self.config.refusable)}
+        task = Probe(jobs=jobs, refusable=tuple(sorted(self.config.refusable)))
         performed = executor.perform(task, "probe", receive)
         answer = answers[-1] if answers else None
         if isinstance(answer, Probed):

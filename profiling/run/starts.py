@@ -8,36 +8,21 @@ artifacts that `torch.compiler.save_cache_artifacts` returned to the cold one, a
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from profiling.results.measured import Start, Starts
+from profiling.run import child, task
+from profiling.run.child import Limits
 from profiling.run.compile_caches import Lease, cache_variables
-from profiling.run.job import Job
+from profiling.run.events import End, Event, Started
 
-#: Runs a command with its output in a file and a timeout in seconds; returns its exit code, None if it was killed.
-Execute = Callable[[Sequence[str], Path, float, Mapping[str, str]], int | None]
 _TORCH_TRACE = "TORCH_TRACE"  # a second compile log would be read as that of the cell
-
-
-class Order(msgspec.Struct, frozen=True):
-    """What the started process has to do; files are paths."""
-
-    job: str  # JSON
-    result: str  # the file for the times
-    checkout: Mapping[str, Any] | None = None
-    load: str | None = None  # artifacts of the compiler
-    save: str | None = None  # where to write them
-    prepare_timeout: float | None = None  # seconds that preparing may take
-    overdue: str = ""  # the file for the stacks of a process that takes longer
 
 
 class NoStartError(Exception):
@@ -46,17 +31,17 @@ class NoStartError(Exception):
 
 @dataclass(frozen=True)
 class StartPass:
-    """Measures the starts of the cells of the run in the folder `run`.
+    """Measures the starts of the cells of the run in the folder `run`, each within `limits`.
 
-    `timeout` and `prepare_timeout` are in seconds, for each start and for its preparation.
+    `own` is that of `profiling.run.child.Orphans`.
     """
 
     run: Path
-    timeout: float
-    execute: Execute
-    prepare_timeout: float | None = None
+    limits: Limits
+    own: set[int]
+    perform: Callable[..., child.Session] = child.perform
 
-    def measure(self, task: Mapping[str, Any], lease: Lease) -> tuple[Starts, tuple[str, ...]]:
+    def measure(self, cell: task.Cell, lease: Lease) -> tuple[Starts, tuple[str, ...]]:
         """Return the section of a cell, and a note for a later start that failed, which costs only itself.
 
         The cold start fills the cell's cache where that is shared and empty.
@@ -71,7 +56,7 @@ class StartPass:
             cache = dict(lease.variables) if fills else cache_variables(str(folder / "cold"), folder / "packages")
             artifacts = folder / "artifacts"
             try:
-                starts = Starts(cold=self._start(task, "cold", cache, folder, save=str(artifacts)))
+                starts = Starts(cold=self._start(cell, "cold", cache, save=str(artifacts)))
             except NoStartError:
                 lease.empty()
                 raise
@@ -80,31 +65,31 @@ class StartPass:
             if fills:
                 lease.fill(starts.cold)
             try:
-                starts = replace(starts, warm=self._start(task, "warm", cache, folder))
+                starts = replace(starts, warm=self._start(cell, "warm", cache))
                 if artifacts.is_file():
                     starts = replace(starts, artifact_bytes=artifacts.stat().st_size)
                     moved = cache_variables(str(folder / "moved"))
-                    starts = replace(starts, portable=self._start(task, "portable", moved, folder, load=str(artifacts)))
+                    starts = replace(starts, portable=self._start(cell, "portable", moved, load=str(artifacts)))
             except NoStartError as error:
                 return starts, (f"starts are incomplete: {error}",)
             return starts, ()
 
-    def _start(self, task: Mapping[str, Any], kind: str, cache: Mapping[str, str], folder: Path, **files: str) -> Start:
-        name = Job.from_json(task["cell"]).name
-        order, result, overdue = (folder / f"{kind}.{end}" for end in ("order.json", "json", "overdue.txt"))
-        limit = {"prepare_timeout": self.prepare_timeout, "overdue": str(overdue)}
-        order.write_bytes(msgspec.json.encode(Order(task["cell"], str(result), task.get("checkout"), **files, **limit)))
-        log = self.run / "cells" / f"{name}.{kind}_start.log"
+    def _start(self, cell: task.Cell, kind: str, cache: Mapping[str, str], **files: str) -> Start:
+        files_of_cell = self.run / "cells" / f"{cell.job.name}.{kind}_start"
         variables = {key: value for key, value in {**os.environ, **cache}.items() if key != _TORCH_TRACE}
-        command = [sys.executable, "-m", "profiling.run.started", str(order), str(perf_counter())]
-        code = self.execute(command, log, self.timeout, variables)
-        if code is None:
-            raise NoStartError(f"the {kind} start was killed at the cell_timeout")
-        if overdue.is_file() and overdue.stat().st_size:
-            with log.open("a", encoding="utf-8") as end:
-                end.write(overdue.read_text(encoding="utf-8", errors="replace"))
-            raise NoStartError(f"preparing took longer than the prepare_timeout: killed; see cells/{log.name}")
+        events: list[Event] = []
+        started = task.Start(job=cell.job, checkout=cell.checkout, began=perf_counter(), **files)
+        session = self.perform(started, files_of_cell, self.limits, events.append, variables, self.own)
         try:
-            return msgspec.json.decode(result.read_bytes(), type=Start)
-        except (OSError, msgspec.MsgspecError):
-            raise NoStartError(f"the {kind} start ended with exit code {code}; see cells/{log.name}") from None
+            next(session)
+        except StopIteration as end:
+            death = end.value.death
+        else:
+            death = "asked for a turn"
+        for event in events:
+            if isinstance(event, Started):
+                return event.start
+            if isinstance(event, End):
+                death = f"failed: {event.reason}"
+        log = f"cells/{files_of_cell.name}.log"
+        raise NoStartError(f"the {kind} start {death}{'' if log in death else f'; see {log}'}")

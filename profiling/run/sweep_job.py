@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -26,7 +27,7 @@ from profiling.machine.places import Place, held_place, visible_gpus
 from profiling.results.jsonl import read_records
 from profiling.results.run_folder import CONFIG_FILE, JOB_LOG
 from profiling.results.sweep import ENDED, State, SweepJob, keep_alive, read_job, read_plan, write_job
-from profiling.run.process_groups import guarded_group, kill_group
+from profiling.run.child import FreshProcess, kill, signal_name, started
 
 INTERRUPTED, WRONG_INPUT = 130, 2
 #: Seconds in which a run that is out of time may end by itself and write its records.
@@ -115,28 +116,17 @@ class JobTask:
         resumption = [override("resume", run)] if (run / CONFIG_FILE).exists() else []
         words = [*self.command, *job.overrides, override("hydra.run.dir", run), *resumption]
         variables = os.environ | place.variables() | {"PYTHONPATH": self.python_path}
-        with (run / JOB_LOG).open("ab") as log, place.on_its_cpus():
-            process = subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=variables,
-                cwd=self.working_dir,
-                pass_fds=place.locks,  # held until its last process is gone
-            )
-        with guarded_group(process.pid, set()):
+        with ExitStack() as stack:
+            with (run / JOB_LOG).open("ab") as log, place.on_its_cpus():
+                options = {"env": variables, "cwd": self.working_dir, "pass_fds": place.locks}  # held to its end
+                process = stack.enter_context(started(words, log, **options))
             try:
                 return process.wait(self.timeout), False
             except subprocess.TimeoutExpired:
-                _end(process)
-                return process.returncode, True
+                return _end(process), True
             except BaseException:
                 _end(process)
                 raise
-            finally:
-                kill_group(process)
 
     def _outcome(self, code: int, is_late: bool, run: Path, earlier: int) -> tuple[State, str | None]:
         """Return the state of a job whose process has ended, and the reason in one line.
@@ -148,7 +138,7 @@ class JobTask:
         if code == 0:
             return "done", None
         if code < 0:
-            return "died", f"its process was killed by {_signal_name(-code)}"
+            return "died", f"its process was killed by {signal_name(-code)}"
         if code == INTERRUPTED:
             return "died", "its process was ended by SIGTERM or Ctrl-C; finished cells are kept"
         return "failed", _why_failed(run, earlier)
@@ -158,13 +148,14 @@ def _say(job: SweepJob, line: str) -> None:
     print(f"job {job.number} {line}", file=sys.stderr, flush=True)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: FreshProcess) -> int:
     """End a run as Ctrl-C does, so that it writes its records and report; kill it if it does not."""
-    process.terminate()
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGTERM)
     try:
-        process.wait(GRACE_SECONDS)
+        return process.wait(GRACE_SECONDS)
     except subprocess.TimeoutExpired:
-        kill_group(process)
+        return kill(process)
 
 
 def _why_failed(run: Path, earlier: int) -> str | None:
@@ -188,13 +179,6 @@ def _failed_cells(run: Path) -> list[str]:
         return []
     wrong = [record for record in records if record.status in ("failed", "invalid")]
     return [f"{each.component}.{each.variant} {each.status}: {each.reason}" for each in wrong]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _now() -> str:

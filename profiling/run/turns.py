@@ -27,7 +27,7 @@ from profiling.results.judge import Spread as JudgedSpread
 from profiling.results.measured import LATE, LEAST_VALUES, Control, Spread, Turns, Window
 from profiling.results.stats import rates_of_calls
 from profiling.results.verdicts import kind_of
-from profiling.run.worker_process import Performed, Session
+from profiling.run.child import Performed, Session
 
 #: Shortest and longest window, in seconds; between them it has room for `WINDOW_CALLS` calls.
 SHORTEST, LONGEST = 0.1, 0.5

@@ -22,7 +22,7 @@ from profiling.errors import override
 from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import write_text
-from profiling.run.process_groups import guarded_group
+from profiling.run.child import FreshProcess, started
 
 #: Share of the budget (0 to 1) for searching on several devices; in the rest the first device explains the winner.
 SEARCHING = 0.8
@@ -53,7 +53,7 @@ class Shared:
     """What the searches share: claims, in the run `folder` of the first device, which started the other `processes`."""
 
     folder: Path
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[FreshProcess] = field(default_factory=list)
 
     @property
     def claims(self) -> dict[str, Claim]:
@@ -103,7 +103,7 @@ def searching(folder: Path, devices: Sequence[str], seconds: float) -> Iterator[
         claim.unlink()  # of a run that is resumed
     replaced = ("devices=", "device=", "seconds=", "resume=", "hydra.run.dir=")
     arguments = [each for each in sys.argv[1:] if not each.startswith(replaced)]
-    shared, guards = Shared(folder), ExitStack()
+    shared, processes = Shared(folder), ExitStack()
     try:
         for device in devices:
             theirs = folder / "devices" / device.replace(":", "_")
@@ -113,18 +113,15 @@ def searching(folder: Path, devices: Sequence[str], seconds: float) -> Iterator[
             options += [override("device", device), f"seconds={SEARCHING * seconds:g}"]
             with theirs.with_suffix(".log").open("ab") as log:
                 command = [sys.executable, "-m", "profiling.tune", *arguments, *options]
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
-                shared.processes.append(process)
-                guards.enter_context(guarded_group(process.pid, set()))
+                shared.processes.append(processes.enter_context(started(command, log)))
         yield shared
     finally:
         for process in shared.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)  # it keeps what has ended
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0)
+                continue
+            os.kill(process.pid, signal.SIGTERM)  # it keeps what has ended
         for process in shared.processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(ENDING)
-            process.kill()
-        guards.close()
+        processes.close()

@@ -1,6 +1,5 @@
 """One cell is one row, whatever it does."""
 
-import json
 import math
 import os
 import random
@@ -8,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,13 +37,14 @@ from profiling.results.jsonl import append_record, read_records
 from profiling.results.measured import FrameRate, Metrics, Prepare
 from profiling.results.record import encode_sections
 from profiling.results.stats import summarize
-from profiling.run import events, process_groups, worker, worker_process
+from profiling.run import child, events, worker
 from profiling.run.cell_records import CellEvents
 from profiling.run.events import End, EventReader, Phase, Sections
 from profiling.run.job import FORWARD, Job, RunConfig
 from profiling.run.process import InProcess, Isolated
 from profiling.run.rounds import with_round, with_speedup
 from profiling.run.runner import Run
+from profiling.run.task import Cell, Probe, write_task
 from profiling.training_step.options import TrainingOptions
 
 SILENT = SimpleNamespace(phase=lambda phase: None)
@@ -90,7 +91,7 @@ def record_of(folder, **parts):
     """Run a cell in this process, as isolation=none does, and return its record as it is read from the results."""
     cell = job(folder, **parts)
     seen = received(cell)
-    seen.performed = InProcess(folder, trace=False).perform({"cell": cell.to_json()}, "cell", seen.receive)
+    seen.performed = InProcess(folder, trace=False).perform(Cell(job=cell), "cell", seen.receive)
     append_record(folder, seen.record())
     (kept,) = read_records(folder).records
     return kept
@@ -147,7 +148,7 @@ def test_interrupt_in_this_process(tmp_path):
 
 def worker_events(tmp_path, task):
     """Perform the task of a cell's process here, and return the events that it sends."""
-    (tmp_path / "task.json").write_text(json.dumps(task))
+    write_task(task, tmp_path / "task.json")
     read_end, write_end = os.pipe()
     with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb"):
         worker.work(str(tmp_path / "task.json"), write_end, None)
@@ -156,15 +157,15 @@ def worker_events(tmp_path, task):
 
 @fault("the code of a cell raises KeyboardInterrupt", "its row fails", "every other row")
 def test_interrupt_in_a_worker(monkeypatch, tmp_path):
-    task = {"cell": job(tmp_path, variant=raises("interrupt")).to_json()}
+    task = Cell(job=job(tmp_path, variant=raises("interrupt")))
     end = worker_events(tmp_path, task)[-1]
     assert end == End("failed", "KeyboardInterrupt: no message")
 
 
 @fault("a cell cannot even be set up (its procedure does not exist)", "its row fails", "every other row")
 def test_a_cell_that_cannot_be_set_up(monkeypatch, tmp_path):
-    broken = json.loads(job(tmp_path).to_json()) | {"procedure": {"_target_": "profiling.run.forward.Nothing"}}
-    end = worker_events(tmp_path, {"cell": json.dumps(broken)})[-1]
+    broken = replace(job(tmp_path), procedure={"_target_": "profiling.run.forward.Nothing"})
+    end = worker_events(tmp_path, Cell(job=broken))[-1]
     assert end.status == "failed"
     assert "Nothing" in end.reason
 
@@ -172,7 +173,7 @@ def test_a_cell_that_cannot_be_set_up(monkeypatch, tmp_path):
 @fault("a variant's unavailable() raises", "its rows fail, and name unavailable()", "every other row")
 @pytest.mark.parametrize("what", ["plain", "sys_exit"])
 def test_unavailable_raises(monkeypatch, tmp_path, what):
-    task = {"probe": [job(tmp_path, variant=raises(what, "unavailable")).to_json()]}
+    task = Probe(jobs=(job(tmp_path, variant=raises(what, "unavailable")),))
     probed = worker_events(tmp_path, task)[-1]
     assert probed.not_run["tried"].status == "failed"
     assert "unavailable()" in probed.not_run["tried"].reason
@@ -182,7 +183,7 @@ def test_unavailable_raises(monkeypatch, tmp_path, what):
 def test_the_probe_exits(monkeypatch, tmp_path):
     (tmp_path / "exits_at_import.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    task = {"probe": [job(tmp_path, variant={"_target_": "exits_at_import.Variant"}).to_json()]}
+    task = Probe(jobs=(job(tmp_path, variant={"_target_": "exits_at_import.Variant"}),))
     refused = worker_events(tmp_path, task)[-1]
     assert "SystemExit: 0" in refused.message
 
@@ -258,7 +259,7 @@ def test_results_named_like_fields(tmp_path):
 @fault("a metric returns text that is no Unicode", "its row fails")
 def test_text_that_cannot_be_sent(monkeypatch, tmp_path):
     metrics = {"mine": {"_target_": "cell_faults.Returns", "what": "surrogate"}}
-    end = worker_events(tmp_path, {"cell": job(tmp_path, metrics=metrics).to_json()})[-1]
+    end = worker_events(tmp_path, Cell(job=job(tmp_path, metrics=metrics)))[-1]
     assert end.status == "failed"
     assert "metric mine" in end.reason
 
@@ -513,17 +514,17 @@ def isolated(monkeypatch, tmp_path):
         program.write_text(f"#!{sys._base_executable} -IS\n{CHANNEL}{script}\n")
         program.chmod(0o755)
         monkeypatch.setenv("PID", str(tmp_path / "pid"))
-        monkeypatch.setattr(worker_process, "sys", SimpleNamespace(executable=str(program)))
+        monkeypatch.setattr(child, "sys", SimpleNamespace(executable=str(program)))
         executor = Isolated(tmp_path, trace=False, timeout=timeout, prepare_timeout=prepare_timeout)
         seen = received(None)
-        seen.performed = executor.perform({"cell": "{}"}, "net.tried", seen.receive)
+        seen.performed = executor.perform(Cell(job=job(tmp_path)), "net.tried", seen.receive)
         append_record(tmp_path, seen.record())
         return read_records(tmp_path).records[0]
 
     return run
 
 
-KILLED = "killed at the cell_timeout"
+KILLED = "killed after cell_timeout"
 SENT = 'send(event="sections", sections={"parameters": 7})\n'
 
 
@@ -584,6 +585,12 @@ def test_what_damages_a_record(isolated, script, text):
         ),
         ("os._exit(7)", "exited with code 7", "the code of a cell exits with code 7", "the row fails with the code"),
         ("os.kill(os.getpid(), 11)", "SIGSEGV", "the code of a cell crashes", "the row fails with the signal"),
+        (
+            "os.kill(os.getpid(), 9)",
+            "was killed by signal 9 (SIGKILL); it held up to 0.",
+            "the system kills a cell's process",
+            "the row fails with the signal and the memory that it held",
+        ),
         ("os.close(FD)", "before its result", "the code of a cell closes the channel", "the row fails"),
     ),
 )
@@ -595,7 +602,7 @@ def test_how_a_process_ends(isolated, script, text):
 
 @fault("a cell ends and its process does not", "killed after 30 s, with a note", "its row, which stays ok")
 def test_a_process_that_lingers(monkeypatch, isolated):
-    monkeypatch.setattr(worker_process, "EXIT_SECONDS", 0.2)
+    monkeypatch.setattr(child, "EXIT_SECONDS", 0.2)
     record = isolated(f"{SENT}end()\ntime.sleep(60)")
     assert record.status == "ok"
     assert "did not exit within" in record.notes[0]
@@ -606,7 +613,7 @@ def test_a_preparation_without_end(isolated):
     script = 'send(event="phase", phase="prepare")\n' + SENT + "import time; time.sleep(600)"
     record = isolated(script, prepare_timeout=1.0)
     assert record.status == "failed"
-    assert "preparing the variant took longer than the prepare_timeout: killed" in record.reason
+    assert "preparing the variant took longer than prepare_timeout=1 s: killed" in record.reason
     assert record.parameters == 7
 
 
@@ -631,6 +638,15 @@ def test_a_process_without_end(isolated, script):
     assert "cell_timeout" in record.reason
 
 
+@fault("a cell takes too long", "its row says where its process was, and the last lines of its output", "its row")
+def test_where_a_process_was_when_its_time_was_over(isolated):
+    stacks = "import faulthandler, signal\nfaulthandler.register(signal.SIGUSR1)\nprint('a line', flush=True)\n"
+    record = isolated(f'{stacks}send(event="phase", phase="timing")\ndef waits(): time.sleep(60)\nwaits()', timeout=1.0)
+    limit, place = "took longer than cell_timeout=1 s and was killed, in the phase timing at File ", "in waits"
+    assert record.reason.startswith(f"the process {limit}")
+    assert f"{place}; last lines of cells/net.tried.log: a line" in record.reason
+
+
 @fault("cell_timeout=1e9, more than a system call takes", "accepted", "the row")
 def test_a_long_timeout(isolated):
     assert isolated(f"{SENT}end()", timeout=1e9).status == "ok"
@@ -638,7 +654,7 @@ def test_a_long_timeout(isolated):
 
 @fault("a process of a cell leaves its session", "a note names it: later cells may be disturbed", "the row")
 def test_a_process_that_escapes(monkeypatch, isolated, tmp_path):
-    monkeypatch.setattr(process_groups, "ORPHAN_SECONDS", 0.3)
+    monkeypatch.setattr(child, "ORPHAN_SECONDS", 0.3)
     record = isolated(f"start('sleep', '60', start_new_session=True)\n{SENT}end()")
     pid = int((tmp_path / "pid").read_text())
     os.kill(pid, signal.SIGKILL)
@@ -680,7 +696,8 @@ def test_an_event_that_is_too_long(monkeypatch):
 
 @fault("the files of a cell cannot be made (a name of 249 characters)", "its row fails, and says why", "the other rows")
 def test_a_long_name(tmp_path):
-    performed = Isolated(tmp_path, trace=False, timeout=5).perform({"cell": "{}"}, f"{'x' * 249}.baseline", print)
+    executor, name = Isolated(tmp_path, trace=False, timeout=5), f"{'x' * 249}.baseline"
+    performed = executor.perform(Cell(job=job(tmp_path)), name, print)
     assert performed.death == "could not be run: File name too long"
 
 

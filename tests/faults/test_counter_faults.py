@@ -6,10 +6,12 @@ from fake_ncu import install, sample
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.run import process
+from profiling.run.child import Performed
 from profiling.run.events import End, Sections
 from profiling.run.job import FORWARD, Job
 from profiling.run.probe import resolve
-from profiling.run.process import Isolated, Performed
+from profiling.run.process import Isolated
+from profiling.run.task import Cell
 
 NET = ("component=[net]", "variant=[baseline]", "counters=true")
 
@@ -75,13 +77,13 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
         return Performed()
         yield
 
-    monkeypatch.setattr(process, "run_isolated", worker)
+    monkeypatch.setattr(process.child, "perform", worker)
     spec = ComponentSpec(name="net", module={"_target_": "x.Y"}, inputs={"x": {"shape": [1]}})
     settings = Settings(device="cuda:0", trace=True, counters=True)
     job = Job("generic_forward", spec, "baseline", {}, {}, settings, str(tmp_path), FORWARD)
     events = []
     cells = Isolated(tmp_path, trace=True, timeout=9.0, counters=True)
-    performed = cells.perform({"cell": job.to_json()}, job.name, events.append)
+    performed = cells.perform(Cell(job=job), job.name, events.append)
     assert performed.death is None
     assert End("ok") in events
     (note,) = performed.notes

@@ -40,9 +40,10 @@ from profiling.results.record import encode_sections
 from profiling.results.run_folder import LOCK_FILE, claimed, new_folder
 from profiling.results.stats import summarize
 from profiling.run import runner
+from profiling.run.child import Performed
 from profiling.run.events import Emit, End, Probed, Sections
-from profiling.run.process import Performed
 from profiling.run.revisions import code_changes
+from profiling.run.task import Probe
 
 CELLS = ("component=[net,caches]", "variant=[baseline]")
 METRICS = encode_sections(metrics=Metrics(wall_ms=summarize([2.0, 2.1, 2.2] * 500)))
@@ -92,11 +93,11 @@ def start(tmp_path, monkeypatch, capsys):
     ) -> Ended:
         class Executor:
             def perform(self, task, name, on_event):
-                if "probe" in task:
+                if isinstance(task, Probe):
                     settings = asdict(replace(Settings(), device="cpu", dtype="float32", scale="tiny"))
                     on_event(Probed(settings=settings, environment=probe(), not_run={}))
                 else:
-                    cell(json.loads(task["cell"]), on_event)
+                    cell(task.job, on_event)
                 return Performed()
 
         monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans, server: Executor())
@@ -123,7 +124,7 @@ def is_killed(job, send):
 
 def second_is(how):
     """A cell that ends well for the first component, and as `how` says for the second."""
-    return lambda job, send: (measures if job["component"]["name"] == "net" else how)(job, send)
+    return lambda job, send: (measures if job.component.name == "net" else how)(job, send)
 
 
 def content(folder: Path) -> dict[str, bytes | None]:

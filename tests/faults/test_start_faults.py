@@ -3,28 +3,27 @@
 What a cell leaves in the compiler's cache that dies in it, and starts that end before the first output.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.results.measured import Prepare
+from profiling.results.measured import Prepare, Start
 from profiling.results.record import encode_sections
+from profiling.run.child import Limits, Performed
 from profiling.run.compile_caches import CompileCaches, lease
-from profiling.run.events import Sections
+from profiling.run.events import Sections, Started
 from profiling.run.job import FORWARD, Job, as_recipe
-from profiling.run.process_groups import run_guarded
-from profiling.run.starts import NoStartError, Order, StartPass
+from profiling.run.starts import NoStartError, StartPass
+from profiling.run.task import Cell
 
 
 def task(variant):
     spec = ComponentSpec(name="net", module={"_target_": "n"}, inputs={"x": {"shape": [1]}})
     options = as_recipe({"compiler": {"_target_": "profiling.variants.inductor.Inductor"}})
-    return {"cell": Job("t", spec, variant, options, {}, Settings(), "run", FORWARD).to_json()}
+    return Cell(job=Job("t", spec, variant, options, {}, Settings(), "run", FORWARD))
 
 
 @pytest.mark.fault(
@@ -62,22 +61,22 @@ def test_a_cell_that_prepared_nothing_leaves_nothing():
     ],
 )
 def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
-    def execute(command, log, timeout, variables):
-        kind = log.name.split(".")[-2].removesuffix("_start")
-        order = msgspec.json.decode(Path(command[-2]).read_bytes(), type=Order)
+    def perform(task, files, limits, on_event, variables, own):
+        kind = files.name.split(".")[-1].removesuffix("_start")
         if kind == dies:
-            return -11
-        if order.save is not None:
-            Path(order.save).write_bytes(b"saved")
-        Path(order.result).write_text(json.dumps({"seconds": 9.0, "phases": {}, "graphs": 1}))
-        return 0
+            return Performed("exited with code 7")
+        if task.save is not None:
+            Path(task.save).write_bytes(b"saved")
+        on_event(Started(Start(seconds=9.0, phases={}, graphs=1)))
+        return Performed()
+        yield  # a generator
 
     caches, cell = CompileCaches(), task("compile")
     with caches.lease(cell) as leased:
-        starts, (note,) = StartPass(tmp_path, 60.0, execute).measure(cell, leased)
+        starts, (note,) = StartPass(tmp_path, Limits(60.0), set(), perform).measure(cell, leased)
     assert {kind for kind in ("cold", "warm", "portable") if getattr(starts, kind) is not None} == left
     assert note == (
-        f"starts are incomplete: the {dies} start ended with exit code -11; see cells/net.compile.{dies}_start.log"
+        f"starts are incomplete: the {dies} start exited with code 7; see cells/net.compile.{dies}_start.log"
     )
     caches.clear()
 
@@ -87,33 +86,29 @@ def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
     [
         pytest.param(
             0.5,
-            "preparing took longer than the prepare_timeout: killed; see cells/net.slow.cold_start.log",
+            r'took longer than prepare_timeout=0\.5 s: killed at File .*slow_start\.py", line 3 in slow',
             marks=pytest.mark.fault(
                 "preparing takes longer than prepare_timeout in a start (starts=true)",
-                happens="that start is killed, and a note names its log, which ends with the stack",
+                happens="that start is killed, and a note says where it was",
                 kept="the cell",
             ),
         ),
         (300.0, None),
     ],
 )
-def test_the_prepare_timeout_holds_for_starts(tmp_path, limit, note):
+def test_the_prepare_timeout_holds_for_starts(tmp_path, monkeypatch, limit, note):
     (tmp_path / "slow_start.py").write_text("import time\ndef slow(module):\n    time.sleep(3)\n    return module\n")
     spec = ComponentSpec(name="net", module={"_target_": "torch.nn.Identity"}, inputs={"input": {"shape": [1]}})
     options = as_recipe({"transforms": [{"_target_": "slow_start.slow", "_partial_": True}]})
     settings = Settings(device="cpu", dtype="float32", scale="full")
-    cell = {"cell": Job("t", spec, "slow", options, {}, settings, "run", FORWARD).to_json()}
+    cell = Cell(job=Job("t", spec, "slow", options, {}, settings, "run", FORWARD))
 
-    def execute(command, log, timeout, variables):
-        path = os.pathsep.join([str(tmp_path), *sys.path])
-        return run_guarded(command, log, timeout, {**variables, "PYTHONPATH": path}, set())
-
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     (tmp_path / "cells").mkdir()
-    starts = StartPass(tmp_path, 120.0, execute, limit)
+    starts = StartPass(tmp_path, Limits(120.0, limit), set())
     with lease(None, cell) as leased:
         if note is None:
             assert starts.measure(cell, leased)[0].cold.seconds > 3
             return
         with pytest.raises(NoStartError, match=note):
             starts.measure(cell, leased)
-    assert 'slow_start.py", line 3 in slow' in (tmp_path / "cells" / "net.slow.cold_start.log").read_text()

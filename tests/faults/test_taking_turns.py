@@ -12,10 +12,12 @@ from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Turn
 from profiling.results.jsonl import read_records
 from profiling.results.record import NOT_ENDED
-from profiling.run import worker_process
-from profiling.run.job import RunConfig
-from profiling.run.process import Isolated, Performed
+from profiling.run import child
+from profiling.run.child import Performed
+from profiling.run.job import FORWARD, Job, RunConfig
+from profiling.run.process import Isolated
 from profiling.run.runner import Run
+from profiling.run.task import Cell
 
 
 def fault(planted, happens, kept=""):
@@ -223,6 +225,8 @@ def test_an_interrupt_beside_the_baseline(in_process):
 
 # Real processes, whose place is taken by a short script.
 
+NET = Job("t", ComponentSpec("net", {"_target_": "n"}, {"x": {"shape": [1]}}), "v", {}, {}, SETTINGS, "run", FORWARD)
+
 CHANNEL = """
 import json, os, sys, time
 FD, TURNS, N = int(sys.argv[4]), int(sys.argv[6]), iter(range(10**9))
@@ -250,9 +254,9 @@ def session(monkeypatch, tmp_path):
         program = tmp_path / f"{name}.py"
         program.write_text(f"#!{sys._base_executable} -IS\n{CHANNEL}{script}\n")
         program.chmod(0o755)
-        monkeypatch.setattr(worker_process, "sys", SimpleNamespace(executable=str(program)))
+        monkeypatch.setattr(child, "sys", SimpleNamespace(executable=str(program)))
         executor = executors.setdefault(timeout, Isolated(tmp_path, trace=False, timeout=timeout))
-        opened.append(executor.session({"cell": "{}"}, name, lambda event: None))
+        opened.append(executor.session(Cell(job=NET), name, lambda event: None))
         return opened[-1]
 
     yield start

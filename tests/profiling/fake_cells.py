@@ -11,9 +11,11 @@ from profiling.results.measured import LatencyConditions, Metrics, Parity, Prepa
 from profiling.results.record import encode_sections
 from profiling.run import runner
 from profiling.run.checkouts import Checkout
+from profiling.run.child import Performed
 from profiling.run.events import End, Probed, Sections, Waiting
 from profiling.run.job import RunConfig
-from profiling.run.process import Isolated, Performed
+from profiling.run.process import Isolated
+from profiling.run.task import Probe
 
 SETTINGS = Settings(device="cpu", dtype="float32", scale="tiny", ceilings="off", threads=1)
 GB = 10**9
@@ -55,7 +57,7 @@ class FakeCells(Isolated):
 
     def perform(self, task, name, on_event):
         """Perform the probe, or a cell that is alone."""
-        if "probe" in task:
+        if isinstance(task, Probe):
             on_event(Probed(settings=asdict(replace(SETTINGS)), environment={}, not_run=self.not_run))
             return Performed()
         variant = name.partition(".")[2]
@@ -70,11 +72,12 @@ class FakeCells(Isolated):
         """Perform a cell that takes turns, or its control, a second process, whose steps are not in the log."""
         variant, windows = name.partition(".")[2].replace(".control", ""), []
         plan = self.plans[variant]
-        if "control" in task:
+        is_control = name.partition(" of ")[0].endswith(".control")
+        if is_control:
             plan = replace(plan, call_ms=plan.control_ms or plan.call_ms, happens=plan.control_happens)
 
         def step(at):
-            if "control" not in task:
+            if not is_control:
                 self.log.append((variant, at))
             happens = plan.happens.get(at)
             return None if happens is None else happens(on_event)
@@ -83,7 +86,7 @@ class FakeCells(Isolated):
             self.held[name] = plan.used
             self.seconds += min(plan.prepare_s, self.timeout)
             if plan.prepare_s > self.timeout:
-                return Performed("hung: killed at the cell_timeout")
+                return Performed("took longer than cell_timeout and was killed")
             wrong = plan.rel_l2 > 1e-4
             parity = Parity(reference="fp32 eager", passed=not wrong, rel_l2=plan.rel_l2, tolerance=1e-4)
             prepare = Prepare(seconds=plan.prepare_s, phases=plan.phases)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from profiling.components.instantiate import instantiate
-from profiling.errors import MissingExtraError, did_you_mean, python_command
+from profiling.errors import MissingExtraError, did_you_mean, python_command, reason_of
 
 
 def test_near_words_are_offered():
@@ -34,3 +34,20 @@ def test_a_missing_optional_package_is_named_with_the_command_that_installs_it(m
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(MissingExtraError, match=r"transformers is not installed.* -m pip install transformers$"):
         instantiate({"_target_": "models.clip.build_clip_text", "folder": None}, "component.clip_text.module")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "backend='inductor' raised:\nLoweringException: no kernel\n  target: x",
+            "backend='inductor' raised: LoweringException: no kernel",
+        ),
+        ("one line\nmore", "one line"),
+        ("\n\n  late", "late"),
+        ("announced:", "announced:"),
+        ("", "no message"),
+    ],
+)
+def test_a_reason_goes_on_where_its_line_announces_the_next(text, reason):
+    assert reason_of(RuntimeError(text)) == f"RuntimeError: {reason}"

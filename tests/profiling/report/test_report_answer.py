@@ -350,7 +350,7 @@ def test_every_target_names_the_same_leader_with_the_same_answers(tmp_path: Path
         assert answer.fastest is not None
         assert answer.fastest.holds == own.holds
         assert answer.fastest.speedup == own.speedup
-        assert list(answer.remarks())[0] == own.remarks[0]
+        assert next(answer.remarks()) == own.remarks[0]
         (point,) = (series[-1] for title, series in history.items() if title.startswith(f"{answer.component} "))
         assert point.variant == own.ranking.leader
         told = "; ".join(f"{word}: {', '.join(own.ranking.named(word))}" for word in ("same", "undecided"))

@@ -11,6 +11,7 @@ from profiling.results.record import decode_section, encode_sections
 from profiling.run.compile_caches import CompileCaches, lease
 from profiling.run.events import Phase, Sections
 from profiling.run.job import FORWARD, Job, as_recipe
+from profiling.run.task import Cell, Probe
 
 COMPILER = {"_target_": "profiling.variants.inductor.Inductor", "mode": "default"}
 GRAPH = {"_target_": "profiling.variants.cuda_graph.CudaGraph", "warmup": 3}
@@ -20,7 +21,7 @@ WARM = Prepare(seconds=9.0, graphs=1, cache_hits=1, phases={"dynamo": 5.0, "indu
 
 def task(variant, component="net", **options):
     spec = ComponentSpec(name=component, module={"_target_": "n"}, inputs={"x": {"shape": [1]}})
-    return {"cell": Job("t", spec, variant, as_recipe(options), {}, Settings(), "run", FORWARD).to_json()}
+    return Cell(job=Job("t", spec, variant, as_recipe(options), {}, Settings(), "run", FORWARD))
 
 
 def prepared(leased, prepare):
@@ -61,7 +62,7 @@ def test_a_cell_with_the_same_compiler_starts_from_what_the_first_one_left():
         task("other", compiler=COMPILER, transforms=[{"_target_": "my.transform"}]),
         task("other", component="another", compiler=COMPILER),
         task("other", _target_="my.Variant", compiler=COMPILER),
-        {"probe": []},
+        Probe(jobs=()),
     ],
     ids=["other options", "a transform", "another component", "a variant that is no recipe", "no cell"],
 )

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from profiling.machine.run_queue import RUN_PROCESS
+from profiling.run.child import kill
 from profiling.run.fork_server import ForkServer
-from profiling.run.process_groups import kill_group
 
 #: A module in place of the worker, whose tasks are lines of Python; forks fail while there is a file `full` beside it.
 #: Its torch knows whether CUDA was initialised, which counting the GPUs does.
@@ -145,7 +145,7 @@ def test_processes_run_beside_each_other_and_end_alone(start):
     assert ended(fast) == 0
     with pytest.raises(subprocess.TimeoutExpired):
         slow.wait(0.1)
-    assert kill_group(slow) == -signal.SIGKILL
+    assert kill(slow) == -signal.SIGKILL
 
 
 def test_where_no_process_can_be_forked_a_fresh_one_is_asked_for(start, tmp_path):
@@ -156,7 +156,7 @@ def test_where_no_process_can_be_forked_a_fresh_one_is_asked_for(start, tmp_path
     assert ended(start("pass")) == 0
     with pytest.raises(subprocess.TimeoutExpired):
         slow.wait(0.1)
-    assert kill_group(slow) == -signal.SIGKILL, "it was not lost with the server"
+    assert kill(slow) == -signal.SIGKILL, "it was not lost with the server"
 
 
 def test_processes_of_both_servers_belong_to_one_run(start, tmp_path):
@@ -170,7 +170,7 @@ def test_processes_of_both_servers_belong_to_one_run(start, tmp_path):
         known = {int(pid) for pid in (tmp_path / "log").read_text().split()}
         assert {each.pid for each in (*waiting, process)} <= known
         assert os.getpid() not in known
-    assert [kill_group(each) for each in waiting] == [-signal.SIGKILL] * 2
+    assert [kill(each) for each in waiting] == [-signal.SIGKILL] * 2
 
 
 def test_a_server_that_was_killed_takes_its_processes_with_it(server, start):

@@ -11,6 +11,7 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.explained import Kernel
 from profiling.results.record import encode_sections
 from profiling.run import process
+from profiling.run.child import Performed
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Phase, Sections
 from profiling.run.hardware_counters import (
@@ -22,8 +23,8 @@ from profiling.run.hardware_counters import (
     longest,
 )
 from profiling.run.job import FORWARD, Job
-from profiling.run.process import Isolated, Performed
-from profiling.run.process_groups import run_guarded
+from profiling.run.process import Isolated
+from profiling.run.task import Cell, Counters, Probe
 from profiling.trace.events import GpuWork
 from profiling.trace.nsight_compute import read_launches
 
@@ -73,12 +74,8 @@ def traced(tmp_path):
     }
 
 
-def execute(command, log, timeout):
-    return run_guarded(command, log, timeout, dict(os.environ), set())
-
-
 def measure(folder, sections, **options):
-    return CounterPass(folder).measure(job(folder).to_json(), sections, os.environ, execute)
+    return CounterPass(folder, set()).measure(Counters(job=job(folder)), sections, os.environ)
 
 
 def test_counters_are_weighted_by_the_time_of_their_launches(tmp_path, traced, monkeypatch):
@@ -104,7 +101,7 @@ def test_counters_are_weighted_by_the_time_of_their_launches(tmp_path, traced, m
     assert (tmp_path / section.file).read_text() == text
     arguments = seen.read_text().splitlines()
     assert f"regex:^({GEMM}|norm_kernel)$" in arguments
-    assert arguments[-3:-1] == ["-m", "profiling.run.counted"]
+    assert arguments[-5:-3] == ["-m", "profiling.run.worker"]
     assert not list((tmp_path / "cells").glob("*.json"))  # the job's file
 
 
@@ -188,12 +185,13 @@ def session(tmp_path, traced, monkeypatch):
         return Performed()
         yield  # a generator
 
-    monkeypatch.setattr(process, "run_isolated", worker)
+    monkeypatch.setattr(process.child, "perform", worker)
 
-    def perform(task="cell"):
+    def perform(of=Cell):
         events = []
         cells = Isolated(tmp_path, trace=True, caches=CompileCaches(), timeout=60, counters=True)
-        performed = cells.perform({task: job(tmp_path).to_json()}, "net.baseline", events.append)
+        task = Probe(jobs=(job(tmp_path),)) if of is Probe else Cell(job=job(tmp_path))
+        performed = cells.perform(task, "net.baseline", events.append)
         return performed, events
 
     return perform
@@ -236,7 +234,7 @@ def test_what_fails_is_a_note_of_the_cell(tmp_path, session, monkeypatch, text, 
 
 
 def test_the_probe_is_not_measured(session):
-    assert session("probe")[0].notes == ()
+    assert session(Probe)[0].notes == ()
 
 
 def test_the_measured_process_builds_and_calls_the_cell(tmp_path, traced, monkeypatch):
@@ -248,8 +246,8 @@ def test_the_measured_process_builds_and_calls_the_cell(tmp_path, traced, monkey
         "    def forward(self, x):\n        print('called')\n        return super().forward(x)\n"
     )
     install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=40))), "runs")
-    text = job(tmp_path, "cpu", scale="full", checkpoint="random", threads=1).to_json()
-    section = CounterPass(tmp_path).measure(text, traced, os.environ, execute)
+    task = Counters(job=job(tmp_path, "cpu", scale="full", checkpoint="random", threads=1))
+    section = CounterPass(tmp_path, set()).measure(task, traced, os.environ)
     assert section.kernels[0].launches == 1
     called = (tmp_path / "cells" / "net.baseline.counters.log").read_text().count("called")
     assert called == 5, "a warm call, one by the variant, and three of which the last is measured"

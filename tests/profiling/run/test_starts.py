@@ -1,10 +1,8 @@
 """Starts of a cell: which processes run, with which cache, and what a real one takes."""
 
-import json
 from pathlib import Path
 from time import perf_counter
 
-import msgspec
 import pytest
 import torch
 from as_user import OUTSIDE
@@ -12,11 +10,15 @@ from as_user import OUTSIDE
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.results.explained import Package, RecipeStep
+from profiling.results.measured import Start
 from profiling.run.cell import prepare_phases
+from profiling.run.child import Limits, Performed
 from profiling.run.compile_caches import CompileCaches, cache_variables, lease
+from profiling.run.events import Started
 from profiling.run.forward import ForwardCell
 from profiling.run.job import FORWARD, Job, RunConfig, as_recipe
-from profiling.run.starts import NoStartError, Order, StartPass
+from profiling.run.starts import NoStartError, StartPass
+from profiling.run.task import Cell
 
 COMPILER = {"_target_": "profiling.variants.inductor.Inductor", "mode": "default"}
 NET = ComponentSpec(
@@ -30,35 +32,33 @@ def job(variant="compile", **options):
 
 
 class Processes:
-    """Processes that start by plan: `graphs` of each, and the exit codes that are not 0."""
+    """Processes that start by plan: `graphs` of each, and those that die."""
 
-    def __init__(self, graphs=1, artifacts=b"saved", codes=None):
-        self.graphs, self.artifacts, self.codes = graphs, artifacts, codes or {}
+    def __init__(self, graphs=1, artifacts=b"saved", deaths=None):
+        self.graphs, self.artifacts, self.deaths = graphs, artifacts, deaths or {}
         self.ran = []  # kind of start, cache folder, artifacts that it loads
 
-    def __call__(self, command, log, timeout, variables):
-        assert timeout == 60.0
+    def __call__(self, task, files, limits, on_event, variables, own):
+        assert limits == Limits(60.0)
         assert "TORCH_TRACE" not in variables
-        kind = log.name.split(".")[-2].removesuffix("_start")
-        order = msgspec.json.decode(Path(command[-2]).read_bytes(), type=Order)
-        loaded = None if order.load is None else Path(order.load).read_bytes()
+        kind = files.name.split(".")[-1].removesuffix("_start")
+        loaded = None if task.load is None else Path(task.load).read_bytes()
         cache = Path(variables["TORCHINDUCTOR_CACHE_DIR"])
         was_empty = not cache.exists() or not list(cache.iterdir())
         (cache / "code").mkdir(parents=True, exist_ok=True)
         self.ran.append((kind, cache, was_empty, loaded))
-        code = self.codes.get(kind, 0)
-        if code:
-            return None if code == "hung" else code
-        if order.save is not None and self.artifacts:
-            Path(order.save).write_bytes(self.artifacts)
-        start = {"seconds": 9.0, "phases": {"inductor": 7.0}, "graphs": self.graphs}
-        Path(order.result).write_text(json.dumps(start))
-        return 0
+        if kind in self.deaths:
+            return Performed(self.deaths[kind])
+        if task.save is not None and self.artifacts:
+            Path(task.save).write_bytes(self.artifacts)
+        on_event(Started(Start(seconds=9.0, phases={"inductor": 7.0}, graphs=self.graphs)))
+        return Performed()
+        yield  # a generator
 
 
 def measured(tmp_path, processes, leased, variant="compile"):
-    task = {"cell": job(variant, compiler=COMPILER).to_json()}
-    starts, notes = StartPass(tmp_path, 60.0, processes).measure(task, leased)
+    task = Cell(job=job(variant, compiler=COMPILER))
+    starts, notes = StartPass(tmp_path, Limits(60.0), set(), processes).measure(task, leased)
     assert not notes
     return starts
 
@@ -66,7 +66,7 @@ def measured(tmp_path, processes, leased, variant="compile"):
 def test_cold_warm_and_portable_starts(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_TRACE", str(tmp_path))
     caches, processes = CompileCaches(), Processes()
-    with caches.lease({"cell": job(compiler=COMPILER).to_json()}) as leased:
+    with caches.lease(Cell(job=job(compiler=COMPILER))) as leased:
         starts = measured(tmp_path, processes, leased)
         assert not leased.is_fillable  # the cell starts from what its cold start left
     (_, cold, cold_empty, _), (_, warm, warm_empty, _), (_, portable, portable_empty, loaded) = processes.ran
@@ -75,7 +75,7 @@ def test_cold_warm_and_portable_starts(tmp_path, monkeypatch):
     assert (cold_empty, warm_empty, portable_empty, loaded) == (True, False, True, b"saved")
     assert starts.artifact_bytes == len(b"saved")
     assert starts.cold.unaccounted == 2.0
-    with caches.lease({"cell": job("graph", compiler=COMPILER).to_json()}) as second:
+    with caches.lease(Cell(job=job("graph", compiler=COMPILER))) as second:
         measured(tmp_path, processes, second, "graph")
     assert processes.ran[3][2]  # its cold start is cold as well, although the cell itself is not
     caches.clear()
@@ -83,7 +83,7 @@ def test_cold_warm_and_portable_starts(tmp_path, monkeypatch):
 
 def test_a_cell_without_a_compiler_has_one_start(tmp_path):
     processes = Processes(graphs=0)
-    with lease(None, {}) as leased:
+    with lease(None, Cell(job=job())) as leased:
         starts = measured(tmp_path, processes, leased)
     assert [each[0] for each in processes.ran] == ["cold"]
     assert starts.warm is starts.portable is None
@@ -91,17 +91,16 @@ def test_a_cell_without_a_compiler_has_one_start(tmp_path):
 
 def test_without_artifacts_there_is_no_portable_start(tmp_path):
     processes = Processes(artifacts=b"")
-    with lease(None, {}) as leased:
+    with lease(None, Cell(job=job())) as leased:
         assert measured(tmp_path, processes, leased).portable is None
     assert [each[0] for each in processes.ran] == ["cold", "warm"]
 
 
-@pytest.mark.parametrize(("code", "words"), [(-9, "exit code -9"), ("hung", "killed at the cell_timeout")])
-def test_a_start_that_fails_leaves_an_empty_cache(tmp_path, code, words):
+def test_a_start_that_fails_leaves_an_empty_cache(tmp_path):
     caches = CompileCaches()
-    with caches.lease({"cell": job(compiler=COMPILER).to_json()}) as leased:
-        with pytest.raises(NoStartError, match=words):
-            measured(tmp_path, Processes(codes={"cold": code}), leased)
+    with caches.lease(Cell(job=job(compiler=COMPILER))) as leased:
+        with pytest.raises(NoStartError, match=r"the cold start was killed; see cells/net\.compile\.cold_start\.log"):
+            measured(tmp_path, Processes(deaths={"cold": "was killed"}), leased)
         assert leased.is_fillable
         assert not list(Path(leased.variables["TORCHINDUCTOR_CACHE_DIR"]).iterdir())
 

@@ -1,0 +1,468 @@
+"""Child processes: the one place where they are started, guarded, limited and ended, and their events are read.
+
+Each leads a process group of its own, which is killed as a whole when the child has ended, at a timeout, and when this
+process is interrupted or dies, whatever kills it. A cell that is timed in turns has a `Session`, a generator that
+yields whenever the cell waits for its turn, so that several cells can be alive while one is active.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import select
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import psutil
+
+from profiling.metrics.sampling import Turn
+from profiling.run.events import Emit, Event, EventReader, Phase, Waiting, write_turn
+from profiling.run.task import Task, write_task
+
+if TYPE_CHECKING:
+    from profiling.run.fork_server import ForkServer
+
+#: The phase of a cell to which `prepare_timeout` applies.
+PREPARE = "prepare"
+#: Seconds that a process may take to exit after it has sent its result (CUDA teardown, worker pools).
+EXIT_SECONDS = 30.0
+#: Longest wait of a selector, whose API takes no more than some weeks, in seconds.
+LONGEST_WAIT = 3600.0
+#: Most bytes that are read once the process has ended: the largest capacity of a pipe.
+LAST_BYTES = 2**20
+LAST_LINES = 3
+#: Bytes at the end of a log in which they are looked for, and lines of the stacks of other threads.
+_TAIL, _OF_STACK = 65536, re.compile(r"Thread 0x|\s+File \"")
+#: The signal that makes a worker write the stacks of its threads into its log, and the seconds that it has for that.
+STACKS, _STACK_SECONDS = signal.SIGUSR1, 0.5
+#: Seconds for a cell's processes to end by themselves, as the compiler's workers do.
+ORPHAN_SECONDS = 5.0
+#: Share of the machine's memory (0 to 1) from which a killed process is likely to have been killed for it.
+_MOST_MEMORY = 0.5
+_PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)
+
+
+@dataclass(frozen=True)
+class Performed:
+    """How the process of a task ended.
+
+    `death` says in words how it died; None: it ended normally, after its result. `notes` are remarks for the record.
+    """
+
+    death: str | None = None
+    lost_events: int = 0
+    notes: tuple[str, ...] = ()
+    killed: bool = False  # by SIGKILL from outside, as the kernel does where the host runs out of memory
+
+
+#: A task in progress: it yields when it waits for its turn, is sent that turn, and returns how its process ended.
+#: Closing it kills the process.
+Session = Generator[Waiting, Turn, Performed]
+
+
+class Child(Protocol):
+    """A process that leads a group: started here, or forked by `profiling.run.fork_server`."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, which is also that of its group."""
+        ...
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that it held, once it has ended."""
+        ...
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when it has ended."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code, negative for a signal.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
+
+        """
+        ...
+
+
+class FreshProcess:
+    """A process that was started by a command."""
+
+    def __init__(self, process: subprocess.Popen[Any]) -> None:
+        self.pid, self.peak_bytes = process.pid, None
+        self._process, self._descriptor = process, os.pidfd_open(process.pid)
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when it has ended."""
+        return self._descriptor
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code, negative for a signal; see `Child`."""
+        if self._process.returncode is None:
+            if not select.select([self._descriptor], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self._process.args), timeout or 0.0)
+            _, status, usage = os.wait4(self.pid, 0)
+            os.close(self._descriptor)
+            self.peak_bytes = 1024 * usage.ru_maxrss
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+        return self._process.returncode
+
+
+@contextmanager
+def started(command: Sequence[str], output: Any, own: set[int] | None = None, **options: Any) -> Iterator[FreshProcess]:
+    """Start a command that leads a process group, with its output in the file `output`; kill the group at the end.
+
+    `options` are those of `subprocess.Popen`. `own` is that of `Orphans`.
+    """
+    process = FreshProcess(
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **options,
+        )
+    )
+    with guarded(process, set() if own is None else own):
+        yield process
+
+
+@contextmanager
+def guarded(child: Child, own: set[int]) -> Iterator[None]:
+    """Kill the group of a child at the end of the block, even if this process is killed inside of it (SIGKILL).
+
+    A shell does that when its standard input closes, whose other end only this process holds. Inside the block `own`
+    has both process ids.
+    """
+    own.add(child.pid)
+    command = ["/bin/sh", "-c", f"read -r line; kill -s KILL -- -{child.pid}"]
+    guard = None
+    with contextlib.suppress(OSError):  # no shell: only the worker itself then dies with this process
+        guard = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        own.add(guard.pid)
+    try:
+        yield
+    finally:
+        kill(child)
+        own.discard(child.pid)
+        if guard is not None:
+            guard.kill()
+            guard.communicate()
+            own.discard(guard.pid)
+
+
+def kill(child: Child) -> int:
+    """Kill the group of a child; return the exit code of the child."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    return child.wait()
+
+
+def run_command(
+    command: Sequence[str], log: Path, timeout: float, environment: Mapping[str, str], own: set[int]
+) -> int | None:
+    """Run a command with its output in the file `log`; return its exit code, None if it was killed at the timeout."""
+    with log.open("wb") as output, started(command, output, own, env=environment) as process:
+        try:
+            return process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def end_with(parent: int) -> None:
+    """Let the kernel kill this process when the process `parent` dies, even while it holds the GIL."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before that
+        os._exit(1)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a task may be active, and its phase `PREPARE` of that, in seconds."""
+
+    seconds: float
+    prepare_seconds: float | None = None
+
+
+@dataclass
+class _Ending:
+    """How a process ended: by itself, at a limit, or because it `lingered` after its result."""
+
+    kind: Literal["exited", "timeout", "prepare_timeout", "lingered"]
+    exit_code: int
+    limits: Limits
+    phase: str | None
+    peak_bytes: int | None = field(default=None)
+
+    def describe(self, log: Path) -> str:
+        """Return one line with the limit, exit code or signal, and the last lines of the log."""
+        if self.kind == "timeout":
+            at = f", in the phase {self.phase}" if self.phase else ""
+            ending = f"took longer than cell_timeout={self.limits.seconds:g} s and was killed{at}"
+        elif self.kind == "prepare_timeout":
+            limit = self.limits.prepare_seconds
+            ending = f"preparing the variant took longer than prepare_timeout={limit:g} s: killed"
+        elif self.kind == "lingered":
+            ending = f"did not exit within {EXIT_SECONDS:g} s and was killed"
+        elif self.exit_code < 0:
+            ending = f"was killed by {signal_name(-self.exit_code)}{self._memory()}"
+        elif self.exit_code == 0:
+            ending = "exited with code 0 before its result arrived"
+        else:
+            ending = f"exited with code {self.exit_code}"
+        at, lines = last_words(log)
+        ending = f"{ending} at {at}" if at and self.kind in ("timeout", "prepare_timeout") else ending
+        return f"{ending}; last lines of {log.parent.name}/{log.name}: {' | '.join(lines)}" if lines else ending
+
+    def _memory(self) -> str:
+        """Say what a process held that was killed, where the kernel may have done it for want of memory."""
+        if self.exit_code != -signal.SIGKILL or self.peak_bytes is None:
+            return ""
+        try:
+            total = psutil.virtual_memory().total
+        except OSError:  # a container without /proc
+            return ""
+        held = f"it held up to {self.peak_bytes / 1e9:.1f} of the machine's {total / 1e9:.1f} GB of memory"
+        likely = self.peak_bytes >= _MOST_MEMORY * total
+        return f", as the kernel does where memory runs out: {held}" if likely else f"; {held}"
+
+
+def perform(
+    task: Task,
+    files: Path,
+    limits: Limits,
+    on_event: Emit,
+    environment: Mapping[str, str],
+    own: set[int],
+    *,
+    turns: bool = False,
+    server: ForkServer | None = None,
+    modules: Collection[str] = (),
+) -> Session:
+    """Perform a task in a process with the variables `environment`, with its output in `<files>.log`.
+
+    Without a `server` that forks it, after importing `modules`, the process is fresh. While it lives, `own` holds the
+    ids of the processes that were started here. Waits for a turn do not count as time in which it is active.
+
+    Raises:
+        OSError: a file of the cell, or the process, cannot be made.
+
+    """
+    task_file, log = files.with_name(f"{files.name}.json"), files.with_name(f"{files.name}.log")
+    reader = EventReader()
+    try:
+        write_task(task, task_file)
+        (read_end, write_end), (turn_read, turn_write) = os.pipe(), os.pipe()
+        with contextlib.ExitStack() as stack:
+            pipe = stack.enter_context(os.fdopen(read_end, "rb"))
+            stack.enter_context(os.fdopen(turn_write, "wb"))
+            descriptors = (write_end, turn_read) if turns else (write_end,)
+            try:
+                with log.open("wb") as output:
+                    child: Child | None = None
+                    if server is not None:
+                        child = server.start(task_file, output.fileno(), descriptors, environment, modules)
+                    if child is not None:
+                        stack.enter_context(guarded(child, own))
+                    else:
+                        command = worker_command(task_file, descriptors)
+                        process = started(command, output, own, pass_fds=descriptors, env=environment)
+                        child = stack.enter_context(process)
+            finally:
+                os.close(write_end)
+                os.close(turn_read)
+            ending = yield from _attended(child, pipe, turn_write, limits, reader, on_event)
+    finally:
+        task_file.unlink(missing_ok=True)
+    done = ending.kind == "exited" and ending.exit_code == 0 and reader.has_result
+    killed = ending.kind == "exited" and ending.exit_code == -signal.SIGKILL
+    return Performed(None if done else ending.describe(log), reader.lost, reader.notes, killed)
+
+
+def worker_command(task_file: Path, descriptors: Sequence[int] = ()) -> list[str]:
+    """Return the command of a fresh process that performs the task, with the descriptors of its events and turns."""
+    events, *turns = map(str, descriptors or ("-",))
+    return [sys.executable, "-m", "profiling.run.worker", str(task_file), events, str(os.getpid()), *turns]
+
+
+def _attended(
+    child: Child, pipe: Any, turn_write: int, limits: Limits, reader: EventReader, on_event: Emit
+) -> Generator[Waiting, Turn, _Ending]:
+    """Relay the events and turns of a child until it has ended or is over its limits; return how it ended."""
+    phase: str | None = None
+    try:
+        for event in _events(pipe, child, limits, reader):
+            if isinstance(event, Waiting):
+                turn = yield event
+                with contextlib.suppress(OSError):  # it has died while it waited, which the next event tells
+                    write_turn(turn_write, turn)
+            else:
+                phase = event.phase if isinstance(event, Phase) else phase
+                on_event(event)
+        code = child.wait()
+        return _Ending("exited", code, limits, phase, child.peak_bytes)
+    except subprocess.TimeoutExpired as error:
+        kind = "prepare_timeout" if error.cmd == PREPARE else "timeout"
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.kill(child.pid, STACKS)
+            child.wait(_STACK_SECONDS)
+        return _Ending("lingered" if reader.has_result else kind, kill(child), limits, phase)
+
+
+def _events(pipe: Any, child: Child, limits: Limits, reader: EventReader) -> Iterator[Event]:
+    """Yield events until the child has ended, whoever else holds the pipe open.
+
+    After its result it has `EXIT_SECONDS` to exit.
+
+    Raises:
+        subprocess.TimeoutExpired: it is over its limits.
+
+    """
+    os.set_blocking(pipe.fileno(), False)
+    deadline, has_result = time.monotonic() + limits.seconds, False
+    prepared_by = inf  # the end of the time for the phase that is under way
+
+    def yielded(chunk: bytes) -> Iterator[Event]:
+        nonlocal deadline, prepared_by
+        for event in reader.feed(chunk):
+            since = time.monotonic()
+            if isinstance(event, Phase):
+                is_limited = limits.prepare_seconds is not None and event.phase == PREPARE
+                prepared_by = since + (limits.prepare_seconds or 0.0) if is_limited else inf
+            yield event
+            if isinstance(event, Waiting):
+                deadline += time.monotonic() - since
+
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        selector.register(child.fileno(), selectors.EVENT_READ)
+        while True:
+            left = min(deadline, prepared_by) - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(PREPARE if prepared_by < deadline else "cell", limits.seconds)
+            ready = [key.fileobj for key, _ in selector.select(min(left, LONGEST_WAIT))]
+            if child.fileno() in ready:
+                break
+            if ready:
+                chunk = _read(pipe.fileno())
+                yield from yielded(chunk or b"")
+                if chunk == b"":  # the cell's code has closed its end
+                    selector.unregister(pipe)
+            if reader.has_result and not has_result:
+                has_result, deadline = True, min(deadline, time.monotonic() + EXIT_SECONDS)
+    rest = LAST_BYTES
+    while rest > 0 and (chunk := _read(pipe.fileno())):
+        yield from reader.feed(chunk)
+        rest -= len(chunk)
+    reader.close()
+
+
+def _read(descriptor: int) -> bytes | None:
+    """Return the bytes that wait in the pipe, b"" if it is closed, None if there are none at the moment."""
+    try:
+        return os.read(descriptor, 1 << 20)
+    except BlockingIOError:
+        return None
+
+
+def last_words(log: Path) -> tuple[str, list[str]]:
+    """Return where the process of a log was when it was asked for its stacks, and the last three lines before them.
+
+    Empty where there are none; a line has at most 200 characters.
+    """
+    try:
+        text = log.read_bytes()[-_TAIL:].decode(errors="replace")
+    except OSError:
+        return "", []
+    before, asked, stack = text.rpartition("Current thread ")
+    frames = [line.strip() for line in stack.splitlines()[1:] if line.lstrip().startswith("File ")] if asked else []
+    lines = (before if asked else text).splitlines()
+    kept = [" ".join(line.split())[:200] for line in lines if line.strip() and not _OF_STACK.match(line)]
+    return frames[0][:200] if frames else "", kept[-LAST_LINES:]
+
+
+def signal_name(number: int) -> str:
+    """Return `signal 9 (SIGKILL)`."""
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+class Orphans:
+    """Finds processes of a cell that still run after its process group was killed.
+
+    Without Linux's prctl or /proc it finds none.
+    """
+
+    def __init__(self) -> None:
+        self.own = {child.pid for child in _children()}  # processes that are none of a cell's
+        self._named: set[int] = set()
+        self._blocks = 0
+
+    @contextmanager
+    def adopted(self) -> Iterator[None]:
+        """Inside the block, adopt processes whose parent dies; blocks may overlap."""
+        _set_subreaper(True)
+        self._blocks += 1
+        try:
+            yield
+        finally:
+            self._blocks -= 1
+            if not self._blocks:
+                _set_subreaper(False)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return one line that names the processes still running after `ORPHAN_SECONDS`, each only once."""
+        deadline = time.monotonic() + ORPHAN_SECONDS
+        while running := [child for child in _children() if not self._has_ended(child)]:
+            if time.monotonic() >= deadline:
+                self._named |= {child.pid for child in running}
+                names = ", ".join(f"{_name(child)} (process {child.pid})" for child in running)
+                return (f"the cell left processes running, which may disturb later cells: {names}",)
+            time.sleep(0.05)
+        return ()
+
+    def _has_ended(self, child: psutil.Process) -> bool:
+        """Return whether an adopted process has ended, and reap it; True if it does not belong to this cell."""
+        if child.pid in self.own:
+            return True
+        with contextlib.suppress(psutil.Error, OSError):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                return child.pid in self._named
+            os.waitpid(child.pid, os.WNOHANG)
+        return True
+
+
+def _set_subreaper(on: bool) -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_SUBREAPER, int(on), 0, 0, 0)
+
+
+def _children() -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error, OSError):
+        return psutil.Process().children()
+    return []
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.name()
+    return "unknown"
