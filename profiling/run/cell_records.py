@@ -86,6 +86,7 @@ class CellInProgress:
     notes: list[str]
     number: int  # in the progress display
     resident: Resident | None = None  # once it has waited for its turn
+    is_kept: bool = False  # whether its record is on disk
 
     @property
     def ran_out_of_memory(self) -> bool:
@@ -140,6 +141,7 @@ class CellRecords:
         cell.notes += [note] if note else []
         record = self.merged(self._measured(cell, start), cell.round_)
         self.keep(record)
+        cell.is_kept = True
         complete = self._with_files(record, job, self._readers(job))
         if complete.rounds:
             self.config.files.keep_round(self.folder, job.name, len(complete.rounds))
@@ -149,7 +151,10 @@ class CellRecords:
 
     def keep_interrupted(self, cell: CellInProgress, start: Start | None = None) -> None:
         """Keep what a cell has measured that the user has interrupted; the rounds before it are not lost."""
-        cell.events.performed = Performed(death="was interrupted")
+        if cell.is_kept:
+            return
+        if cell.events.end is None:
+            cell.events.performed = Performed(death="was interrupted")
         record = self._with_files(self._measured(cell, start), cell.job, [self._with_recovered])
         if cell.events.end is not None or cell.job.cell not in self.by_cell:
             self.keep(self.merged(record, cell.round_))

@@ -44,10 +44,10 @@ def run_cell(records: CellRecords, job: Job, executor: Executor, round_: int, no
         return
     try:
         cell.events.performed = executor.perform(Cell(job=job), job.name, cell.events.receive)
+        records.end(cell)
     except KeyboardInterrupt:
         records.keep_interrupted(cell)
         raise
-    records.end(cell)
 
 
 @dataclass
@@ -144,11 +144,11 @@ class CellsInTurns:
             self._end_controls()  # what follows needs the memory, and an idle device
             each.cell.records.show(each.cell)
             each.cell.events.performed = each.process.finish(each.resident.stopped_by)
-            self.waiting.remove(each)
             if each.cell.ran_out_of_memory and each.resident.beside and self.again is not None:
                 self.again.append(each.due)
             else:
                 each.cell.records.end(each.cell, self.start, note)
+            self.waiting.remove(each)
 
     def _end_controls(self) -> None:
         while self._controls:
@@ -182,16 +182,20 @@ def run_in_turns(cells: Sequence[DueCell]) -> None:
     Where there is no memory for another one, those that are prepared take their turns first. Then the first one, with
     which the others are compared, stays if it leaves room, and the others follow beside it.
     """
-    note, again = "", list[DueCell]()
+    note, again, seconds = "", list[DueCell](), cells[0].records.config.seconds
+
+    def time_and_finish(ending: Sequence[PreparedCell]) -> None:
+        """Let the cells that wait take turns, for the share of the component's seconds of those that then end."""
+        turns.time(turns.waiting, None if seconds is None else seconds * len(ending) / len(cells))
+        turns.finish(ending, note)
+
     with CellsInTurns(again=again) as turns:
         for due in cells:
             while lacking := turns.lacking_memory():
                 note = f"not all variants were prepared beside each other: {lacking}"
-                turns.time(turns.waiting, due.records.config.seconds)
-                turns.finish(turns.waiting[1:] or turns.waiting, note)
+                time_and_finish(turns.waiting[1:] or turns.waiting)
             turns.prepare(due)
-        turns.time(turns.waiting, cells[0].records.config.seconds)
-        turns.finish(turns.waiting, note)
+        time_and_finish(turns.waiting)
     for due in again:
         run_again(due.records, [due.job], due.executor)
 
@@ -203,7 +207,8 @@ def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProces
     """
     start, left, again, errors = Start(one_process=True), list(jobs[1:]), list[Job](), list[BaseException]()
     baseline = records.begin(jobs[0], 1)
-    note = ""
+    note, seconds = "", records.config.seconds
+    share = None if seconds is None else seconds / max(1, len(left))
 
     def run_others(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
         nonlocal note
@@ -228,7 +233,7 @@ def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProces
                 if lacking := lacking_memory([baseline.resident]):
                     note = f"not all variants were prepared beside each other: {lacking}"
                     break
-                _run_beside(records, baseline.resident, left.pop(0), executor, start, again)
+                _run_beside(records, baseline.resident, left.pop(0), executor, start, again, share)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # of the run and not of the cell, which must not handle it
@@ -242,31 +247,37 @@ def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProces
             baseline.events.performed = executor.perform(
                 Cell(job=baseline.job), baseline.job.name, baseline.events.receive, run_others
             )
+            if baseline.resident is not None:
+                baseline.resident.end()
+            for error in errors:
+                raise error
+            records.show(baseline)
+            records.end(baseline, start, note)
         except KeyboardInterrupt:
             records.keep_interrupted(baseline, start)
             raise
-        if baseline.resident is not None:
-            baseline.resident.end()
-        for error in errors:
-            raise error
-        records.show(baseline)
-        records.end(baseline, start, note)
     for job in left:
         run_cell(records, job, executor, 1, note)
     run_again(records, again, executor)
 
 
 def _run_beside(
-    records: CellRecords, baseline: Resident, job: Job, executor: InProcess, start: Start, again: list[Job]
+    records: CellRecords,
+    baseline: Resident,
+    job: Job,
+    executor: InProcess,
+    start: Start,
+    again: list[Job],
+    seconds: float | None,
 ) -> None:
-    """Run a cell in turns with the baseline, which waits in this process in the middle of its timing."""
+    """Run a cell for `seconds` in turns with the baseline, which waits in this process in the middle of its timing."""
     cell = records.begin(job, 1)
     if cell is None:
         return
 
     def take_turns_with_baseline(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
         cell.resident = _resident(job.variant, ready, window, cell)
-        _time(records, [baseline, cell.resident], job.component.name, records.config.seconds)
+        _time(records, [baseline, cell.resident], job.component.name, seconds)
         records.show(cell)
         return cell.resident.stopped_by
 
@@ -274,16 +285,16 @@ def _run_beside(
     gc.enable()  # the baseline's timing has disabled it
     try:
         cell.events.performed = executor.perform(Cell(job=job), job.name, cell.events.receive, take_turns_with_baseline)
+        if cell.ran_out_of_memory:
+            again.append(job)
+        else:
+            records.end(cell, start)
     except KeyboardInterrupt:
         records.keep_interrupted(cell, start)
         raise
     finally:
         if not collecting:
             gc.disable()
-    if cell.ran_out_of_memory:
-        again.append(job)
-    else:
-        records.end(cell, start)
 
 
 def _time(
@@ -306,5 +317,6 @@ def _time(
 
 def run_again(records: CellRecords, jobs: Sequence[Job], executor: Executor) -> None:
     """Run cells alone that have run out of memory beside others."""
+    records.total += len(jobs)  # each is begun once more
     for job in jobs:
         run_cell(records, job, executor, 1, "measured again, alone: beside other variants it ran out of memory")

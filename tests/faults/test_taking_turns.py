@@ -137,6 +137,25 @@ def test_out_of_memory_beside_others(tmp_path, monkeypatch, step, happens):
     assert (record.status, record.turns) == ("ok", None)
     assert record.notes == ("measured again, alone: beside other variants it ran out of memory",)
     assert cells.log[-1] == ("v", "alone")
+    assert run.cells.begun == run.cells.total == 4, "progress counts it once more"
+
+
+@pytest.mark.parametrize("variants", [("baseline",), ("baseline", "v", "w")])
+@fault("Ctrl-C between the end of a cell's process and its record", "exit 130; the cell is kept", "the cell")
+def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, monkeypatch, variants):
+    run = run_of(monkeypatch, tmp_path / "run", FakeCells({name: Plan() for name in variants}))
+    kept, merged = [], run.cells.merged
+
+    def interrupted(record, round_):
+        kept.append(record.variant)
+        if len(kept) == 1:
+            raise KeyboardInterrupt
+        return merged(record, round_)
+
+    run.cells.merged = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run.execute()
+    assert (rows(run)["baseline"].status, rows(run)["baseline"].reason) == ("ok", None)
 
 
 @fault("the first variant runs out of memory, alone", "its row fails", "the other rows")

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from profiling.results.jsonl import read_records
 from profiling.results.judge import DEFAULT_SPREADS, LOOKS, Spread
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.verdicts import answer_on, compare_records, samples_by_round, spread_of
+from profiling.run import in_turns
 from profiling.run.turns import CONTROL_AFTER, LONGEST, SHORTEST, Resident, WaitingProcess, take_turns, window_of
 from profiling.variants.recipe import Recipe
 
@@ -219,6 +221,21 @@ def test_a_single_variant_takes_no_turns(tmp_path, monkeypatch):
     assert run.execute() == 0
     assert cells.log == [("baseline", "alone")]
     assert read_records(run.folder).records[0].turns is None
+
+
+def test_seconds_are_those_of_a_component_however_many_cells_the_memory_holds(tmp_path, monkeypatch):
+    plans = {name: Plan(10.0, noise=0.2) for name in ("baseline", "v", "w", "x", "y")}
+    spent = []
+    for memory in (1e15, 3e9):
+        cells = FakeCells(plans, memory=memory)
+        clock = partial(in_turns.CellsInTurns, now=lambda cells=cells: cells.seconds)
+        monkeypatch.setattr(in_turns, "CellsInTurns", clock)
+        run = run_of(monkeypatch, tmp_path / f"{memory:g}", cells, seconds=10.0)
+        assert run.execute() == 0
+        turns = [record.turns for record in read_records(run.folder).records]
+        windows = [window for each in turns for timed in (each, *each.controls) for window in timed.windows]
+        spent.append(sum(window.n * window.p50 for window in windows) / 1e3)
+    assert spent == pytest.approx([10.0, 10.0], rel=0.3)
 
 
 def test_where_the_memory_holds_two_cells_the_baseline_stays_for_each_of_the_others(tmp_path, monkeypatch):
