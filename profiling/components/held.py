@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +53,11 @@ class Held:
         """Check the module, and the inputs' names."""
         if not isinstance(self.module, nn.Module) and (not callable(self.module) or _is_module_class(self.module)):
             raise InputError(f"module {_words(self.module)}. Pass a torch.nn.Module, or a function that returns one.")
+        if not isinstance(self.module, nn.Module) and (wanted := _wanted_by(self.module)):
+            raise InputError(
+                f"module is a function that wants {', '.join(wanted)}. Pass a torch.nn.Module, or a function without "
+                "arguments that returns one."
+            )
         if isinstance(self.module, nn.Module):
             object.__setattr__(self, "compiled", compiled_parts(self.module))
             object.__setattr__(self, "module", inside(self.module))
@@ -278,6 +284,16 @@ def _held(key: str) -> Held:
 
 def _is_module_class(value: object) -> bool:
     return isinstance(value, type) and not issubclass(value, nn.Module)
+
+
+def _wanted_by(factory: Callable[..., Any]) -> list[str]:
+    """Return the names of the arguments that a function cannot do without; none where that is not known."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]
 
 
 def _words(value: object) -> str:

@@ -69,7 +69,8 @@ def held_place(
     Args:
         locks: folder of the lock files on this host.
         gpus: sets of GPUs of which the job gets one; `[()]` for a job without a GPU.
-        cpus: how many CPUs it gets, whole physical cores; None: it shares those of this process.
+        cpus: how many CPUs it gets, whole physical cores; None: it shares those of this process, as jobs do for
+            which no cores are left where a host has more GPUs than sets of cores.
         say: gets a line where no place is free for some seconds.
 
     Raises:
@@ -80,7 +81,8 @@ def held_place(
     began, is_said = time.monotonic(), False
     while True:
         for each in gpus:
-            for cores in _choices(each, cpus):
+            choices = _choices(each, cpus)
+            for cores in choices if len(choices) >= len(gpus) else [*choices, []]:  # a GPU waits for no core
                 with ExitStack() as stack:
                     names = [f"gpu-{gpu}" for gpu in each] + [f"core-{core[0]}" for core in cores]
                     descriptors = [_lock(stack, locks / f"{name}.lock") for name in names]

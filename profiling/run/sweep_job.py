@@ -67,7 +67,8 @@ class JobTask:
     def __call__(self, cfg: Mapping[str, Any]) -> None:
         """Start the job and wait for its end; its state is in its `job.json`."""
         folder = Path(self.folder)
-        job = read_job(folder, read_plan(folder).jobs[int(cfg["job"])])
+        planned = read_plan(folder).jobs[int(cfg["job"])]
+        job = read_job(folder, planned)
         if job.state in ("running", "done"):  # another process has it
             return
         if job.state == "died" and job.tries > self.retries:  # its process could not write that itself
@@ -76,6 +77,9 @@ class JobTask:
             choices = [tuple(visible_gpus())] if self.gpus is None else [(gpu,) for gpu in self.gpus] or [()]
             say = partial(_say, job)
             with held_place(Path(self.locks), choices, self.cpus, say) as place:
+                job = read_job(folder, planned)  # another process may have run it while this one waited for its place
+                if job.state in ("running", "done"):
+                    return
                 job = self._tried(folder, job, place)
             if job.state == "done":
                 return

@@ -236,7 +236,7 @@ def test_a_dead_job(start, tmp_path):
     assert [job.state for job in jobs] == ["failed", "died", "done"]
     assert [job.reason for job in jobs] == [
         "ZeroDivisionError: division by zero",
-        "its process was killed by SIGKILL",
+        "its process was killed by signal 9 (SIGKILL)",
         None,
     ]
     assert "Traceback" in (tmp_path / "sweep" / "0" / "job.log").read_text()

@@ -403,6 +403,7 @@ def given(**other):
         (given(inputs={}), "inputs is empty"),
         (given(check_inputs={"y": torch.ones(4, 8)}), "check_inputs do not fit Net"),
         (given(module=5), "module has the type int. Pass a torch.nn.Module"),
+        (given(module=lambda x: x + 1), "module is a function that wants x. Pass a torch.nn.Module, or a function"),
         (given(module=lambda: 5), "what the function returned has the type int, and is not a torch.nn.Module"),
         (given(module=lambda: nn.Linear(8, 8)), r"inputs do not fit Linear\.forward"),
         (given(variants="baseline"), r"variants='baseline' is a text. Give a list: variants=\['baseline'\]"),

@@ -11,8 +11,9 @@ from models.audio_vae import AudioVAEParams
 from models.image_vae import ImageVAEParams
 from models.world_model import WorldModelParams
 from profiling.cli.app import CONF, register_resolvers
-from profiling.cli.config import read_config
+from profiling.cli.config import read_component, read_config
 from profiling.components.spec import Settings
+from profiling.errors import InputError
 
 GROUPS = {
     group: sorted(path.stem for path in (CONF / group).glob("*.yaml"))
@@ -110,3 +111,11 @@ def test_frames_per_call_follow_the_inputs():
     overrides = ("component.audio_decoder.inputs.frames=60", "component.image_decoder.inputs.batch=4")
     frames = {component.name: component.frames_per_call for component in read_config(composed(*overrides)).components}
     assert frames == {**dict.fromkeys(MAIN, 1), "image_decoder": 4, "audio_decoder": 60}
+
+
+@pytest.mark.parametrize(("key", "meant"), [("modul", "module"), ("input", "inputs")])
+def test_a_misspelt_key_in_the_place_of_a_required_one_gets_the_near_name(key, meant):
+    node = {"module": {"_target_": "n"}, "inputs": {"x": {"shape": [1]}}}
+    node[key] = node.pop(meant)
+    with pytest.raises(InputError, match=rf"component\.net\.{key} is unknown\. Did you mean {meant}\?"):
+        read_component("net", node)

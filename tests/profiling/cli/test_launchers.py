@@ -59,7 +59,7 @@ def test_jobs_end_well_and_badly(start_sweep, words):
     assert [job.tries for job in jobs] == [1] * 5
     assert [job.reason for job in jobs[1:4]] == [
         "RuntimeError: planted",
-        "its process was killed by SIGKILL",
+        "its process was killed by signal 9 (SIGKILL)",
         "planted",
     ]
     assert swept.sweep.launcher == words[0].partition("=")[2]

@@ -7,9 +7,12 @@ import threading
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from profiling.machine import places
 from profiling.machine.places import Place, held_place, physical_cores, visible_gpus
+from profiling.results.sweep import Sweep, SweepJob, read_job, write_job, write_sweep
+from profiling.run.sweep_job import JobTask
 
 
 @pytest.fixture
@@ -37,6 +40,14 @@ def test_jobs_get_whole_cores_next_to_their_gpu(machine, tmp_path):
     with held_place(tmp_path, [()], None) as place:
         assert place == Place()
         assert (place.label, place.variables()) == (None, {})
+
+
+def test_a_free_gpu_waits_for_no_core_where_there_are_fewer_cores_than_gpus(machine, tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "physical_cores", lambda: [(0, 4)])
+    gpus = [("GPU-a",), ("GPU-b",)]
+    with held_place(tmp_path, gpus, 2) as first, held_place(tmp_path, gpus, 2) as second:
+        assert (first.gpus, first.cpus) == (("GPU-a",), (0, 4))
+        assert (second.gpus, second.cpus) == (("GPU-b",), ()), "it may use all cores of its process"
 
 
 @pytest.mark.parametrize(("gpus", "cpus"), [([("GPU-a",)], None), ([()], 8), ([("GPU-b",)], 8)])
@@ -126,3 +137,20 @@ def test_visible_gpus(machine, monkeypatch, given, gpus):
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     assert visible_gpus() == gpus
+
+
+def test_a_job_that_was_run_while_it_waited_for_its_place_is_not_run_again(tmp_path, monkeypatch):
+    planned = SweepJob(number=0, folder="0", overrides=("seed=0",))
+    argv = ("--multirun", "seed=0")
+    write_sweep(tmp_path, Sweep(target="t", launcher="local", began="now", argv=argv, jobs=(planned,)))
+    program = (sys.executable, "-c", "import pathlib; pathlib.Path('ran').touch()")
+    task = JobTask(str(tmp_path), program, str(tmp_path), "", str(tmp_path / "locks"), gpus=("GPU-a",))
+    with held_place(tmp_path / "locks", [("GPU-a",)], None):
+        waiting = threading.Thread(target=task, args=({"job": 0},))
+        waiting.start()
+        time.sleep(0.3)
+        (tmp_path / "0").mkdir()
+        write_job(tmp_path, replace(planned, state="done", exit_code=0, tries=1))
+    waiting.join(60)
+    assert not (tmp_path / "ran").exists()
+    assert read_job(tmp_path, planned).tries == 1
