@@ -21,12 +21,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from tabulate import tabulate
 
-from profiling.report.hardware_counters import agrees, ceiling_by_counters, traffic
-from profiling.results.explained import CountedKernel
+from profiling.report.hardware_counters import traffic
+from profiling.results.explained import CountedKernel, KernelBound
 from profiling.results.jsonl import read_records
 from profiling.results.record import Record
 
@@ -123,6 +124,30 @@ def _shares(kernels: Sequence[CountedKernel]) -> dict[str, float]:
     }
     whole = sum(each.ms for each in kernels)
     return {name: sum(each.ms for each in chosen[name]) / whole for name in chosen}
+
+
+def ceiling_by_counters(kernel: CountedKernel) -> KernelBound | None:
+    """Return the ceiling of a kernel by counters, in the classes of a trace, which have no L2.
+
+    Memory bandwidth by trace is the rate of the fastest copy of as many bytes, which may pass at the rate of L2: then
+    that is the ceiling. Where a copy of as many bytes is much faster, the kernel asks L2 for more than its bytes, and
+    is below both ceilings.
+    """
+    if kernel.bound_by_counters != "L2 bandwidth":
+        return kernel.bound_by_counters
+    return "memory bandwidth" if kernel.bound_by_trace == "memory bandwidth" else "neither"
+
+
+def agrees(kernel: CountedKernel) -> Literal["yes", "yes; L2", "no"] | None:
+    """Return whether both name the same ceiling, or neither; None if one of them does not judge.
+
+    `yes; L2`: both say neither, and by counters the reason is L2, which no trace shows.
+    """
+    if kernel.bound_by_counters is None or kernel.bound_by_trace is None:
+        return None
+    if ceiling_by_counters(kernel) != kernel.bound_by_trace:
+        return "no"
+    return "yes; L2" if (kernel.bound_by_counters, kernel.bound_by_trace) == ("L2 bandwidth", "neither") else "yes"
 
 
 def _neither(kernel: CountedKernel) -> CountedKernel:

@@ -27,7 +27,7 @@ def check(run: Path) -> None:
         assert record.memory.phases.keys() == {"start", "loaded", "inputs", "prepared", "steady"}
         assert (record.speedup is None) == (variant == "baseline"), component
     assert read_environment(run).scale == "tiny"
-    for name in ("config.yaml", "report.md", "report.html", "classic.txt"):
+    for name in ("config.yaml", "report.md", "report.html"):
         assert (run / name).stat().st_size > 0, name
 
 

@@ -1,1 +1,1 @@
-"""A run's records as console text, `report.md`, `report.html` and `classic.txt`. Reads `results/` only, never torch."""
+"""A run's records as console text, `report.md` and `report.html`. Reads `results/` only, never torch."""

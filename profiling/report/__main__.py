@@ -9,7 +9,7 @@ from pathlib import Path
 
 from profiling.errors import InputError, prepare_output, print_text, printable
 from profiling.report.export import as_csv, as_json, as_junit
-from profiling.report.render import render_classic, render_console, render_markdown, write_report
+from profiling.report.render import render_console, render_markdown, write_report
 from profiling.report.run_data import RunData, load_run
 from profiling.report.sweep import sweep_as, write_sweep_report
 from profiling.results.sweep import is_sweep
@@ -17,7 +17,6 @@ from profiling.results.sweep import is_sweep
 _FORMATS: Mapping[str, Callable[[RunData], str]] = {
     "table": render_console,
     "markdown": render_markdown,
-    "classic": render_classic,
     "json": as_json,
     "csv": as_csv,
     "junit": as_junit,
@@ -29,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_output()
     parser = argparse.ArgumentParser(
         prog="python -m profiling.report",
-        description="Print a run again and rewrite its report.md, report.html and classic.txt; of a sweep, also while "
+        description="Print a run again and rewrite its report.md and report.html; of a sweep, also while "
         "it runs: one report.md and report.html over all of its runs.",
         epilog="exit code: 0 done, 2 the folder is neither a run nor a sweep",
     )

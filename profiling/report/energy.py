@@ -6,7 +6,7 @@ from profiling.errors import printable
 from profiling.report.format import Value, estimate
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, name_of
-from profiling.report.table import Column, columns
+from profiling.report.table import columns
 from profiling.results.record import Record
 
 #: Title of the table of energies.
@@ -27,9 +27,7 @@ def energy_section(data: RunData) -> Section:
         if record.energy is not None and record.energy.reason is not None:
             reasons.setdefault(record.energy.reason, []).append(name_of(record))
     lines = [f"Energy of {', '.join(names)} is not known: {reason}." for reason, names in reasons.items()]
-    table = cell_table(ENERGY, _COLUMNS, rows)
-    legend = _LEGEND if rows else ()
-    return Section("energy", "Energy", tuple(map(printable, lines)), legend, (table,))
+    return Section("energy", "Energy", tuple(map(printable, lines)), _LEGEND, (cell_table(ENERGY, _COLUMNS, rows),))
 
 
 def joules_per_frame(record: Record) -> Value | None:
@@ -40,8 +38,6 @@ def joules_per_frame(record: Record) -> Value | None:
 
 _COLUMNS = (
     *columns(Record, "joules_per_frame", "above_idle_per_frame", at="energy", measured=True, wrap=12),
-    *columns(Record, "frames_per_joule", "watts", at="energy", measured=True),
+    *columns(Record, "watts", at="energy", measured=True),
     *columns(Record, "idle_w", at="energy"),
-    *columns(Record, "joules_per_call", "step_ms", at="energy", depth="report"),
-    Column[Record]("windows", lambda row: len(row.energy.windows) if row.energy else None, "count", depth="report"),
 )

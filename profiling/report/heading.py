@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from profiling.errors import LONGEST_COMMAND, printable
 from profiling.report.format import MIB, count_of, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
-from profiling.report.table import Column, Table
 from profiling.results.environment import Environment, Git, encode_environment
 from profiling.results.record import Record
 
@@ -23,11 +23,6 @@ def heading_lines(data: RunData) -> tuple[str, ...]:
     tiny = any(record.scale == "tiny" for record in data.records)
     lines = (_device(environment), _software(environment), _settings(environment, tiny=tiny))
     return tuple(printable(" · ".join(filter(None, parts))) for parts in lines if any(parts))
-
-
-def command_line(environment: Environment) -> str | None:
-    """Return the command that made the run, on one line."""
-    return printable(environment.command, LONGEST_COMMAND) or None if environment.command else None
 
 
 def ceilings_line(environment: Environment) -> str:
@@ -66,15 +61,12 @@ def network_section(data: RunData) -> Section:
 
 
 def origin_sections(data: RunData) -> tuple[Section, ...]:
-    """Return every fact of the environment under its dotted name, the run's config, and its command."""
-    facts = tuple((name, printable(value)) for name, value in _facts(encode_environment(data.environment)))
-    table = Table(
-        "Facts", (Column("fact", lambda row: row[0]), Column("value", lambda row: row[1])), facts, depth="page"
-    )
+    """Return the environment of the run, its config, and its command."""
+    facts = encode_environment(data.environment)
     return (
-        Section("environment", "Environment", tables=(table,), depth="page"),
+        Section("environment", "Environment", text=json.dumps(facts, indent=2) if facts else "", depth="page"),
         Section("config", "Config", text=data.config(), depth="page"),
-        Section("command", "Command", text=command_line(data.environment) or "", depth="report"),
+        Section("command", "Command", text=printable(data.environment.command or "", LONGEST_COMMAND), depth="report"),
     )
 
 
@@ -138,13 +130,3 @@ def _dtypes(records: Sequence[Record]) -> tuple[str, ...]:
 
 def _distinct(group: tuple[Record, ...], name: str) -> list[Any]:
     return list(dict.fromkeys(value for record in group if (value := getattr(record, name)) is not None))
-
-
-def _facts(content: object, name: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(content, Mapping):
-        for key, value in content.items():
-            yield from _facts(value, f"{name}.{key}" if name else str(key))
-    elif isinstance(content, list | tuple):
-        yield name, ", ".join(map(str, content))
-    else:
-        yield name, content

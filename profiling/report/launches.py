@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 from profiling.errors import printable
-from profiling.report.format import ABSENT, Value, count_of, show
+from profiling.report.format import Value, count_of
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table, columns
-from profiling.results.explained import LaunchCosts, LaunchOverhead, OperatorCost
+from profiling.results.explained import LaunchCosts, OperatorCost
+
+#: A chain of operators, and what its launches cost.
+_Chain = tuple[str, LaunchCosts]
 
 
 def launches_section(data: RunData) -> Section:
     """Return the headline table and the table by operator size of each calibration."""
     tables, lines = [], []
     for launches in (record.launches for record in data.records if record.launches is not None):
-        tables += [_headline(launches), Table("An operator by its size", _OPERATORS, launches.operators)]
         costs = launches.launch_calibration
+        chains = [("elementwise", costs), *([("linear", costs.linear)] if costs.linear is not None else [])]
+        tables += [
+            Table("Launch costs", _COSTS, chains),
+            Table("An operator by its size", _OPERATORS, launches.operators),
+        ]
         lines.append(
             f"{costs.device}, {costs.dtype}: slopes over the number of calls, medians of {costs.rounds} rounds with "
             "their 95% intervals."
         )
-        for name, each in _chains(launches).items():
+        for name, each in chains:
             lines += [f"{name}: {note}." for note in (each.starvation_note, each.dispatch_bound_note) if note]
     return Section("launches", "Launch overhead", list(map(printable, lines)), tables=tables)
-
-
-def _chains(launches: LaunchOverhead) -> dict[str, LaunchCosts]:
-    costs = launches.launch_calibration
-    return {"elementwise": costs} | ({"linear": costs.linear} if costs.linear is not None else {})
-
-
-def _headline(launches: LaunchOverhead) -> Table[tuple[str, ...]]:
-    """Return a table with a row for each cost and a column for each chain of operators."""
-    chains = _chains(launches)
-    shown = (
-        Column[tuple[str, ...]]("what", lambda row: row[0]),
-        *(
-            Column[tuple[str, ...]](f"{name}, {_size(chain)}", lambda row, place=place: row[place])
-            for place, (name, chain) in enumerate(chains.items(), start=1)
-        ),
-    )
-    rows = [(cost.header, *(show(cost.read(chain), cost.kind) for chain in chains.values())) for cost in _COSTS]
-    return Table("Launch costs", shown, [row for row in rows if set(row[1:]) != {ABSENT}], keys=1)
 
 
 def _size(chain: LaunchCosts | OperatorCost) -> str:
@@ -57,12 +45,13 @@ def _idle(row: OperatorCost) -> Value | None:
     return round(max(0.0, 1 - gpu.p50 / pace.p50), 2) if gpu is not None and pace is not None and pace.p50 else None
 
 
-_COSTS = columns(
-    *(LaunchCosts, "host_us_per_launch", "gpu_us_per_launch"),
-    *("graph_us_per_node", "graph_launch_device_us", "graph_launch_host_us", "graph_host_us_per_node"),
-    *("starvation_elements", "starvation_width", "starvation_us", "starvation_bytes", "starvation_flops"),
-    *("dispatch_us_per_operator", "dispatch_bound_elements", "dispatch_bound_width"),
-    *("dispatch_bound_bytes", "dispatch_bound_flops"),
+_COSTS = (
+    Column[_Chain]("chain", lambda row: row[0]),
+    Column[_Chain]("size", lambda row: _size(row[1])),
+    *columns(LaunchCosts, "host_us_per_launch", "gpu_us_per_launch", "graph_us_per_node", "graph_launch_device_us"),
+    *columns(LaunchCosts, "graph_launch_host_us", "graph_host_us_per_node", "dispatch_us_per_operator"),
+    *columns(LaunchCosts, "starvation_elements", "starvation_width", "starvation_us", "starvation_bytes"),
+    *columns(LaunchCosts, "dispatch_bound_elements", "dispatch_bound_width", "dispatch_bound_bytes"),
 )
 _OPERATORS = (
     *columns(OperatorCost, "chain"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from profiling.errors import printable
 from profiling.report.answer import FRAMES, UNDECIDED, holds_words, number_in
-from profiling.report.budget import BUDGET, budget_parts
 from profiling.report.charts import (
     CUT_NOTE,
     Chart,
@@ -26,28 +25,26 @@ from profiling.report.charts import (
     series_scale,
 )
 from profiling.report.conditions import conditions_text, limits_text
-from profiling.report.format import Value, count_of, decimals, estimate, listed, signed, significant
-from profiling.report.latency import COST_COLUMNS
+from profiling.report.format import count_of, decimals, estimate, listed, signed, significant
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
 from profiling.report.run_data import RunData, Samples, cell_table, cell_words, name_of, wrong_because
-from profiling.report.slow import slow_marks, slow_tables, summed_words
+from profiling.report.slow import slow_marks, slow_table, summed_words
 from profiling.report.table import Column, columns
 from profiling.results.field import described
-from profiling.results.loop import Deadline, MemoryTrend, Realtime
-from profiling.results.measured import LEAST_FOR, MemoryKinds
+from profiling.results.loop import BudgetPart, Deadline, MemoryTrend, Realtime
+from profiling.results.measured import MemoryKinds
 from profiling.results.record import Record
 from profiling.results.verdicts import holds_rate
 
 _BUFFERS = ("0", "1", "2", "3")
 _FRAMES = "#7b8a9c"
 
-LEGEND = (
+_LEGEND = (
     "Frame: time from its begin, when its inputs are read (or the previous delivery, if later), until all its outputs "
     "are delivered. Late: longer than the budget; with pace=realtime, delivered a budget or more after it was due. "
     "Holds: at most 1% of the frames (or what `late` sets) are late, by the upper 95% bound of their share.",
     "Underruns, buffer N: frames that a player at the target rate misses if it starts with N frames in its buffer.",
-    "Slow: above the steady median by 20% and by 5 median absolute deviations; a frame may have several causes.",
 )
 
 
@@ -63,23 +60,15 @@ def realtime_section(data: RunData) -> Section:
     ]
     slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]
     lines += [words] if (words := summed_words([each for _, each in slow], "frame")) else []
-    chosen = [
-        f"{name_of(record)}: {stage} chose {_chosen(report)}."
-        for record, loop in loops
-        for stage, report in loop.calibration.items()
-    ]
-    parts = [part for record, loop in loops for part in budget_parts(record, loop)]
+    parts = [part for record, loop in loops for part in _parts(record, loop)]
     deadlines = [(record, deadline) for record in rows for deadline in record.deadlines]
     trends = [(record, trend, _kind(kind)) for record, loop in loops for kind, trend in loop.memory.items()]
-    leaks = any(trend.leak for _, trend, _ in trends)
-    correct = [record for record, _ in loops if record.is_correct]
     tables = (
-        cell_table(FRAMES, _FRAME_COLUMNS, rows),
-        cell_table("Stage budget, medians", BUDGET, parts, keys=3),
+        cell_table(FRAMES, _frame_columns(loops), rows),
+        cell_table("Stage budget, medians", _BUDGET, parts, keys=3),
         cell_table("Deadlines", _DEADLINES, deadlines, depth="report"),
-        cell_table("Steadiness, and time outside the stages", _steadiness(loops), correct, depth="report"),
-        *slow_tables(slow, "frame", "report"),
-        cell_table("Memory over the frames", _MEMORY, trends, keys=3, depth="console" if leaks else "report"),
+        slow_table(slow, "frame"),
+        cell_table("Memory over the frames", _MEMORY, trends, keys=3, depth="report"),
     )
     series, unread = data.frame_times
     views = [View(cell_words(each.record, component=True), _frames_figure(each, len(series))) for each in series]
@@ -88,8 +77,9 @@ def realtime_section(data: RunData) -> Section:
     if longest > points_each(len(series)):
         note += f" Of more than {points_each(len(series))} frames the lowest and highest of each stretch are drawn."
     charts = (Chart("frames", "Frame time over frames", views, note),)
-    legend = (*map(printable, chosen), *unread, *LEGEND) if rows else ()
-    return Section("realtime", "Frames against the deadline", tuple(map(printable, lines)), legend, tables, charts)
+    return Section(
+        "realtime", "Frames against the deadline", tuple(map(printable, lines)), (*unread, *_LEGEND), tables, charts
+    )
 
 
 def verdict(record: Record) -> str:
@@ -135,13 +125,9 @@ def _rate_words(record: Record) -> str:
     loop = record.realtime
     # In time, but the application does something else between them.
     alone = loop is not None and loop.too_slow_fps is not None and f"{loop.target_fps:g}" not in missed
-    words = f"{'Its frames alone hold' if alone else 'Holds'} {listed(held)} FPS" if held else ""
-    if missed:
-        words = f"{words}, not {listed(missed, last='or')}" if held else f"Holds none of {listed(missed)} FPS"
-        words = words if held or len(missed) > 1 else f"Does not hold {missed[0]} FPS"
-    unsure = f"{listed(unknown)} FPS {'is' if len(unknown) == 1 else 'are'} {UNDECIDED}" if unknown else ""
-    sentence = "; ".join(filter(None, (words, unsure)))
-    return f"{sentence[:1].upper()}{sentence[1:]}"
+    holds = "Its frames alone hold" if alone else "Holds"
+    kinds = ((holds, held), ("Does not hold", missed), (f"{UNDECIDED.capitalize()}:", unknown))
+    return ". ".join(f"{words} {listed(rates)} FPS" for words, rates in kinds if rates)
 
 
 def _joined(*sentences: str) -> str:
@@ -151,25 +137,22 @@ def _joined(*sentences: str) -> str:
 def _budget_words(loop: Realtime) -> str:
     """Say how many frames miss their budget, and by how much."""
     frame, budget = loop.frame_ms, loop.budget_ms
-    chunk = loop.frames_per_tick or 1
-    unit = "frame" if chunk == 1 else f"chunk of {chunk} frames"
+    unit = "frame" if (loop.frames_per_tick or 1) == 1 else "chunk"
     if frame is None:
         return ""
     # As many decimals as tell time and budget apart: 16.7 of 16.7 ms would explain no miss.
     name, tail_ms = frame.tail
     places = next((n for n in (1, 2, 3) if f"{tail_ms:.{n}f}" != f"{budget:.{n}f}"), 1)
     times = f"p50 {frame.p50:.{places}f}, {name} {tail_ms:.{places}f}"
-    late, limit = loop.late, f"{budget:.{places}f} ms budget"
-    if not late:
-        units = "frames" if chunk == 1 else f"chunks of {chunk} frames"
-        return f"All {loop.frames:,} {units} meet their {limit} ({times})" if late == 0 else f"{times} of a {limit}"
-    means = f", which is {loop.miss}" if loop.miss else ""
-    if late == loop.frames:
+    limit = f"{budget:.{places}f} ms budget"
+    if not loop.late:
+        return f"All {count_of(loop.frames, unit)} meet their {limit} ({times})"
+    means = f"; each is {loop.miss}" if loop.miss else ""
+    if loop.late == loop.frames:
         return f"Every {unit} misses its {limit} ({times}){means}"
     stall = loop.deadlines.get(f"{loop.target_fps:g}")
     longest = f", the longest by {stall.longest_stall_ms:.1f} ms" if stall is not None else ""
-    number = f"{late:,} of {count_of(loop.frames, 'frame' if chunk == 1 else 'chunk')}"
-    return f"{number} miss their {limit} ({times}){longest}{f'; each is {loop.miss}' if loop.miss else ''}"
+    return f"{loop.late:,} of {count_of(loop.frames, unit)} miss their {limit} ({times}){longest}{means}"
 
 
 def _first_frame(loop: Realtime) -> str:
@@ -242,20 +225,6 @@ def _settings(rows: Sequence[Record]) -> list[str]:
     return [f"{'Settings' if len(groups) == 1 else listed(names)}: {words}." for words, names in groups.items()]
 
 
-def _chosen(report: Mapping[str, Any]) -> str:
-    """Return what a stage has chosen before it was prepared, and what it measured for that."""
-    words = []
-    for name, value in report.items():
-        items = value.items() if isinstance(value, Mapping) else ()
-        text = ", ".join(f"{key}: {_number(each)}" for key, each in items) if items else _number(value)
-        words.append(f"{name.replace('_', ' ')} {f'({text})' if items else text}")
-    return ", ".join(words)
-
-
-def _number(value: Any) -> str:
-    return significant(value, 3) if isinstance(value, float) else str(value)
-
-
 def _times(clock: str, *keys: str, **changes: Any) -> tuple[Column[Record], ...]:
     """Return columns of a summary in `realtime`, of p99 the longest where the frames are too few for one."""
     shown = columns(Record, *keys, at=f"realtime.{clock}", **changes)
@@ -273,45 +242,39 @@ def _held(record: Record) -> str | None:
     return held or (UNDECIDED if UNDECIDED in rates.values() else "none")
 
 
-def _steadiness(loops: Sequence[tuple[Record, Realtime]]) -> tuple[Column[Record], ...]:
-    """Return the columns on when frame times settled, their growth, time outside the stages, inputs and clocks."""
+def _frame_columns(loops: Sequence[tuple[Record, Realtime]]) -> tuple[Column[Record], ...]:
     sources = dict.fromkeys(source for _, loop in loops for source in loop.input_age_ms)
-    ages = columns(Record, *(f"{source}.p50" for source in sources), at="realtime.input_age_ms")
+    ages = columns(Record, *(f"{source}.p50" for source in sources), at="realtime.input_age_ms", depth="report")
     return (
-        *columns(Record, "steady.settled", "steady.from_frame", "steady.p50", at="realtime"),
-        Column("steady p99", _steady_p99, "ms", measured=True),
-        Column("slope", _slope_estimate, "number", unit="µs/frame"),
-        *columns(Record, "slope.growing", "budget.overhead_ms", "budget.overhead_share", at="realtime"),
-        *columns(Record, "spikes.count", "spikes.period", "spikes.first", "gap_ms.p50", "gap_ms.max", at="realtime"),
+        Column("status", lambda record: wrong_because(record) or None),
+        *_times("frame_ms", "p50", "p95", "p99", "max"),
+        *columns(Record, "late", at="realtime", measured=True),
+        Column("holds", _held, unit="FPS"),
+        *columns(Record, "sustained_fps", "audio_rtf", at="realtime", measured=True),
+        Column("conditions", conditions_text, wrap=22),
+        *_times("latency_ms", "p50", "p99", depth="report"),
         *(replace(age, title=f"age of {source}") for source, age in zip(sources, ages, strict=True)),
-        *columns(Record, "sm_clock_min_mhz", "sm_clock_median_mhz", "sm_clock_max_mhz", at="realtime"),
-        Column("clocks limited by", limits_text),
+        *columns(Record, "wall_fps", "steady.from_frame", at="realtime", depth="report"),
+        *columns(Record, "spikes.count", "spikes.period", at="realtime", depth="report"),
+        Column("clocks limited by", limits_text, depth="report"),
     )
 
 
-def _steady_p99(record: Record) -> float | None:
-    loop = record.realtime
-    if loop is None or loop.steady is None or loop.frames - loop.steady.from_frame < LEAST_FOR["p99"]:
-        return None
-    return loop.steady.p99
-
-
-def _slope_estimate(record: Record) -> Value | None:
-    slope = record.realtime.slope if record.realtime is not None else None
-    return None if slope is None else estimate(slope.us_per_frame, slope.ci95)
-
-
-_FRAME_COLUMNS = (
-    Column[Record]("status", lambda record: wrong_because(record) or None),
-    *_times("frame_ms", "p50", "p95", "p99", "max"),
-    *columns(Record, "late", at="realtime", measured=True),
-    Column[Record]("holds", _held, unit="FPS"),
-    *columns(Record, "sustained_fps", "audio_rtf", at="realtime", measured=True),
-    Column[Record]("conditions", conditions_text, wrap=22),
-    *_times("latency_ms", "p50", "p99", depth="report"),
-    *columns(Record, "wall_fps", at="realtime", depth="report"),
-    *(replace(column, depth="report") for column in COST_COLUMNS),
+#: A part of the frames of a loop: its median times, and its name.
+_Part = tuple[Record, BudgetPart, str]
+_BUDGET = (
+    Column[_Part]("stage", lambda row: row[2]),
+    *columns(BudgetPart, "device_ms", "host_ms", "mean_ms"),
+    *columns(BudgetPart, "share", measured=True),
 )
+
+
+def _parts(record: Record, loop: Realtime) -> Iterator[_Part]:
+    """Yield the parts of a frame, and the frame itself where the means of its parts add up to its own."""
+    parts = loop.budget.parts if loop.budget is not None else {}
+    yield from ((record, part, name) for name, part in parts.items())
+    if loop.frame_ms is not None and any(part.mean_ms is not None for part in parts.values()):
+        yield record, BudgetPart(mean_ms=loop.frame_ms.mean, share=loop.frame_ms.p50 / loop.budget_ms), "frame"
 
 
 _Rate = tuple[Record, Deadline]
@@ -335,7 +298,7 @@ _DEADLINES = (
 _Trend = tuple[Record, MemoryTrend, str]
 _MEMORY = (
     Column[_Trend]("kind", lambda row: row[2]),
-    *columns(MemoryTrend, "first", "last", "min", "max"),
+    *columns(MemoryTrend, "first", "last", "max"),
     Column[_Trend]("growth", lambda row: estimate(row[1].bytes_per_frame, row[1].ci95), "number", unit="bytes/frame"),
     *columns(MemoryTrend, "leak"),
 )

@@ -1,4 +1,4 @@
-"""A run's records as the console text, `report.md`, `report.html` and `classic.txt`.
+"""A run's records as the console text, `report.md` and `report.html`.
 
 One list of sections is rendered three times; each section, table and chart names the first rendering that shows it.
 A rendering never fails for one record: see `rendered`.
@@ -15,16 +15,14 @@ from shutil import get_terminal_size
 from profiling.errors import command, install_hint, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
 from profiling.report.check import check_section
-from profiling.report.classic import classic_blocks
 from profiling.report.energy import energy_section
 from profiling.report.format import count_of, escaped, few, listed
-from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section, recipe_section
+from profiling.report.graphs import compile_section, files_section, graphs_section, recipe_section
 from profiling.report.heading import heading_lines, network_section, origin_sections
 from profiling.report.latency import latency_section
 from profiling.report.launches import launches_section
 from profiling.report.memory import memory_section
 from profiling.report.page import PAGE_FILE, Section, render_page
-from profiling.report.quantisation import quantisation_section
 from profiling.report.realtime import realtime_section
 from profiling.report.roofline import roofline_section
 from profiling.report.run_data import RunData, load_run, name_of
@@ -39,7 +37,7 @@ from profiling.results.environment import Environment
 from profiling.results.record import Record
 from profiling.results.run_folder import write_text
 
-REPORT_FILE, CLASSIC_FILE = "report.md", "classic.txt"
+REPORT_FILE = "report.md"
 
 
 def _answer_section(data: RunData) -> Section:
@@ -80,7 +78,6 @@ _DETAILS = (
     latency_section,
     starts_section,
     recipe_section,
-    quantisation_section,
     graphs_section,
     roofline_section,
     trace_section,
@@ -96,10 +93,9 @@ Renderer = Callable[[RunData, Sequence[Section]], str]
 
 
 def write_report(folder: Path, *, details: bool = False) -> str:
-    """Write the run's `report.md`, `report.html` and `classic.txt`, and return the console text.
+    """Write the run's `report.md` and `report.html`, and return the console text.
 
     Without `details` that has the answer, a line for each cell, and what needs saying.
-
     Where a file cannot be written, the text ends with a line that says why.
 
     Raises:
@@ -107,11 +103,7 @@ def write_report(folder: Path, *, details: bool = False) -> str:
 
     """
     data = load_run(folder)
-    files = {
-        REPORT_FILE: lambda: render_markdown(data),
-        CLASSIC_FILE: lambda: render_classic(data) + "\n",
-        PAGE_FILE: lambda: render_html(data),
-    }
+    files = {REPORT_FILE: lambda: render_markdown(data), PAGE_FILE: lambda: render_html(data)}
     return "\n".join((render_console(data, details=details), *write_files(folder, files)))
 
 
@@ -215,13 +207,8 @@ def render_html(data: RunData) -> str:
     return rendered(_html, data)
 
 
-def render_classic(data: RunData) -> str:
-    """Return the text block of each cell, for `classic.txt`."""
-    return rendered(lambda data, _: classic_blocks(data.records), data)
-
-
 def _console(data: RunData, sections: Sequence[Section], *, details: bool) -> str:
-    files = (*(file_lines(data) if details else ()), f"run: {printable(data.folder)}")
+    files = [f"run: {printable(data.folder)}"]
     return console_text(heading_lines(data), sections, files, "report" if details else "console")
 
 
@@ -262,7 +249,7 @@ def markdown_text(title: str, heading: Sequence[str], sections: Sequence[Section
 def _section_markdown(section: Section) -> str:
     tables = [table for table in section.tables if table and fits(table.depth, "report")]
     folded = () if section.folded is None else section.folded[1]
-    if not fits(section.depth, "report") or not (tables or section.lines or folded or section.legend or section.text):
+    if not fits(section.depth, "report") or not (tables or section.lines or folded or section.text):
         return ""
     lines, texts = _bullets((*section.lines, *folded)), []
     for table in tables:

@@ -1,16 +1,15 @@
-"""Shape sweeps: total time by number of calls, with and without preparation, which pays off where lines cross."""
+"""Shape sweeps: total time by number of calls with preparation, and what is compiled at each new shape."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from profiling.report.answer import UNDECIDED
-from profiling.report.charts import Chart, Figure, View, axis, figure, line
 from profiling.report.conditions import conditions_text
 from profiling.report.format import Computed, Value, count_of, times
+from profiling.report.latency import pays_after
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, cell_words
+from profiling.report.run_data import RunData, cell_table
 from profiling.report.table import Column, columns
 from profiling.results.explained import ShapeCompile
 from profiling.results.record import Record
@@ -18,7 +17,7 @@ from profiling.results.verdicts import answer_on, by_component, correct_baseline
 
 
 def shape_sweep_section(data: RunData) -> Section:
-    """Return what compiles at each new shape, the totals with and without preparation, and the memory held."""
+    """Return what compiles at each new shape, and the totals with preparation."""
     compiled = [(r, shape) for r in data.records for step in r.recipe or () for shape in step.shapes or ()]
     shapes = columns(ShapeCompile, "inputs", wrap=34), columns(ShapeCompile, "seconds", "graphs", "recompiles")
     new_shapes = cell_table("Compiling shape after shape, in one process", sum(shapes, ()), compiled, keys=3)
@@ -35,7 +34,9 @@ def shape_sweep_section(data: RunData) -> Section:
         ),
         Column[Record]("a call", lambda record: _call_ms(record), "ms", measured=True),
         Column[Record]("speedup", lambda record: _speedup(record, groups[record.component]), "ratio"),
-        Column[Record]("pays after", lambda record: _pays(record, groups[record.component]), "count", unit="calls"),
+        Column[Record](
+            "pays after", lambda record: pays_after(record, groups[record.component]), "count", unit="calls"
+        ),
         Column[Record]("conditions", conditions_text, "text", wrap=22),
     )
     legend = ["Total time: calls in a row with one wait at the end. Preparation: compiling, warm-up and capture."]
@@ -44,13 +45,9 @@ def shape_sweep_section(data: RunData) -> Section:
         legend.append("~: computed from the time of a call in the longest measured row of calls.")
     if any(record.point is not None and record.point.value == "all" for record in rows):
         legend.append("A range of values: all shapes prepared in one process, the largest one timed.")
-    correct = by_component(record for record in rows if record.is_correct and record.prepare is not None)
-    views = [View(component, _figure(data, group)) for component, group in correct.items()]
-    note = "Hollow: computed from the time of a call. Failed and invalid cells are left out."
     legend += about_shapes
     tables = (new_shapes, cell_table("Total time with preparation", totals, rows))
-    chart = Chart("sweep", "Total time over calls, with preparation", views, note)
-    return Section("sweep", "Calls in a row", legend=legend, tables=tables, charts=(chart,))
+    return Section("sweep", "Calls in a row", legend=legend, tables=tables)
 
 
 def total_seconds(record: Record, number: int) -> Value | None:
@@ -84,27 +81,3 @@ def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
         return ratio
     low, high = (1 - each.share if each is not None else 1.0 for each in others)
     return f"≥ {times(ratio * low)}" if ratio * low > 1 else f"≤ {times(ratio / high)}" if ratio < high else UNDECIDED
-
-
-def _pays(record: Record, group: Sequence[Record]) -> float | None:
-    """Return after how many calls preparation has paid off; infinite where it never does."""
-    baseline = correct_baseline(group)
-    if baseline is None or baseline.cell == record.cell or not record.is_correct or record.speedup is None:
-        return None
-    answer, known = answer_on(record, group), record.prepare is not None and baseline.prepare is not None
-    if answer == "faster":
-        return record.speedup.break_even_calls
-    return math.inf if known and answer in ("same", "slower") else None
-
-
-def _figure(data: RunData, group: Sequence[Record]) -> Figure:
-    traces = []
-    for record in group:
-        seconds = record.prepare.from_cold if record.prepare is not None else 0.0
-        known = record.call_points
-        symbols = ["circle" if point.measured else "circle-open" for point in known.values()]
-        totals = [seconds + point.seconds for point in known.values()]
-        trace = line(cell_words(record), list(known), totals, data.colours[record.variant], mode="lines+markers")
-        traces.append({**trace, "marker": {"symbol": symbols, "size": 8}})
-    decades = {"type": "log", "dtick": 1}
-    return figure(traces, axis("calls in a row", **decades), axis("total time with preparation, s", **decades))

@@ -1,4 +1,4 @@
-"""Slow calls and slow frames: causes with the milliseconds of each, the slowest, and marks in a chart."""
+"""Slow calls and slow frames: causes with the milliseconds of each, and marks in a chart."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from profiling.errors import printable
 from profiling.report.charts import Trace, palette, points
 from profiling.report.format import count_of, listed, significant
 from profiling.report.run_data import cell_table
-from profiling.report.table import AnyTable, Column, Depth, columns
+from profiling.report.table import AnyTable, Column, columns
 from profiling.results.loop import Realtime
 from profiling.results.measured import SlowFrame, SlowFrames
 from profiling.results.record import Record
 
-#: Most slow calls or frames listed for a variant; the record holds more.
-_SLOWEST = 5
-_SYMBOLS = ("circle-open", "triangle-up-open", "square-open", "diamond-open", "triangle-down-open", "star-open")
+_SLOW = (
+    "Slow: above the median, or the steady one of a loop, by 20% and by 5 median absolute deviations. A cause is named "
+    "where it took half of the time beyond the median or more; one that is slow may have several."
+)
 
 
 def _kind(cause: str) -> str:
@@ -37,14 +38,13 @@ def summed_words(sections: Sequence[SlowFrames], noun: str) -> str:
     return f"{slow} took {significant(whole_ms, 3)} ms beyond the usual: {listed(parts)}."
 
 
-def slow_tables(sections: Sequence[tuple[Record, SlowFrames]], noun: str, depth: Depth) -> tuple[AnyTable, AnyTable]:
-    """Return the table of causes, whose times add up to those of the slow calls or frames, and that of the slowest."""
+def slow_table(sections: Sequence[tuple[Record, SlowFrames]], noun: str) -> AnyTable:
+    """Return the table of causes, whose times add up to those of the slow calls or frames."""
     causes = [
         (record, slow, cause)
         for record, slow in sections
         for cause in sorted({**slow.causes, **slow.cause_ms}, key=lambda cause: -slow.causes.get(cause, 0))
     ]
-    slowest = [(record, frame) for record, slow in sections for frame in slow.frames[:_SLOWEST]]
     by_cause = (
         Column[_Cause]("cause", lambda row: row[2]),
         Column[_Cause](f"{noun}s", lambda row: row[1].causes.get(row[2], 0), "count"),
@@ -52,14 +52,7 @@ def slow_tables(sections: Sequence[tuple[Record, SlowFrames]], noun: str, depth:
         Column[_Cause]("time", lambda row: row[1].cause_ms.get(row[2]), "ms", measured=True),
         *columns(SlowFrames, "threshold_ms"),
     )
-    single = (
-        *columns(SlowFrame, "frame", "ms"),
-        Column[tuple[Record, SlowFrame]]("causes", lambda row: ", ".join(row[1].causes) or None),
-    )
-    return (
-        cell_table(f"Slow {noun}s by cause", by_cause, causes, keys=3, depth=depth),
-        cell_table(f"Slowest {noun}s", single, slowest, depth="report"),
-    )
+    return cell_table(f"Slow {noun}s by cause", by_cause, causes, (_SLOW,), 3, "report")
 
 
 _Cause = tuple[Record, SlowFrames, str]
@@ -77,10 +70,10 @@ def slow_marks(loop: Realtime, top: float) -> list[Trace]:
             f"slow: {printable(cause, 60)}",
             [frame.frame for frame in frames],
             [frame.ms for frame in frames],
-            _SYMBOLS[place % len(_SYMBOLS)],
+            "circle-open",
             colours[cause],
             size=9,
             top=top,
         )
-        for place, (cause, frames) in enumerate(by_cause.items())
+        for cause, frames in by_cause.items()
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from profiling.errors import printable
 from profiling.report.format import Computed, Value
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table
@@ -19,11 +18,11 @@ _KINDS = ("cold", "warm", "portable")
 #: Phases in their order.
 _PREPARING = ("transforms", "dynamo", "inductor", "autotune", "export", "package", "load package", "capture")
 _PHASES = ("import", "artifacts", "load", *_PREPARING, "call")
-_LEGEND = (
+_NOTE = (
     "prepare: compile, warm-up and capture, from an empty cache. ~: computed for a cell that started from the cache of "
     "a variant with the same compiler: its own seconds, with that variant's seconds in inductor, autotune and package."
 )
-_STARTS_LEGEND = ". ".join(
+_STARTS_NOTE = ". ".join(
     (
         "A start: a fresh process imports, builds, prepares and makes one call",
         *(f"{kind}: {described(Starts, kind).meaning}" for kind in _KINDS),
@@ -48,19 +47,15 @@ def starts_section(data: RunData) -> Section:
     """Return the tables of starts and of preparations, by phase."""
     rows = [record for record in data.records if record.prepare is not None and record.prepare.phases]
     preparing = (
-        Column[Record]("from an empty cache", _from_empty_cache, "s"),
-        *columns(Record, "prepare.seconds"),
-        Column[Record]("compiled from", _origin),
+        *columns(Record, "prepare.seconds", "prepare.cache"),
         *columns(Record, *_phases(r.prepare.phases for r in rows if r.prepare is not None), at="prepare.phases"),
-        Column[Record]("calls, waiting", _rest, "s"),
     )
     started = [each for record in data.records for each in _started(record)]
     starting = (
         Column[_Started]("start", lambda row: row[2]),
         *columns(Start, "seconds"),
-        *columns(Start, *_phases(start.phases for _, start, _ in started), at="phases", unit="", depth="report"),
-        Column[_Started]("unaccounted", lambda row: row[1].unaccounted, "s", depth="report"),
-        *columns(Start, "graphs", "cache_hits", depth="report"),
+        *columns(Start, *_phases(start.phases for _, start, _ in started), at="phases", unit=""),
+        Column[_Started]("unaccounted", lambda row: row[1].unaccounted, "s"),
         Column[_Started](
             "artifacts",
             lambda row: row[0].starts.artifact_bytes if row[0].starts and row[2] == "portable" else None,
@@ -68,11 +63,10 @@ def starts_section(data: RunData) -> Section:
         ),
     )
     tables = (
-        cell_table(STARTS, starting, started, keys=3),
-        cell_table("Preparation by phase", preparing, rows, depth="report"),
+        cell_table(STARTS, starting, started, [_STARTS_NOTE], keys=3),
+        cell_table("Preparation by phase", preparing, rows, [_NOTE]),
     )
-    legend = ([_STARTS_LEGEND] if started else []) + ([_LEGEND] if rows else [])
-    return Section("starts", "Starts and preparation", legend=legend, tables=tables)
+    return Section("starts", "Starts and preparation", tables=tables)
 
 
 def _phases(measured: Iterable[Mapping[str, float]]) -> list[str]:
@@ -81,28 +75,7 @@ def _phases(measured: Iterable[Mapping[str, float]]) -> list[str]:
     return sorted(names, key=lambda name: _PHASES.index(name) if name in _PHASES else len(_PHASES))
 
 
-def _from_empty_cache(record: Record) -> Value | None:
-    return None if record.prepare is None or record.prepare.is_cold_unknown else prepare_seconds(record)
-
-
 def _started(record: Record) -> Iterator[_Started]:
     for kind in _KINDS:
         if (start := getattr(record.starts, kind, None)) is not None:
             yield record, start, kind
-
-
-def _origin(record: Record) -> str | None:
-    prepare = record.prepare
-    if prepare is None or prepare.cache is None:
-        return "a cache" if prepare is not None and prepare.is_warm else None
-    return (
-        "an empty cache"
-        if prepare.cache == "cold"
-        else printable(f"the cache of {prepare.cache.removeprefix('from ')}")
-    )
-
-
-def _rest(record: Record) -> float | None:
-    """Return the seconds of preparing outside all phases."""
-    prepare = record.prepare
-    return None if prepare is None else max(0.0, prepare.seconds - sum(prepare.phases.values()))

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from profiling.report.budget import budget_views
 from profiling.report.charts import GREY, Chart, Node, Part, Row, Rows, View, palette
 from profiling.report.format import count_of, percent, significant
 from profiling.report.run_data import RunData, cell_words
@@ -32,7 +31,7 @@ _ON_CPU = "On a CPU: operators, by their share of a profiled call; outside opera
 
 
 def time_charts(data: RunData) -> tuple[Chart, ...]:
-    """Return the charts of where the time of a call and of a frame goes, and of the modules of the fastest cells."""
+    """Return the charts of where the time of a call goes, and of the modules of the fastest cells."""
     parts = {record.cell: each for record in data.timed if record.is_correct and (each := call_parts(record))}
     views = []
     for component, group in by_component(record for record in data.timed if record.cell in parts).items():
@@ -48,13 +47,7 @@ def time_charts(data: RunData) -> tuple[Chart, ...]:
     note = (
         "Each module is as wide as its time; below it, its submodules. Click one to zoom in, the top one to zoom out."
     )
-    return where, _stages(data), Chart("modules", "Time by module, of the fastest recipe that has modules", trees, note)
-
-
-def _stages(data: RunData) -> Chart:
-    loops = [(record, record.realtime) for record in data.loops if record.realtime is not None]
-    note = "Medians of each stage, by the device's clock where there is one. Dashed: the budget of a frame."
-    return Chart("budget", "Where the time of a frame goes, by stage", budget_views(loops), note, together=True)
+    return where, Chart("modules", "Time by module, of the fastest recipe that has modules", trees, note)
 
 
 def call_parts(record: Record) -> tuple[Part, ...]:

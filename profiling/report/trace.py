@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from profiling.errors import printable
-from profiling.report.format import ABSENT, count_of, decimals, percent
+from profiling.report.format import ABSENT, percent
 from profiling.report.hardware_counters import counters_table
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, name_of
@@ -16,19 +15,17 @@ from profiling.results.explained import (
     KERNEL_CLASSES,
     HostWait,
     Kernel,
-    KernelClass,
     ModuleTime,
     TraceAnalysis,
 )
 from profiling.results.record import Record
-from profiling.results.verdicts import fastest_correct
 
 #: Titles of tables that other sections link to.
 KERNELS = "Kernels by total time"
 #: Least rows of kernels and of submodules for a cell, and rows that all traced cells share if that is more.
 _KERNELS, _MODULES, _ROWS = 12, 20, 150
-#: Most kernel classes that a line names, and the least share (0 to 1) of each.
-_MOST_CLASSES, _LEAST_SHARE = 4, 0.01
+#: Most kernel classes that are named for a cell.
+_MOST_CLASSES = 4
 #: Class of what a trace on a CPU lists.
 _OPERATOR = "operator"
 _BUS = "Waits of the host, and copies between host and device"
@@ -42,46 +39,42 @@ _OPERATORS = (
     "On a CPU: operators, with their self time and its share of the call under the profiler. The self time of a "
     "compiled region is that of the code that the compiler generated."
 )
-_SELF = "Self adds up to the call. *: sum over indexed submodules of the same structure, their number in brackets."
+_SELF = "Self: without submodules. *: sum over indexed submodules of the same structure, their number in brackets."
 
 
 def trace_section(data: RunData) -> Section:
-    """Return a line for the fastest correct cell of each component; tables and charts of all cells with a trace."""
+    """Return the tables of all cells with a trace."""
     traces = [(record, record.trace_analysis) for record in data.records if record.trace_analysis is not None]
-    best = [fastest_correct(group) for group in data.groups.values()]
-    lines = [f"{name_of(r)}: {words}." for r in best if r is not None and (words := _line(_trace(r)))]
     seen = [record for record, trace in traces if trace.span_ms is not None]
-    classes = [(record, each) for record, trace in traces for each in trace.classes]
     waits = [(record, each) for record, trace in traces for each in (*trace.waits, *trace.copies)]
     on_cpu = [_on_cpu(trace) for _, trace in traces]
     kernel_notes = (*([_OPERATORS] if any(on_cpu) else []), *([] if all(on_cpu) else [_OF_CEILINGS]))
-    waiting = [(record, trace) for record, trace in traces if trace.waits or trace.copies]
-    module_notes = (_SELF, *_sources(traces, "modules_from"))
+    sources: dict[str, list[str]] = {}
+    for record, trace in traces:
+        if trace.modules_from:
+            sources.setdefault(trace.modules_from, []).append(name_of(record))
+    module_notes = (_SELF, *(f"Submodules: {how} ({', '.join(names)})" for how, names in sources.items()))
     tables = (
-        cell_table("GPU time of a call, busy and idle", _BUSY, seen, (_PROFILED,), depth="report"),
-        cell_table("GPU time by class of kernel", _CLASSES, classes, (), 3, "report"),
-        cell_table(KERNELS, _kernel_columns(data), list(_kernels(traces)), kernel_notes, 3, "report"),
+        cell_table("GPU time of a call, busy and idle", _BUSY, seen, (_PROFILED,)),
+        cell_table(KERNELS, _kernel_columns(data), list(_kernels(traces)), kernel_notes, 3),
         counters_table(data),
-        cell_table("Time by submodule", _MODULE, list(_modules(traces)), module_notes, 3, "report"),
-        cell_table(_BUS, _WAITS, waits, _sources(waiting, "lines_from"), depth="report"),
+        cell_table("Time by submodule", _MODULE, list(_modules(traces)), module_notes, 3),
+        cell_table(_BUS, _WAITS, waits),
     )
-    return Section("trace", "Inside a call", tuple(map(printable, lines)), tables=tables)
+    return Section("trace", "Inside a call", tables=tables)
 
 
-def class_ms(trace: TraceAnalysis) -> dict[str, float]:
-    """Return the milliseconds of each class of kernel in a call; a class that is not known counts as other."""
+def _classes(record: Record) -> str | None:
+    """Return the classes of kernels that take most of the kernel time, with their shares: `gemm 75%, reduction 13%`."""
+    trace = record.trace_analysis
+    if trace is None or not trace.kernel_ms:
+        return None
     times: dict[str, float] = {}
     for each in trace.classes:
         name = each.kind if each.kind in KERNEL_CLASSES else "other"
         times[name] = times.get(name, 0.0) + each.ms
-    return {name: times[name] for name in KERNEL_CLASSES if name in times}
-
-
-def class_shares(trace: TraceAnalysis, most: int = _MOST_CLASSES) -> list[str]:
-    """Return the classes that take most of the kernel time with their shares: `gemm 75%`, `reduction 13%`."""
-    whole = trace.kernel_ms or 0.0
-    ranked = sorted(class_ms(trace).items(), key=lambda item: -item[1])[:most]
-    return [f"{name} {percent(ms / whole)}" for name, ms in ranked if whole and ms >= _LEAST_SHARE * whole]
+    ranked = sorted(times.items(), key=lambda item: -item[1])[:_MOST_CLASSES]
+    return ", ".join(f"{name} {percent(ms / trace.kernel_ms)}" for name, ms in ranked) or None
 
 
 def folded(paths: Iterable[str]) -> dict[str, str]:
@@ -107,36 +100,6 @@ def _alike(submodules: Sequence[set[str]]) -> bool:
     return len(submodules) > 1 and all(each == submodules[0] for each in submodules) and submodules[0] != {""}
 
 
-def _trace(record: Record) -> TraceAnalysis:
-    return record.trace_analysis if record.trace_analysis is not None else TraceAnalysis()
-
-
-def _line(trace: TraceAnalysis) -> str:
-    """Return busy and idle time of the GPU in a call, its classes of kernels, and waits of the host."""
-    if trace.span_ms is None or trace.busy_ms is None:
-        return ""
-    places = decimals(trace.busy_ms, 3)
-    parts = [] if trace.count is None else [count_of(trace.count, "kernel")]
-    parts.append(f"GPU busy {trace.busy_ms:.{places}f} of {trace.span_ms:.{places}f} ms under the profiler")
-    parts += class_shares(trace)
-    line = ", ".join(parts)
-    waits = sum(wait.count for wait in trace.waits)
-    if waits:  # the host should not wait at all inside a call
-        where = max(trace.waits, key=lambda wait: wait.ms).line
-        line += f"; the host waits {count_of(waits, 'time')} a call{f', longest at {where}' if where else ''}"
-    return line
-
-
-def _sources(traces: Sequence[tuple[Record, TraceAnalysis]], field: str) -> tuple[str, ...]:
-    """Return a line for each way in which lines or submodules were attributed, and the cells of each."""
-    cells: dict[str, list[str]] = {}
-    for record, trace in traces:
-        if phrase := getattr(trace, field):
-            how = f"{phrase[:1].upper()}{phrase[1:]}" if phrase.startswith("not ") else f"Attributed by {phrase}"
-            cells.setdefault(how, []).append(name_of(record))
-    return tuple(f"{how} ({', '.join(names)})" for how, names in cells.items())
-
-
 def _kernels(traces: Sequence[tuple[Record, TraceAnalysis]]) -> Iterator[tuple[Record, Kernel]]:
     """Yield the longest kernels of each cell, and the sum of its others."""
     most = max(_KERNELS, _ROWS // max(1, len(traces)))
@@ -146,10 +109,6 @@ def _kernels(traces: Sequence[tuple[Record, TraceAnalysis]]) -> Iterator[tuple[R
         if rest := kernels[most:]:
             count, ms, share = (_added(rest, name) for name in ("count", "ms", "share"))
             yield record, Kernel(name=f"and {len(rest)} more", kind=ABSENT, count=count, ms=ms or 0.0, share=share)
-        ms, share = (_added(kernels, name) or 0.0 for name in ("ms", "share"))
-        if _on_cpu(trace) and 0 < share < 1:
-            outside = "outside of operators: Python, the profiler"
-            yield record, Kernel(name=outside, kind=ABSENT, ms=ms / share - ms, share=1 - share)
 
 
 def _on_cpu(trace: TraceAnalysis) -> bool:
@@ -165,7 +124,7 @@ def _added(items: Iterable[Kernel | ModuleTime], name: str) -> float | None:
 def _modules(traces: Sequence[tuple[Record, TraceAnalysis]]) -> Iterator[tuple[Record, ModuleTime]]:
     """Yield the longest submodules of each cell in the order of the tree, those that are built alike as one.
 
-    Then the sum of its others, what a call takes beside its submodules, and the call: the own times add up to it.
+    Then the sum of its others, and what belongs to no submodule for certain.
     """
     most = max(_MODULES, _ROWS // max(1, len(traces)))
     for record, trace in traces:
@@ -184,23 +143,14 @@ def _modules(traces: Sequence[tuple[Record, TraceAnalysis]]) -> Iterator[tuple[R
         own = sum(module.self_ms or 0.0 for module in rest)
         if rest:
             yield record, ModuleTime(path=f"and {len(groups) - len(kept)} more", ms=own, self_ms=own)
-        beside = {"not attributable": trace.unattributed_ms}
-        if trace.kernel_ms is not None and trace.busy_ms is not None:
-            # Their times are counted for each of them above.
-            beside["kernels that run side by side"] = round(trace.busy_ms - trace.kernel_ms, 6)
-            beside["GPU idle"] = trace.idle_ms
-        if groups or trace.unattributed_ms:
-            rows = {name: ms for name, ms in beside.items() if ms}
-            yield from ((record, ModuleTime(path=name, ms=ms, self_ms=ms)) for name, ms in rows.items())
-            whole = sum(module.self_ms or 0.0 for module in trace.modules) + sum(rows.values())
-            yield record, ModuleTime(path="the call, under the profiler", ms=whole)
+        if lost_ms := trace.unattributed_ms:
+            yield record, ModuleTime(path="not attributable", ms=lost_ms, self_ms=lost_ms)
 
 
-_BUSY = columns(
-    *(Record, "calls", "count", "span_ms", "busy_ms", "idle_ms", "idle.host_ms", "idle.between_ms", "kernel_ms"),
-    at="trace_analysis",
+_BUSY = (
+    *columns(Record, "count", "span_ms", "busy_ms", "idle.host_ms", "idle.between_ms", at="trace_analysis"),
+    Column[Record]("kernel time by class", _classes, wrap=40),
 )
-_CLASSES = columns(KernelClass, "kind", "count", "ms", "share")
 _MODULE = columns(ModuleTime, "path", "count", "ms", "share", "self_ms")
 _WAITS = columns(HostWait, "what", "line", "code", "count", "ms", "bytes")
 

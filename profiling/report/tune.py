@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from profiling.errors import printable
 from profiling.report.answer import answer_of, median_of, ratio_value, speedup_of
-from profiling.report.charts import Chart, Figure, View, axis, figure, plain, points, scale
 from profiling.report.conditions import conditions_text
-from profiling.report.format import Computed, Value, count_of, few, listed, significant
+from profiling.report.format import Computed, Value, count_of, listed
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, name_of
 from profiling.report.starts import prepare_seconds
@@ -110,40 +109,17 @@ def tune_section(data: RunData) -> Section:
         Table("What the steps of the winner contribute", _STEPS, steps, [_NOTE], keys=1),
         Table("Front of the recipes", _front_columns(by_component(records)), best, legend, keys=1, name=name_of),
     )
-    views = [View(component, _figure(group)) for component, group in by_component(records).items() if front(group)]
-    charts = (Chart("tune", "Recipes: time against error", views, "Point at a recipe for its name."),)
-    return Section("tune", "Search of recipes", tuple(map(printable, lines)), tables=tables, charts=charts)
-
-
-def _figure(group: Sequence[Record]) -> Figure:
-    best = front(group)
-    others = [each for each in group if is_timed(each) and each not in best]
-    traces, errors, times = [], list[float](), list[float]()
-    for name, symbol, records in (("front", "circle", best), ("others", "circle-open", others)):
-        x, y = [_costs(each)[1] for each in records], [each.wall_p50 or 0.0 for each in records]
-        names = [plain(f"{each.variant}: {significant(each.wall_p50)} ms") for each in records]
-        traces.append(points(name, x, y, symbol, text=names))
-        errors, times = errors + x, times + y
-    return figure(traces, axis("relative L2 error", **scale(errors)), axis("p50, ms", **scale(times)))
+    return Section("tune", "Search of recipes", tuple(map(printable, lines)), tables=tables)
 
 
 def _winner_line(won: Record, group: Sequence[Record]) -> str:
-    answer = answer_of(won.component, group)
-    facts = [f"p50 {significant(won.median_ms)} ms"]
-    if won.parity is not None and won.parity.rel_l2 is not None:
-        facts.append(f"relative L2 error {won.parity.rel_l2:.2g}")
-    if won.prepare is not None:
-        cache = "a filled cache" if won.prepare.is_cold_unknown else "an empty cache"
-        facts.append(f"prepared in {significant(won.prepare.from_cold, 3)} s from {cache}")
-    facts += [f"same: {few(answer.same)}"] if answer.same else []
-    facts += [f"undecided: {few(answer.undecided)}"] if answer.undecided else []
-    tried = sum(each.status != "skipped" and each.variant != BASELINE for each in group)
-    facts.append(f"tried: {count_of(tried, 'recipe')}")
+    tried = count_of(sum(each.status != "skipped" and each.variant != BASELINE for each in group), "recipe")
     if won.variant == BASELINE:
-        words = "it is undecided whether a recipe" if answer.undecided else "no recipe"
-        return f"{won.component}: {words} is faster than eager ({'; '.join(facts)})."
+        unknown = answer_of(won.component, group).undecided
+        words = "it is undecided whether a recipe" if unknown else "no recipe"
+        return f"{won.component}: {words} is faster than eager (tried: {tried})."
     use = f"To use it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
-    return f"{won.component}: the winner is {won.variant} ({'; '.join(facts)}). {use}"
+    return f"{won.component}: the winner is {won.variant} (tried: {tried}). {use}"
 
 
 def _slower(row: Contribution) -> Value | None:

@@ -30,7 +30,7 @@ from profiling.metrics.parity import Parity
 from profiling.metrics.sampling import Sample
 from profiling.realtime.options import LoopOptions
 from profiling.report import render
-from profiling.report.render import render_classic, render_console, render_html, render_markdown
+from profiling.report.render import render_console, render_html, render_markdown
 from profiling.report.run_data import RunData
 from profiling.results.environment import Environment
 from profiling.results.jsonl import append_record, read_records
@@ -748,7 +748,7 @@ def test_an_early_interrupt(imported):
 # The report.
 
 
-RENDERINGS = (render_console, render_markdown, render_html, render_classic)
+RENDERINGS = (render_console, render_markdown, render_html)
 
 
 def run_data(folder, *records):
@@ -769,7 +769,7 @@ def test_a_record_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
     assert "1.25" in text
 
 
-@pytest.mark.parametrize("rendering", RENDERINGS[:3], ids=lambda rendering: rendering.__name__)
+@pytest.mark.parametrize("rendering", RENDERINGS, ids=lambda rendering: rendering.__name__)
 @fault("a section of the report that raises an error", "a line in its place", "the other sections and all rows")
 def test_a_section_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
     def memory_section(data):

@@ -61,7 +61,3 @@ def test_the_answer_and_the_exports_have_the_energy_of_the_fastest(data):
 def test_frames_of_a_call_share_its_energy():
     record = build("cuda_graph", 30.0, frames_per_call=10, energy=energy(2.0, frames=10))
     assert joules_per_frame(record) == Estimate(0.2, pytest.approx(0.199), pytest.approx(0.201))
-
-
-def test_without_energy_there_is_no_section():
-    assert not energy_section(run_data(build("baseline", 12.0)))

@@ -11,11 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from report_records import build, build_loop, clocks
+from report_records import build, build_loop
 
 from profiling.errors import InputError
 from profiling.report.__main__ import main
-from profiling.report.classic import label
 from profiling.report.render import write_report
 from profiling.results.record import Record
 
@@ -81,7 +80,7 @@ def test_committed_runs_fit_a_hundred_columns_and_show_the_same_tables_everywher
 def test_files_are_written_whole_and_name_no_outside_path(three: tuple[Record, ...], save: Save) -> None:
     run = save(three)
     write_report(run)
-    assert sorted(path.name for path in run.iterdir()) == ["classic.txt", "report.html", "report.md", "results.jsonl"]
+    assert sorted(path.name for path in run.iterdir()) == ["report.html", "report.md", "results.jsonl"]
     assert str(run.parent) not in report(run)
     assert "## generic_forward: 2026-01-02" in report(run)
     first = (run / "report.html").read_bytes()
@@ -120,7 +119,7 @@ def test_a_folder_that_cannot_be_written_still_reports(save: Save, monkeypatch: 
     text = write_report(run)
     assert "2.500" in text
     lost = text.splitlines()[-1]
-    assert lost.startswith("report.md, classic.txt and report.html could not be written: No space left on device.")
+    assert lost.startswith("report.md and report.html could not be written: No space left on device.")
     assert lost.endswith(f"-m profiling.report {run}"), "what to type next"
     assert report(run) == "old"
     assert not list(run.glob(".*"))
@@ -170,7 +169,6 @@ def test_no_run_is_one_line_and_exit_code_two(tmp_path: Path, capsys: pytest.Cap
     [
         ("table", "run: "),
         ("markdown", "## generic_forward"),
-        ("classic", "* Baseline - World Model"),
         ("json", '"fastest_correct": "baseline"'),
         ("csv", "p50 ms,"),
         ("junit", '<testcase classname="world_model" name="baseline" time="0.002500000" />'),
@@ -183,17 +181,3 @@ def test_one_format_prints_that_one_and_writes_nothing(
     assert main([str(run), "--format", form]) == 0
     assert mark in capsys.readouterr().out
     assert [path.name for path in run.iterdir()] == ["results.jsonl"]
-
-
-def test_the_classic_blocks(three: tuple[Record, ...], save: Save) -> None:
-    run = save([*three, build("compile", 0.004, component="audio_vae", metrics=clocks(0.05)), build_loop("cuda_graph")])
-    write_report(run)
-    blocks = (run / "classic.txt").read_text(encoding="utf-8").split("\n\n")
-    assert blocks[1] == (
-        "* Torch Compile - World Model\n  Mean: 2.50 ms, Min: 2.46 ms, Max: 2.70 ms, Std: 0.02 ms\n"
-        "  Memory: 2506 MB peak allocated\n  Avg FPS: 400.0, Min FPS: 370.4, Max FPS: 406.5"
-    )
-    assert "Failed: parity: error 1.2\n  ~~Mean: 1.23 ms" in blocks[2]
-    assert "Mean: 0.0500 ms" in blocks[3]
-    assert "Avg FPS: 110.2" in blocks[4] or "Avg FPS: 110.3" in blocks[4]
-    assert label("my_own__net") == "My Own Net"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import pytest
 from msgspec import structs
 from report_records import build, clocks, faster, rows, run_data, titled, traces
 
-from profiling.report.graphs import compile_section, file_lines, files_section, graphs_section, recipe_section
+from profiling.report.energy import energy_section
+from profiling.report.graphs import compile_section, files_section, graphs_section, recipe_section
 from profiling.report.launches import launches_section
 from profiling.report.shape_sweep import shape_sweep_section
 from profiling.report.training import training_section
@@ -114,8 +114,6 @@ def test_totals_with_preparation_hold_the_planted_numbers(sweep: tuple[Record, .
 def test_a_wrong_answer_is_struck_out_and_pays_nothing(sweep: tuple[Record, ...]) -> None:
     row = titled(shape_sweep_section(run_data(*sweep)))[WITH][3]
     assert values(row) == ["~~2.00~~", "~~2.01~~", "~~2.10~~", "~~~3.00~~", "2.00", "~~1.000~~", "–", "–"]
-    section = shape_sweep_section(run_data(*sweep))
-    assert "quantized" not in {name for view in range(1) for name in traces(section.charts[0], view)}
 
 
 def test_what_was_computed_and_not_measured_is_explained_where_it_stands(sweep: tuple[Record, ...]) -> None:
@@ -131,25 +129,19 @@ def test_without_a_correct_baseline_nothing_pays(sweep: tuple[Record, ...]) -> N
     assert not {"speedup", "pays after calls"} & set(found[0])
 
 
-def test_a_chart_of_totals_has_hollow_points_where_they_are_computed(sweep: tuple[Record, ...]) -> None:
-    line = traces(shape_sweep_section(run_data(*sweep)).charts[0])["compile"]
-    assert (line["x"], line["y"]) == ([1, 10, 100, 1000], [20.504, 20.54, 20.9, 24.5])
-    assert line["marker"]["symbol"] == ["circle"] * 3 + ["circle-open"]
-
-
 def step(number: int, loss: float | None = 1.0, step_ms: float = 12.5, data_ms: float = 0.12) -> dict[str, Any]:
     known = {"step": number, "loss": loss, "step_ms": step_ms, "data_ms": data_ms}
     return {name: value for name, value in known.items() if value is not None}
 
 
-def test_eagers_loss_stands_at_its_step() -> None:
+def test_the_loss_is_drawn_beside_that_of_eager() -> None:
     log = [step(0, 2.302585, 4.25, 0.05), step(10, 1.500125, 4.0), step(19, None, 4.125)]
     record = build("cuda_graph", 4.0, training={"log": log, "eager_log": [step(10, 1.5), step(0, 2.3), step(5, 9.0)]})
     section = training_section(run_data(record))
     assert [values(row) for row in titled(section)["Logged steps"]] == [
-        ["0", "2.303", "2.300", "4.250", "0.05000"],
-        ["10", "1.500", "1.500", "4.000", "0.1200"],
-        ["19", "–", "–", "4.125", "0.1200"],
+        ["0", "2.303", "4.250", "0.05000"],
+        ["10", "1.500", "4.000", "0.1200"],
+        ["19", "–", "4.125", "0.1200"],
     ]
     (loss,) = section.charts
     assert (traces(loss)["cuda_graph"]["x"], traces(loss)["cuda_graph"]["y"]) == ([0, 10], [2.30259, 1.50012])
@@ -193,13 +185,12 @@ CPU = {
 
 def test_launch_costs_with_their_intervals_by_chain() -> None:
     section = launches_section(run_data(build("eager", launches=GPU)))
-    found = {row["what"]: list(row.values())[1:] for row in titled(section)["Launch costs"]}
-    assert found["host, a launch µs"] == ["3.25 ±1.5%", "5.50 ±1.8%"]
-    assert found["GPU, a launch µs"] == ["1.75", "–"]
-    assert found["GPU idles below: elements"] == ["4,120,000 ±0.1%", "–"]
-    assert found["GPU idles below: MiB"] == ["16", "–"]
-    assert not any("replay" in words for words in found), "what nobody measured has no line"
-    assert list(titled(section)["Launch costs"][0])[1:] == ["elementwise, 1 element", "linear, width 64, rows 1"]
+    first, second = titled(section)["Launch costs"]
+    assert list(first.values())[:3] == ["elementwise", "1 element", "3.25 ±1.5%"]
+    assert list(second.values())[:3] == ["linear", "width 64, rows 1", "5.50 ±1.8%"]
+    assert (first["GPU, a launch µs"], second["GPU, a launch µs"]) == ("1.75", "–")
+    assert (first["GPU idles below: elements"], first["GPU idles below: MiB"]) == ("4,120,000 ±0.1%", "16")
+    assert not any("replay" in header for header in first), "what nobody measured has no column"
     assert "medians of 15 rounds" in section.lines[0]
     assert "up to width 128 every operator works for less time" in section.lines[1]
 
@@ -209,12 +200,12 @@ def test_the_share_in_which_the_device_waits() -> None:
     assert [row["GPU idle in eager"] for row in found] == ["60%", "–", "0%"], "no share is negative"
 
 
-def test_a_cpu_has_its_own_lines_and_no_word_of_a_gpu() -> None:
+def test_a_cpu_has_its_own_columns_and_no_word_of_a_gpu() -> None:
     section = launches_section(run_data(build("eager", launches=CPU)))
     assert "GPU" not in str(titled(section))
     assert [list(row.values()) for row in titled(section)["Launch costs"]] == [
-        ["dispatch of an operator µs", "0.410", "0.590"],
-        ["work as long as dispatch: columns", "–", "91.00"],
+        ["elementwise", "1 element", "0.410", "–"],
+        ["linear", "width 1, rows 1", "0.590", "91.00"],
     ]
 
 
@@ -240,14 +231,28 @@ def test_captured_graphs_and_passes() -> None:
 def test_the_steps_of_a_recipe() -> None:
     mib = 2**20
     steps = [
-        {"kind": "transform", "name": "Quantize", "seconds": 0.5, "changed": 12, "notes": ["1 left", "2 rows"]},
+        {
+            "kind": "transform",
+            "name": "Quantize",
+            "seconds": 0.5,
+            "changed": 12,
+            "notes": ["1 left", "2 rows"],
+            "choices": {"replaced": 12, "now": {"Int8Tensor": 12}, "left": {"called with 1 row": 5}},
+        },
         {"kind": "capture", "name": "CudaGraph", "seconds": 1.25, "memory_bytes": {"before": mib, "after": 4 * mib}},
     ]
-    found = titled(recipe_section(run_data(build("fp8", recipe=steps), build("baseline"))))
+    layer = {"name": "blocks.0.mlp", "shape": [16, 8], "rel_l2": 0.01, "ms": {"before": 0.5, "after": 0.25}}
+    alone = {"layers": [layer], "quantised": 48, "timed": "estimated: the layer alone, eager"}
+    section = recipe_section(run_data(build("fp8", recipe=steps, sensitivity=alone), build("baseline")))
+    found = titled(section)
+    replaced = "12 replaced by Int8Tensor; 5 left: called with 1 row"
     assert [values(row) for row in found["Steps of the recipes"]] == [
-        ["transform", "Quantize", "0.500", "12", "–", "–", "1 left; 2 rows"],
-        ["capture", "CudaGraph", "1.25", "–", "1.0", "4.0", "–"],
+        ["transform", "Quantize", "0.500", "12", "–", "–", replaced, "1 left; 2 rows"],
+        ["capture", "CudaGraph", "1.25", "–", "1.0", "4.0", "–", "–"],
     ]
+    table = "Each layer quantised alone, largest error first"
+    assert [values(row) for row in found[table]] == [["blocks.0.mlp", "1.0e-02", "0.5000", "0.2500"]]
+    assert section.tables[-1].notes == ["fp8: 1 of 48 layers; times estimated: the layer alone, eager."]
 
 
 def compiled(folder: Path) -> Record:
@@ -265,14 +270,13 @@ def compiled(folder: Path) -> Record:
         compile=log,
         prepare={"seconds": 28.0, "graphs": 2, "graph_breaks": 1, "recompiles": 1},
         trace={"trace": "traces/x.json.gz", "operators": "traces/x.txt"},
-        kernels=[{"name": "triton_poi", "file": "kernels/a.py", "kind": "triton"}],
     )
 
 
 def test_what_the_compiler_did_and_said(tmp_path: Path) -> None:
     data = run_data(compiled(tmp_path), build("baseline", 3.0), folder=tmp_path)
     section = compile_section(data)
-    summary, reasons, kernels = section.tables
+    summary, reasons = section.tables
     assert len(summary.rows) == 1
     columns, ((*_, report),) = summary.shown()
     assert (columns[-1].header, report.href) == ("report", "tl_out/x/index.html")
@@ -282,27 +286,14 @@ def test_what_the_compiler_did_and_said(tmp_path: Path) -> None:
         ["recompile", "0/1", "size", "–"],
         ["CUDA graph skipped", "–", "mutated inputs", "–"],
     ]
-    assert values(rows(kernels)[0]) == ["triton_poi", "triton", "kernels/a.py"]
-    assert section.lines[0] == "world_model.compile: graph break: call to print (models/net.py:40)"
 
 
-def test_many_reasons_of_a_cell_are_cut_on_the_console(tmp_path: Path) -> None:
-    log = {"index": "x", "graph_breaks": [{"reason": f"number {i}"} for i in range(30)]}
-    lines = compile_section(run_data(build("compile", compile=log))).lines
-    assert len(lines) == 9
-    assert lines[-1] == "world_model.compile: 22 lines more in report.md"
-
-
-def test_traces_are_linked_and_their_folder_is_printed(tmp_path: Path) -> None:
+def test_traces_are_linked(tmp_path: Path) -> None:
     data = run_data(compiled(tmp_path), folder=tmp_path)
     section = files_section(data)
     assert "ui.perfetto.dev" in section.legend[0]
     _, ((_, _, trace, operators),) = section.tables[0].shown()
     assert (trace.href, operators.href) == ("traces/x.json.gz", None)
-    assert file_lines(data) == (
-        f"compile report: {tmp_path / 'tl_out' / 'x' / 'index.html'}",
-        f"profiler traces (open in ui.perfetto.dev): {tmp_path / 'traces'}/",
-    )
 
 
 @pytest.mark.parametrize(
@@ -332,6 +323,7 @@ def test_what_a_run_has_nothing_of_is_absent() -> None:
         graphs_section,
         compile_section,
         files_section,
+        recipe_section,
+        energy_section,
     ):
         assert not section(data)
-    assert json.dumps([file_lines(data)]) == "[[]]"

@@ -12,7 +12,7 @@ from profiling.report.render import render_html
 from profiling.report.trace import folded, trace_section
 from profiling.results.record import Record
 
-BUSY, CLASSES = "GPU time of a call, busy and idle", "GPU time by class of kernel"
+BUSY = "GPU time of a call, busy and idle"
 KERNELS, MODULES = "Kernels by total time", "Time by submodule"
 BUS = "Waits of the host, and copies between host and device"
 
@@ -29,21 +29,8 @@ def column(rows: list[dict[str, str]], header: str) -> list[str]:
     return [row[header] for row in rows]
 
 
-def test_a_line_for_the_fastest_correct_cell() -> None:
-    slower = build("compile", 3.0, trace_analysis=trace())
-    (line,) = trace_section(run_data(traced(), slower)).lines
-    assert line == (
-        "world_model.baseline: 15 kernels, GPU busy 1.48 of 1.60 ms under the profiler, gemm 53%, attention 27%, "
-        "pointwise 13%, copy 6.7%; the host waits 1 time a call, longest at models/net.py:12."
-    )
-    waits = [{"what": "a", "count": 1.0, "ms": 0.1, "line": "a.py:1"}, {"what": "b", "count": 2.0, "ms": 0.3}]
-    (line,) = trace_section(run_data(traced(section=trace(waits=waits)))).lines
-    assert line.endswith("; the host waits 3 times a call.")
-
-
-def test_times_of_a_wrong_cell_are_struck_and_not_told() -> None:
+def test_times_of_a_wrong_cell_are_struck() -> None:
     wrong = traced("cuda_graph", status="failed", reason="parity")
-    assert trace_section(run_data(wrong)).lines == ()
     found = tables(wrong)
     assert column(found[BUSY], "span ms") == ["~~1.600~~"]
     assert column(found[KERNELS], "total ms")[0] == "~~0.8000~~"
@@ -54,11 +41,8 @@ def test_times_of_a_wrong_cell_are_struck_and_not_told() -> None:
 def test_busy_and_idle_and_classes() -> None:
     found = tables(traced())
     assert list(found[BUSY][0].values()) == [
-        *("world_model", "baseline", "5", "15", "1.600", "1.480", "0.1200", "0.02000", "0.1000", "1.500")
-    ]
-    assert [list(row.values())[2:] for row in found[CLASSES]][:2] == [
-        ["gemm", "8", "0.8000", "53%"],
-        ["attention", "2", "0.4000", "27%"],
+        *("world_model", "baseline", "15", "1.600", "1.480", "0.02000", "0.1000"),
+        "gemm 53%, attention 27%, pointwise 13%, copy 6.7%",
     ]
 
 
@@ -86,8 +70,8 @@ def test_what_there_is_no_room_for_is_added_up() -> None:
     ]
     assert sum(float(row["total ms"]) for row in mine) == pytest.approx(0.04)
     modules = [row for row in found[MODULES] if row["variant"] == "v0"]
-    assert modules[-2]["module"] == "and 11 more"
-    assert sum(float(row["self ms"]) for row in modules[:-1]) == pytest.approx(0.04, rel=1e-3)
+    assert modules[-1]["module"] == "and 11 more"
+    assert sum(float(row["self ms"]) for row in modules) == pytest.approx(0.04, rel=1e-3)
     assert "and" not in str(column(tables(traced(section=many(40, 30)))[KERNELS], "kernel")), "few cells have more rows"
 
 
@@ -98,22 +82,17 @@ def test_blocks_that_are_built_alike_are_one_row() -> None:
         ["blocks.*.attn (2)", "8", "0.8000", "53%", "0.8000"],
         ["head", "3", "0.3000", "20%", "0.3000"],
         ["not attributable", "–", "0.05000", "–", "0.05000"],
-        ["kernels that run side by side", "–", "-0.02000", "–", "-0.02000"],
-        ["GPU idle", "–", "0.1200", "–", "0.1200"],
-        ["the call, under the profiler", "–", "1.600", "–", "–"],
     ]
 
 
-def test_operators_of_a_cpu_stand_where_kernels_do_and_add_up_to_the_call() -> None:
+def test_operators_of_a_cpu_stand_where_kernels_do() -> None:
     operators = [
         {"name": "aten::addmm", "class": "operator", "ms": 1.5, "share": 0.5, "count": 26.0, "mean_us": 57.7},
         {"name": "Torch-Compiled Region: 0/0", "class": "operator", "ms": 0.9, "share": 0.3, "count": 1.0},
     ]
     record = traced(section={"calls": 5, "kernels": operators, "modules_from": "fused"})
     rows = tables(record)[KERNELS]
-    assert column(rows, "kernel")[-1] == "outside of operators: Python, the profiler"
-    assert [row["total ms"] for row in rows] == ["1.500", "0.9000", "0.6000"]
-    assert rows[-1]["share"] == "20%"
+    assert [row["total ms"] for row in rows] == ["1.500", "0.9000"]
     (table,) = (table for table in trace_section(run_data(record)).tables if table.title == KERNELS)
     (note,) = table.notes
     assert note.startswith("On a CPU: operators"), "and nothing of the ceilings of a GPU"
@@ -137,7 +116,7 @@ def test_what_is_not_attributable_says_why() -> None:
     row = tables(record)[MODULES][0]
     assert (row["module"], row["self ms"]) == ("not attributable", "1.500")
     (table,) = (table for table in trace_section(run_data(record)).tables if table.title == MODULES)
-    assert "Not attributable: fusion hides it (world_model.compile)" in table.notes
+    assert "Submodules: not attributable: fusion hides it (world_model.compile)" in table.notes
 
 
 def test_waits_and_copies_with_their_lines() -> None:

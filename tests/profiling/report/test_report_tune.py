@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from report_records import build, clocks, faster, titled
 
-from profiling.report.render import render_console, render_html, render_markdown
+from profiling.report.render import render_console
 from profiling.report.run_data import RunData
 from profiling.report.starts import starts_section
 from profiling.report.tune import contributions, front, tune_section
@@ -44,6 +44,8 @@ def test_contributions_refer_to_the_nearest_recipe_that_was_measured():
 def test_the_front_is_of_time_error_and_preparation():
     names = [each.variant for each in front(RECORDS)]
     assert names == ["int8+cuda_graph", "compile+pdl+cuda_graph", "compile+cuda_graph", "cuda_graph", "baseline"]
+    (line,) = tune_section(RunData(RECORDS, Environment(), Path("run"))).lines
+    assert "the winner is int8+cuda_graph (tried: 7 recipes). To use it: --config-dir=RUN" in line
 
 
 def test_what_started_from_the_cache_of_another_recipe_is_not_cheap_to_prepare():
@@ -56,7 +58,6 @@ def test_what_started_from_the_cache_of_another_recipe_is_not_cheap_to_prepare()
     assert [row["prepare s"] for row in tables["Front of the recipes"]] == ["~32.0", "30.0", "0.100"]
     steps = {row["step"]: row["adds to preparing s"] for row in tables["What the steps of the winner contribute"]}
     assert steps["pdl"] == "~2.00"
-    assert "prepared in 32.0 s from an empty cache" in " ".join(render_console(data).split())
 
 
 def test_a_warm_start_is_not_called_one_from_an_empty_cache():
@@ -65,28 +66,11 @@ def test_a_warm_start_is_not_called_one_from_an_empty_cache():
     both = recipe("compile", 5.0, seconds=30.0), recipe("compile+pdl", 4.0, preparing=warm)
     data = RunData((RECORDS[0], *both), Environment(), Path("run"))
     text = " ".join(render_console(data).split())
-    assert "prepared in 2.00 s from a filled cache" in text
     assert "From a cache that was filled before the run: compile+pdl." in text
     steps = titled(tune_section(data))["What the steps of the winner contribute"]
     assert not [row for row in steps if "adds to preparing s" in row]
     (row,) = titled(starts_section(data))["Preparation by phase"]
     assert row["in this run s"] == "2.00"
-    assert "from an empty cache s" not in row
-
-
-def test_it_is_in_every_rendering():
-    data = RunData(RECORDS, Environment(), Path("run"))
-    for render in (render_console, render_markdown, render_html):
-        text = render(data)
-        assert "What the steps of the winner contribute" in text
-        assert "Front of the recipes" in text
-    assert "Recipes: time against error" in render_html(data)
-    assert "the winner is int8+cuda_graph" in " ".join(render_console(data).split())
-
-
-def test_recipes_that_take_the_same_time_or_may_be_as_fast_stand_beside_the_winner():
-    (line,) = tune_section(RunData(RECORDS[:6], Environment(), Path("run"))).lines
-    assert "undecided: compile+cuda_graph" in line
 
 
 BUSY = {

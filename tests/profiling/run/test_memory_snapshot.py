@@ -9,7 +9,7 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.report.graphs import file_lines, files_section
+from profiling.report.graphs import files_section
 from profiling.report.run_data import load_run
 from profiling.results.jsonl import append_record
 from profiling.results.record import Record, record_with
@@ -88,7 +88,6 @@ def test_it_is_recorded_after_everything_that_is_measured(planted, tmp_path):
     (table,) = (table for table in section.tables if table)
     assert [cell.href for cell in table.shown()[1][0] if cell.href] == ["memory/net.baseline.pickle"]
     assert "pytorch.org/memory_viz" in section.legend[0]
-    assert "pytorch.org/memory_viz" in file_lines(data)[0]
 
 
 def test_a_cell_that_ran_out_of_memory_has_one(planted, tmp_path):
