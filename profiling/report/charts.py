@@ -1,6 +1,6 @@
 """Charts as plain data: axes with units, names that stay text, thinned series, intervals, frame budgets.
 
-A `Chart` holds `View`s, shown one at a time or below each other. A view is a figure over two axes, which `plot.py` lays
+A `Chart` holds `View`s, shown below each other. A view is a figure over two axes, which `plot.py` lays
 out as SVG; `Rows` of bars or of spreads over one axis of milliseconds; or a tree of `Node`s. An example:
 
     data = [
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -32,23 +31,18 @@ Level = tuple[float, str]
 
 #: The frame rates that real-time applications aim at.
 FRAME_RATES = (24, 30, 60, 120)
-#: Most points in one chart, over all its views; a point takes about a dozen bytes.
-POINTS = 12_000
+#: Most points of a series of frames; a point takes about a dozen bytes.
+POINTS = 4_000
 GREY, RED = "#888888", "#d9363e"
 
-#: A series is never thinned to fewer points.
-_LEAST = 60
 #: Ratio of largest to smallest value above which an axis is logarithmic: small values would be flat otherwise.
 _FAR = 20
 #: An axis ends at this many times the highest of the values that must be readable; what is above it is cut off.
 _IN_SIGHT = 2.5
 #: A value above this many times the median of the others is an outlier, for which an axis is not made.
 _OUTLIER = 8
-#: Lines nearer to each other than this share of the axis (0 to 1) have one label.
+#: Of two lines nearer to each other than this share of the axis (0 to 1) one is drawn: a label has no more room.
 _LABEL = 0.05
-#: What a mark of a cut-off value looks like, and the note that explains it.
-_CUT = "triangle-up"
-CUT_NOTE = "Triangles at the upper edge: values above the axis; point at one for the number."
 #: Distinguishable with red-green colour blindness, on white and on black.
 _COLOURS = (
     *("#0284c7", "#e08700", "#0d9f6e", "#c2417c", "#7c6cf0"),
@@ -120,7 +114,7 @@ class Node:
 
 @dataclass(frozen=True)
 class View:
-    """What is drawn, and the label by which the reader chooses it."""
+    """What is drawn, and its title where a chart has several."""
 
     label: str
     figure: Figure | Rows | Node
@@ -134,7 +128,6 @@ class Chart:
     title: str
     views: Sequence[View]
     note: str = ""
-    together: bool = False  # all views below each other instead of one at a time
 
     def __bool__(self) -> bool:
         return bool(self.views)
@@ -189,25 +182,6 @@ def upper_end(readable: Iterable[float], values: Iterable[float]) -> float:
     return 1.06 * max(float(bulk.max()), *(value for value in values if value <= limit), 1e-9)
 
 
-def series_scale(series: Sequence[NDArray[np.float64]]) -> tuple[dict[str, Any], float]:
-    """Return (the scale of an axis for series of times, where it ends): an outlier of a series cannot flatten the rest.
-
-    The axis is logarithmic, without an end, where the series themselves are far apart.
-    """
-    known = [values[np.isfinite(values)] for values in series]
-    high = [float(np.percentile(values, 99)) for values in known if values.size]
-    ends = scale([*high, *(float(np.median(values)) for values in known if values.size)])
-    if "type" in ends:
-        return ends, inf
-    top = upper_end(high, [float(values.max()) for values in known if values.size])
-    return {"range": [0, top]}, top
-
-
-def above(values: Iterable[float], top: float) -> bool:
-    """Return whether an axis that ends at `top` cuts off one of `values`."""
-    return any(value > top for value in values)
-
-
 def figure(
     data: Iterable[Trace],
     x: Mapping[str, Any],
@@ -221,18 +195,11 @@ def figure(
 
 
 def frame_budgets(top: float) -> list[Level]:
-    """Return the frame budget (ms) of each common frame rate on an axis from 0 to `top`; close lines share a label."""
+    """Return the frame budget (ms) of each common frame rate on an axis from 0 to `top`, but for lines too close."""
     levels: list[Level] = []
-    rates: list[int] = []
-    for rate in sorted(FRAME_RATES, reverse=True):
-        if 1000 / rate > top:
-            break
-        if levels and 1000 / rate - levels[-1][0] < _LABEL * top:
-            levels[-1] = (levels[-1][0], "")
-        else:
-            rates = []
-        rates.insert(0, rate)
-        levels.append((1000 / rate, f"{', '.join(map(str, rates))} FPS"))
+    for rate in FRAME_RATES:
+        if 1000 / rate <= top and (not levels or levels[-1][0] - 1000 / rate >= _LABEL * top):
+            levels.append((1000 / rate, f"{rate} FPS"))
     return levels
 
 
@@ -242,8 +209,8 @@ def error_bars(values: Sequence[float], ends: Sequence[Sequence[float] | None], 
     # A median may lie outside its bootstrap interval by rounding; an error bar must not be negative.
     return {
         "color": colour,
-        "array": rounded(max(0.0, pair[1] - value) for value, pair in zip(values, spans, strict=True)),
-        "arrayminus": rounded(max(0.0, value - pair[0]) for value, pair in zip(values, spans, strict=True)),
+        "array": [max(0.0, pair[1] - value) for value, pair in zip(values, spans, strict=True)],
+        "arrayminus": [max(0.0, value - pair[0]) for value, pair in zip(values, spans, strict=True)],
     }
 
 
@@ -254,25 +221,16 @@ def points(
     symbol: str = "circle",
     colour: str = GREY,
     size: int = 8,
-    top: float | None = None,
     **more: Any,
 ) -> Trace:
-    """Return a series of markers; `-open` symbols are hollow.
-
-    Values above `top`, where the axis ends, become triangles at its edge, which show the value to the pointer.
-    """
-    look: dict[str, Any] = {"symbol": symbol, "size": size, "color": colour}
-    values = rounded(y)
-    drawn: dict[str, Any] = {"x": [_place(value) for value in x], "y": values}
-    if top is not None and above(values, top):
-        look["symbol"] = [_CUT if value > top else symbol for value in values]
-        drawn |= {"y": [min(value, top) for value in values], "text": [f"{value:.4g}" for value in values]}
-    return {"mode": "markers", "name": plain(name), **drawn, "marker": look, **more}
+    """Return a series of markers; `-open` symbols are hollow."""
+    look = {"symbol": symbol, "size": size, "color": colour}
+    return {"mode": "markers", "name": plain(name), "x": list(x), "y": list(y), "marker": look, **more}
 
 
 def line(name: object, x: Iterable[Any], y: Iterable[float], colour: str, width: float = 1.5, **more: Any) -> Trace:
     """Return a series of a line through the points; `mode="lines+markers"` marks them too."""
-    drawn = {"x": [_place(value) for value in x], "y": rounded(y), "line": {"color": colour, "width": width}}
+    drawn = {"x": list(x), "y": list(y), "line": {"color": colour, "width": width}}
     return {"mode": "lines", "name": plain(name), **drawn, **more}
 
 
@@ -281,16 +239,6 @@ def band(axis_name: str, low: float, high: float, colour: str = GREY, opacity: f
     other = "y" if axis_name == "x" else "x"
     ends = {f"{axis_name}0": low, f"{axis_name}1": high, f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1}
     return {"type": "rect", **ends, "fillcolor": colour, "opacity": opacity, "line": {"width": 0}, "layer": "below"}
-
-
-def rounded(values: Iterable[float]) -> list[float]:
-    """Return `values` rounded to six significant digits, which is more than a screen can show."""
-    return [float(f"{value:.6g}") for value in values]
-
-
-def points_each(series: int) -> int:
-    """Return the most points that each of `series` series may have."""
-    return max(_LEAST, POINTS // max(1, series))
 
 
 def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
@@ -304,9 +252,3 @@ def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
     stretches = np.array_split(places, max(1, most // 2))
     ends = [(part[values[part].argmin()], part[values[part].argmax()]) for part in stretches]
     return np.unique(np.array(ends))
-
-
-def _place(value: Any) -> Any:
-    if isinstance(value, str):
-        return plain(value)
-    return int(value) if isinstance(value, int | np.integer) or float(value).is_integer() else float(value)

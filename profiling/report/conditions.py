@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from profiling.errors import printable
 from profiling.report.format import percent, significant
@@ -11,30 +11,25 @@ from profiling.results.record import Record
 from profiling.results.verdicts import Taken, drift_of, taken, taken_of_calls
 
 
-def conditions_of(record: Record) -> tuple[str, ...]:
+def conditions_of(record: Record) -> list[str]:
     """Return the conditions of one cell, those first that matter most."""
-    return tuple(_conditions(record))
+    named = [_named(taken(record)), _named(taken_of_calls(record), "calls in a row: ")]
+    found = [words for words in named if words]
+    if (drift := drift_of(record)) is not None:
+        found.append(f"drifting: {significant(drift.begin, 3)} → {significant(drift.end, 3)} ms")
+    latency = record.metrics.latency
+    if latency is not None and not latency.settled:
+        found.append(f"times still changed after {significant(latency.warmup_seconds, 2)} s of warm-up")
+    return found
+
+
+def _named(others: Taken | None, of: str = "") -> str | None:
+    return f"{of}{others.words}" if others is not None and others.is_named else None
 
 
 def conditions_text(record: Record) -> str | None:
     """Return the conditions of a cell for a table; None where there is none."""
     return "; ".join(conditions_of(record)) or None
-
-
-def _conditions(record: Record) -> Iterator[str]:
-    if named := _named(taken(record)):
-        yield named
-    if named := _named(taken_of_calls(record)):
-        yield f"calls in a row: {named}"
-    if (drift := drift_of(record)) is not None:
-        yield f"drifting: {significant(drift.begin, 3)} → {significant(drift.end, 3)} ms"
-    latency = record.metrics.latency
-    if latency is not None and not latency.settled:
-        yield f"times still changed after {significant(latency.warmup_seconds, 2)} s of warm-up"
-
-
-def _named(others: Taken | None) -> str | None:
-    return others.words if others is not None and others.is_named else None
 
 
 def limits_text(record: Record) -> str | None:

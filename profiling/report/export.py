@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,7 +17,6 @@ from profiling.report.format import number_of
 from profiling.report.roofline import deciding
 from profiling.report.run_data import RunData, name_of, wrong_because
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.measured import Summary
 from profiling.results.record import Record
 from profiling.results.verdicts import answer_on, deadlines_of, holds_rate, interval_of, speedup, summary_of
 
@@ -44,20 +43,63 @@ def as_json(data: RunData) -> str:
 
 
 def as_csv(data: RunData) -> str:
-    """Return a row for each cell, calibrations left out; headers name the units, and an empty field is not measured."""
+    """Return a row for each cell, calibrations left out; an empty field was not measured, or may not be claimed."""
+    return csv_text(cell_rows(data))
+
+
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return rows with the same keys as CSV; empty without any."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(cell_rows(data))
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     return text.getvalue()
 
 
-def cell_rows(data: RunData) -> Iterator[Sequence[Cell]]:
-    """Yield the headers, then a row for each cell, calibrations left out."""
+def cell_rows(data: RunData) -> list[dict[str, Cell]]:
+    """Return the numbers of each cell, and on what they were measured; calibrations are left out."""
     environment = data.environment
-    yield (*_COLUMNS, "device", "revision")
-    for group in data.groups.values():
-        for record in group:
-            of_the_run = environment.device_kind or record.device, environment.revision
-            yield (*(read(record, group) for read in _COLUMNS.values()), *of_the_run)
+    return [
+        cell_row(record, group) | {"device": environment.device_kind or record.device, "revision": environment.revision}
+        for group in data.groups.values()
+        for record in group
+    ]
+
+
+def cell_row(record: Record, group: Sequence[Record]) -> dict[str, Cell]:
+    """Return the numbers of a cell of a component's `group`, under their keys in JSON and headers in CSV."""
+    times, pair, call = summary_of(record), speedup(record, group), deciding(record)
+    low, high = interval_of(record) or (None, None)
+    speedup_low, speedup_high = (pair.interval() if pair is not None else None) or (None, None)
+    memory_kind, memory_bytes = record.peak_memory or (None, None)
+    return {
+        "target": printable(record.target),
+        "component": printable(record.component),
+        "variant": printable(record.variant),
+        "status": wrong_because(record) or "ok",
+        "reason": record.reason,
+        "dtype": record.dtype,
+        "samples": times.n if times is not None else None,
+        "mean_ms": times.mean if times is not None else None,
+        "p50_ms": times.p50 if times is not None else None,
+        "p50_low_ms": low,
+        "p50_high_ms": high,
+        "p99_ms": times.percentile("p99") if times is not None else None,
+        "max_ms": times.max if times is not None else None,
+        "speedup": pair.ratio if pair is not None else None,
+        "speedup_low": speedup_low,
+        "speedup_high": speedup_high,
+        "vs_baseline": answer_on(record, group),
+        "holds": held_rate(record) if record.is_correct else None,
+        "rel_l2_error": record.parity.rel_l2 if record.parity is not None else None,
+        "peak_memory_bytes": memory_bytes,
+        "peak_memory_kind": memory_kind,
+        "joules_per_frame": number_of(joules_per_frame(record)),
+        "prepare_s": record.prepare.from_cold if record.prepare is not None else None,
+        "bound_by": call.roofline.bound if call is not None else None,
+        "conditions": conditions_text(record),
+    }
 
 
 def as_junit(data: RunData) -> str:
@@ -102,24 +144,15 @@ def _seconds(ms: float) -> str:
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
-    record, pair = answer.fastest, answer.speedup
-    times = summary_of(record) if record is not None else None
+    """Return the row of the answer, with the numbers of the fastest correct cell if there is one."""
+    record = answer.fastest
     return {
         "component": answer.component,
         "fastest_correct": record.variant if record is not None else None,
         "same": answer.same,
         "undecided": answer.undecided,
-        "p50_ms": times.p50 if times is not None else None,
-        "p50_ms_ci95": interval_of(record) if record is not None else None,
-        "p99_ms": times.percentile("p99") if times is not None else None,
-        "max_ms": times.max if times is not None else None,
-        "speedup": pair.ratio if pair is not None else None,
-        "speedup_ci95": pair.interval() if pair is not None else None,
-        "speedup_answer": answer_on(record, answer.group) if record is not None else None,
-        "holds": answer.holds,
+        **(cell_row(record, answer.group) if record is not None else {}),
         "rates": _rates(record) if record is not None else {},
-        "joules_per_frame": number_of(joules_per_frame(record)) if record is not None else None,
-        "bound_by": answer.bound,
         "next": answer.next[1] or None,
         "remarks": list(answer.remarks),
     }
@@ -133,62 +166,3 @@ def _rates(record: Record) -> dict[str, Any]:
         for fps, said in judged.items()
         if said is not None
     }
-
-
-Read = Callable[[Record, tuple[Record, ...]], Cell]
-
-
-def _time(read: Callable[[Summary], Cell]) -> Read:
-    return lambda record, _: read(times) if (times := summary_of(record)) is not None else None
-
-
-def _end(place: int) -> Read:
-    return lambda record, _: interval[place] if (interval := interval_of(record)) is not None else None
-
-
-def _speedup(record: Record, group: tuple[Record, ...]) -> Cell:
-    pair = speedup(record, group)
-    return pair.ratio if pair is not None else None
-
-
-def _speedup_end(place: int) -> Read:
-    def read(record: Record, group: tuple[Record, ...]) -> Cell:
-        pair = speedup(record, group)
-        interval = pair.interval() if pair is not None else None
-        return interval[place] if interval is not None else None
-
-    return read
-
-
-def _bound(record: Record, _: tuple[Record, ...]) -> Cell:
-    call = deciding(record)
-    return call.roofline.bound if call is not None else None
-
-
-_COLUMNS: Mapping[str, Read] = {
-    "target": lambda record, _: printable(record.target),
-    "component": lambda record, _: printable(record.component),
-    "variant": lambda record, _: printable(record.variant),
-    "status": lambda record, _: wrong_because(record) or "ok",
-    "reason": lambda record, _: record.reason,
-    "dtype": lambda record, _: record.dtype,
-    "samples": _time(lambda times: times.n),
-    "mean ms": _time(lambda times: times.mean),
-    "p50 ms": _time(lambda times: times.p50),
-    "p50 low ms": _end(0),
-    "p50 high ms": _end(1),
-    "p99 ms": _time(lambda times: times.percentile("p99")),
-    "max ms": _time(lambda times: times.max),
-    "speedup": _speedup,
-    "speedup low": _speedup_end(0),
-    "speedup high": _speedup_end(1),
-    "vs baseline": lambda record, group: answer_on(record, group),
-    "holds": lambda record, _: held_rate(record) if record.is_correct else None,
-    "rel. L2 error": lambda record, _: record.parity.rel_l2 if record.parity is not None else None,
-    "peak memory bytes": lambda record, _: record.peak_memory[1] if record.peak_memory else None,
-    "peak memory kind": lambda record, _: record.peak_memory[0] if record.peak_memory else None,
-    "energy J/frame": lambda record, _: number_of(joules_per_frame(record)),
-    "prepare s": lambda record, _: record.prepare.from_cold if record.prepare is not None else None,
-    "bound by": _bound,
-    "conditions": lambda record, _: conditions_text(record),
-}

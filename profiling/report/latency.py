@@ -143,7 +143,7 @@ def _spreads(data: RunData) -> Chart:
         "Dots: single times, of many the lowest and the highest. Thick grey mark: the roofline. Dashed: frame budgets. "
         "▸: some lie beyond the axis. Pale: failed or invalid."
     )
-    return Chart("latency", "Spread of the wall time of a call, or of a frame", views, note, together=True)
+    return Chart("latency", "Spread of the wall time of a call, or of a frame", views, note)
 
 
 def _times(record: Record) -> Summary | None:

@@ -1,6 +1,6 @@
 """Renders sections as one self-contained HTML page, which makes no requests.
 
-Its Content-Security-Policy lists the digest of each script that may run and forbids requests: a script in a name that
+Its Content-Security-Policy has the digest of the one script that may run and forbids requests: a script in a name that
 was not escaped would not run.
 """
 
@@ -38,23 +38,22 @@ class Section:
     key: str  # unique on the page
     title: str
     lines: Sequence[str] = ()
-    legend: Sequence[str] = ()  # definitions of the numbers, not shown in the console
+    legend: Sequence[str] = ()  # definitions and details below the tables, which the console leaves out
     tables: Sequence[AnyTable] = ()
     charts: Sequence[Chart] = ()
     text: str = ""  # shown as it is, line by line
     depth: Depth = "console"
     leads: bool = False  # its tables come before its lines
-    folded: tuple[str, Sequence[str]] | None = None  # a line, and further ones that the page shows on demand
 
     def __bool__(self) -> bool:
-        return bool(self.lines or any(self.charts) or any(self.tables) or self.text or self.folded)
+        return bool(self.lines or any(self.charts) or any(self.tables) or self.text)
 
 
 def render_page(title: str, heading: Sequence[str], sections: Sequence[Section]) -> str:
     """Return the page: the first section, then `heading`, a line each, then the others with their tables folded."""
     from markupsafe import Markup
 
-    scripts = [_packaged(name) for name in ("charts.js", "tables.js")]
+    script = _packaged("page.js")
     return (
         _templates()
         .get_template("page.html")
@@ -63,8 +62,8 @@ def render_page(title: str, heading: Sequence[str], sections: Sequence[Section])
             heading=heading,
             sections=[section for section in sections if section],
             style=Markup(_packaged("style.css")),
-            scripts=[Markup(script) for script in scripts],
-            digests=[_digest(script) for script in scripts],
+            script=Markup(script),
+            digest=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
         )
     )
 
@@ -93,8 +92,3 @@ def _breakable(text: str) -> Markup:
 
 def _packaged(name: str) -> str:
     return (files("profiling.report") / "templates" / name).read_text(encoding="utf-8")
-
-
-def _digest(script: str) -> str:
-    """Return the source by which a Content-Security-Policy allows the script."""
-    return f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"

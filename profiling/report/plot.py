@@ -16,8 +16,8 @@ from profiling.report.format import significant
 
 #: The marks of symbols, full and hollow.
 _GLYPHS = {
-    **{"circle": "●○", "diamond": "◆◇", "square": "■□", "star": "★☆", "cross": "✚✛", "hexagon": "⬢⬡"},
-    **{"triangle-up": "▲△", "triangle-down": "▼▽", "triangle-left": "◄◅", "triangle-right": "►▻"},
+    **{"circle": "●○", "diamond": "◆◇", "square": "■□", "star": "★☆"},
+    **{"triangle-up": "▲△", "triangle-down": "▼▽"},
 }
 _LINE, _DOTTED = "━", "┄"
 #: Ticks of an axis, at most; categories beyond `_CATEGORIES` are thinned.
@@ -147,7 +147,7 @@ def plot_of(figure: Figure) -> Plot:
     for value, label in layout["levels"]:
         place = 100 - y.place(value)
         plot.rules.append(Rule(0, place, 100, place, RED, dashed=True))
-        plot.notes += [(place, label, RED)] if label else []
+        plot.notes.append((place, label, RED))
     for series in data:
         _add(plot, series, x, y)
     shown = [series for series in data if series.get("showlegend", True) and len(series["x"])]

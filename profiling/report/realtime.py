@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from profiling.errors import printable
 from profiling.report.answer import FRAMES, UNDECIDED, holds_words, number_in
 from profiling.report.charts import (
-    CUT_NOTE,
+    POINTS,
     Chart,
     Figure,
     Level,
@@ -21,8 +19,7 @@ from profiling.report.charts import (
     envelope,
     figure,
     line,
-    points_each,
-    series_scale,
+    scale,
 )
 from profiling.report.conditions import conditions_text, limits_text
 from profiling.report.format import count_of, decimals, estimate, listed, signed, significant
@@ -71,11 +68,11 @@ def realtime_section(data: RunData) -> Section:
         cell_table("Memory over the frames", _MEMORY, trends, keys=3, depth="report"),
     )
     series, unread = data.frame_times
-    views = [View(cell_words(each.record, component=True), _frames_figure(each, len(series))) for each in series]
+    views = [View(cell_words(each.record, component=True), _frames_figure(each)) for each in series]
     longest = max((each.values.size for each in series), default=0)
-    note = f"Marks: the slow frames that the record lists, by cause. Shaded: before the times settled. {CUT_NOTE}"
-    if longest > points_each(len(series)):
-        note += f" Of more than {points_each(len(series))} frames the lowest and highest of each stretch are drawn."
+    note = "Marks: the slow frames that the record lists, by cause. Shaded: before the times settled."
+    if longest > POINTS:
+        note += f" Of more than {POINTS} frames the lowest and highest of each stretch are drawn."
     charts = (Chart("frames", "Frame time over frames", views, note),)
     return Section(
         "realtime", "Frames against the deadline", tuple(map(printable, lines)), (*unread, *_LEGEND), tables, charts
@@ -304,19 +301,19 @@ _MEMORY = (
 )
 
 
-def _frames_figure(each: Samples, series: int) -> Figure:
+def _frames_figure(each: Samples) -> Figure:
     """Draw the frame times of a loop, its deadline, and its slow frames by cause."""
-    loop, places = each.record.realtime, envelope(each.values, points_each(series))
+    loop, places = each.record.realtime, envelope(each.values, POINTS)
     traces = [line("frame time", places, each.values[places], _FRAMES, width=1)]
     levels: list[Level] = []
     shapes = []
     budget_ms = loop.budget_ms if loop is not None and loop.target_fps else None
-    ends, top = series_scale([each.values, *([np.array([budget_ms])] if budget_ms is not None else [])])
+    known = [*each.values, *([budget_ms] if budget_ms is not None else [])]
     if loop is not None:
-        traces += slow_marks(loop, top)
+        traces += slow_marks(loop)
         levels = [(budget_ms, f"deadline, {loop.target_fps:g} FPS")] if budget_ms is not None else []
         settled = loop.steady is None or loop.steady.settled
         end = (loop.steady.from_frame if loop.steady is not None else 0) if settled else each.values.size
         shapes = [band("x", 0, end)] if end else []
-    y = axis("frame time, ms", **ends)
+    y = axis("frame time, ms", **scale(known))
     return figure(traces, axis("frame", rangemode="tozero"), y, levels, shapes=shapes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
 
@@ -28,7 +27,7 @@ from profiling.report.roofline import roofline_section
 from profiling.report.run_data import RunData, load_run, name_of
 from profiling.report.shape_sweep import shape_sweep_section
 from profiling.report.starts import starts_section
-from profiling.report.table import WIDTH, Depth, console, fits, markdown, wrapped_line
+from profiling.report.table import WIDTH, Column, Depth, Table, console, fits, markdown, wrapped_line
 from profiling.report.time_split import time_charts
 from profiling.report.trace import trace_section
 from profiling.report.training import training_section
@@ -45,7 +44,7 @@ def _answer_section(data: RunData) -> Section:
 
 
 def _skipped_section(data: RunData) -> Section:
-    """Return how many cells were skipped, with the first reason, and on demand which cells and why."""
+    """Return how many cells were skipped, with the first reason; in a table which cells and why."""
     reasons: dict[str, list[Record]] = {}
     for record in data.records:
         if record.status == "skipped":
@@ -53,12 +52,15 @@ def _skipped_section(data: RunData) -> Section:
     if not reasons:
         return Section("skipped", "Skipped")
     first, variants = next(iter(reasons)), {record.variant: None for record in next(iter(reasons.values()))}
-    more = f"; {count_of(len(reasons) - 1, 'more reason')} in report.md" if len(reasons) > 1 else ""
+    more = f" and for {count_of(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
     number = count_of(sum(map(len, reasons.values())), "cell")
-    lines = [printable(f"{', '.join(map(name_of, records))}: {reason}") for reason, records in reasons.items()]
-    return Section(
-        "skipped", "Skipped", folded=(printable(f"{number} skipped: {few([*variants])} ({first}){more}"), lines)
+    columns = (
+        Column[tuple[str, list[Record]]]("reason", lambda row: row[0], wrap=50),
+        Column[tuple[str, list[Record]]]("cells", lambda row: ", ".join(map(name_of, row[1])), wrap=50),
     )
+    table = Table("Skipped cells", columns, [*reasons.items()], keys=1, depth="report")
+    line = printable(f"{number} skipped: {few([*variants])} ({first}){more}")
+    return Section("skipped", "Skipped", (line,), tables=(table,))
 
 
 #: What the console prints, and what it leaves to `report.md`, the page, and `details=true`.
@@ -194,22 +196,22 @@ def _renderable_sections(
 
 def render_console(data: RunData, *, details: bool = False) -> str:
     """Return the console text: the answer, failed cells, with `details` all tables of `report.md`, paths to open."""
-    return rendered(partial(_console, details=details), data)
+
+    def console_of(data: RunData, sections: Sequence[Section]) -> str:
+        files = [f"run: {printable(data.folder)}"]
+        return console_text(heading_lines(data), sections, files, "report" if details else "console")
+
+    return rendered(console_of, data)
 
 
 def render_markdown(data: RunData) -> str:
     """Return `report.md`: the console's text and further tables. It contains no path outside the run."""
-    return rendered(_markdown, data)
+    return rendered(lambda data, sections: markdown_text(_title(data), heading_lines(data), sections), data)
 
 
 def render_html(data: RunData) -> str:
     """Return the page of a run; it contains no path outside the run."""
-    return rendered(_html, data)
-
-
-def _console(data: RunData, sections: Sequence[Section], *, details: bool) -> str:
-    files = [f"run: {printable(data.folder)}"]
-    return console_text(heading_lines(data), sections, files, "report" if details else "console")
+    return rendered(lambda data, sections: render_page(_title(data), heading_lines(data), sections), data)
 
 
 def console_text(
@@ -218,25 +220,20 @@ def console_text(
     """Return the first section, then the heading, the other sections that `depth` shows, and the paths to open."""
     shown = [section_text(section, depth) for section in sections if fits(section.depth, depth)]
     lead, *rest = [text for text in shown if text] or [""]
-    blocks = [[lead], [shortened_line(line) for line in heading], *([text] for text in rest), list(files)]
+    blocks = [[lead], [wrapped_line(line) for line in heading], *([text] for text in rest), list(files)]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def section_text(section: Section, depth: Depth = "console") -> str:
     """Return the text of a section for a terminal: its tables under their titles, and its lines."""
     width = max(WIDTH, get_terminal_size((WIDTH, 24)).columns)
-    folded = () if section.folded is None else section.folded[:1]
-    lines = "\n".join(wrapped_line(line, width) for line in (*section.lines, *folded))
+    lines = "\n".join(wrapped_line(line, width) for line in section.lines)
     tables = [table for table in section.tables if table and fits(table.depth, depth)]
     texts = [
         "\n\n".join(filter(None, (f"{table.title}:" * (table.title != section.title), console(table, width, depth))))
         for table in tables
     ]
     return "\n\n".join(filter(None, (*texts, lines) if section.leads else (lines, *texts)))
-
-
-def _markdown(data: RunData, sections: Sequence[Section]) -> str:
-    return markdown_text(_title(data), heading_lines(data), sections)
 
 
 def markdown_text(title: str, heading: Sequence[str], sections: Sequence[Section]) -> str:
@@ -248,27 +245,14 @@ def markdown_text(title: str, heading: Sequence[str], sections: Sequence[Section
 
 def _section_markdown(section: Section) -> str:
     tables = [table for table in section.tables if table and fits(table.depth, "report")]
-    folded = () if section.folded is None else section.folded[1]
-    if not fits(section.depth, "report") or not (tables or section.lines or folded or section.text):
+    if not fits(section.depth, "report") or not (tables or section.lines or section.text):
         return ""
-    lines, texts = _bullets((*section.lines, *folded)), []
+    lines, texts = _bullets(section.lines), []
     for table in tables:
         texts += ["" if table.title == section.title else f"#### {escaped(table.title)}", markdown(table)]
     parts = (*texts, lines) if section.leads else (lines, *texts)
     whole = (f"### {escaped(section.title)}", *parts, _bullets(section.legend), _fenced(section.text))
     return "\n\n".join(part for part in whole if part)
-
-
-def _html(data: RunData, sections: Sequence[Section]) -> str:
-    return render_page(_title(data), heading_lines(data), sections)
-
-
-def shortened_line(text: str) -> str:
-    """Return as many facts of a heading line as the console has room for."""
-    parts = text.split(" · ")
-    while len(" · ".join(parts)) > WIDTH and len(parts) > 1:
-        parts.pop()
-    return " · ".join(parts)
 
 
 def _title(data: RunData) -> str:

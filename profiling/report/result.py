@@ -88,13 +88,9 @@ class RunResult:
     def _sections(self) -> tuple[Section, ...]:
         data = self._data
         loops = (realtime_section(data),) if data.loops else (answer_section(data),)
-        lines = [line for record in self._fastest for line in self._rate_line(record)]
+        best = [record for group in by_component(data.timed).values() if (record := fastest_correct(group)) is not None]
+        lines = [line for record in best for line in self._rate_line(record)]
         return (*loops, Section("rate", "Frame rate", lines), status_section(data), notes_section(data))
-
-    @property
-    def _fastest(self) -> list[Record]:
-        groups = by_component(self._data.timed).values()
-        return [record for group in groups if (record := fastest_correct(group)) is not None]
 
     def _rate_line(self, record: Record) -> list[str]:
         """Say whether calls deliver their frames at that rate."""

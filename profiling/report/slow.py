@@ -58,7 +58,7 @@ def slow_table(sections: Sequence[tuple[Record, SlowFrames]], noun: str) -> AnyT
 _Cause = tuple[Record, SlowFrames, str]
 
 
-def slow_marks(loop: Realtime, top: float) -> list[Trace]:
+def slow_marks(loop: Realtime) -> list[Trace]:
     """Mark each slow frame once for each kind of cause; hollow, so that one does not hide another."""
     by_cause: dict[str, list[SlowFrame]] = {}
     for frame in loop.slow.frames if loop.slow is not None else ():
@@ -73,7 +73,6 @@ def slow_marks(loop: Realtime, top: float) -> list[Trace]:
             "circle-open",
             colours[cause],
             size=9,
-            top=top,
         )
         for cause, frames in by_cause.items()
     ]

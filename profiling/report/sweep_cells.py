@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from urllib.parse import quote
 
 from profiling.errors import InputError, reason_of
-from profiling.report.answer import UNDECIDED, held_rate, median_of, ranking_remarks, ratio_value
+from profiling.report.answer import held_rate, median_of, ranking_remarks, ratio_value
 from profiling.report.conditions import conditions_of
 from profiling.report.format import Estimate, Link, Value, count_of, number_of
 from profiling.report.page import PAGE_FILE
 from profiling.report.run_data import RunData, load_run, wrong_because
-from profiling.results.environment import Environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judge import RESOLUTION, Cell, Pair, Ranking, compare, rank
 from profiling.results.overrides import (
@@ -46,15 +45,10 @@ class SweptJob:
 
     job: SweepJob
     values: Mapping[str, str]  # of the overrides that differ between jobs, by key
-    environment: Environment = field(default_factory=Environment)
+    device: str | None = None  # the kind that it measured
     page: str | None = None  # of the run, and what the job printed: paths relative to the sweep
     log: str | None = None
     damage: tuple[str, ...] = ()
-
-    @property
-    def device(self) -> str | None:
-        """The kind of device that it measured."""
-        return self.environment.device_kind
 
     @property
     def link(self) -> Link:
@@ -82,7 +76,7 @@ class SweptCell:
     p50: Estimate | float | None  # ms
     holds: str | None
     sm_clock: float | None  # MHz, while it was timed
-    conditions: tuple[str, ...]
+    conditions: list[str]
 
     @cached_property
     def recipe(self) -> str:
@@ -171,10 +165,6 @@ class SweepAnswer:
         """The cells of the recipe that leads."""
         return None if self.ranking is None else self.recipes[self.ranking.leader]
 
-    def against_fastest(self, recipe: str) -> str | None:
-        """Return slower, same or undecided; "fastest" for the recipe that leads."""
-        return None if self.ranking is None else self.ranking.answers.get(recipe, "fastest")
-
     @property
     def name(self) -> str:
         """The component and what was swept of its work."""
@@ -187,15 +177,10 @@ class SweepAnswer:
             yield "no latency was measured" if any(cell.status == "ok" for cell in self.cells) else "no correct result"
             return
         yield from ranking_remarks(self.ranking)
-        pair, name = self.fastest.speedup, self.ranking.leader
-        if pair is not None and pair.answer() == UNDECIDED:
-            yield f"{UNDECIDED}: whether {name} is faster than its baseline; {pair.wants()} would tell"
-        elif pair is not None and pair.answer() == "same":
-            yield f"{name} and its baseline take the same time"
         noted = [cell for cell in self.fastest.cells if cell.conditions]
         if noted:
             more = f" (and {len(noted) - 1} more of its {len(self.fastest.cells)} jobs)" if len(noted) > 1 else ""
-            yield f"{name}, job {noted[0].job.job.number}: {'; '.join(noted[0].conditions)}{more}"
+            yield f"{self.ranking.leader}, job {noted[0].job.job.number}: {'; '.join(noted[0].conditions)}{more}"
         timed = [cell for recipe in self.recipes.values() for cell in recipe.cells]
         clocks = [cell.sm_clock for cell in timed if cell.sm_clock is not None]
         if clocks and max(clocks) > min(clocks) * (1 + RESOLUTION):
@@ -275,7 +260,7 @@ def _read(folder: Path, planned: SweepJob, keys: Sequence[str]) -> tuple[SweptJo
         if not (path / RESULTS_FILE).is_file():
             return job, []
         data = load_run(path)
-        job = replace(job, environment=data.environment, damage=tuple(_damage(data)))
+        job = replace(job, device=data.environment.device_kind, damage=tuple(_damage(data)))
         records = [record for record in data.records if record.launches is None and record.check is None]
         if planned.state == "running":
             records = [record for record in records if record.reason != NOT_ENDED]

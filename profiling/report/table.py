@@ -269,16 +269,7 @@ def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[str]]) -> li
     return [max(len(line) for text in column for line in text.splitlines() or [""]) for column in texts]
 
 
-def _parts(widths: Sequence[int], keys: int, most: int) -> list[list[int]]:
-    """Return the places of the columns of each part: the keys and some others, in as few and even parts as fit."""
-    fewest = parts = list(_filled(widths, keys, most))
-    while len(parts) == len(fewest) > 1 and most > 0:
-        fewest, most = parts, most - 1
-        parts = list(_filled(widths, keys, most))
-    return fewest
-
-
-def _filled(widths: Sequence[int], keys: int, most: int) -> Iterator[list[int]]:
+def _parts(widths: Sequence[int], keys: int, most: int) -> Iterator[list[int]]:
     """Yield parts that hold as many columns as fit into `most` characters; at least one beside the keys."""
     part = list(range(keys))
     for place in range(keys, len(widths)):

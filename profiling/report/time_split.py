@@ -1,4 +1,4 @@
-"""Where the time of a call goes: a bar for each correct recipe, by class of kernel, and the modules of the fastest."""
+"""Where the time of a call goes: a bar for each correct recipe, by class of kernel; and of a frame, by stage."""
 
 from __future__ import annotations
 
@@ -41,12 +41,10 @@ def time_charts(data: RunData) -> tuple[Chart, ...]:
         views.append(View(component, Rows(rows, end)))
     on_cpu = [record.device == "cpu" for record in data.timed if record.cell in parts]
     note = " ".join(words for words, shown in ((_NOTE, not all(on_cpu)), (_ON_CPU, any(on_cpu))) if shown)
-    where = Chart("time", "Where the time of a call goes", views, note, together=True)
+    where = Chart("time", "Where the time of a call goes", views, note)
     best = [record for group in data.groups.values() if (record := _with_modules(group)) is not None]
     trees = [View(cell_words(record, component=True), _tree(record)) for record in best]
-    note = (
-        "Each module is as wide as its time; below it, its submodules. Click one to zoom in, the top one to zoom out."
-    )
+    note = "Each module is as wide as its time; below it, its submodules."
     return where, Chart("modules", "Time by module, of the fastest recipe that has modules", trees, note)
 
 

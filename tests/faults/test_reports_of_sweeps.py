@@ -43,14 +43,14 @@ def damage(folder: Path, file: str, text: str) -> None:
     ("file", "text", "words"),
     [
         pytest.param(
-            *("0/results.jsonl", '{"schema": 99}\n', "job 0: cannot be read"),
+            *("0/results.jsonl", '{"schema": 99}\n', "cannot be read"),
             marks=pytest.mark.fault(
                 "A run of a sweep was written by a newer version", happens="the report names the job", kept="all others"
             ),
             id="newer",
         ),
         pytest.param(
-            *("0/results.jsonl", "no record\n", "job 0: results.jsonl: 1 damaged or cut-off line skipped"),
+            *("0/results.jsonl", "no record\n", "results.jsonl: 1 damaged or cut-off line skipped"),
             marks=pytest.mark.fault(
                 "The results of a run of a sweep are garbage",
                 happens="the job has no times, and the report says why",
@@ -68,7 +68,7 @@ def damage(folder: Path, file: str, text: str) -> None:
             id="job",
         ),
         pytest.param(
-            *("0/environment.json", "[", "job 0: environment.json is missing or damaged"),
+            *("0/environment.json", "[", "environment.json is missing or damaged"),
             marks=pytest.mark.fault(
                 "The environment of a run of a sweep is damaged",
                 happens="the report says so; nothing of it is ranked against other devices",
@@ -84,7 +84,8 @@ def test_damage_in_one_run_costs_that_run(
     damage(sweep, file, text)
     assert report.main([str(sweep)]) == 0
     out = capsys.readouterr().out
-    assert words in out
+    line = next(line for line in out.splitlines() if line.startswith("job 0 (seed=0)"))
+    assert words in line
     assert "4.000" in out
     assert (sweep / "report.html").stat().st_size
 

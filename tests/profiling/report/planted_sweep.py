@@ -20,14 +20,6 @@ H200 = {"type": "cuda", "name": "NVIDIA H200", "clock_sm_max_mhz": 1980, "power_
 H100 = {"type": "cuda", "name": "NVIDIA H100", "clock_sm_max_mhz": 1755, "power_limit_w": 700.0}
 
 
-def ceilings(launch_us: float = 5.0, **changes: Any) -> dict[str, Any]:
-    return {
-        **{"dtype": "bfloat16", "copy_bytes_per_s": 4.2e12, "read_bytes_per_s": 4.3e12, "seconds": 1.0},
-        **{"bandwidth": [[1 << 30, 4.2e12]], "matmul_flops_per_s": 8e14, "launch_us": launch_us},
-        **changes,
-    }
-
-
 @dataclass
 class Job:
     """A job to plant: its overrides, its records, and what is not as usual."""
@@ -36,7 +28,6 @@ class Job:
     records: Sequence[Record] = ()
     state: State = "done"
     device: Mapping[str, Any] = field(default_factory=lambda: H200)
-    ceilings: Mapping[str, Any] = field(default_factory=ceilings)
     facts: Mapping[str, Any] = field(default_factory=dict)  # of the SweepJob
 
 
@@ -78,7 +69,7 @@ def plant(folder: Path, *jobs: Job) -> Path:
         write_job(folder, job)
         if each.records:
             (run / RESULTS_FILE).touch()
-            environment = {"device": each.device, "ceilings": each.ceilings, "cpu": {"model": "CPU", "cores": 8}}
+            environment = {"device": each.device, "cpu": {"model": "CPU", "cores": 8}}
             (run / ENVIRONMENT_FILE).write_text(json.dumps(environment))
             for record in each.records:
                 own = None if record.turns is None else replace(record.turns, began=f"job {number}")

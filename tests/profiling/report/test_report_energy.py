@@ -54,8 +54,8 @@ def test_the_answer_and_the_exports_have_the_energy_of_the_fastest(data):
     assert "1.250 ±0.8%" in answer[2].splitlines()[2]
     assert json.loads(as_json(data))["answer"][0]["joules_per_frame"] == 1.25
     rows = {row["variant"]: row for row in csv.DictReader(io.StringIO(as_csv(data)))}
-    assert rows["cuda_graph"]["energy J/frame"] == "1.25"
-    assert rows["compile"]["energy J/frame"] == ""
+    assert rows["cuda_graph"]["joules_per_frame"] == "1.25"
+    assert rows["compile"]["joules_per_frame"] == ""
 
 
 def test_frames_of_a_call_share_its_energy():

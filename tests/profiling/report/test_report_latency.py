@@ -97,7 +97,7 @@ def test_spreads_stand_around_their_medians_and_a_wrong_one_is_pale(three: tuple
     assert first.words == "28.70 ms, p99 28.80"
     assert first.spread.high < drawn.end < 33
     assert (wrong.name, wrong.counts, first.counts) == ("cuda_graph (failed: does not count)", False, True)
-    assert drawn.levels == [(1000 / 120, "120 FPS"), (1000 / 60, "60 FPS")], "those of the axis"
+    assert drawn.levels == [(1000 / 60, "60 FPS"), (1000 / 120, "120 FPS")], "those of the axis"
 
 
 def test_the_roofline_is_drawn_where_it_is_known() -> None:
@@ -107,7 +107,7 @@ def test_the_roofline_is_drawn_where_it_is_known() -> None:
 
 def test_a_call_of_several_frames_has_their_budgets_and_a_training_step_none() -> None:
     (rows,) = spreads(build("baseline", 120.0, frames_per_call=4)).values()
-    assert rows.levels == [(4000 / 120, "120 FPS"), (4000 / 60, "60 FPS")]
+    assert rows.levels == [(4000 / 60, "60 FPS"), (4000 / 120, "120 FPS")]
     (rows,) = spreads(build("baseline", 120.0, training={"log": [], "eager_log": []})).values()
     assert rows.levels == []
 

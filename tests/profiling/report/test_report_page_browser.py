@@ -52,18 +52,13 @@ def test_every_view_of_every_chart_is_drawn_inside_its_frame(
     charts = page.locator("figure.chart")
     assert charts.count() > 0
     for chart in charts.all():
-        views, choice = chart.locator(".view"), chart.locator("select")
-        for place in range(views.count()):
-            if choice.count():
-                choice.select_option(str(place))
-            view = views.nth(place)
+        for view in chart.locator(".view").all():
             assert view.is_visible()
             assert view.locator("path, .mark, .part, .p50, .node").count() > 0
         frame = chart.bounding_box()
         for text in boxes(chart.locator(".name, .words, svg text, .key li")):
-            if text is not None:  # of a view that is not chosen
-                assert frame["x"] <= text["x"]
-                assert text["x"] + text["width"] <= frame["x"] + frame["width"] + 1
+            assert frame["x"] <= text["x"]
+            assert text["x"] + text["width"] <= frame["x"] + frame["width"] + 1
 
 
 def test_a_table_is_on_demand_and_the_answer_is_not(shown: Open) -> None:
@@ -73,15 +68,6 @@ def test_a_table_is_on_demand_and_the_answer_is_not(shown: Open) -> None:
     assert not fold.locator("table").is_visible()
     fold.locator("summary").click()
     assert fold.locator("table").is_visible()
-
-
-def test_what_was_skipped_is_a_count_with_a_fold(write_page: Callable[..., Path], show: Open) -> None:
-    skipped = [build(f"v{i}", status="skipped", reason="no compiler") for i in range(3)]
-    section = show(write_page([build("baseline", 2.0), *skipped])).locator("#skipped")
-    assert section.locator("summary").inner_text() == "3 cells skipped: v0, v1 and v2 (no compiler)"
-    assert not section.locator("li").is_visible()
-    section.locator("summary").click()
-    assert section.locator("li").inner_text() == "world_model.v0, world_model.v1, world_model.v2: no compiler"
 
 
 def test_tables_sort_by_number_with_the_mouse_and_the_keyboard(shown: Open) -> None:
@@ -113,30 +99,13 @@ def test_what_was_not_measured_stays_last(write_page: Callable[..., Path], show:
         assert column(table, place) == rates
 
 
-def test_filters_keep_the_rows_that_hold_every_word(shown: Open) -> None:
-    page = unfolded(shown("h200_energy"))
-    block = page.locator("#latency .table").first
-    count = block.locator("tbody tr").count()
-    block.locator("input").fill("WORLD graph")
-    names = column(block, 2)
-    assert names == ["cuda_graph", "compile_cuda_graph"]
-    assert block.locator(".count").inner_text() == f"2 of {count} rows"
-    block.locator("input").fill("")
-    assert block.locator("tbody tr:visible").count() == count
-
-
-def test_both_colour_schemes_and_the_button_between_them(shown: Open) -> None:
+def test_both_colour_schemes(shown: Open) -> None:
     def looks(page: Any) -> tuple[str, str]:
         body = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return body, page.locator(".chart .below").first.evaluate("text => getComputedStyle(text).fill")
 
     light, dark = shown("h200_stream_img2img"), shown("h200_stream_img2img", scheme="dark")
     assert looks(light) != looks(dark)
-    before, after = looks(light), looks(dark)
-    light.get_by_role("button", name="dark / light").click()
-    assert looks(light) == after
-    light.get_by_role("button", name="dark / light").click()
-    assert looks(light) == before
 
 
 def boxes(places: Any) -> list[dict[str, float]]:
@@ -172,14 +141,6 @@ def test_an_answer_links_to_its_rows_also_where_a_filter_hides_them(shown: Open)
     page.evaluate("location.hash = ''")
     link.click()
     page.locator("tr:target").wait_for(state="visible")  # the link empties the filter, in an event that follows
-
-
-def test_a_wide_table_says_that_it_scrolls(traced: Open) -> None:
-    block = block_of(unfolded(traced(width=800)), "Kernels by total time")
-    more = block.locator(".more")
-    assert "scroll right" in more.inner_text()
-    block.locator(".scroll").evaluate("box => { box.scrollLeft = box.scrollWidth }")
-    block.locator(".more", has_text="left").wait_for()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (800, "dark")])
@@ -276,28 +237,9 @@ def named_column(block: Any, header: str) -> list[str]:
     return block.locator(f"tbody tr:visible td:nth-child({headers.index(header) + 1})").all_inner_texts()
 
 
-def test_kernels_are_sorted_by_any_column_on_a_narrow_screen_too(traced: Open) -> None:
-    page = unfolded(traced(width=380))
-    assert page.evaluate("document.documentElement.scrollWidth") <= 380, "tables scroll by themselves"
-    block = block_of(page, "Kernels by total time")
-    count = block.locator("tbody tr").count()
-    assert count == 4 + 4 + 40
-    for header in ("total ms", "GB/s", "mean µs"):
-        block.locator("th button", has_text=header).click()
-        numbers = [float(text) for text in named_column(block, header) if text != "–"]
-        assert numbers == sorted(numbers)
-        block.locator("th button", has_text=header).click()
-        texts = named_column(block, header)
-        numbers = [float(text) for text in texts if text != "–"]
-        assert numbers == sorted(numbers, reverse=True)
-        assert set(texts[len(numbers) :]) <= {"–"}
-    block.locator("th button", has_text="kernel").click()
-    assert named_column(block, "kernel")[0].startswith("flash_fwd")
-
-
 def test_kernels_are_filtered_by_words_of_any_column(traced: Open) -> None:
     block = block_of(unfolded(traced()), "Kernels by total time")
-    block.locator("input").fill("cuda_graph gemm")
+    block.locator("input").fill("CUDA_GRAPH gemm")
     assert named_column(block, "kernel") == ["nvjet_tst_64x8_64x16_4x1_v_bz_TNT"]
     assert block.locator(".count").inner_text() == "1 of 48 rows"
     block.locator("input").fill("kernel_0037<")
@@ -308,19 +250,3 @@ def test_kernels_are_filtered_by_words_of_any_column(traced: Open) -> None:
     assert len(named_column(block, "kernel")) == 15
     block.get_by_role("button", name="show all 48 rows").click()
     assert len(named_column(block, "kernel")) == 48
-
-
-def test_a_click_goes_into_a_module_and_back(traced: Open) -> None:
-    page = traced()
-    tree = page.locator("#chart-modules .icicle").first
-    block, other = tree.get_by_role("button", name="blocks.1"), tree.get_by_role("button", name="blocks.0")
-    assert "0.6000 ms (40%)" in block.get_attribute("title")
-    before = block.bounding_box()["width"]
-    block.click()
-    assert not other.is_visible()
-    assert block.bounding_box()["width"] > 1.4 * before
-    tree.get_by_role("button", name="world_model.cuda_graph").click()
-    assert other.is_visible()
-    assert block.bounding_box()["width"] == pytest.approx(before, abs=1)
-    page.locator('select[data-views="modules"]').select_option("1")
-    assert page.locator("#chart-modules .icicle").nth(1).locator(".node").count() == 61

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from report_records import build, build_loop, frame_loop, run_data, summary, titled, traces
 
-from profiling.report.charts import points_each
+from profiling.report.charts import POINTS
 from profiling.report.heading import network_section
 from profiling.report.realtime import realtime_section, verdict
 from profiling.report.run_data import RunData
@@ -220,18 +220,14 @@ def test_frames_stand_against_the_deadline_with_their_causes(stalled: Section, t
     line = drawn["frame time"]
     assert (max(line["y"]), min(line["y"])) == (45.1, 1.5)
     assert line["x"][line["y"].index(1.5)] == 49_999
-    assert len(line["x"]) <= points_each(1)
+    assert len(line["x"]) <= POINTS
     assert "lowest and highest of each stretch" in chart.note
     assert drawn["slow: recompile"]["x"] == [60]
     assert sorted(drawn["slow: garbage collection"]["x"]) == [60, *(100 + 20 * i for i in range(8))]
     (shade,) = layout["shapes"]
     assert layout["levels"] == [(1000 / 60, "deadline, 60 FPS")]
     assert (shade["x0"], shade["x1"]) == (0, 12)
-    (low, top) = layout["yaxis"]["range"]
-    assert low == 0
-    assert 1000 / 60 < top < 45.1, "a frame of 45.1 ms does not flatten the others"
-    assert drawn["slow: recompile"]["marker"]["symbol"] == ["triangle-up"], "cut off"
-    assert drawn["slow: recompile"]["text"] == ["45.1"]
+    assert drawn["slow: recompile"]["y"] == [45.1], "at its place, however long"
 
 
 @pytest.mark.parametrize("content", [None, b"no archive"])

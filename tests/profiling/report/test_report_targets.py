@@ -144,7 +144,7 @@ def test_the_loss_is_drawn_beside_that_of_eager() -> None:
         ["19", "–", "4.125", "0.1200"],
     ]
     (loss,) = section.charts
-    assert (traces(loss)["cuda_graph"]["x"], traces(loss)["cuda_graph"]["y"]) == ([0, 10], [2.30259, 1.50012])
+    assert (traces(loss)["cuda_graph"]["x"], traces(loss)["cuda_graph"]["y"]) == ([0, 10], [2.302585, 1.500125])
     assert traces(loss)["cuda_graph: eager"]["y"] == [1.5, 2.3, 9.0]
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a call goes: known kernels in, bars and trees that add up out."""
+"""Where the time of a call goes: known kernels in, bars that add up out."""
 
 from __future__ import annotations
 

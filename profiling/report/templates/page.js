@@ -40,20 +40,7 @@
     all.textContent = folded ? `show all ${rows.length} rows` : `show the first ${FEW} rows`;
   };
 
-  // Says how many columns lie beyond the right edge of a wide table.
-  const hint = (block) => {
-    const [box, more] = [block.querySelector(".scroll"), block.querySelector(".more")];
-    const edge = box.getBoundingClientRect().right;
-    const cells = [...block.querySelector("thead tr").cells];
-    const beyond = cells.filter((cell) => cell.getBoundingClientRect().right > edge + 2).length;
-    const wide = box.scrollWidth > box.clientWidth + 2;
-    more.hidden = !wide;
-    more.textContent = beyond ? `${beyond} more column${beyond > 1 ? "s" : ""}: scroll right →` : "← scroll left";
-    box.classList.toggle("cut", beyond > 0);
-  };
-
-  const blocks = [...document.querySelectorAll(".table")];
-  for (const block of blocks) {
+  for (const block of document.querySelectorAll(".table")) {
     const table = block.querySelector("table");
     const rows = table.tBodies[0].rows.length;
     for (const header of table.tHead.rows[0].cells) {
@@ -79,8 +66,6 @@
       label.querySelector("input").addEventListener("input", () => show(block));
     }
     show(block);
-    block.querySelector(".scroll").addEventListener("scroll", () => hint(block));
-    block.closest("details")?.addEventListener("toggle", () => hint(block));
   }
 
   // A link to a row shows it: the filter is emptied, and a folded table unfolded.
@@ -97,9 +82,6 @@
     show(block);
     row.scrollIntoView({ block: "center" });
   };
-  const hintAll = () => blocks.forEach(hint);
   window.addEventListener("hashchange", reveal);
-  window.addEventListener("resize", hintAll);
-  hintAll();
   reveal();
 })();
