@@ -7,7 +7,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -33,21 +33,31 @@ def pinned(threads: int) -> Iterator[tuple[int, ...]]:
     """
     allowed = os.sched_getaffinity(0)
     cores = _apart(sorted(allowed), threads) if 0 < threads < len(allowed) else ()
-    if not cores or not _pin(cores):
+    if not cores:
         yield ()
         return
+    before = _affinities()
+    for thread in before:
+        _restrict(thread, cores)
     try:
-        yield cores
+        yield cores if os.sched_getaffinity(0) == set(cores) else ()
     finally:
-        _pin(tuple(allowed))
+        for thread in _affinities():  # one that has begun since then has that of the thread that started it: the cores
+            _restrict(thread, before.get(thread, allowed))
 
 
-def _pin(cores: Sequence[int]) -> bool:
-    """Restrict all threads of this process to these cores; return whether that worked for the calling one."""
-    for thread in _THREADS.iterdir() if _THREADS.is_dir() else ():
+def _affinities() -> dict[int, set[int]]:
+    """Return the cores on which each thread of this process may run."""
+    found = {}
+    for thread in map(int, (each.name for each in _THREADS.iterdir())) if _THREADS.is_dir() else (0,):
         with contextlib.suppress(OSError):  # it has ended
-            os.sched_setaffinity(int(thread.name), cores)
-    return os.sched_getaffinity(0) == set(cores)
+            found[thread] = os.sched_getaffinity(thread)
+    return found
+
+
+def _restrict(thread: int, cores: Iterable[int]) -> None:
+    with contextlib.suppress(OSError):  # it has ended, or the system does not allow it
+        os.sched_setaffinity(thread, cores)
 
 
 def _apart(allowed: Sequence[int], number: int) -> tuple[int, ...]:

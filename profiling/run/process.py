@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -200,12 +201,12 @@ class ProcessState:
         self._folder, self._variables = Path.cwd(), dict(os.environ)
         self._streams = [(name, getattr(sys, name)) for name in ("stdin", "stdout", "stderr")]
         self._descriptors = [_duplicate(number) for number in range(len(self._streams))]
-        self._timer = signal.getitimer(signal.ITIMER_REAL)
+        self._timer, self._began = signal.getitimer(signal.ITIMER_REAL), time.monotonic()
         self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
 
     def restore(self) -> None:
         """Make it so again."""
-        signal.setitimer(signal.ITIMER_REAL, *self._timer)
+        signal.setitimer(signal.ITIMER_REAL, *self._timer_now())
         for number, handler in self._handlers.items():
             if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)
@@ -218,6 +219,16 @@ class ProcessState:
         os.chdir(self._folder)
         os.environ.clear()
         os.environ.update(self._variables)
+
+    def _timer_now(self) -> tuple[float, float]:
+        """Return the seconds until the timer would fire, and its interval: it went on while the cell ran."""
+        left, interval = self._timer
+        if not left:
+            return 0.0, 0.0
+        left -= time.monotonic() - self._began
+        if left <= 0:  # it has fired
+            left = interval - (-left) % interval if interval else 0.0
+        return left, interval
 
     def close(self) -> None:
         """Close the copies of the standard streams."""

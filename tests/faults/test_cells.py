@@ -37,7 +37,7 @@ from profiling.results.jsonl import append_record, read_records
 from profiling.results.measured import FrameRate, Metrics, Prepare
 from profiling.results.record import encode_sections
 from profiling.results.stats import summarize
-from profiling.run import child, events, worker
+from profiling.run import child, events, process, worker
 from profiling.run.cell_records import CellEvents
 from profiling.run.events import End, EventReader, Phase, Sections
 from profiling.run.job import FORWARD, Job, RunConfig
@@ -277,6 +277,21 @@ def process_state():
         "signals": signal.getsignal(signal.SIGINT),
         "alarm": 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100,  # pytest has one of its own, of 300 s
     }
+
+
+@pytest.mark.parametrize(
+    ("timer", "seconds", "left"),
+    [((300.0, 0.0), 100.0, (200.0, 0.0)), ((300.0, 0.0), 400.0, (0.0, 0.0)), ((50.0, 30.0), 100.0, (10.0, 30.0))],
+)
+@fault("a program has a timer (SIGALRM) while a cell runs in its process", "it fires when it is due", "the timer")
+def test_a_timer_goes_on_while_a_cell_runs(monkeypatch, timer, seconds, left):
+    now, armed = [0.0], []
+    monkeypatch.setattr(process.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(process.signal, "getitimer", lambda which: timer)
+    monkeypatch.setattr(process.signal, "setitimer", lambda which, *values: armed.append(values))
+    with process.restored_process():
+        now[0] = seconds
+    assert armed == [pytest.approx(left)]
 
 
 @pytest.fixture

@@ -36,6 +36,27 @@ def test_all_threads_are_pinned_inside_the_block_and_only_there():
 
 
 @several
+def test_each_thread_has_its_own_cores_again_after_the_block():
+    """Those of a data loader, say, that its user has pinned."""
+    began, done = threading.Event(), threading.Event()
+
+    def worker():
+        os.sched_setaffinity(0, ALLOWED[:1])
+        began.set()
+        done.wait()
+
+    thread = threading.Thread(target=worker)
+    thread.start()
+    began.wait()
+    with pinned(1):
+        late = threading.Thread(target=done.wait)
+        late.start()
+    found = [os.sched_getaffinity(each.native_id) for each in (thread, late)]
+    done.set()
+    assert found == [set(ALLOWED[:1]), set(ALLOWED)]
+
+
+@several
 def test_an_error_inside_the_block_ends_the_pinning():
     with pytest.raises(ZeroDivisionError), pinned(1):
         raise ZeroDivisionError
