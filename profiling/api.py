@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from types import FunctionType
 from typing import Any
 
@@ -133,10 +134,10 @@ def profile(
         ceilings=ceilings,
         trace=trace,
     )
-    owner = TemporaryDirectory(prefix="profiling-", ignore_cleanup_errors=True)
-    folder = Path(owner.name)
     progress = PlainProgress(Console(quiet=True)) if quiet else make_progress()
-    with held.holding(subject) as key, _unchanged_process():
+    folder = Path(mkdtemp(prefix="profiling-"))
+    with held.holding(subject) as key, _unchanged_process(), ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)  # unless a result takes it over
         cast = "module" if subject.cast else "none" if autocast is None else "autocast"
         state: dict[str, Any] = {"ignore": list(allow)}
         if subject.calls is not None:
@@ -147,12 +148,13 @@ def profile(
             run.execute()
         finally:
             progress.close()
-    records = tuple(run.records.values())
-    wrong = [record for record in records if record.bad_input]
-    if wrong and not any(record.status in ("ok", "invalid") for record in records):
-        raise InputError(wrong[0].reason)
+        records = tuple(run.records.values())
+        wrong = [record for record in records if record.bad_input]
+        if wrong and not any(record.status in ("ok", "invalid") for record in records):
+            raise InputError(wrong[0].reason)
+        stack.pop_all()
     _complete(run, subject)
-    return RunResult(folder, fps=fps, temporary=owner)
+    return RunResult(folder, fps=fps, temporary=True)
 
 
 def prepare(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import weakref
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -25,13 +26,15 @@ from profiling.results.verdicts import by_component, fastest_correct, holds_rate
 class RunResult:
     """The run in `folder`: printing it shows the answer table, or the verdict of a loop.
 
-    `fps` is the frame rate that one call of the fastest correct variant is compared with. `temporary` is the folder's
-    owner if it is removed with this object; `save` then keeps the run.
+    `fps` is the frame rate that one call of the fastest correct variant is compared with. A folder that is `temporary`
+    is removed with this object, by this process; `save` then keeps the run.
     """
 
-    def __init__(self, folder: Path, *, fps: float | None = None, temporary: TemporaryDirectory[str] | None = None):
+    def __init__(self, folder: Path, *, fps: float | None = None, temporary: bool = False):
         self.folder = folder
         self._fps, self._temporary = fps, temporary
+        if temporary:
+            weakref.finalize(self, _remove, folder, os.getpid())
         self._saved: set[Path] = set()
         self._data = load_run(folder)
 
@@ -58,22 +61,24 @@ class RunResult:
         """Copy the run into `folder`, with its reports, and return the folder.
 
         Raises:
-            InputError: the folder holds what this object did not write.
-            OSError: a file cannot be written.
+            InputError: the folder holds what this object did not write, or cannot be written.
 
         """
-        target = Path(folder).absolute()
-        if target not in self._saved:
-            check_is_new(target)
-        shutil.copytree(self.folder, target, dirs_exist_ok=True)
-        write_report(target)
+        try:
+            target = Path(folder).absolute()
+            if target not in self._saved:
+                check_is_new(target)
+            shutil.copytree(self.folder, target, dirs_exist_ok=True)
+            write_report(target)
+        except OSError as error:
+            raise InputError(f"save({str(folder)!r}): {error.strerror or error}. Name another folder.") from error
         self._saved.add(target)
         return target
 
     def __str__(self) -> str:
         """Return the answer as text, 100 columns wide."""
         blocks = [section_text(section) for section in self._sections]
-        if self._temporary is None:
+        if not self._temporary:
             blocks.append(f"run: {self.folder}")
         return "\n\n".join(filter(None, blocks))
 
@@ -103,3 +108,9 @@ class RunResult:
             return []
         times = f"{wall.tail[0]} {significant(wall.tail[1])} ms of a budget of {significant(budget_ms)} ms a call"
         return [f"{self._fps:g} FPS: {holds_words(said)}. {record.component}, {record.variant}: {times}."]
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Remove a folder, unless this is a copy of the process that made it: a forked worker that ends, for example."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -3,6 +3,7 @@
 import copy
 import gc
 import importlib
+import os
 import random
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from make_record import record as made_record
 from torch import nn
 
 import profiling
@@ -27,7 +29,9 @@ from profiling.errors import InputError, WrongOutputError
 from profiling.metrics.latency import Latency
 from profiling.metrics.parity import Parity
 from profiling.report.__main__ import main as report
+from profiling.report.result import RunResult
 from profiling.results.environment import read_environment
+from profiling.results.jsonl import append_record
 from profiling.trace.counters import snapshot
 from profiling.variants.inductor import Inductor
 from profiling.variants.recipe import Compiler, Outcome, Recipe
@@ -188,6 +192,24 @@ def test_a_saved_result_is_a_run(result, tmp_path, capsys):
     (tmp_path / "c" / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match=r"is not empty: it holds notes\.txt"):
         result.save(tmp_path / "c")
+    with pytest.raises(InputError, match=r"save\('/proc/x'\): .*Name another folder"):
+        result.save("/proc/x")
+
+
+def test_a_forked_worker_that_ends_does_not_remove_the_folder_of_a_result(tmp_path):
+    (tmp_path / "run").mkdir()
+    append_record(tmp_path / "run", made_record())
+    held = RunResult(tmp_path / "run", temporary=True)
+    worker = os.fork()
+    if worker == 0:
+        del held
+        gc.collect()
+        os._exit(0)
+    os.waitpid(worker, 0)
+    assert held.folder.is_dir()
+    del held
+    gc.collect()
+    assert not (tmp_path / "run").exists()
 
 
 def test_everything_is_left_as_it_was():
