@@ -74,7 +74,10 @@ class Lease:
         """Remove what a failed start left."""
         if self.is_fillable and self._cache is not None:
             for path in (*Path(self._cache.folder.name).iterdir(), *filter(None, [self._cache.packages])):
-                shutil.rmtree(path, ignore_errors=True)
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
 
     def describe(self, event: Event) -> Event:
         """Return the event of the cell, with the cache that it compiled from in its section `prepare`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -113,10 +113,12 @@ def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
         raise InputError(f"counters=true: hardware counters are those of a GPU ({reason}). Leave it out.")
     reasons = {"device": reason}
     dtype, scale = settings.dtype, settings.scale
+    with torch.cuda.device(device) if on_cuda else nullcontext():  # torch asks the current device
+        has_bfloat16 = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if dtype == "auto":
-        dtype = "bfloat16" if on_cuda and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+        dtype = "bfloat16" if has_bfloat16 else "float32"
         reasons["dtype"] = f"auto: {device.type} runs {dtype}"
-    elif dtype == "bfloat16" and on_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+    elif dtype == "bfloat16" and on_cuda and not has_bfloat16:
         raise InputError(
             f"dtype=bfloat16: {torch.cuda.get_device_name(device)} does not support it. Use dtype=float16."
         )

@@ -9,7 +9,9 @@ import pytest
 import torch
 from as_user import ROOT, environment
 
+from profiling.components.spec import Settings
 from profiling.errors import python_command
+from profiling.run.probe import resolve
 
 COMPONENT = "component=[net]"
 BASELINE = "variant=[baseline]"
@@ -93,3 +95,26 @@ def test_a_reader_that_closes_the_pipe_is_no_error():
         process.stdout.close()
         assert process.wait(60) == 0
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cuda:0", "bfloat16"), ("cuda:1", "float32")])
+def test_the_dtype_of_a_run_is_what_its_own_gpu_supports(monkeypatch, device, dtype):
+    """A machine whose second GPU has no bfloat16."""
+    current = [0]
+
+    class Switched:
+        def __init__(self, device):
+            self.index = device.index
+
+        def __enter__(self):
+            current.append(self.index)
+
+        def __exit__(self, *_):
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "device", Switched)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: current[-1] == 0)
+    settings, _ = resolve(Settings(device=device))
+    assert (settings.device, settings.dtype) == (device, dtype)

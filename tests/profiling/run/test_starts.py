@@ -46,6 +46,7 @@ class Processes:
         cache = Path(variables["TORCHINDUCTOR_CACHE_DIR"])
         was_empty = not cache.exists() or not list(cache.iterdir())
         (cache / "code").mkdir(parents=True, exist_ok=True)
+        (cache / "plain").touch()
         self.ran.append((kind, cache, was_empty, loaded))
         if kind in self.deaths:
             return Performed(self.deaths[kind])
