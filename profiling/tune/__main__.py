@@ -125,11 +125,11 @@ def finished(run: Run, space: Space) -> int:
         write_text(run.folder / own, yaml.safe_dump(node, sort_keys=False))
     if best.variant == BASELINE:
         run.progress.say(f"no recipe is known to be faster than eager, so {path} is eager.")
-        return 0
+        return exit_code(records)
     words = ["-m", "profiling.generic_forward", f"--config-dir={run.folder}"]
     words += [f"component=[{best.component}]", f"variant=[{BASELINE},{TUNED}]"]
     run.progress.say(f"the winner is {best.variant}: {path}. To use it:\n  {command(*words)}")
-    return 0
+    return exit_code(records)
 
 
 def _evidence(best: Record) -> str:
