@@ -12,33 +12,22 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from profiling.compare.command import check_page_path, describe_error, parse_options, section_text, write_page
+from profiling.compare.command import check_page_path, parse_options, write_page
 from profiling.compare.loaded_run import LoadedRun, read_run
-from profiling.errors import InputError, prepare_output, print_text, printable
-from profiling.report.charts import GREY, Chart, Figure, View, axis, error_bars, figure, line, palette, plain, points
-from profiling.report.format import ABSENT, Value, count_of, estimate, few, show
+from profiling.errors import InputError, prepare_output, print_text, printable, reason_of
+from profiling.report.format import Value, count_of, estimate, few
 from profiling.report.page import Section, render_page
+from profiling.report.render import console_text, markdown_text
 from profiling.report.table import Column, Table
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judge import Cell, compare
-from profiling.results.measured import Interval
-from profiling.results.overrides import (
-    concerns,
-    is_recipe,
-    is_work,
-    names_cells,
-    overrides_of,
-    setting,
-    swept_keys,
-)
+from profiling.results.judge import Cell, compare, rank
+from profiling.results.overrides import concerns, is_recipe, is_work, names_cells, overrides_of, setting, swept_keys
 from profiling.results.record import Record
 from profiling.results.sweep import is_sweep, read_sweep
-from profiling.results.verdicts import cell_of, interval_of, loop_work, ranking, taken
+from profiling.results.verdicts import cell_of, interval_of, taken, work_of
 
 #: What stands in the place of a ratio of two runs that had other variants.
 _OTHER_VARIANTS = "other variants"
@@ -53,8 +42,7 @@ class HistoryPoint:
     revision: str | None  # of the user's code, with + for uncommitted changes; `tool …` where only the tool's is known
     variant: str  # the one with the lowest estimate
     beside: str | None  # variants of its run that are the same as this one, or undecided
-    p50_ms: float  # of a call, or of a frame of a loop
-    ci95: Interval | None
+    p50: Value | None  # of a call, or of a frame of a loop, in ms
     cell: Cell
     variants: frozenset[str]  # all that its run had for the component
     conditions: str | None = None  # what others took while it was timed
@@ -81,23 +69,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="The fastest correct variant of each component, run by run.",
         epilog="exit code: 0 done, 2 a folder holds no runs, or the page could not be written",
     )
-    parser.add_argument(
-        "folders",
-        metavar="FOLDER",
-        type=Path,
-        nargs="+",
-        help="a run, a sweep, or a folder with some anywhere below it",
-    )
+    what = "a run, a sweep, or a folder with some anywhere below it"
+    parser.add_argument("folders", metavar="FOLDER", type=Path, nargs="+", help=what)
     options = parse_options(parser, arguments)
     try:
-        if options.html:
-            check_page_path(options.html)
+        check_page_path(options.html)
         history = read_history(*options.folders)
-        print_text(history_text(history, as_markdown=options.markdown))
     except (InputError, OSError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
         return InputError.exit_code
-    if options.html and not write_page(options.html, lambda: history_page(history, *options.folders)):
+    runs = {point.run for series in history.values() for point in series}
+    heading = [printable(f"{count_of(len(runs), 'run')} of {', '.join(map(str, options.folders))}")]
+    title, section = "history", _section(history)
+    text = markdown_text(title, heading, [section]) if options.markdown else console_text(heading, [section], ())
+    print_text(text)
+    if options.html and not write_page(options.html, lambda: render_page(title, heading, [section])):
         return InputError.exit_code
     return 0
 
@@ -117,15 +103,15 @@ def read_history(*folders: Path) -> History:
         if not below:
             raise InputError(f"{folder} holds no runs: there is no {RESULTS_FILE} below it. Name a folder of runs.")
         runs |= dict.fromkeys(below)
-    top, swept = _common(folders), _swept({run.parent for run in runs})
+    top = os.path.commonpath([folder.absolute() for folder in folders])
+    swept = _swept({run.parent for run in runs})
     history: dict[str, list[HistoryPoint]] = {}
     for run in runs:
         try:
             loaded = read_run(run)
             points_of_run = _points(loaded, os.path.relpath(run, top), swept.get(run, {}))
         except Exception as error:  # a fault in one run must not hide the others
-            reason = error if isinstance(error, InputError | OSError) else describe_error(error)
-            print(printable(f"skipped {run}: {reason}"), file=sys.stderr)
+            print(printable(f"skipped {run}: {reason_of(error)}"), file=sys.stderr)
             continue
         if loaded.damage:
             print(f"{run}: {loaded.damage}", file=sys.stderr)
@@ -136,11 +122,6 @@ def read_history(*folders: Path) -> History:
         raise InputError(f"{names}: none of its {len(runs)} runs has a correct cell with times.")
     longest_first = sorted(history.items(), key=lambda item: -len(item[1]))
     return {title: _ordered(series) for title, series in longest_first}
-
-
-def _common(folders: Sequence[Path]) -> Path:
-    """Return the folder that run names are relative to: the one that was named, or that which holds all of them."""
-    return folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.absolute() for folder in folders]))
 
 
 def _swept(folders: Iterable[Path]) -> dict[Path, dict[str, str]]:
@@ -179,41 +160,30 @@ def _versus(before: HistoryPoint, after: HistoryPoint) -> Value | None:
 
 
 def _points(run: LoadedRun, name: str, swept: Mapping[str, str]) -> dict[str, HistoryPoint]:
+    """Return the point of each title: of the correct records with equal work, where one was timed."""
     groups: dict[str, list[Record]] = {}
     for record in run.records.values():
-        if record.is_correct:
+        if cell_of(record) is not None:
             groups.setdefault(_title(run, record, swept), []).append(record)
-    found = {title: _point(run, group, name, swept) for title, group in groups.items()}
-    return {title: point for title, point in found.items() if point is not None}
+    return {title: _point(run, group, name, swept) for title, group in groups.items()}
 
 
 def _title(run: LoadedRun, record: Record, swept: Mapping[str, str]) -> str:
-    """Return everything that makes times comparable: component, target, device and the work of a call or frame."""
-    device, conditions = run.environment.device, record.metrics.latency
-    parts = [record.component, record.target, device and device.name, record.dtype, record.scale]
-    if record.parameters is not None:
-        parts.append(f"{record.parameters:,} parameters")
-    if not record.is_realtime and record.frames_per_call not in (None, 1):
-        parts.append(f"{record.frames_per_call} frames per call")
-    parts += [f"{name} {value}" for name, value in loop_work(record).items()]
+    """Return everything that makes times comparable: component, device, dtype and the work of a call or frame."""
+    device = run.environment.device
+    parts = [record.component, device and device.name, record.dtype]
+    parts += [f"{name} {value}" for name, value in work_of(record).items() if value]
     parts += [setting(key, value) for key, value in swept.items() if is_work(key) and concerns(key, record)]
     training = run.config.get("training")
     if isinstance(training, Mapping) and training.get("autocast"):
         parts.append(f"autocast {training['autocast']}")  # dtype is that of the weights
-    if conditions is not None and conditions.cold:
-        parts.append("cold cache")
     return " · ".join(filter(None, parts))
 
 
-def _point(run: LoadedRun, group: Sequence[Record], name: str, swept: Mapping[str, str]) -> HistoryPoint | None:
-    """Return the point of the correct records of a component; None where none was timed."""
-    ranked = ranking(group)
-    if ranked is None:
-        return None
+def _point(run: LoadedRun, group: Sequence[Record], name: str, swept: Mapping[str, str]) -> HistoryPoint:
+    cells = {record.variant: cell for record in group if (cell := cell_of(record)) is not None}
+    ranked = rank(cells)
     record = next(each for each in group if each.variant == ranked.leader)
-    cell = cell_of(record)
-    if cell is None or record.median_ms is None:
-        return None
     beside = {answer: names for answer in ("same", "undecided") if (names := ranked.named(answer))}
     others = taken(record)
     return HistoryPoint(
@@ -222,9 +192,8 @@ def _point(run: LoadedRun, group: Sequence[Record], name: str, swept: Mapping[st
         revision=run.environment.revision,
         variant=_recipe(record, swept),
         beside="; ".join(f"{answer}: {few(names)}" for answer, names in beside.items()) or None,
-        p50_ms=record.median_ms,
-        ci95=interval_of(record),
-        cell=cell,
+        p50=estimate(record.median_ms, interval_of(record)),
+        cell=cells[ranked.leader],
         variants=frozenset(_recipe(each, swept) for each in run.records.values() if each.component == record.component),
         conditions=others.words if others is not None and others.is_named else None,
     )
@@ -239,92 +208,21 @@ def _recipe(record: Record, swept: Mapping[str, str]) -> str:
     return ", ".join((name, *(setting(key, swept[key]) for key in chosen)))
 
 
-def history_text(history: History, *, as_markdown: bool) -> str:
-    """Return a table for each title, and how to read them."""
-    return section_text(_section(history), as_markdown=as_markdown)
-
-
-def history_page(history: History, *folders: Path) -> str:
-    """Return the page: the text with a chart."""
-    runs = {point.run for series in history.values() for point in series}
-    dates = sorted(point.date for series in history.values() for point in series if point.date)
-    heading = (
-        f"{', '.join(map(str, folders))}: {count_of(len(runs), 'run')}{f', {dates[0]} to {dates[-1]}' if dates else ''}"
-    )
-    return render_page(
-        f"history: {printable(_common(folders).resolve().name)}", [printable(heading)], [_section(history)]
-    )
-
-
 def _section(history: History) -> Section:
-    title = "The fastest correct variant of each run"
-    return Section("history", title, tables=_tables(history), charts=(_chart(history),), legend=_LEGEND)
-
-
-def _tables(history: History) -> list[Table[HistoryPoint]]:
+    """Return a table for each title, and how to read them."""
     columns = (
         Column[HistoryPoint]("run", lambda point: point.run),
-        Column[HistoryPoint]("began (UTC)", _date),
+        Column[HistoryPoint]("began (UTC)", lambda point: point.date and point.date[:16].replace("T", " ")),
         Column[HistoryPoint]("git", lambda point: point.revision),
         Column[HistoryPoint]("fastest correct", lambda point: point.variant, wrap=20),
         Column[HistoryPoint]("beside it", lambda point: point.beside, wrap=20),
-        Column[HistoryPoint]("p50", lambda point: estimate(point.p50_ms, point.ci95), "ms", wrap=8),
+        Column[HistoryPoint]("p50", lambda point: point.p50, "ms", wrap=8),
         Column[HistoryPoint]("vs first", lambda point: point.vs_first, "ratio", wrap=8),
         Column[HistoryPoint]("vs previous", lambda point: point.vs_previous, "ratio", wrap=8),
         Column[HistoryPoint]("conditions", lambda point: point.conditions, wrap=20),
     )
-    return [Table(title, columns, series, keys=1) for title, series in history.items()]
-
-
-def _date(point: HistoryPoint) -> str | None:
-    instant = _instant(point.date)
-    return point.date if instant is None else f"{instant:%Y-%m-%d %H:%M}"
-
-
-def _instant(date: str | None) -> datetime | None:
-    """Return the date in UTC; None where it is none."""
-    try:
-        instant = datetime.fromisoformat(date or "")
-        return (instant.astimezone(UTC) if instant.tzinfo else instant).replace(tzinfo=None)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _chart(history: History) -> Chart:
-    """Return the chart, a view for each title; a variant has the same colour in every view."""
-    colours = palette(point.variant for series in history.values() for point in series)
-    views = [View(printable(title), _figure(series, colours)) for title, series in history.items()]
-    note = (
-        "Bars: the 95% interval. Hollow: other processes took a part of the time. Runs are in their order where not "
-        "every date is known."
-    )
-    return Chart("history", "Median time of the fastest correct variant", views, note)
-
-
-def _figure(series: Sequence[HistoryPoint], colours: Mapping[str, str]) -> Figure:
-    instants = [instant for point in series if (instant := _instant(point.date)) is not None]
-    if len(instants) == len(series) and len(set(instants)) > 1:
-        places, x = [instant.isoformat() for instant in instants], axis("start of the run, UTC", type="date")
-    else:
-        places = [f"{number}: {_date(point) or 'undated'}" for number, point in enumerate(series, 1)]
-        x = axis("run, in order", type="category")
-    medians = [point.p50_ms for point in series]
-    traces: list[dict[str, Any]] = [line("fastest", places, medians, GREY, 1.0, showlegend=False)]
-    for variant in dict.fromkeys(point.variant for point in series):
-        chosen = [(place, point) for place, point in zip(places, series, strict=True) if point.variant == variant]
-        values, texts = [point.p50_ms for _, point in chosen], [plain(_hover_text(point)) for _, point in chosen]
-        bars = error_bars(values, [point.ci95 for _, point in chosen], colours[variant])
-        more: dict[str, Any] = {"error_y": bars, "text": texts}
-        traces.append(points(variant, [place for place, _ in chosen], values, "circle", colours[variant], 10, **more))
-        symbols = ["circle-open" if point.conditions else "circle" for _, point in chosen]
-        traces[-1]["marker"]["symbol"] = symbols
-    return figure(traces, x, axis("p50, ms", rangemode="tozero"))
-
-
-def _hover_text(point: HistoryPoint) -> str:
-    time = show(estimate(point.p50_ms, point.ci95), "ms")
-    facts = [_date(point) or "undated", f"git {point.revision or ABSENT}", point.run, point.conditions]
-    return f"{point.variant}: {time} ms, {', '.join(filter(None, facts))}"
+    tables = [Table(title, columns, series, keys=1) for title, series in history.items()]
+    return Section("history", "The fastest correct variant of each run", tables=tables, legend=_LEGEND)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiling.compare.cells import IN_TURNS, TWO_RUNS
-from profiling.compare.command import check_page_path, describe_error, parse_options, write_page
+from profiling.compare.command import check_page_path, parse_options, write_page
 from profiling.compare.loaded_run import read_run
 from profiling.compare.output import EXIT_CODES, compare_runs, compare_sweeps, comparison_page, comparison_text
 from profiling.compare.sweeps import check_both
-from profiling.errors import InputError, prepare_output, print_text, printable, shell_words
+from profiling.errors import InputError, prepare_output, print_text, printable, reason_of, shell_words
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.sweep import is_sweep
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
     except Exception as error:  # a traceback would end with exit code 1, which means slower
-        failure = f"{options.a} and {options.b} cannot be compared: {describe_error(error)}"
+        failure = f"{options.a} and {options.b} cannot be compared: {reason_of(error)}"
         print(f"error: {printable(failure)}. Leave the cell out with --cells, or repeat the run.", file=sys.stderr)
     return InputError.exit_code
 
@@ -80,14 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compare(options: argparse.Namespace) -> int:
     if options.threshold is not None and not 0 < options.threshold < 1:
         raise InputError(f"--threshold {options.threshold} must be between 0 and 1; 0.02 is 2%.")
-    if options.html:
-        check_page_path(options.html)
+    check_page_path(options.html)
     folders = Path(options.a), Path(options.b)
-    measures = _are_checkouts(options)
+    are_checkouts = _are_checkouts(options)
     if check_both(*folders):
         comparison = compare_sweeps(folders, options.threshold, options.cells)
     else:
-        if measures:
+        if are_checkouts:
             from profiling.compare.measure import measure  # needs torch's environment and Hydra, which reading does not
 
             folders = measure((options.a, options.b), options.overrides, options.config_dir)
@@ -108,15 +107,14 @@ def _are_checkouts(options: argparse.Namespace) -> bool:
     """
     paths = [Path(options.a), Path(options.b)]
     runs = [path for path in paths if path.is_file() or (path / RESULTS_FILE).is_file() or is_sweep(path)]
-    if options.overrides or options.config_dir:
-        for path in runs:
-            kind, option = "sweep" if is_sweep(path) else "run", [*options.overrides][:1] or ["--config-dir"]
-            raise InputError(
-                f"{path} is a {kind}. To compare {kind}s, leave {shell_words(option)} out; to measure, name two "
-                "revisions or checkouts."
-            )
-        return True
-    return not any(path.exists() and not (path / ".git").exists() for path in paths)
+    measuring = [*options.overrides[:1], *(["--config-dir"] if options.config_dir else [])]
+    if measuring and runs:
+        kind = "sweep" if is_sweep(runs[0]) else "run"
+        raise InputError(
+            f"{runs[0]} is a {kind}. To compare {kind}s, leave {shell_words(measuring[:1])} out; to measure, name two "
+            "revisions or checkouts."
+        )
+    return bool(measuring) or not any(path.exists() and not (path / ".git").exists() for path in paths)
 
 
 if __name__ == "__main__":

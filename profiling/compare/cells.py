@@ -12,7 +12,7 @@ from typing import Literal
 from profiling.compare.differences import Difference, cell_changes
 from profiling.compare.loaded_run import LoadedRun
 from profiling.errors import InputError
-from profiling.results.judge import Answer, Pair, Spread, answers, compare_totals
+from profiling.results.judge import Answer, Pair, answers
 from profiling.results.record import Record
 from profiling.results.verdicts import compare_records, placements_of, taken, work_of
 
@@ -24,28 +24,6 @@ VERDICTS: tuple[Verdict, ...] = ("slower", "undecided", "not compared", "faster"
 PASSED, SLOWER, UNDECIDED = 0, 1, InputError.exit_code
 #: Largest change that is the same, of two runs (other processes, maybe another day) and where all cells took turns.
 TWO_RUNS, IN_TURNS = 0.05, 0.02
-#: Of equal code the energy of two runs differs by up to 5%, by temperature or between two GPUs of one model: this
-#: standard deviation of each has 95% of the ratios within that.
-ENERGY_SPREAD = Spread(0.018)
-ENERGY_RESOLUTION = 0.05
-
-
-@dataclass(frozen=True)
-class EnergyPair:
-    """Joules of a frame in A and B, and the ratio B / A; without a ratio the reason."""
-
-    a: float | None
-    b: float | None
-    pair: Pair | None = None
-    reason: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """Whether B takes less, more or the same, or why that is undecided."""
-        if self.pair is None:
-            return f"undecided: {self.reason}"
-        answer = self.pair.answer(resolution=ENERGY_RESOLUTION)
-        return {"faster": "less", "slower": "more"}.get(answer, answer)
 
 
 @dataclass(frozen=True)
@@ -54,14 +32,13 @@ class CellComparison:
 
     component: str
     variant: str
+    job: str = ""  # of two sweeps: the swept overrides of the runs that hold the cell
     verdict: Verdict = "not compared"
     reason: str = ""  # why it was not compared; what would decide; what others took
     a_ms: float | None = None
     b_ms: float | None = None
     pair: Pair | None = None  # the ratio B / A, above 1 is slower
     unmatched: bool = False  # A was measured and B has nothing to compare with it: exit code 2
-    job: str = ""  # of two sweeps: the swept overrides of the runs that hold the cell
-    energy: EnergyPair | None = None
     changes: tuple[Difference, ...] = ()
 
     @property
@@ -70,38 +47,25 @@ class CellComparison:
         return " ".join(filter(None, (f"{self.component}.{self.variant}", self.job)))
 
     @property
-    def ratio(self) -> float | None:
-        """B / A."""
-        return None if self.pair is None else self.pair.ratio
-
-    @property
     def interval(self) -> tuple[float, float] | None:
         """The 95% interval of the ratio."""
         return None if self.pair is None else self.pair.interval()
 
-    def may_be_slower(self, threshold: float) -> bool:
-        """Return whether an undecided cell can be slower by more than the threshold."""
+    def is_open(self, threshold: float) -> bool:
+        """Return whether B may be slower by more than the threshold, or lacks what was measured in A."""
         interval = self.interval
-        return self.verdict == "undecided" and (interval is None or interval[1] > 1 + threshold)
-
-
-def compare_cells(a: LoadedRun, b: LoadedRun, threshold: float) -> tuple[CellComparison, ...]:
-    """Compare every cell of either run, in the order of A; ratios within 1 ± `threshold` are the same."""
-    return judged(matched_cells(a, b), threshold)
+        return self.unmatched or (self.verdict == "undecided" and (interval is None or interval[1] > 1 + threshold))
 
 
 def judged(cells: Iterable[CellComparison], threshold: float) -> tuple[CellComparison, ...]:
-    """Return the cells with the judge's answers on their ratios, for all of them together."""
-    every = tuple(cells)
-    found = answers({place: cell.pair for place, cell in enumerate(every) if cell.pair is not None}, threshold)
-    return tuple(_with_answer(cell, found.get(place), threshold) for place, cell in enumerate(every))
-
-
-def _with_answer(cell: CellComparison, answer: Answer | None, threshold: float) -> CellComparison:
-    if answer is None or cell.pair is None:
-        return cell
-    wanted = f"wants {cell.pair.wants(threshold)}" if answer == "undecided" else ""
-    return replace(cell, verdict=answer, reason="; ".join(filter(None, (wanted, cell.reason))))
+    """Return the cells with the judge's answers on all of them together; within 1 ± `threshold` is the same."""
+    every = list(cells)
+    pairs = {place: cell.pair for place, cell in enumerate(every) if cell.pair is not None}
+    for place, answer in answers(pairs, threshold).items():
+        wanted = f"wants {pairs[place].wants(threshold)}" if answer == "undecided" else ""
+        reason = "; ".join(filter(None, (wanted, every[place].reason)))
+        every[place] = replace(every[place], verdict=answer, reason=reason)
+    return tuple(every)
 
 
 def default_threshold(cells: Iterable[CellComparison]) -> float:
@@ -119,19 +83,14 @@ def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
     if any(cell.verdict == "slower" for cell in cells):
         return SLOWER
     compared = any(cell.verdict != "not compared" for cell in cells)
-    return PASSED if compared and not open_cells(cells, threshold) else UNDECIDED
-
-
-def open_cells(cells: Sequence[CellComparison], threshold: float) -> list[CellComparison]:
-    """Return the cells that do not show whether B is slower, and those that are missing in B."""
-    return [cell for cell in cells if cell.unmatched or cell.may_be_slower(threshold)]
+    return PASSED if compared and not any(cell.is_open(threshold) for cell in cells) else UNDECIDED
 
 
 def matched_cells(a: LoadedRun, b: LoadedRun, job: str = "") -> Iterator[CellComparison]:
     """Yield every cell of either run, in the order of A, with the ratio that is to be judged."""
     for component, variant in dict.fromkeys((*a.records, *b.records)):
         one, two = a.records.get((component, variant)), b.records.get((component, variant))
-        cell = CellComparison(component, variant, job=job)
+        cell = CellComparison(component, variant, job)
         if one is None or two is None:
             yield replace(cell, reason=f"only in {'A' if two is None else 'B'}", unmatched=two is None)
         else:
@@ -146,9 +105,9 @@ def _matched(cell: CellComparison, one: Record, two: Record) -> CellComparison:
         return replace(cell, reason=f"no times in {' and '.join(without)}", unmatched=without == ["B"])
     if difference := different_work(one, two):
         return replace(cell, reason=f"different work: {difference}", unmatched=True)
-    if _is_one_measurement(one, two):
+    windows = [[each.ms.tolist() for each in placements_of(record)] for record in (one, two)]
+    if windows[0] == windows[1] and any(len(each) > 1 for each in windows[0]):
         return replace(cell, verdict="same", reason="one measurement, in both runs")
-    cell = replace(cell, energy=_energy(one, two), changes=cell_changes(one, two))
     others = [
         f"{known.words} in {run}"
         for run, record in (("A", one), ("B", two))
@@ -157,7 +116,7 @@ def _matched(cell: CellComparison, one: Record, two: Record) -> CellComparison:
     pair = compare_records(two, one)
     if pair is None:
         others = ["no windows were kept", *others]
-    return replace(cell, verdict="undecided", reason="; ".join(others), pair=pair)
+    return replace(cell, verdict="undecided", reason="; ".join(others), pair=pair, changes=cell_changes(one, two))
 
 
 def different_work(a: Record, b: Record) -> str:
@@ -169,24 +128,6 @@ def different_work(a: Record, b: Record) -> str:
     before, after = work_of(a), work_of(b)
     names = [name for name in before if name in after and before[name] != after[name]]
     return ", ".join(f"{name} {before[name]} → {after[name]}" for name in names)
-
-
-def _is_one_measurement(one: Record, two: Record) -> bool:
-    windows = [[each.ms.tolist() for each in placements_of(record)] for record in (one, two)]
-    return windows[0] == windows[1] and any(len(each) > 1 for each in windows[0])
-
-
-def _energy(one: Record, two: Record) -> EnergyPair | None:
-    """Return the energies of a cell; None where not both runs asked for it."""
-    if one.energy is None or two.energy is None:
-        return None
-    found = EnergyPair(one.energy.joules_per_frame, two.energy.joules_per_frame)
-    unknown = [f"{run}: {energy.reason}" for run, energy in (("A", one.energy), ("B", two.energy)) if energy.reason]
-    try:
-        pair = compare_totals(two.energy.totals, one.energy.totals, ENERGY_SPREAD)
-    except ValueError:
-        return replace(found, reason="; ".join(unknown) or "not measured in both")
-    return replace(found, pair=pair)
 
 
 def _fault(record: Record) -> str:

@@ -22,25 +22,10 @@ class LoadedRun:
     """The records of a run by (component, variant), with the files beside them; a missing file is empty here."""
 
     path: Path  # as the user named it
-    folder: Path
     records: Mapping[tuple[str, str], Record]
     environment: Environment
     config: Mapping[str, Any]
-    skipped_lines: int = 0
-
-    @property
-    def name(self) -> str:
-        """The name of a run's folder, or of a file of records that was kept."""
-        path = self.path if self.path.is_file() and self.path.name != RESULTS_FILE else self.folder
-        return path.resolve().name
-
-    @property
-    def damage(self) -> str:
-        """What could not be read, in one line; empty if everything could."""
-        parts = [f"{count_of(self.skipped_lines, 'line')} without a record"] if self.skipped_lines else []
-        if is_damaged(self.folder, self.environment):
-            parts.append(f"{ENVIRONMENT_FILE}, which is damaged")
-        return f"ignored {' and '.join(parts)}" if parts else ""
+    damage: str  # what could not be read, in one line; empty if everything could
 
 
 def read_run(path: Path, cells: str | None = None) -> LoadedRun:
@@ -52,8 +37,6 @@ def read_run(path: Path, cells: str | None = None) -> LoadedRun:
         InputError: nothing is at `path`, or it holds no record, or none that matches.
 
     """
-    if not path.exists():
-        raise InputError(f"{path} does not exist. Name a folder that a run printed, or a file like its {RESULTS_FILE}.")
     folder = path if path.is_dir() else path.parent
     records, skipped_lines = read_records(path) if path.is_dir() else read_results(path)
     if not records:
@@ -67,4 +50,8 @@ def read_run(path: Path, cells: str | None = None) -> LoadedRun:
     config: Mapping[str, Any] = {}
     with suppress(InputError):
         config = read_config(folder / CONFIG_FILE)
-    return LoadedRun(path, folder, matching, read_environment(folder), config, skipped_lines)
+    environment = read_environment(folder)
+    damaged = [f"{count_of(skipped_lines, 'line')} without a record"] if skipped_lines else []
+    if is_damaged(folder, environment):
+        damaged.append(f"{ENVIRONMENT_FILE}, which is damaged")
+    return LoadedRun(path, matching, environment, config, f"ignored {' and '.join(damaged)}" if damaged else "")

@@ -8,7 +8,6 @@ from pathlib import Path
 from profiling.compare.loaded_run import LoadedRun, read_run
 from profiling.errors import InputError, command, printable
 from profiling.report.format import count_of
-from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.overrides import overrides_of, setting, swept_keys
 from profiling.results.sweep import Sweep, SweepJob, is_sweep, read_sweep
 
@@ -34,35 +33,27 @@ def matched_jobs(
         for letter, folder, sweep in zip("AB", folders, sweeps, strict=True)
     ]
     a, b = (_jobs(sweep, keys) for sweep in sweeps)
-    lines.append(f"{count_of(len(a.keys() & b.keys()), 'job')} in both, by {', '.join(keys) or 'number'}.")
+    lines.append(f"{count_of(len(a.keys() & b.keys()), 'job')} in both, by {', '.join(keys)}.")
     names = dict.fromkeys((*a, *b))
     runs = ((name, _run(folders[0], a.get(name), glob), _run(folders[1], b.get(name), glob)) for name in names)
     return lines, keys, runs
 
 
 def _jobs(sweep: Sweep, keys: Sequence[str]) -> dict[str, SweepJob]:
-    """Return the jobs by their swept values; of equal ones the second is "... (2)"."""
-    jobs: dict[str, SweepJob] = {}
-    for job in sweep.jobs:
-        given = overrides_of(job)
-        values = printable(" ".join(setting(key, given[key]) for key in keys if key in given))
-        name, place = values, 1
-        while name in jobs:
-            place += 1
-            name = f"{values} ({place})".strip()
-        jobs[name] = job
-    return jobs
+    """Return the jobs by their swept values; of equal jobs the last."""
+    given = [(overrides_of(job), job) for job in sweep.jobs]
+    return {
+        printable(" ".join(setting(key, values[key]) for key in keys if key in values)): job for values, job in given
+    }
 
 
 def _run(folder: Path, job: SweepJob | None, glob: str | None) -> LoadedRun | str:
     if job is None:
         return "has no such job"
     try:
-        if not (folder / job.folder / RESULTS_FILE).is_file():
-            return f"job {job.number} is {job.state} without a record"
         return read_run(folder / job.folder, glob)
     except (InputError, OSError) as error:
-        return str(error)
+        return f"job {job.number} is {job.state}: {error}"
 
 
 def check_both(a: Path, b: Path) -> bool:
@@ -72,13 +63,11 @@ def check_both(a: Path, b: Path) -> bool:
         InputError: only one of them is.
 
     """
-    kinds = is_sweep(a), is_sweep(b)
-    if kinds[0] == kinds[1]:
-        return kinds[0]
-    sweep, other = (a, b) if kinds[0] else (b, a)
+    if is_sweep(a) == is_sweep(b):
+        return is_sweep(a)
+    sweep, other = (a, b) if is_sweep(a) else (b, a)
     jobs = read_sweep(sweep).jobs
-    run = next((sweep / job.folder for job in jobs if (sweep / job.folder / RESULTS_FILE).is_file()), sweep / "0")
-    words = (run, other) if kinds[0] else (other, run)
+    words = (path / jobs[0].folder if path == sweep and jobs else path for path in (a, b))
     raise InputError(
         f"{sweep} is a sweep of {count_of(len(jobs), 'run')}, and {other} is none. Name one of its runs: "
         f"{command('-m', 'profiling.compare', *words)}"

@@ -10,7 +10,7 @@ from planted_repository import COMPONENT, NET, commit, git, with_network
 
 from profiling.compare import measure
 from profiling.compare.__main__ import main
-from profiling.compare.cells import compare_cells, exit_code
+from profiling.compare.cells import exit_code, judged, matched_cells
 from profiling.compare.loaded_run import read_run
 from profiling.results.jsonl import read_records
 from profiling.run.runner import execute
@@ -203,7 +203,7 @@ def test_an_interrupt_removes_the_worktrees(repository, monkeypatch, capsys, num
 
 def compared(runs):
     loaded = [read_run(run.folder) for run in runs]
-    cells = compare_cells(*loaded, 0.02)
+    cells = judged(matched_cells(*loaded), 0.02)
     return {cell.variant: cell for cell in cells}, exit_code(cells, 0.02)
 
 

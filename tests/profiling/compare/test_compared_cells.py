@@ -4,12 +4,16 @@ import pytest
 from msgspec.structs import replace
 from planted_runs import WARM, WRONG, cell, failed, loop, noisy, write_run
 
-from profiling.compare.cells import compare_cells, different_work, exit_code
+from profiling.compare.cells import different_work, exit_code, judged, matched_cells
 from profiling.compare.loaded_run import read_run
 from profiling.results.measured import Metrics
 from profiling.results.stats import summarize
 
 T = 0.02
+
+
+def compare_cells(a, b, threshold):
+    return judged(matched_cells(a, b), threshold)
 
 
 @pytest.fixture
@@ -35,7 +39,7 @@ def test_a_known_factor_is_found_in_either_direction(runs, factor, verdict, code
     assert compared.a_ms == pytest.approx(10, rel=0.01)
     assert compared.b_ms == pytest.approx(10 * factor, rel=0.01)
     (back,) = compare_cells(b, a, T)
-    assert back.ratio == pytest.approx(1 / compared.ratio)
+    assert back.pair.ratio == pytest.approx(1 / compared.pair.ratio)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def test_clocks_that_differ_are_a_fact_and_no_veto(runs):
     )
     (compared,) = compare_cells(*runs(a, b), T)
     assert compared.verdict == "slower"
-    assert [(row.a, row.b) for row in compared.changes if row.name == "SM clock, median (MHz)"] == [("1980", "1750")]
+    assert [(row.a, row.b) for row in compared.changes if row.name == "median SM clock MHz"] == [("1980", "1750")]
 
 
 def test_a_run_compared_with_itself_is_the_same_however_noisy(runs):
@@ -131,7 +135,7 @@ def test_a_cell_that_cannot_be_compared_has_a_reason(runs, a, b, reason, code):
 def test_few_windows_have_a_ratio_without_an_interval(runs):
     a, b = ([cell(windows_ms=noisy(ms, n=5), turns="together")] for ms in (10, 12))
     (compared,) = compare_cells(*runs(a, b), T)
-    assert (compared.verdict, compared.ratio, compared.interval) == ("undecided", pytest.approx(1.2), None)
+    assert (compared.verdict, compared.pair.ratio, compared.interval) == ("undecided", pytest.approx(1.2), None)
     assert compared.reason == "wants more time (seconds=)"
     assert exit_code([compared], T) == 2
 
@@ -142,7 +146,7 @@ def test_nothing_compared_is_no_pass(runs):
 
 def test_loops_are_compared_by_their_windows_where_those_were_kept(runs):
     (compared,) = compare_cells(*runs([loop(noisy(10, seed=1))], [loop(noisy(30, seed=2))]), T)
-    assert (compared.verdict, compared.ratio) == ("slower", pytest.approx(3, rel=0.01))
+    assert (compared.verdict, compared.pair.ratio) == ("slower", pytest.approx(3, rel=0.01))
 
 
 def test_a_loop_without_windows_is_undecided(runs):
@@ -171,5 +175,5 @@ def test_a_loop_of_different_work_is_not_compared(options, difference):
 def test_different_work_has_no_ratio_and_is_no_pass(runs):
     a, b = ([cell(windows_ms=noisy(ms), parameters=count)] for ms, count in ((2, 1), (1, 2)))
     (compared,) = compare_cells(*runs(a, b), T)
-    assert (compared.verdict, compared.ratio, compared.unmatched) == ("not compared", None, True)
+    assert (compared.verdict, compared.pair, compared.unmatched) == ("not compared", None, True)
     assert compared.reason == "different work: parameters 1 → 2"

@@ -4,9 +4,10 @@ import pytest
 from msgspec.structs import replace
 from planted_runs import ENVIRONMENT, MIB, PARITY, WARM, analysed, cell, loop, write_run
 
-from profiling.compare.differences import cell_changes, run_differences, unknown_differences
+from profiling.compare.differences import cell_changes, run_differences
 from profiling.compare.loaded_run import read_run
-from profiling.results.explained import Idle, KernelFile
+from profiling.results.energy import Energy
+from profiling.results.explained import Idle
 from profiling.results.measured import Deadline, Memory, Prepare
 
 PLAIN = (cell(), cell())
@@ -14,21 +15,21 @@ PLAIN = (cell(), cell())
 
 @pytest.fixture
 def differences(tmp_path):
-    """Return (differences between two runs, lines about what is unknown)."""
+    """Return the differences between two runs."""
 
     def compare(other, *, a=ENVIRONMENT, configs=("", ""), records=PLAIN):
         runs = [
             read_run(write_run(tmp_path / name, record, environment=environment, config=config))
             for name, record, environment, config in zip("ab", records, (a, other), configs, strict=True)
         ]
-        return [(row.name, row.a, row.b) for row in run_differences(*runs)], unknown_differences(*runs)
+        return [(row.name, row.a, row.b) for row in run_differences(*runs)]
 
     return compare
 
 
 def test_equal_environments_do_not_differ(differences):
     later = {**ENVIRONMENT, "captured_at": "2027", "command": "other", "dtype_reason": "auto"}
-    assert differences(later) == ([], ())
+    assert differences(later) == []
 
 
 def test_what_explains_most_comes_first(differences):
@@ -36,16 +37,16 @@ def test_what_explains_most_comes_first(differences):
         "threads": 8,
         "scale": "full",
         "versions": {"torch": "2.12.0", "driver": "590.2", "numpy": "2"},
-        "user_git": {"revision": "b" * 40, "dirty": True},
+        "user_git": {"revision": "b" * 40, "dirty": True, "diff": "1234567890"},
         "tool_git": {"revision": "f" * 40, "dirty": False},
         "device": {"type": "cuda", "name": "another", "clock_sm_max_mhz": 1500},
     }
-    assert differences(other)[0] == [
+    assert differences(other) == [
+        ("git, your code", "a" * 12, f"{'b' * 12} with changes 12345678"),
         ("device.name", "GPU of 2026", "another"),
         ("device.clock_sm_max_mhz", "1980", "1500"),
-        ("versions.driver", "580.1", "590.2"),
         ("versions.torch", "2.11.0", "2.12.0"),
-        ("git, your code", "a" * 12, f"{'b' * 12} (dirty)"),
+        ("versions.driver", "580.1", "590.2"),
         ("threads", "16", "8"),
         ("versions.numpy", "–", "2"),
     ]
@@ -53,32 +54,7 @@ def test_what_explains_most_comes_first(differences):
 
 def test_two_folders_outside_git_are_told_apart(differences):
     one, other = ({**ENVIRONMENT, "checkout": name} for name in ("A (before)", "B (after)"))
-    assert differences(other, a=one)[0] == [("checkout", "A (before)", "B (after)")]
-
-
-@pytest.mark.parametrize(("after", "rows"), [(500.0, [("ceilings.matmul_flops_per_s", "600", "500")]), (590.0, [])])
-def test_measured_ceilings_count_beyond_their_noise(after, rows, differences):
-    assert differences(ceilings(after, seconds=after), a=ceilings())[0] == rows
-
-
-def ceilings(matmul=600.0, **more):
-    rates = {"dtype": "bfloat16", "copy_bytes_per_s": 4e12, "read_bytes_per_s": 4e12, "bandwidth": [[1, 4e12]]}
-    measured = {**rates, "matmul_flops_per_s": matmul, "launch_us": 2.0, "seconds": 1.0, **more}
-    return {**ENVIRONMENT, "ceilings": measured}
-
-
-@pytest.mark.parametrize(
-    ("condition", "rows"),
-    [
-        ({"lost_share": 0.01}, []),
-        (
-            {"lost_share": 0.4, "disturbed": True},
-            [("ceilings", "measured undisturbed", "measured while other processes ran")],
-        ),
-    ],
-)
-def test_ceilings_that_were_disturbed_differ(differences, condition, rows):
-    assert differences(ceilings(**condition), a=ceilings(lost_share=0.03))[0] == rows
+    assert differences(other, a=one) == [("checkout", "A (before)", "B (after)")]
 
 
 def test_options_of_the_runs(differences):
@@ -86,50 +62,27 @@ def test_options_of_the_runs(differences):
         "cell_timeout: 3\nvariant: {x: {mode: a}}\nonly: 1\n",
         "cell_timeout: 4\nvariant: {x: {mode: b}}\n",
     )
-    assert differences(ENVIRONMENT, configs=configs)[0] == [("variant.x.mode", "a", "b")]
+    assert differences(ENVIRONMENT, configs=configs) == [("variant.x.mode", "a", "b")]
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "rows"),
-    [
-        ({"dtype": "float32"}, {"dtype": "float32"}, []),
-        ({"dtype": "float32"}, {"dtype": "bfloat16"}, [("dtype", "float32", "bfloat16")]),
-        ({}, {}, [("dtype", "auto", "float32")]),
-    ],
-)
-def test_options_are_compared_by_what_auto_was_resolved_to(a, b, rows, differences):
-    typed = (
-        "dtype: auto\nscale: auto\ndevice: auto\ncheckpoint: auto\nthreads: null\nschedule: auto\n",
-        "dtype: float32\nscale: full\ndevice: cuda:0\ncheckpoint: random\nthreads: 16\nschedule: fixed\n",
-    )
-    cells = (cell(device="cuda:0", weights="random"),) * 2
-    found, _ = differences(ENVIRONMENT | b, a=ENVIRONMENT | a, configs=typed, records=cells)
-    assert found == [*rows, ("schedule", "auto", "fixed")]
-
-
-@pytest.mark.parametrize(("scale", "shown"), [("full", False), ("tiny", True)])
-def test_sizes_of_the_tiny_scale_explain_nothing_at_full_scale(differences, scale, shown):
-    configs = tuple(f"component: {{net: {{width: {width}, tiny: {{width: {width}}}}}}}\n" for width in (1, 2))
-    environment = ENVIRONMENT | {"scale": scale}
-    rows, _ = differences(environment, a=environment, configs=configs)
-    assert ("component.net.width", "1", "2") in rows
-    assert (("component.net.tiny.width", "1", "2") in rows) == shown
+def test_options_are_compared_by_what_auto_was_resolved_to(differences):
+    typed = ("dtype: auto\nthreads: null\nschedule: auto\n", "dtype: float32\nthreads: 16\nschedule: fixed\n")
+    one, other = ({**ENVIRONMENT, "dtype": dtype} for dtype in ("float16", "bfloat16"))
+    assert differences(other, a=one, configs=typed) == [
+        ("dtype", "float16", "bfloat16"),
+        ("schedule", "auto", "fixed"),
+    ]
 
 
 @pytest.mark.parametrize("config", ["when: 2026-13-45\n", "a: [\n", "[" * 5_000])
 def test_a_config_that_cannot_be_read_is_skipped(differences, config):
-    assert differences(ENVIRONMENT, configs=(config, "when: 1\n"))[0] == []
+    assert differences(ENVIRONMENT, configs=(config, "when: 1\n")) == []
 
 
-def test_unknown_differences_are_named(differences):
-    (line,) = differences(None)[1]
-    assert line.startswith("B has no readable environment.json")
-
-
-def test_uncommitted_changes_of_the_same_revision_may_differ(differences):
-    (line,) = differences({**ENVIRONMENT, "user_git": {"revision": "a" * 40, "dirty": True}})[1]
-    assert "your code" in line
-    assert "B with uncommitted changes" in line
+@pytest.mark.parametrize(("diff", "changed"), [("1" * 16, False), ("2" * 16, True)])
+def test_uncommitted_changes_of_the_same_revision(differences, diff, changed):
+    one, two = ({**ENVIRONMENT, "user_git": {"revision": "a" * 40, "dirty": True, "diff": d}} for d in ("1" * 16, diff))
+    assert [name for name, *_ in differences(two, a=one)] == ["git, your code"] * changed
 
 
 def changes(one, two):
@@ -143,10 +96,10 @@ def test_equal_cells_did_not_change():
 @pytest.mark.parametrize(
     ("change", "row"),
     [
-        ({"memory": Memory(peak_allocated=150 * MIB)}, ("peak allocated (MiB)", "100", "150")),
-        ({"prepare": Prepare(seconds=30.0, graphs=1)}, ("preparation (s)", "1.00", "30.0")),
+        ({"memory": Memory(peak_allocated=150 * MIB)}, ("peak memory MiB", "100", "150")),
+        ({"prepare": Prepare(seconds=30.0, graphs=1)}, ("preparation s", "1.00", "30.0")),
         ({"prepare": Prepare(seconds=1.04, graphs=2)}, ("FX graphs", "1", "2")),
-        ({"parity": replace(PARITY, rel_l2=0.002)}, ("parity error (relative L2)", "1.0e-03", "2.0e-03")),
+        ({"parity": replace(PARITY, rel_l2=0.002)}, ("relative L2 error", "1.0e-03", "2.0e-03")),
         ({"dtype": "bfloat16"}, ("dtype", "float32", "bfloat16")),
         ({"parity": None}, ("parity", "checked", "not checked")),
     ],
@@ -165,9 +118,7 @@ def limited(**conditions):
         ({"limited_share": {}}, {"limited_share": {"power cap": 0.9}}, [("clocks limited: power cap", "0%", "90%")]),
         ({"limited_share": {"power cap": 0.88}}, {"limited_share": {"power cap": 0.9}}, []),
         ({"limited_share": None}, {"limited_share": {"power cap": 0.9}}, []),
-        ({"cpu_lost_share": 0.01}, {"cpu_lost_share": 0.04}, [("CPU taken by other processes", "1.0%", "4.0%")]),
-        ({"gpu_lost_share": 0.3}, {"gpu_lost_share": 0.0}, [("GPU taken by other processes", "30%", "0%")]),
-        ({"sm_clock_median_mhz": 1980}, {"sm_clock_median_mhz": 1750}, [("SM clock, median (MHz)", "1980", "1750")]),
+        ({"sm_clock_median_mhz": 1980}, {"sm_clock_median_mhz": 1750}, [("median SM clock MHz", "1980", "1750")]),
         ({"sm_clock_median_mhz": 1980}, {"sm_clock_median_mhz": 1940}, []),
     ],
 )
@@ -187,9 +138,14 @@ def test_frame_rates_that_a_loop_no_longer_holds():
     assert changes(played(0), played(60)) == [("holds 60 FPS", "yes", "no")]
 
 
+@pytest.mark.parametrize(("joules", "rows"), [(1.04, []), (0.5, [("J/frame", "1.000", "0.5000")])])
+def test_energy_that_changed_by_more_than_equal_code_does(joules, rows):
+    assert changes(*(cell(energy=Energy(joules_per_frame=known)) for known in (1.0, joules))) == rows
+
+
 def test_idle_time_that_changed():
     one, two = (cell(trace_analysis=analysed(Idle(host_ms=ms, between_ms=0.3))) for ms in (0.5, 0.1))
-    assert changes(one, two) == [("GPU idle before launches per call (ms)", "0.5000", "0.1000")]
+    assert changes(one, two) == [("idle, waiting for the host ms", "0.5000", "0.1000")]
 
 
 ONE = cell(
@@ -219,26 +175,9 @@ def test_kernels_of_one_record_alone_are_not_compared():
     assert changes(ONE, replace(TWO, trace_analysis=None)) == []
 
 
-def code(name, file, kind="triton"):
-    return KernelFile(name=name, file=f"kernels/net/xx/{file}", kind=kind)
-
-
-def generated(*pairs):
-    return cell(kernels=(*(code(*pair) for pair in pairs), code("graph", pairs[0][1], "graph")))
-
-
-def test_code_of_generated_kernels():
-    one = generated(("same", "s.py"), ("other", "o1.py"), ("gone", "g.py"))
-    two = generated(("other", "o2.py"), ("same", "s.py"), ("new", "n.py"))
-    assert changes(one, two) == [
-        ("code changed: other", "o1.py", "o2.py"),
-        ("code only in A: gone", "g.py", "–"),
-        ("code only in B: new", "–", "n.py"),
-    ]
-
-
-def test_many_kernels_are_cut_and_counted():
-    one, two = generated(("same", "s.py")), generated(("same", "s.py"), *((f"k{i}", f"{i}.py") for i in range(20)))
-    rows = changes(one, two)
-    assert len(rows) == 9
-    assert rows[-1][0] == "and 12 kernels more"
+def test_the_kernels_that_changed_most_are_listed():
+    rows = changes(
+        cell(trace_analysis=analysed(a=(1, 1.0))),
+        cell(trace_analysis=analysed(**{f"k{i}": (1, i) for i in range(1, 21)})),
+    )
+    assert [name for name, *_ in rows] == [f"kernel only in B: k{i}" for i in range(20, 12, -1)]

@@ -10,7 +10,7 @@ from planted_repository import commit, git, with_network
 
 from profiling.compare import measure
 from profiling.compare.__main__ import main
-from profiling.compare.cells import compare_cells, exit_code
+from profiling.compare.cells import exit_code, judged, matched_cells
 from profiling.compare.loaded_run import read_run
 from profiling.results.environment import read_environment
 from profiling.results.jsonl import read_records
@@ -23,7 +23,7 @@ def records(run):
 
 
 def compared(runs):
-    cells = compare_cells(*(read_run(run.folder) for run in runs), 0.02)
+    cells = judged(matched_cells(*(read_run(run.folder) for run in runs)), 0.02)
     return [(cell.variant, cell.verdict) for cell in cells], exit_code(cells, 0.02), cells
 
 
@@ -54,7 +54,7 @@ def test_the_drift_of_the_machine_is_no_difference_and_a_slower_revision_is_foun
     execute(runs)
     verdicts, code, cells = compared(runs)
     assert verdicts == [("baseline", "undecided"), ("v", "slower")], "equal code may differ by more than 2% on a CPU"
-    assert cells[0].ratio == pytest.approx(1, abs=0.01)
+    assert cells[0].pair.ratio == pytest.approx(1, abs=0.01)
     assert code == 1
     assert all(cell.pair.in_turns for cell in cells)
     assert cells[1].interval[0] < 1.2 < cells[1].interval[1]
@@ -156,10 +156,10 @@ def test_two_revisions_of_a_repository(tmp_path, monkeypatch, capsys):
     folders = [repository / "runs" / "x" / name for name in ("A", "B")]
     assert main(["runs/x/A", "runs/x/B"]) == code, "they can be compared again"
     assert capsys.readouterr().out == printed.out
-    (cell,) = compare_cells(*map(read_run, folders), 0.02)
+    (cell,) = judged(matched_cells(*map(read_run, folders)), 0.02)
     assert cell.verdict == ("slower" if code == 1 else "undecided")
     assert len({record.turns.began for folder in folders for record in read_records(folder).records}) == 1
-    assert cell.ratio > 1.5
+    assert cell.pair.ratio > 1.5
     for folder, revision in zip(folders, revisions, strict=True):
         environment = read_environment(folder)
         assert (environment.user_git.revision, environment.user_git.dirty) == (revision, False)
