@@ -119,7 +119,7 @@ def traced(record: Record, file: str) -> Record:
         "modules": [{"path": path, "ms": own, "share": 1 / SUBMODULES, "count": 1.0, "self_ms": own} for path in paths],
         **{"unattributed_ms": 0.1 * wall, "modules_from": "the step before capture"},
     }
-    files = TraceFiles(trace=file, iterations=5, device_ms=wall)
+    files = TraceFiles(trace=file, device_ms=wall)
     return replace(record, trace_analysis=decode_section("trace_analysis", analysis), trace=files)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from profiling.compare.loaded_run import LoadedRun
 from profiling.errors import printable
-from profiling.report.format import ABSENT, TIMES, Kind, count, number_of, show, significant
+from profiling.report.format import ABSENT, TIMES, Kind, count, estimate, number_of, show, significant
 from profiling.report.table import Column, columns
 from profiling.results.environment import Git, encode_environment
+from profiling.results.judge import Spread, compare_totals
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS
 from profiling.results.verdicts import deadlines_of, holds_rate, sm_clock, summary_of
@@ -25,6 +26,9 @@ _LEAST: Mapping[Kind, float] = {"ms": 0.01, "s": 0.05, "percent": 0.05}
 #: The time of a kernel changed where it differs by more than the first fraction of itself, and by more than the
 #: second fraction of the time of all kernels.
 _KERNEL_CHANGE, _KERNEL_SHARE = 0.1, 0.01
+#: Of equal code the energy of two runs differs by up to 5%, by temperature or between two GPUs of one model: this
+#: standard deviation of each has 95% of the ratios within that.
+ENERGY_SPREAD, ENERGY_RESOLUTION = Spread(0.018), 0.05
 #: Rows of kernels in a cell, and characters of a name.
 _MOST_KERNELS, _LONGEST_NAME = 8, 48
 
@@ -96,7 +100,24 @@ def cell_changes(one: Record, two: Record) -> tuple[Difference, ...]:
     What one run alone measured is left out.
     """
     changed = (_changed(one, two, column, fraction) for fraction, column in _compared(one, two))
-    return (*filter(None, changed), *_changed_kernels(_kernels(one), _kernels(two)))
+    return (*filter(None, (*changed, _energy(one, two))), *_changed_kernels(_kernels(one), _kernels(two)))
+
+
+def _energy(one: Record, two: Record) -> Difference | None:
+    """Return the joules of a frame that both runs measured, with the judge's answer; None where they hardly differ."""
+    if one.energy is None or two.energy is None:
+        return None
+    try:
+        pair = compare_totals(two.energy.totals, one.energy.totals, ENERGY_SPREAD)
+    except ValueError:  # a run could not measure it
+        return None
+    answer = pair.answer(resolution=ENERGY_RESOLUTION)
+    if answer == "same" or max(pair.ratio, 1 / pair.ratio) <= 1 + ENERGY_RESOLUTION:
+        return None
+    joules = [show(each.energy.joules_per_frame if each.energy else None, "number") for each in (one, two)]
+    ratio = show(estimate(pair.ratio, pair.interval()), "ratio")
+    words = {"faster": "less", "slower": "more"}.get(answer, answer)
+    return Difference("J/frame", joules[0], f"{joules[1]} ({words}: {ratio})")
 
 
 def _changed(one: Record, two: Record, column: Column[Record], fraction: float) -> Difference | None:
@@ -135,7 +156,7 @@ _QUANTITIES: Mapping[float, tuple[Column[Record], ...]] = {
     0.05: (
         *columns(Record, "metrics.device_ms.p50", "metrics.host_ms.p50"),
         Column("p99", _p99, "ms"),
-        *columns(Record, "trace_analysis.idle.host_ms", "trace_analysis.idle.between_ms", "energy.joules_per_frame"),
+        *columns(Record, "trace_analysis.idle.host_ms", "trace_analysis.idle.between_ms"),
     ),
     0.1: (Column("relative L2 error", lambda record: record.parity and record.parity.rel_l2, "error"),),
     0.2: (

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 
@@ -23,11 +22,10 @@ from profiling.launch_overhead.sampling import (
     SeriesTimes,
     cpu_samplers,
     cuda_samplers,
-    launch_points,
     sample_rounds,
 )
 from profiling.machine.gc_policy import no_garbage_collection
-from profiling.results.explained import Estimate, LaunchCalibration, LaunchCosts, LaunchOverhead, OperatorCost
+from profiling.results.explained import LaunchCalibration, LaunchCosts, LaunchOverhead, OperatorCost
 from profiling.run.cell import Cell
 
 
@@ -87,7 +85,6 @@ def calibrate(
             **costs,
         ),
         operators=(*elementwise.operators(), *linear.operators()),
-        points=launch_points(times),
     )
 
 
@@ -160,7 +157,7 @@ class ChainSamples:
         return costs
 
     def _crossing(self, name: str, ratios: Array, durations_us: Array | None = None) -> dict[str, Any]:
-        """Return the size at which `ratios` [rounds, sizes] rise through 1, with `durations_us` and the work there."""
+        """Return the size at which `ratios` [rounds, sizes] rise through 1, with `durations_us` there."""
         sizes = self.chain.sizes
         crossings = np.array([crossing(sizes, row) for row in ratios])
         size = estimate(crossings)
@@ -170,8 +167,6 @@ class ChainSamples:
         if durations_us is not None:
             there = [at_size(at, sizes, row) for at, row in zip(crossings, durations_us, strict=True)]
             costs[f"{name}_us"] = estimate(np.array(there))
-        for unit in self.chain.work(sizes[0]):
-            costs[f"{name}_{unit}"] = _mapped(size, lambda value, unit=unit: self.chain.work(value)[unit])
         return costs
 
     def _no_crossing(self, crossings: Array) -> str | None:
@@ -188,9 +183,3 @@ class ChainSamples:
 
     def _of(self, size: int, mode: Mode) -> SeriesTimes:
         return self.times[self._series(size, mode)]
-
-
-def _mapped(size: Estimate, rising: Callable[[float], float]) -> Estimate:
-    """Return the estimate of a quantity that rises with the size."""
-    ci95 = None if size.ci95 is None else (rising(size.ci95[0]), rising(size.ci95[1]))
-    return msgspec.structs.replace(size, p50=rising(size.p50), ci95=ci95)

@@ -9,7 +9,7 @@ layer keeps its device busy with smaller operators than the linears here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -32,23 +32,19 @@ WIDTHS = {"cpu": (1, 16, 32, 64, 128, 256, 512), "cuda": (64, 256, 512, 1024, 20
 
 @dataclass(frozen=True)
 class Chain:
-    """A kind of operator at several sizes.
-
-    `work(size)` returns its "bytes", each tensor read or written once, and for a linear its "flops".
-    """
+    """A kind of operator at several sizes."""
 
     name: Literal["elementwise", "linear"]
     size_name: SizeName
     sizes: tuple[int, ...]
     operator: Callable[[int], Operator]
-    work: Callable[[float], Mapping[str, float]]
 
 
 def make_chains(
     device: torch.device, options: CalibrationOptions, dtype: torch.dtype, seed: int
 ) -> tuple[Chain, Chain]:
     """Return the elementwise chain and the chain of linears, on `device`."""
-    itemsize, rows = dtype.itemsize, options.rows
+    rows = options.rows
 
     def elementwise(elements: int) -> Operator:
         # Negation: one kernel, values that never overflow, and no Python number that each call would convert to a
@@ -64,18 +60,6 @@ def make_chains(
         return partial(torch.mm, x, weight.t(), out=torch.empty_like(x))  # [rows, width] × [width, width]
 
     return (
-        Chain(
-            "elementwise",
-            "elements",
-            tuple(options.elements or ELEMENTS[device.type]),
-            elementwise,
-            lambda elements: {"bytes": 2 * elements * itemsize},
-        ),
-        Chain(
-            "linear",
-            "width",
-            tuple(options.widths or WIDTHS[device.type]),
-            linear,
-            lambda width: {"bytes": (width + 2 * rows) * width * itemsize, "flops": 2 * rows * width**2},
-        ),
+        Chain("elementwise", "elements", tuple(options.elements or ELEMENTS[device.type]), elementwise),
+        Chain("linear", "width", tuple(options.widths or WIDTHS[device.type]), linear),
     )

@@ -20,7 +20,6 @@ import torch
 
 from profiling.launch_overhead.chains import Chain, Operator, SizeName
 from profiling.launch_overhead.fits import Array, Lines, fit_lines
-from profiling.results.explained import LaunchPoint
 
 Mode = Literal["eager", "eager_queued", "graph", "graph_queued"]
 
@@ -93,21 +92,6 @@ def sample_rounds(
                     times[series].host[number - 1, index] = timing.host_us
                     times[series].device[number - 1, index] = timing.device_us
     return times
-
-
-def launch_points(times: Mapping[Series, SeriesTimes]) -> tuple[LaunchPoint, ...]:
-    """Return the medians over rounds of every measured series and number of calls."""
-    points = []
-    for series, measured in times.items():
-        for index, count in enumerate(measured.counts):
-            clocks = {"host_us": measured.host[:, index], "device_us": measured.device[:, index]}
-            samples = {name: column[~np.isnan(column)] for name, column in clocks.items()}
-            medians = {name: float(np.median(column)) for name, column in samples.items() if column.size}
-            if medians:
-                measures: dict[str, Any] = {series.size_name: series.size, **medians}
-                n = max(column.size for column in samples.values())
-                points.append(LaunchPoint(chain=series.chain, mode=series.mode, count=count, n=n, **measures))
-    return tuple(points)
 
 
 def call_repeatedly(operator: Operator, count: int) -> None:

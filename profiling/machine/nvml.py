@@ -20,16 +20,6 @@ import torch
 from profiling.machine.run_queue import processes_of_run
 from profiling.results.measured import ClockConditions
 
-#: Reasons for lower clocks, by their bit in NVML's clocks event reasons.
-THROTTLE_REASONS = {
-    pynvml.nvmlClocksEventReasonSwPowerCap: "power cap",
-    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "thermal slowdown",
-    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hardware thermal slowdown",
-    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
-}
-
-
 #: Field ids of the driver's counters of the ns for which it held the clocks down, by reason. Older drivers know the
 #: last three by the second id; a driver that does not know an id says so.
 LIMIT_FIELDS = {
@@ -245,9 +235,3 @@ def others_share(device: torch.device, since_us: int, *, of_run: Collection[int]
         busy.setdefault(sample.pid, []).append(sample.smUtil)
     shares = (sum(values) / len(values) / 100 for pid, values in busy.items() if pid not in ours)
     return min(1.0, sum(shares)), max(sample.timeStamp for sample in samples)
-
-
-def throttle_reasons(device: torch.device) -> frozenset[str]:
-    """Return the reasons for which clocks are lowered now; empty if there are none or the driver cannot report them."""
-    bits = _query(device, pynvml.nvmlDeviceGetCurrentClocksEventReasons) or 0
-    return frozenset(text for bit, text in THROTTLE_REASONS.items() if bits & bit)

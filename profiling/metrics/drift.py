@@ -59,7 +59,7 @@ class Drift(Metric):
                 return Measured({}, ("failed", f"drift: unlike eager's in call {call}: {each.fault}"))
         errors = [each.error for each in differences]
         worst = max(errors)
-        section = DriftSection(calls=len(errors), rel_l2=tuple(errors), max=worst, last=errors[-1])
+        section = DriftSection(rel_l2=tuple(errors), max=worst)
         if self.tolerance is not None and worst > self.tolerance:
             reason = f"drift: relative L2 error {worst:.2g} in call {errors.index(worst)}, allowed {self.tolerance:.2g}"
             return Measured({"drift": section}, ("failed", reason))

@@ -224,17 +224,11 @@ class TimedWindowMonitor:
             warmup_iterations=warmup.iterations,
             warmup_seconds=warmup.seconds,
             settled=warmup.settled,
-            l2_share=self._l2_share(),
             pinned_cores=self._cores,
             descheduled=self._switches,
             run_queue_wait_ms=sum(waits) if waits and len(waits) == len(self._waits_ms) else None,
             **{**msgspec.structs.asdict(self._clocks.conditions()), **lost},
         )
-
-    def _l2_share(self) -> float | None:
-        """Return the memory that torch's allocator holds over the size of the L2 cache; None on a CPU."""
-        cache = 0 if self._cuda is None else torch.cuda.get_device_properties(self._cuda).L2_cache_size
-        return torch.cuda.memory_reserved(self._cuda) / cache if cache else None
 
     def _allocator_retries(self) -> int:
         return 0 if self._cuda is None else torch.cuda.memory_stats(self._cuda).get("num_alloc_retries", 0)

@@ -55,8 +55,8 @@ _STEAL = 8  # index of the ticks stolen by other guests in the first line of /pr
 class FrameMonitor:
     """Returns, after each frame, what happened since the call before.
 
-    `events` are recompiles: {"frame", "kind": "recompile", "id"}. `throttle_reasons` are the limits on the clocks that
-    the driver reported in any frame; `clocks()` are the SM clocks since the start. The allocator and /proc are read
+    `events` are recompiles: {"frame", "kind": "recompile", "id"}. `clocks()` are the SM clocks since the
+    start, and what limited them. The allocator and /proc are read
     every `every` frames, and after a long one. With `calibrate`, a cudaMalloc is timed first, which waits for the
     device; without it the time of those inside frames is not known. With `of_loop`, the energy counter is read with the
     clocks, and a thread asks the driver for the use of the device by other processes while there are any.
@@ -75,7 +75,6 @@ class FrameMonitor:
 
             self._malloc_cost = malloc_cost(self._cuda)
         self.events: list[dict[str, Any]] = []
-        self.throttle_reasons: set[str] = set()
         self._clocks: nvml.ClockMonitor | None = None
         self._collecting, self._collections, self._collection_ms = 0.0, 0, 0.0
         self._statm, self._stat = (
@@ -228,9 +227,6 @@ class FrameMonitor:
     def _driver(self, device: torch.device, frame_ms: float, *, others: bool) -> dict[str, float]:
         import torch
 
-        from profiling.machine import nvml
-
-        self.throttle_reasons |= nvml.throttle_reasons(device)
         row: dict[str, float] = {}
         if self._clocks is not None and (clock := self._clocks.read()) is not None:
             row["sm_clock_mhz"] = clock

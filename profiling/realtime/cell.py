@@ -386,7 +386,6 @@ class RealtimeCell(Cell):
         loop = msgspec.structs.replace(
             describe_loop(self.options, graph, settings.device),
             calibration=self.calibration,
-            throttle_reasons=tuple(sorted(monitor.throttle_reasons)),
             first_frame_ms=first_ms,
             unsteady=tuple(unsteady),
             **msgspec.structs.asdict(monitor.clocks()),
@@ -428,7 +427,7 @@ class RealtimeCell(Cell):
                 device=device,
                 stacks=self.job.settings.stacks,
             )
-            self.add(trace=msgspec.structs.replace(result, frames=frames))
+            self.add(trace=result)
             with self.best_effort("reading the profiler trace"):
                 events = timeline(read_events(Path(self.job.run) / result.trace))
                 if device.type == "cuda":

@@ -176,8 +176,8 @@ class RecordedRun:
             check_is_new(run)
         loop, events = self._loop, []
         if monitor is not None:
-            clocks, limits = msgspec.structs.asdict(monitor.clocks()), tuple(sorted(monitor.throttle_reasons))
-            loop, events = msgspec.structs.replace(loop, throttle_reasons=limits, **clocks), monitor.events
+            loop = msgspec.structs.replace(loop, **msgspec.structs.asdict(monitor.clocks()))
+            events = monitor.events
         result = _write_run(run, series, loop, device, self._notes, events)
         self._saved.add(run)
         journaled.saved_rows, journaled.saved_here = frame_count(series), journaled.saved_here or run == journaled.run

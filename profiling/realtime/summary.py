@@ -160,9 +160,9 @@ def _input_ages(series: Series, graph: Graph) -> dict[str, Summary]:
 def _budget(series: Series, *, target_ms: float, overlapping: bool) -> Budget:
     """Return the median times of every stage and their share of the target's frame time.
 
-    The share is that of the device time, or of the host time where the device was not timed. The overhead is the frame
+    The share is that of the device time, or of the host time where the device was not timed. `unaccounted` is the frame
     time beyond the longest path through its stages. Means are over all frames, also those in which a stage did not run,
-    and add up to the mean frame time, `unaccounted` included; stages that overlap have none.
+    and add up to the mean frame time; stages that overlap have none.
     """
     parts = {}
     for stage in stage_names(series):
@@ -186,12 +186,7 @@ def _budget(series: Series, *, target_ms: float, overlapping: bool) -> Budget:
         parts["unaccounted"] = BudgetPart(
             host_ms=overhead_ms, share=overhead_ms / target_ms, mean_ms=float(np.mean(outside_ms))
         )
-    return Budget(
-        target_ms=target_ms,
-        parts=parts,
-        overhead_ms=overhead_ms,
-        overhead_share=None if overhead_ms is None else overhead_ms / float(np.median(series["frame_ms"])),
-    )
+    return Budget(parts=parts)
 
 
 def stage_ms(series: Series, stage: str) -> Array:

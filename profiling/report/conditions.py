@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from profiling.errors import printable
 from profiling.report.format import percent, significant
 from profiling.results.measured import ClockConditions
@@ -17,6 +15,9 @@ def conditions_of(record: Record) -> list[str]:
     found = [words for words in named if words]
     if (drift := drift_of(record)) is not None:
         found.append(f"drifting: {significant(drift.begin, 3)} → {significant(drift.end, 3)} ms")
+    if by_call := record.metrics.by_call_ms:
+        times = ", ".join(f"{name} {significant(ms, 3)}" for name, ms in by_call.items())
+        found.append(f"calls in a row take {times} ms")
     latency = record.metrics.latency
     if latency is not None and not latency.settled:
         found.append(f"times still changed after {significant(latency.warmup_seconds, 2)} s of warm-up")
@@ -37,10 +38,6 @@ def limits_text(record: Record) -> str | None:
     conditions: ClockConditions | None = record.metrics.latency or record.realtime
     if conditions is None:
         return None
-    shares: Mapping[str, float | None] = conditions.limited_share or {}
     if conditions.limited_share is None:
-        shares = dict.fromkeys(record.realtime.throttle_reasons) if record.realtime is not None else {}
-        if not shares and conditions.sm_clock_median_mhz is not None:
-            return "not known (window under 1 s)"
-    words = [printable(name) + ("" if share is None else f" {percent(share)}") for name, share in shares.items()]
-    return ", ".join(words) or None
+        return None if conditions.sm_clock_median_mhz is None else "not known (window under 1 s)"
+    return ", ".join(f"{printable(name)} {percent(share)}" for name, share in conditions.limited_share.items()) or None

@@ -7,15 +7,7 @@ from collections.abc import Iterator
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table
 from profiling.report.table import Column, columns
-from profiling.results.explained import (
-    CompileFailure,
-    FxPass,
-    GraphBreak,
-    LayerSensitivity,
-    Package,
-    RecipeStep,
-    Recompile,
-)
+from profiling.results.explained import CompileEvent, FxPass, LayerSensitivity, Package, RecipeStep, Recompile
 from profiling.results.record import Record
 
 _TO_OPEN = (
@@ -24,7 +16,7 @@ _TO_OPEN = (
 )
 
 _Step = tuple[Record, RecipeStep]
-_Reason = tuple[Record, GraphBreak | Recompile | CompileFailure, str]
+_Reason = tuple[Record, CompileEvent, str]
 
 
 def recipe_section(data: RunData) -> Section:
@@ -87,7 +79,7 @@ def _reasons(record: Record) -> Iterator[_Reason]:
         yield from ((record, each, "graph break") for each in log.graph_breaks)
         yield from ((record, each, "recompile") for each in log.recompiles)
         yield from ((record, each, f"not compiled, {each.kind}") for each in log.failures)
-        yield from ((record, GraphBreak(reason=reason), "CUDA graph skipped") for reason in log.cudagraph_skips)
+        yield from ((record, CompileEvent(reason=reason), "CUDA graph skipped") for reason in log.cudagraph_skips)
 
 
 def _where(row: _Reason) -> str | None:
@@ -111,11 +103,11 @@ _REASONS = (
 )
 _GRAPHS = (
     *columns(
-        *(Record, "host_launches.before", "host_launches.after", "wall_ms.before", "wall_ms.after", "speedup"),
+        *(Record, "host_launches.before", "host_launches.after", "wall_ms.before", "wall_ms.after"),
         *("capture_seconds", "pool_bytes"),
         at="graphs",
     ),
-    *columns(Record, "held", "graph_breaks", "compiled_pieces", at="graphs"),
+    *columns(Record, "held", at="graphs"),
 )
 _STEPS = (
     *columns(RecipeStep, "stage", "kind", "name", "seconds", "changed", "memory_bytes.before", "memory_bytes.after"),
@@ -128,6 +120,6 @@ _PACKAGES = (
 )
 _ALONE = columns(LayerSensitivity, "name", "rel_l2", "ms.before", "ms.after")
 _PASSES = (
-    *columns(FxPass, "name", "replaced", "rel_l2", "replay_ms.before", "replay_ms.after", "speedup"),
+    *columns(FxPass, "name", "replaced", "rel_l2", "replay_ms.before", "replay_ms.after"),
     *columns(FxPass, "unmeasured", wrap=30),
 )

@@ -112,7 +112,10 @@ def _reference(record: Record) -> str | None:
     return None if parity is None or record.training or parity.reference == FP32_EAGER else parity.reference
 
 
-_DRIFT = columns(Record, "calls", "last", "max", at="metrics.drift")
+_DRIFT = (
+    Column[Record]("calls", lambda record: len(record.metrics.drift.rel_l2) if record.metrics.drift else None, "count"),
+    *columns(Record, "max", at="metrics.drift"),
+)
 
 _Other = tuple[Record, str, str | None, Any]
 _OTHER = (

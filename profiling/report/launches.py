@@ -50,8 +50,8 @@ _COSTS = (
     Column[_Chain]("size", lambda row: _size(row[1])),
     *columns(LaunchCosts, "host_us_per_launch", "gpu_us_per_launch", "graph_us_per_node", "graph_launch_device_us"),
     *columns(LaunchCosts, "graph_launch_host_us", "graph_host_us_per_node", "dispatch_us_per_operator"),
-    *columns(LaunchCosts, "starvation_elements", "starvation_width", "starvation_us", "starvation_bytes"),
-    *columns(LaunchCosts, "dispatch_bound_elements", "dispatch_bound_width", "dispatch_bound_bytes"),
+    *columns(LaunchCosts, "starvation_elements", "starvation_width", "starvation_us"),
+    *columns(LaunchCosts, "dispatch_bound_elements", "dispatch_bound_width"),
 )
 _OPERATORS = (
     *columns(OperatorCost, "chain"),

@@ -44,7 +44,6 @@ class Energy(Section, frozen=True, kw_only=True):
     above_idle_per_frame: Annotated[
         float | None, about("above_idle_per_call over the frames of a call", "J/frame", "above idle")
     ] = None
-    frames_per_joule: Annotated[float | None, about("1 / joules_per_frame", "frames/J", "")] = None
     windows: Annotated[tuple[EnergyWindow, ...], about("the windows in their order, one beginning where one ends")] = ()
 
     @property
@@ -115,6 +114,5 @@ def energy_section(
         above_idle_per_call=above,
         joules_per_frame=per_call / frames_per_call,
         above_idle_per_frame=None if above is None else above / frames_per_call,
-        frames_per_joule=frames_per_call / per_call,
         windows=tuple(windows),
     )

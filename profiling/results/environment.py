@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from profiling.results.explained import Kernel, KernelFinding, LaunchCalibration
+from profiling.results.explained import Kernel, KernelFinding
 from profiling.results.field import Section, about
 from profiling.results.jsonl import DECODE_ERRORS, read_file
 
@@ -146,7 +146,6 @@ class Environment(Section, frozen=True, kw_only=True):
     ceilings_reason: Annotated[str | None, about("why there are no ceilings")] = None
     variables: Annotated[Mapping[str, str], about("environment variables that change what is measured")] = {}
     ceilings: Annotated[Ceilings | None, about("best rates of the device, measured")] = None
-    launch_calibration: Annotated[LaunchCalibration | None, about("launch costs, of a run of launch_overhead")] = None
 
     @property
     def device_kind(self) -> str | None:

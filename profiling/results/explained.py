@@ -28,11 +28,7 @@ class BeforeAfter(Section, frozen=True, kw_only=True):
 class Graphs(Section, frozen=True, kw_only=True):
     """CUDA graphs that the variant captured itself."""
 
-    recorded: Annotated[int | None, about("captures so far")] = None
-    replayed: Annotated[int | None, about("replays so far")] = None
-    evicted: Annotated[int | None, about("graphs that were dropped from the cache")] = None
     held: Annotated[int | None, about("graphs in the cache", title="graphs")] = None
-    warmup_seconds: Annotated[float | None, about("calls before the captures", "s")] = None
     capture_seconds: Annotated[float | None, about("static inputs, capture and instantiation", "s")] = None
     pool_bytes: Annotated[int | None, about("reserved by the pool that the graphs share", "bytes")] = None
     memory: Annotated[Mapping[str, MemoryKinds], about("memory at each phase of the last capture, by phase")] = {}
@@ -40,9 +36,6 @@ class Graphs(Section, frozen=True, kw_only=True):
         BeforeAfter | None, about("launches a call, uncaptured and replayed", "count", "launches")
     ] = None
     wall_ms: Annotated[BeforeAfter | None, about("median wall time of interleaved calls", "ms")] = None
-    speedup: Annotated[float | None, about("uncaptured over replayed wall time", "ratio")] = None
-    compiled_pieces: Annotated[int | None, about("graphs into which the compiler split the module")] = None
-    graph_breaks: Annotated[int | None, about("graph breaks of the compiled module")] = None
 
 
 class ModuleChoice(Section, frozen=True, kw_only=True):
@@ -137,41 +130,27 @@ class FxPass(Section, frozen=True, kw_only=True):
     replaced: Annotated[int | None, about("places that it rewrote; absent where it does not count them")] = None
     rel_l2: Annotated[float | None, about("relative L2 change of the output", "relative", "rel. L2 error")] = None
     replay_ms: Annotated[BeforeAfter | None, about("device time of a replay before and after the pass", "ms")] = None
-    speedup: Annotated[float | None, about("replay time before over after", "ratio")] = None
     unmeasured: Annotated[str | None, about("why there are no replay times", title="not measured because")] = None
 
 
-class GraphBreak(Section, frozen=True, kw_only=True):
-    """A place at which Dynamo ended a graph."""
+class CompileEvent(Section, frozen=True, kw_only=True):
+    """A place in the code at which the compiler gave up or began again, a graph break for example."""
 
-    reason: Annotated[str, about("Dynamo's reason")]
-    explanation: Annotated[str | None, about("Dynamo's explanation")] = None
+    reason: Annotated[str, about("Dynamo's reason; of a recompile the guard that failed; of a failure its first line")]
     file: Annotated[str | None, about("file of the user's code")] = None
     line: Annotated[int | None, about("line in that file")] = None
-    stack: Annotated[tuple[str, ...], about("file:line in function, from the outermost caller to the break")] = ()
-    frame_skipped: Annotated[bool | None, about("whether the whole function runs eagerly")] = None
-    count: Annotated[int | None, about("number of times that it was logged")] = None
 
 
-class Recompile(Section, frozen=True, kw_only=True):
+class Recompile(CompileEvent, frozen=True, kw_only=True):
     """A function that was compiled again."""
 
     compile_id: Annotated[str, about("Dynamo's compile id")]
-    reason: Annotated[str, about("the guard that failed")]
-    function: Annotated[str | None, about("name of the function")] = None
-    file: Annotated[str | None, about("file of the guarded source")] = None
-    line: Annotated[int | None, about("line in that file")] = None
 
 
-class CompileFailure(Section, frozen=True, kw_only=True):
+class CompileFailure(Recompile, frozen=True, kw_only=True):
     """A function that did not compile."""
 
-    compile_id: Annotated[str, about("Dynamo's compile id")]
     kind: Annotated[str, about("type of the error")]
-    reason: Annotated[str, about("its first line")]
-    function: Annotated[str | None, about("name of the function")] = None
-    file: Annotated[str | None, about("file that the error names")] = None
-    line: Annotated[int | None, about("line in that file")] = None
 
 
 class CompileLog(Section, frozen=True, kw_only=True):
@@ -180,13 +159,10 @@ class CompileLog(Section, frozen=True, kw_only=True):
     index: Annotated[str, about("the HTML report, relative to the run folder", title="report")]
     compile_seconds: Annotated[float | None, about("Dynamo and back end, over all frames", "s", "compiled in")] = None
     phases: Annotated[Mapping[str, float], about("seconds by compiler phase; they add up to the whole", "s")] = {}
-    frames: Annotated[int | None, about("frames that were compiled")] = None
-    graphs: Annotated[int | None, about("compiled graphs that hold operators")] = None
-    graph_breaks: Annotated[tuple[GraphBreak, ...], about("graph breaks by place")] = ()
+    graph_breaks: Annotated[tuple[CompileEvent, ...], about("graph breaks, each place once")] = ()
     recompiles: Annotated[tuple[Recompile, ...], about("functions that were compiled again")] = ()
     failures: Annotated[tuple[CompileFailure, ...], about("functions that did not compile")] = ()
     cudagraph_skips: Annotated[tuple[str, ...], about("why inductor did not capture a graph")] = ()
-    artifacts: Annotated[int | None, about("files that the report links")] = None
 
 
 class TraceFiles(Section, frozen=True, kw_only=True):
@@ -196,12 +172,8 @@ class TraceFiles(Section, frozen=True, kw_only=True):
     operators: Annotated[
         str | None, about("table of operators, relative to the run folder", title="operator table")
     ] = None
-    iterations: Annotated[int | None, about("profiled calls")] = None
-    frames: Annotated[int | None, about("realtime: frames in one iteration")] = None
-    events: Annotated[int | None, about("events in the trace")] = None
     device_ms: Annotated[float | None, about("summed duration of GPU work per iteration", "ms")] = None
     device_launches: Annotated[float | None, about("kernels, copies and fills per iteration", "count")] = None
-    flops: Annotated[float | None, about("FLOPs per iteration that the profiler counts, a lower bound")] = None
     seconds: Annotated[float | None, about("duration of profiling and of its analysis", "s")] = None
 
 
@@ -221,7 +193,6 @@ class KernelFile(Section, frozen=True, kw_only=True):
     name: Annotated[str, about("name of the kernel or graph, as in a trace", title="kernel")]
     file: Annotated[str, about("path relative to the run folder")]
     kind: Annotated[str, about("graph, triton or cpp")]
-    runnable: Annotated[bool | None, about("whether the file times itself when run")] = None
 
 
 #: Longest short kernel, in microseconds: most of its time is start-up and one access to memory.
@@ -365,7 +336,6 @@ class HostWait(Section, frozen=True, kw_only=True):
     count: Annotated[float, about("number of them a call", "count")]
     ms: Annotated[float, about("duration a call: host time of waits, device time of copies", "ms", "time")]
     bytes: Annotated[float | None, about("copied a call", "bytes", "copied")] = None
-    host_ms: Annotated[float | None, about("host time blocked by copies, a call", "ms")] = None
     line: Annotated[str | None, about("file:line")] = None
     code: Annotated[str | None, about("the source line")] = None
 
@@ -469,10 +439,6 @@ class LaunchCosts(Section, frozen=True, kw_only=True):
     starvation_us: Annotated[
         Estimate | None, about("duration of an operator of that size", "us", "GPU idles below:")
     ] = None
-    starvation_bytes: Annotated[
-        Estimate | None, about("bytes that such an operator moves", "bytes", "GPU idles below:")
-    ] = None
-    starvation_flops: Annotated[Estimate | None, about("FLOPs of such an operator", "FLOP", "GPU idles below:")] = None
     starvation_note: Annotated[str | None, about("why there is no such size")] = None
     graph_us_per_node: Annotated[
         Estimate | None, about("device time of a node of a CUDA graph", "us", "GPU, a graph node")
@@ -495,12 +461,6 @@ class LaunchCosts(Section, frozen=True, kw_only=True):
     ] = None
     dispatch_bound_width: Annotated[
         Estimate | None, about("CPU: width of a linear at that size", "columns", "work as long as dispatch:")
-    ] = None
-    dispatch_bound_bytes: Annotated[
-        Estimate | None, about("CPU: bytes at that size", "bytes", "work as long as dispatch:")
-    ] = None
-    dispatch_bound_flops: Annotated[
-        Estimate | None, about("CPU: FLOPs at that size", "FLOP", "work as long as dispatch:")
     ] = None
     dispatch_bound_note: Annotated[str | None, about("CPU: why there is no such size")] = None
 
@@ -525,22 +485,8 @@ class OperatorCost(Section, frozen=True, kw_only=True):
     pace_us: Annotated[Estimate | None, about("device time in an eager loop", "us", "eager pace")] = None
 
 
-class LaunchPoint(Section, frozen=True, kw_only=True):
-    """A measured point of the launch sweep: a number of calls at one size."""
-
-    chain: Annotated[str, about("kind of operator")]
-    mode: Annotated[str, about("eager, eager_queued, graph or graph_queued")]
-    count: Annotated[int, about("calls in a row")]
-    n: Annotated[int | None, about("samples")] = None
-    elements: Annotated[int | None, about("size of an elementwise operator", "elements")] = None
-    width: Annotated[int | None, about("size of a linear", "columns")] = None
-    host_us: Annotated[float | None, about("median host time of all calls", "us")] = None
-    device_us: Annotated[float | None, about("median device time of all calls", "us")] = None
-
-
 class LaunchOverhead(Section, frozen=True, kw_only=True):
     """The result of the target launch_overhead."""
 
     launch_calibration: Annotated[LaunchCalibration, about("the headline numbers")]
     operators: Annotated[tuple[OperatorCost, ...], about("an operator's cost at each size")] = ()
-    points: Annotated[tuple[LaunchPoint, ...], about("every measured point")] = ()

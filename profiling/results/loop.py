@@ -35,14 +35,10 @@ class BudgetPart(Section, frozen=True, kw_only=True):
 class Budget(Section, frozen=True, kw_only=True):
     """Where the time of a frame goes."""
 
-    target_ms: Annotated[float, about("frame time at the target rate", "ms")]
-    parts: Annotated[Mapping[str, BudgetPart], about("by stage, and wait, rest and unaccounted")] = {}
-    overhead_ms: Annotated[
-        float | None, about("frame time beyond the longest path through its stages", "ms", "outside the stages")
-    ] = None
-    overhead_share: Annotated[
-        float | None, about("overhead_ms over the median frame time", "0 to 1", "outside the stages")
-    ] = None
+    parts: Annotated[
+        Mapping[str, BudgetPart],
+        about("by stage, and wait, rest and unaccounted: the frame beyond the longest path through its stages"),
+    ] = {}
 
 
 class Steady(Section, frozen=True, kw_only=True):
@@ -109,7 +105,6 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
         Mapping[str, Mapping[str, Any]], about("what a stage has chosen before it was prepared, by stage")
     ] = {}
     miss: Annotated[str | None, about("what a late frame is to the user")] = None
-    throttle_reasons: Annotated[tuple[str, ...], about("limits on the clocks that the driver reported")] = ()
     stages: Annotated[tuple[str, ...], about("stages of a frame in their order")] = ()
     frame_ms: Annotated[Summary | None, about("frame times", "ms")] = None
     latency_ms: Annotated[Summary | None, about("from the begin of a frame to its delivery", "ms")] = None

@@ -34,7 +34,6 @@ class Summary(Section, frozen=True, kw_only=True):
     ci95: Annotated[
         Interval | None, about("95% interval of the median: block bootstrap, at least the binomial one", "ms")
     ] = None
-    outliers: Annotated[int, about("samples beyond 5 median absolute deviations from the median: counted, kept")]
     samples: Annotated[tuple[float, ...], about("all samples in the order in which they were taken", "ms")] = ()
     stopped_by: Annotated[
         str | None, about("what ended sampling: interval, decided (see turns), iterations or time")
@@ -107,9 +106,6 @@ class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
     warmup_iterations: Annotated[int, about("calls before the timed window")]
     warmup_seconds: Annotated[float, about("duration of the warm-up", "s")]
     settled: Annotated[bool, about("whether times had settled and nothing compiled when the warm-up ended")]
-    l2_share: Annotated[
-        float | None, about("device memory that the process held for the cell, over the size of the GPU's L2 cache")
-    ] = None
     pinned_cores: Annotated[
         tuple[int, ...], about("cores to which the process was pinned inside the window; none: it was not")
     ] = ()
@@ -160,10 +156,8 @@ class Calls(Interference, frozen=True, kw_only=True):
 class Drift(Section, frozen=True, kw_only=True):
     """Distance from eager, in the run's own dtype, call by call: a stateful network adds up rounding errors."""
 
-    calls: Annotated[int, about("number of calls compared")]
     rel_l2: Annotated[tuple[float, ...], about("relative L2 error of each call")]
     max: Annotated[float, about("largest relative L2 error of any call")]
-    last: Annotated[float, about("relative L2 error of the last call")]
 
 
 class OtherShapes(Section, frozen=True, kw_only=True):
@@ -294,7 +288,6 @@ class ParityCheck(Section, frozen=True, kw_only=True):
     chaotic: Annotated[bool | None, about("training: eager diverges from itself after a rounding error")] = None
     weights_judged: Annotated[bool | None, about("training: false where only losses can be judged")] = None
     loss_error: Annotated[float | None, about("training: largest relative error of a loss")] = None
-    eager_loss_error: Annotated[float | None, about("training: loss_error of eager after a rounding error")] = None
     loss_tolerance: Annotated[float | None, about("training: largest loss_error that is accepted")] = None
 
 

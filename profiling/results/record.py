@@ -2,7 +2,7 @@
 
 Every key of the file is a field of one of these structs, with unit and meaning; `docs/record.md` and
 `docs/record.schema.json` are generated from them (`python -m profiling.results.schema`). Absent (None, or empty) means
-not measured. Within a schema number fields are added and never renamed.
+not measured. Within a schema number fields are added and left out, and never renamed.
 
 A reader uses attributes: `record.metrics.wall_ms.p50`. A producer constructs structs, in the cell's process:
 
@@ -198,27 +198,17 @@ def encode_sections(**sections: Any) -> dict[str, Any]:
         ValueError: no such section, a key or type that its struct does not have, or a number that is not finite.
 
     """
-    encoded = {}
-    for name, section in sections.items():
-        if name not in SECTIONS:
-            raise ValueError(f"a record has no section {name!r} that a cell may send")
-        encoded[name] = _validated(name, section, _TYPES[name])
-    return encoded
+    return {name: _validated(name, section, _section_type(name)) for name, section in sections.items()}
 
 
 def decode_section(name: str, content: Any) -> Any:
-    """Return the typed value of the record's field `name` from JSON content.
+    """Return the typed section from JSON content.
 
     Raises:
-        ValueError: no such field, or the content does not fit its type.
+        ValueError: no such section, or the content does not fit its type.
 
     """
-    if name not in _TYPES:
-        raise ValueError(f"a record has no section {name!r}")
-    try:
-        return msgspec.convert(content, _TYPES[name])
-    except msgspec.ValidationError as error:
-        raise ValueError(f"section {name}: {error}") from None
+    return _typed(name, content, _section_type(name))
 
 
 def record_with(record: Record, sections: Mapping[str, Any]) -> Record:
@@ -228,9 +218,6 @@ def record_with(record: Record, sections: Mapping[str, Any]) -> Record:
         ValueError: a section that does not validate, or a field that is no section.
 
     """
-    for name in sections:
-        if name not in SECTIONS:
-            raise ValueError(f"a record has no section {name!r} that a cell may send")
     return msgspec.structs.replace(record, **{name: decode_section(name, each) for name, each in sections.items()})
 
 
@@ -249,19 +236,29 @@ def merge_metric(metrics: Metrics, measured: Mapping[str, Any]) -> tuple[Metrics
         if name in METRIC_SECTIONS:
             sections[name] = decode_section(name, _validated(name, content, _TYPES[name]))
         elif name in _METRICS:
-            known[name] = msgspec.convert(_validated(f"metrics.{name}", content, _METRICS[name]), _METRICS[name])
+            kind, path = _METRICS[name], f"metrics.{name}"
+            known[name] = _typed(path, _validated(path, content, kind), kind)
         else:
             extra[name] = _plain(f"metrics.extra.{name}", content)
     return msgspec.structs.replace(metrics, **known, extra=extra), sections
 
 
-def _validated(path: str, section: Any, kind: Any) -> Any:
-    content = _plain(path, section)
+def _section_type(name: str) -> Any:
+    if name not in SECTIONS:
+        raise ValueError(f"a record has no section {name!r} that a cell may send")
+    return _TYPES[name]
+
+
+def _typed(path: str, content: Any, kind: Any) -> Any:
     try:
-        typed = msgspec.to_builtins(msgspec.convert(content, kind))
+        return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         raise ValueError(f"section {path}: {error}") from None
-    lost = next(lost_keys(content, typed, path), None)
+
+
+def _validated(path: str, section: Any, kind: Any) -> Any:
+    content = _plain(path, section)
+    lost = next(lost_keys(content, msgspec.to_builtins(_typed(path, content, kind)), path), None)
     if lost is not None:
         raise ValueError(f"section {path}: a record has no field {lost}")
     return content

@@ -31,8 +31,6 @@ SWEEP_FILE = "sweep.json"
 
 #: Keys that may differ between a run and its resumption: they do not change what is measured.
 FREE_KEYS = ("resume", "resume_changed", "details", "cell_timeout", "prepare_timeout")
-#: Keys that the config of every run has; a file without them is not the config of a run.
-_RUN_KEYS = {"component", "variant", "isolation", "resume"}
 #: Errors of file systems that have no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -117,21 +115,12 @@ def claimed(
 
 def _check_is_empty(run: Path, key: str) -> None:
     names = sorted(path.name for path in run.iterdir() if path.name not in (LOCK_FILE, JOB_FILE, JOB_LOG))
-    if names and _is_run(run):
-        resumption = shell_words([override("resume", run)])
-        raise InputError(f"{run} holds a run already. Choose another {key}, or add {resumption} to go on.")
     if names:
-        raise InputError(f"{run} is not empty: it holds {names[0]}, which belongs to no run. Choose another {key}.")
-
-
-def _is_run(run: Path) -> bool:
-    with suppress(InputError, OSError):
-        if (run / SWEEP_FILE).exists():
-            return True
-        if (run / RESULTS_FILE).exists():
-            return bool(read_records(run).records)
-        return read_config(run / CONFIG_FILE).keys() >= _RUN_KEYS
-    return False
+        resumption = shell_words([override("resume", run)])
+        raise InputError(
+            f"{run} is not empty: it holds {names[0]}. Choose another {key}, or, if it holds a run, "
+            f"add {resumption} to go on."
+        )
 
 
 def _remove_refused_run(run: Path) -> None:

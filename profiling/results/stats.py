@@ -13,8 +13,6 @@ from profiling.results.measured import LEAST_VALUES, Deadline, Summary
 
 Samples = Sequence[float] | NDArray[np.float64]
 
-#: A sample is counted as an outlier beyond this many median absolute deviations from the median.
-OUTLIER_MADS = 5.0
 #: Parts of a series whose medians stand for windows.
 BATCHES = 24
 #: Frame rates that calls and loops are compared with, unless they name others.
@@ -45,7 +43,6 @@ def summarize(samples: Samples) -> Summary:
         p99=p99,
         max=float(values.max()),
         ci95=series_interval(values),
-        outliers=count_outliers(values),
         samples=tuple(float(v) for v in values),
     )
 
@@ -84,13 +81,6 @@ def median_interval(values: Samples) -> tuple[float, float] | None:
         return None
     cut = int(bdtrik(0.025, ordered.size, 0.5))  # at most so many of the values are below the median, in 2.5%
     return float(ordered[cut]), float(ordered[-1 - cut])
-
-
-def count_outliers(samples: Samples) -> int:
-    """Count the samples further than `OUTLIER_MADS` median absolute deviations from the median."""
-    values = np.asarray(samples, dtype=np.float64)
-    distance = np.abs(values - np.median(values))
-    return int((distance > OUTLIER_MADS * np.median(distance)).sum())
 
 
 def deadline(fps: float, budget_ms: float, excess_ms: Samples, *, too_slow: bool = False) -> Deadline:

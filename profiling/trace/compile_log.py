@@ -18,11 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from profiling.components.user_code import short_path
 from profiling.errors import install_hint
-from profiling.results.explained import CompileFailure, CompileLog, GraphBreak, Recompile
+from profiling.results.explained import CompileEvent, CompileFailure, CompileLog, Recompile
 
 _TIMEOUT_S = 120.0
 _COMPILED = (b'"dynamo_start"', b'"compilation_metrics"')
@@ -101,7 +99,7 @@ def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> Compile
     """
     logs = [(folder, _entries(folder / "raw.jsonl")) for folder in folders]
     entries = [entry for _, log in logs for entry in log]
-    frames = _with_function_names([entry["compilation_metrics"] for entry in entries if "compilation_metrics" in entry])
+    frames = _with_files([entry["compilation_metrics"] for entry in entries if "compilation_metrics" in entry])
     every = [*frames, *(entry["bwd_compilation_metrics"] for entry in entries if "bwd_compilation_metrics" in entry)]
     texts = (
         (folder / entry["payload_filename"]).read_text(encoding="utf-8", errors="replace")
@@ -114,13 +112,10 @@ def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> Compile
         index=index,
         compile_seconds=sum(_seconds(metrics) for metrics in every) if every else None,
         phases=phases_of((metrics, _seconds(metrics)) for metrics in every),
-        frames=len(frames),
-        graphs=sum(not metrics.get("fail_type") and bool(metrics.get("graph_op_count")) for metrics in frames),
-        graph_breaks=_counted(graph_break(text, root) for text in texts),
+        graph_breaks=tuple(dict.fromkeys(graph_break(text, root) for text in texts)),  # one for each caller
         recompiles=tuple(_recompile(metrics, root) for metrics in frames if metrics.get("recompile_reason")),
         failures=tuple(_failure(metrics, root) for metrics in frames if metrics.get("fail_type")),
         cudagraph_skips=tuple(dict.fromkeys(_cudagraph_skip(skip, root) for skip in skips)),
-        artifacts=sum("payload_filename" in entry for entry in entries),
     )
 
 
@@ -132,31 +127,20 @@ def _entries(raw: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _with_function_names(frames: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Add the function to entries that hit the recompile limit, from the first entry of the frame."""
+def _with_files(frames: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Add file and line to entries that hit the recompile limit, from the first entry of the frame."""
     first: dict[str, Mapping[str, Any]] = {}
     named = []
     for metrics in frames:
         known = first.setdefault(_id(metrics).partition("/")[0], metrics)
-        function = {key: known.get(key) for key in ("co_name", "co_filename", "co_firstlineno")}
-        named.append(metrics if metrics.get("co_name") else {**metrics, **function})
+        place = {key: known.get(key) for key in ("co_filename", "co_firstlineno")}
+        named.append(metrics if metrics.get("co_filename") else {**metrics, **place})
     return named
 
 
 def _seconds(metrics: Mapping[str, Any]) -> float:
     whole = metrics.get("entire_frame_compile_time_s")
     return float(whole) if whole is not None else (metrics.get("duration_us") or 0) / 1e6
-
-
-def _counted(breaks: Iterable[GraphBreak]) -> tuple[GraphBreak, ...]:
-    """Return each distinct location and reason once, with the stack of its first log entry and the number of entries.
-
-    A break in an inlined function is logged for each caller up to the compiled one, and again at each recompile.
-    """
-    groups: dict[tuple[str | None, int | None, str], list[GraphBreak]] = {}
-    for each in breaks:
-        groups.setdefault((each.file, each.line, each.reason), []).append(each)
-    return tuple(msgspec.structs.replace(group[0], count=len(group)) for group in groups.values())
 
 
 #: Nested compile phases, outermost first. Each metric, in microseconds, includes the inner phases (torch 2.11, 2.13).
@@ -189,30 +173,25 @@ def phases_of(frames: Iterable[tuple[Mapping[str, Any], float]]) -> dict[str, fl
 
 
 _AT = re.compile(r"Graph break in user code at (.+):(\d+)")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\S+))?')
-_EXPLANATION = re.compile(r"^\s*Explanation: (.+)$", re.MULTILINE)
-_SKIPPED = ("Failed to handle graph break gracefully", "which results in a skip")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 # First lines of a message that do not name the reason, which is on the next line.
-_PREAMBLES = ("Encountered graph break when attempting to trace", *_SKIPPED)
+_PREAMBLES = (
+    "Encountered graph break when attempting to trace",
+    "Failed to handle graph break gracefully",
+    "which results in a skip",
+)
 
 
-def graph_break(text: str, root: Path) -> GraphBreak:
+def graph_break(text: str, root: Path) -> CompileEvent:
     """Parse the text of a `dynamo_graph_break_reason`; source files under `root` are named relative to it."""
     message, _, rest = text.partition("User code traceback:")
     rest = re.split(r"^(?:Traceback \(most recent|NoneType: None)", rest or text, maxsplit=1, flags=re.MULTILINE)[0]
-    frames = [(short_path(file, root), int(line), name) for file, line, name in _FRAME.findall(rest)]
-    file, line = frames[-1][:2] if frames else (None, None)
-    if at := _AT.search(message):
-        file, line = short_path(at[1], root), int(at[2])
+    at = _AT.findall(message) or _FRAME.findall(rest)[-1:]
     lines = _lines(message.partition("Graph Break Reason:")[2]) or _lines(text) or ["no reason given"]
-    explanation = _EXPLANATION.search(message)
-    return GraphBreak(
+    return CompileEvent(
         reason=lines[1] if len(lines) > 1 and any(start in lines[0] for start in _PREAMBLES) else lines[0],
-        explanation=explanation[1] if explanation else None,
-        file=file,
-        line=line,
-        stack=tuple(f"{file}:{line} in {name}" for file, line, name in frames),
-        frame_skipped=any(mark in message for mark in _SKIPPED),
+        file=short_path(at[0][0], root) if at else None,
+        line=int(at[0][1]) if at else None,
     )
 
 
@@ -235,7 +214,7 @@ def failed_guard(metrics: Mapping[str, Any], root: Path) -> tuple[str, str | Non
 
 def _recompile(metrics: Mapping[str, Any], root: Path) -> Recompile:
     guard, file, line, _ = failed_guard(metrics, root)
-    return Recompile(compile_id=_id(metrics), function=metrics.get("co_name"), reason=guard, file=file, line=line)
+    return Recompile(compile_id=_id(metrics), reason=guard, file=file, line=line)
 
 
 def _failure(metrics: Mapping[str, Any], root: Path) -> CompileFailure:
@@ -245,7 +224,6 @@ def _failure(metrics: Mapping[str, Any], root: Path) -> CompileFailure:
     lines = _lines(metrics.get("fail_reason") or "") or ["no reason given"]
     return CompileFailure(
         compile_id=_id(metrics),
-        function=metrics.get("co_name"),
         kind=metrics["fail_type"],
         reason=" ".join(lines[: 2 if lines[0].endswith(":") else 1]),  # "backend='x' raised:" needs the line after it
         file=file and short_path(file, root),

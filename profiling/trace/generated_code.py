@@ -80,5 +80,4 @@ def list_kernels(folder: Path) -> tuple[KernelFile, ...]:
 
 
 def _kernel_file(folder: Path, path: Path, name: str, kind: str, text: str) -> KernelFile:
-    runnable = path.suffix == ".py" and "__main__" in text
-    return KernelFile(name=name, file=path.relative_to(folder).as_posix(), kind=kind, runnable=runnable)
+    return KernelFile(name=name, file=path.relative_to(folder).as_posix(), kind=kind)

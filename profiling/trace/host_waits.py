@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -61,8 +61,7 @@ def _running_line() -> str:
 class Wait:
     """A wait of the host for the GPU, or a copy between them.
 
-    `ms` is the duration: of a wait on the host, of a copy on the GPU. `host_ms` is the time that the host spent in the
-    call that started a copy, which blocks for pageable memory. `begin` (µs) and `row` are those of the call.
+    `ms` is the duration: of a wait on the host, of a copy on the GPU. `begin` (µs) and `row` are those of the call.
     """
 
     what: str
@@ -70,7 +69,6 @@ class Wait:
     begin: float
     row: Any
     bytes: int | None = None
-    host_ms: float | None = None
 
 
 def waits_and_copies(
@@ -104,10 +102,8 @@ def _waits(call: TracedCall) -> list[Wait]:
 def _copies(call: TracedCall) -> list[Wait]:
     copies = []
     for work in (each for each in call.work if TRANSFERS.match(each.name)):
-        row, host_ms = (
-            (None, None) if work.launch is None else (work.launch.row, (work.launch.end - work.launch.begin) / 1e3)
-        )
-        copies.append(Wait(_direction(work.name), work.length / 1e3, work.launched, row, work.bytes, host_ms))
+        row = None if work.launch is None else work.launch.row
+        copies.append(Wait(_direction(work.name), work.length / 1e3, work.launched, row, work.bytes))
     return copies
 
 
@@ -142,20 +138,15 @@ def _by_line(items: Sequence[tuple[Wait, str | None]], calls: int, root: Path) -
     rows = []
     for (what, line), waits in groups.items():
         file, _, number = (line or "").rpartition(":")
+        known = [each.bytes for each in waits if each.bytes is not None]
         rows.append(
             HostWait(
                 what=what,
                 count=len(waits) / calls,
                 ms=sum(each.ms for each in waits) / calls,
-                bytes=_sum_of_known((each.bytes for each in waits), calls),
-                host_ms=_sum_of_known((each.host_ms for each in waits), calls),
+                bytes=sum(known) / calls if known else None,
                 line=None if line is None else f"{short_path(file, root)}:{number}",
                 code=None if line is None else code_at(file, int(number)) or None,
             )
         )
     return tuple(sorted(rows, key=lambda row: -row.ms))
-
-
-def _sum_of_known(values: Iterable[float | None], calls: int) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / calls if known else None

@@ -62,7 +62,7 @@ def trace_step(
             synchronize(device)
             profiler.step()
     averages = profiler.key_averages()
-    result = _summarize(averages, trace, operators, iterations)
+    result = _summarize(trace, operators, iterations)
     title = f"{component}/{variant}: {iterations} profiled iterations on {device}; times are sums over all of them\n"
     operators.write_text(title + operator_tables(averages, on_device=device.type == "cuda"), encoding="utf-8")
     return result
@@ -74,19 +74,14 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _summarize(averages: Any, trace: Path, operators: Path, iterations: int) -> TraceFiles:
-    events = read_events(trace)
-    device_us = [event["dur"] for event in events if event.get("cat") in GPU_WORK]
-    flops = sum(average.flops for average in averages)
+def _summarize(trace: Path, operators: Path, iterations: int) -> TraceFiles:
+    device_us = [event["dur"] for event in read_events(trace) if event.get("cat") in GPU_WORK]
     run_folder = trace.parent.parent
     return TraceFiles(
         trace=trace.relative_to(run_folder).as_posix(),
         operators=operators.relative_to(run_folder).as_posix(),
-        iterations=iterations,
-        events=len(events),
         device_ms=sum(device_us) / 1e3 / iterations if device_us else None,
         device_launches=len(device_us) / iterations if device_us else None,
-        flops=flops / iterations if flops else None,
     )
 
 

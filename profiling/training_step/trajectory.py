@@ -142,7 +142,6 @@ def compare_trajectories(
         chaotic=chaotic,
         weights_judged=weights_judged,
         loss_error=_finite(loss_error),
-        eager_loss_error=_finite(nearby_loss),
         loss_tolerance=_finite(loss_tolerance),
     )
 

@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,6 @@ from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache
 from profiling.results.explained import BeforeAfter, Graphs, LayerSensitivity, ModuleChoice, Sensitivity
 from profiling.results.measured import MemoryKinds
-from profiling.trace.counters import CompileCounters
 from profiling.trace.device_work import device_work
 from profiling.variants.replaced_layers import input_of
 
@@ -49,28 +48,25 @@ def graphs_section(
     engine: CudaGraphed,
     call: Callable[..., Any],
     inputs: Mapping[str, Any],
-    compiled: CompileCounters | None,
     rewind: Callable[[], Any],
 ) -> Graphs:
     """Return the record's section `graphs`, where `engine` replays what `call(**inputs)` does eagerly.
 
     Host launches (of one call) and wall times (medians of alternating calls) are those of the eager call, `before`, and
-    of the replay, `after`; launches are absent where CUPTI counted none. `compiled` are the counters of compiling the
-    call. `rewind` is called before each timed call.
+    of the replay, `after`; launches are absent where CUPTI counted none. `rewind` is called before each timed call.
     """
-    captured = engine.newest
+    captured, counters = engine.newest, engine.counters
     eager, replay = partial(call, **inputs), partial(engine, **inputs)
     with no_autocast_cache():  # as in the capture: a compiled call would otherwise recompile
         eager_ms, replay_ms = _wall_ms(eager, replay, rewind)
         host_launches = BeforeAfter(before=_launches(eager), after=_launches(replay))
     return Graphs(
-        **asdict(engine.counters),
+        held=counters.held,
+        capture_seconds=counters.capture_seconds,
+        pool_bytes=counters.pool_bytes,
         memory={} if captured is None else {point: MemoryKinds(**kinds) for point, kinds in captured.memory.items()},
         host_launches=host_launches,
         wall_ms=BeforeAfter(before=eager_ms, after=replay_ms),
-        speedup=eager_ms / replay_ms,
-        compiled_pieces=None if compiled is None else compiled.graphs,
-        graph_breaks=None if compiled is None else compiled.graph_breaks,
     )
 
 

@@ -25,7 +25,6 @@ from profiling.errors import DID_NOTHING, InputError, NothingChangedError, Skipp
 from profiling.fx_passes.passes import RewritePass, check_callables, name_of
 from profiling.graphs.capture import CaptureError, no_autocast_cache, preserved_generators
 from profiling.results.explained import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
-from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
 from profiling.variants.cuda_graph import CudaGraph, check_reset
 from profiling.variants.gains import graphs_section
@@ -218,13 +217,11 @@ class Recipe(Variant):
                 with component.kept.replacing():
                     module = self._transformed(component, log)
             call: Callable[..., Any] = module
-            counters = engine = None
+            engine = None
             with naming_what_fails(module, component, log.replaced, compiled=self.compiler is not None):
                 if self.compiler is not None:
                     stack.enter_context(self.compiler.flags(folder))  # set until the step is closed
-                    before = snapshot()
                     call = self._compiled(self.compiler, module, component, folder, log)
-                    counters = snapshot().since(before)
                 if self.capture is not None:
                     with log.step("capture", type(self.capture).__name__) as done:
                         engine = self.capture.captured(component, module, call)
@@ -237,7 +234,7 @@ class Recipe(Variant):
             *extra_steps, run = [partial(call if engine is None else engine, **each) for each in inputs]
             static = None if engine is None else engine.static_step(**component.inputs)
             if engine is not None:
-                section = partial(graphs_section, engine, call, component.inputs, counters, component.rewind)
+                section = partial(graphs_section, engine, call, component.inputs, component.rewind)
                 log.explain.append(lambda: {"graphs": section()})
             return Step(
                 run=run,

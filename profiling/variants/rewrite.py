@@ -115,8 +115,7 @@ def _section(component: Component, applied: AppliedPass) -> FxPass:
         before, after = replay_ms(applied.before, applied.after, inputs, component.keep_state)
     except CaptureError as error:  # before a pass the module may not be capturable, and then has no time
         return msgspec.structs.replace(section, unmeasured=str(error).splitlines()[0])
-    times = BeforeAfter(before=before, after=after)
-    return msgspec.structs.replace(section, replay_ms=times, speedup=before / after)
+    return msgspec.structs.replace(section, replay_ms=BeforeAfter(before=before, after=after))
 
 
 def _unchanged(component: Component, run: Callable[[Any, Any], Any], module: nn.Module, inputs: Any) -> Any:

@@ -54,7 +54,7 @@ def hostile_records(make: Callable[..., Record], loop: Mapping[str, Any]) -> lis
     frames = [{"frame": 3, "ms": 40.0, "causes": [text]} for text in ALL]
     slow = {"threshold_ms": 10.0, "count": 5, "causes": dict.fromkeys(ALL, 1), "frames": frames}
     parts = {text: {"host_ms": 1.0, "share": 0.1} for text in ALL}
-    budget = {"target_ms": 16.7, "parts": parts, "overhead_ms": 0.5}
+    budget = {"parts": parts}
     section = {**loop, "stages": list(ALL), "budget": budget, "slow": slow, "schedule": "sequential"}
     return [*records, make(SCRIPT, target="realtime", component="loop", realtime=section)]
 

@@ -9,7 +9,7 @@ from profiling.results.record import Record
 def summary(p50: float, *, samples: tuple[float, ...] = (), **fields: Any) -> Summary:
     near = (0.99 * p50, 1.01 * p50)
     numbers = dict.fromkeys(("mean", "p50"), p50) | dict.fromkeys(("p90", "p95", "p99", "max"), 1.1 * p50)
-    defaults = {"n": len(samples) or 100, "min": 0.9 * p50, "ci95": near, "outliers": 0, "samples": samples}
+    defaults = {"n": len(samples) or 100, "min": 0.9 * p50, "ci95": near, "samples": samples}
     return Summary(**{**numbers, **defaults, **fields})
 
 

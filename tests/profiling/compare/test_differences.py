@@ -6,7 +6,7 @@ from planted_runs import ENVIRONMENT, MIB, PARITY, WARM, analysed, cell, loop, w
 
 from profiling.compare.differences import cell_changes, run_differences
 from profiling.compare.loaded_run import read_run
-from profiling.results.energy import Energy
+from profiling.results.energy import Energy, EnergyWindow
 from profiling.results.explained import Idle
 from profiling.results.measured import Deadline, Memory, Prepare
 
@@ -138,9 +138,25 @@ def test_frame_rates_that_a_loop_no_longer_holds():
     assert changes(played(0), played(60)) == [("holds 60 FPS", "yes", "no")]
 
 
-@pytest.mark.parametrize(("joules", "rows"), [(1.04, []), (0.5, [("J/frame", "1.000", "0.5000")])])
-def test_energy_that_changed_by_more_than_equal_code_does(joules, rows):
-    assert changes(*(cell(energy=Energy(joules_per_frame=known)) for known in (1.0, joules))) == rows
+@pytest.mark.parametrize(
+    ("joules", "said"),
+    [
+        (1.0, None),
+        (1.04, None),
+        (1.055, "1.055 (undecided: 1.05"),
+        (0.5, "0.5000 (less: 0.500× ±"),
+        (1.2, "1.200 (more: 1.20× ±"),
+    ],
+)
+def test_energy_is_compared_with_an_interval(joules, said):
+    def measured(known):
+        joules = [10 * known * (1 + 0.002 * (-1) ** number) for number in range(8)]
+        parts = [EnergyWindow(seconds=1.0, calls=10.0, joules=each) for each in joules]
+        return cell(energy=Energy(joules_per_frame=known, windows=tuple(parts)))
+
+    found = changes(measured(1.0), measured(joules))
+    assert (not found) if said is None else (found[0][:2] == ("J/frame", "1.000") and said in found[0][2]), found
+    assert changes(measured(1.0), cell(energy=Energy(reason="no counter"))) == []
 
 
 def test_idle_time_that_changed():

@@ -20,7 +20,6 @@ from profiling.launch_overhead.sampling import (
     call_repeatedly,
     cuda_samplers,
     idle_sample,
-    launch_points,
     sample_rounds,
 )
 from profiling.results.explained import LaunchCosts
@@ -40,13 +39,7 @@ def planted(monkeypatch, sizes=SIZES, **device):
     fake = FakeDevice(**device)
     fake.install(monkeypatch)
     plant_graphs(fake, monkeypatch)
-    chain = Chain(
-        "elementwise",
-        "elements",
-        sizes,
-        lambda size: partial(fake.launch, HOST_US, gpu_us(size)),
-        lambda size: {"bytes": 8 * size},
-    )
+    chain = Chain("elementwise", "elements", sizes, lambda size: partial(fake.launch, HOST_US, gpu_us(size)))
     times = sample_rounds(cuda_samplers((chain,), COUNTS, None), COUNTS, 9, 0, lambda line: None)
     return ChainSamples(chain, times)
 
@@ -64,10 +57,9 @@ def test_each_cost_is_found(monkeypatch, interrupts):
         "graph_launch_device_us": 5,
         "starvation_elements": 10_000,
         "starvation_us": 4,
-        "starvation_bytes": 80_000,
     }.items():
         # Between two sizes the crossing is interpolated, and the planted durations are no straight line in logarithms.
-        tolerance = 0.1 if key in ("starvation_elements", "starvation_bytes") else 0.02
+        tolerance = 0.1 if key == "starvation_elements" else 0.02
         cost = getattr(costs, key)
         assert cost.p50 == pytest.approx(value, rel=tolerance), key
         assert cost.n == 9
@@ -79,16 +71,6 @@ def test_the_operators_show_where_the_device_waits(monkeypatch):
     assert [operator.elements for operator in operators] == list(SIZES)
     for operator in operators:
         assert operator.pace_us.p50 == pytest.approx(max(operator.host_us.p50, operator.gpu_us.p50), rel=0.02)
-
-
-def test_every_point_is_kept(monkeypatch):
-    points = launch_points(planted(monkeypatch).times)
-    assert len(points) == len(COUNTS) * (2 * len(SIZES) + 2)
-    last = {point.mode: point for point in points if (point.elements, point.count) == (1, 400)}
-    assert {(point.chain, point.n) for point in last.values()} == {("elementwise", 9)}
-    assert last["eager_queued"].device_us == pytest.approx(400 * gpu_us(1))
-    assert last["graph_queued"].device_us == pytest.approx(5 + 1.2 * 400)
-    assert last["graph_queued"].host_us is None
 
 
 @pytest.mark.parametrize(("sizes", "where"), [((1, 10, 100), "up to elements 100"), ((2**16, 2**18), "from elements")])
@@ -103,7 +85,8 @@ def test_samples_that_overflow_the_queue_are_absent(monkeypatch):
     costs = LaunchCosts(**samples.launch())
     assert costs.gpu_us_per_launch is costs.starvation_elements is costs.starvation_note is None
     assert costs.host_us_per_launch is not None
-    assert {point.count for point in launch_points(samples.times) if point.mode == "eager_queued"} == {1}
+    queued = [times.device for series, times in samples.times.items() if series.mode == "eager_queued"]
+    assert all(np.isfinite(device[:, 0]).all() and np.isnan(device[:, 1:]).all() for device in queued)
 
 
 def test_rounds_shuffle_the_counts_and_the_warm_up_is_dropped():
@@ -187,15 +170,6 @@ def test_both_chains_have_dispatch_costs_and_none_of_a_gpu(content):
     # An operator on a million elements takes longer than its dispatch, on any machine.
     elements = calibration.dispatch_bound_elements.p50
     assert 1 < elements < 2**20
-    assert calibration.dispatch_bound_bytes.p50 == pytest.approx(8 * elements)
-
-
-def test_the_points_give_the_same_slope_to_another_fit(content):
-    points = [point for point in content.points if point.elements == 2**20]
-    slope = np.polyfit([point.count for point in points], [point.host_us for point in points], 1)[0]
-    (operator,) = [operator for operator in content.operators if operator.elements == 2**20]
-    assert operator.host_us.p50 == pytest.approx(slope, rel=0.5)
-    assert len(content.points) == 2 * 3 * 3
 
 
 def test_the_operators_compute_what_their_names_say():
@@ -208,7 +182,6 @@ def test_the_operators_compute_what_their_names_say():
     operator = linear.operator(8)
     torch.testing.assert_close(operator(), torch.nn.functional.linear(x, weight))
     assert operator().data_ptr() == operator().data_ptr(), "into the same buffer"
-    assert linear.work(8) == {"bytes": 4 * (8 * 8 + 2 * 3 * 8), "flops": 2 * 3 * 8 * 8}
 
 
 def test_lists_become_tuples_and_defaults_hold():

@@ -26,8 +26,6 @@ def test_clocks_and_the_share_of_limited_time_are_conditions(monkeypatch):
     clocks = iter([1980, 1500, 1700, 1600])
     seconds = iter([0.0, 0.0, 100.0, 102.0])  # a moment before the window, then the window
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": 0})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=40_000_000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100_000_000)
     monkeypatch.setattr(nvml, "limited_ns", lambda device: next(counters))
     monkeypatch.setattr(nvml, "clock_mhz", lambda device, which: next(clocks))
     monkeypatch.setattr(nvml, "perf_counter", lambda: next(seconds))
@@ -38,7 +36,6 @@ def test_clocks_and_the_share_of_limited_time_are_conditions(monkeypatch):
     assert window["sm_clock_mhz"] == 1650
     conditions = monitor.conditions(WARMUP, cold=False)
     assert conditions.limited_share == {"power cap": 0.75}
-    assert conditions.l2_share == 2.5
     assert (conditions.sm_clock_min_mhz, conditions.sm_clock_max_mhz) == (1500, 1980)
     assert conditions.sm_clock_median_mhz == 1650
     assert monitor.invalid_reason() is None

@@ -43,7 +43,6 @@ def test_stages_in_sequence(realtime):
     assert np.isnan(series["device_world_ms"]).all(), "no device, no device time"
     assert set(record.parity.stages) == {*STAGES, "pipeline"}
     assert record.parity.passed
-    assert record.trace.frames == 3
     assert (outcome.folder / record.trace.trace).exists()
     assert not list((outcome.folder / "cells").glob("*.part"))
     assert "Frames:" in outcome.out
@@ -145,8 +144,8 @@ def test_a_loop_whose_variant_changes_the_networks_says_how_far_it_drifts(realti
     assert record.parity.stages["pipeline"].rel_l2 > 1e-4, "the stages that are exact pass the error on"
     drift = record.metrics.drift
     assert drift is not None, record.reason
-    assert drift.calls == 6
-    assert 0 < drift.last < 0.5
+    assert len(drift.rel_l2) == 6
+    assert 0 < drift.rel_l2[-1] < 0.5
     assert [(step.stage, step.name) for step in record.recipe] == [("world", "SkinnyLinears")]
     assert record.recipe[0].choices.replaced > 0
 

@@ -46,7 +46,7 @@ def test_host_times_of_frames_and_stages(planted, make_recorder, tmp_path):
     np.testing.assert_allclose(series["gap_ms"][:-1], 0.5)
     assert loop.stages == ("world/attention", "world", "step", "text")
     assert (loop.late, loop.pace, loop.schedule) == (4, "application", "sequential")
-    assert loop.budget.overhead_ms == pytest.approx(1)
+    assert loop.budget.parts["unaccounted"].host_ms == pytest.approx(1)
     assert loop.deadlines["30"].misses == 0
 
 
@@ -183,7 +183,7 @@ def test_stages_of_worker_threads(planted, make_recorder, tmp_path):
     np.testing.assert_allclose(series["host_world_ms"], 4)
     np.testing.assert_allclose(series["host_sound_ms"], 2)
     assert loop.schedule == "overlap"
-    assert loop.budget.overhead_ms == pytest.approx(0)
+    assert loop.budget.parts["unaccounted"].host_ms == pytest.approx(0)
 
 
 def test_a_stage_that_begins_too_late_is_said_to_be_lost(make_recorder, tmp_path):

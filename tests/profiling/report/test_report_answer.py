@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from planted_sweep import Job, plant
 from report_records import build, build_loop, clocks, faster, frame_loop, in_turns, rows, run_data, titled
 
-from profiling.compare.cells import compare_cells
+from profiling.compare.cells import judged, matched_cells
 from profiling.compare.loaded_run import read_run
 from profiling.history import read_history
 from profiling.report.answer import answer_of, answer_section, held_rate, notes_section, status_section
@@ -269,6 +269,7 @@ def test_notes_say_under_which_conditions_cells_ran() -> None:
         {"kind": "compiler", "name": "Inductor", "seconds": 0.1, "notes": ["1 graph for 25 blocks"]},
     ]
     metrics = clocks(2.5) | {"latency": QUIET | {"settled": False, "gpu_lost_share": 0.05}}
+    metrics["by_call_ms"] = {"first": 2.1, "middle": 2.3, "last": 2.8}
     record = build(
         "compile", metrics=metrics, prepare={"seconds": 1.0, "cache_hits": 2}, notes=["a note"], recipe=steps
     )
@@ -276,6 +277,7 @@ def test_notes_say_under_which_conditions_cells_ran() -> None:
         "world_model.compile: a note",
         "world_model.compile: 2 of 2 replaced layers run without their kernel",
         "compile: 5% of the GPU went to other processes",
+        "compile: calls in a row take first 2.10, middle 2.30, last 2.80 ms",
         "compile: times still changed after 0.10 s of warm-up",
         "compile: warm start (compiled from a cache); a cold start takes longer to prepare",
     )
@@ -356,4 +358,4 @@ def test_every_target_names_the_same_leader_with_the_same_answers(tmp_path: Path
         (line,) = (line for line in searched if line.startswith(f"{answer.component}: the winner is "))
         assert line.split()[4] == own.ranking.leader
     loaded = read_run(run)
-    assert {cell.verdict for cell in compare_cells(loaded, loaded, 0.02)} == {"same", "not compared"}
+    assert {cell.verdict for cell in judged(matched_cells(loaded, loaded), 0.02)} == {"same", "not compared"}

@@ -18,10 +18,7 @@ def energy(joules, frames=1, **changes):
         **{"step_ms": 100.0, "idle_w": 118.0, "watts": 600.0, "joules_per_call": joules},
         **{"joules_per_call_ci95": [joules - 0.01, joules + 0.01], "above_idle_per_call": 0.8 * joules},
         **{"joules_per_frame": joules / frames, "above_idle_per_frame": 0.8 * joules / frames},
-        **{
-            "frames_per_joule": frames / joules,
-            "windows": [{"seconds": 0.5, "calls": 100.0, "joules": 100 * joules}] * 8,
-        },
+        "windows": [{"seconds": 0.5, "calls": 100.0, "joules": 100 * joules}] * 8,
         **changes,
     }
 

@@ -58,9 +58,7 @@ def test_the_budget_has_a_row_a_stage_whatever_they_are_called() -> None:
     ]
     assert values(rows[4]) == ["wait", "–", "7.500", "45%"]
     parts = {"whole": {"host_ms": 2.0, "share": 0.12}, "deliver": {"host_ms": 0.5, "share": 0.03}}
-    rows = tables(build_loop("one_graph", frame_loop(budget={"target_ms": 16.7, "parts": parts})))[
-        "Stage budget, medians"
-    ]
+    rows = tables(build_loop("one_graph", frame_loop(budget={"parts": parts})))["Stage budget, medians"]
     assert [values(row) for row in rows] == [["whole", "2.000", "12%"], ["deliver", "0.5000", "3.0%"]]
 
 
@@ -199,8 +197,8 @@ def test_settings_are_said_once_for_loops_that_share_them() -> None:
 
 def test_the_report_says_what_limits_the_clocks_and_how_old_inputs_are() -> None:
     ages = {"keys": summary(16.5, 600, samples=[])}
-    (row,) = tables(build_loop("a", frame_loop(input_age_ms=ages, throttle_reasons=["power cap"])))["Frames"]
-    assert (row["age of keys ms"], row["clocks limited by"]) == ("16.50", "power cap")
+    (row,) = tables(build_loop("a", frame_loop(input_age_ms=ages, limited_share={"power cap": 0.25})))["Frames"]
+    assert (row["age of keys ms"], row["clocks limited by"]) == ("16.50", "power cap 25%")
 
 
 def kept(data: RunData, frames: np.ndarray) -> RunData:

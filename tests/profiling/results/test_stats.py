@@ -9,7 +9,6 @@ from scipy.signal import lfilter
 
 from profiling.results.stats import (
     batch_medians,
-    count_outliers,
     median_interval,
     rates_of_calls,
     relative_half_width,
@@ -101,12 +100,6 @@ def test_the_half_width_shrinks_with_samples_and_grows_with_their_memory():
 def test_batches_are_parts_in_order():
     assert batch_medians([1.0, 2.0, 3.0, 7.0, 8.0, 9.0], 2) == [2.0, 8.0]
     assert batch_medians([3.0, 1.0]) == [3.0, 1.0]
-
-
-def test_outliers_are_counted_and_kept():
-    values = [10.0 + 0.01 * (i % 5) for i in range(100)] + [50.0]
-    assert count_outliers(values) == 1
-    assert summarize(values).max == 50.0
 
 
 def test_calls_are_late_beyond_the_budget_of_their_frames():

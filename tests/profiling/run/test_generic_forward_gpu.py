@@ -50,19 +50,17 @@ def test_breaks_are_captured_as_one_graph(profile):
     )
     assert outcome.code == 0, outcome.out
     graphs = outcome.records["broken_up", "compile_cuda_graph"].graphs
-    assert graphs.graph_breaks == outcome.records["broken_up", "compile"].prepare.graph_breaks >= 2
-    assert graphs.compiled_pieces >= 3
-    assert graphs.recorded == 1
-    assert graphs.host_launches.before >= graphs.compiled_pieces
+    assert outcome.records["broken_up", "compile"].prepare.graph_breaks >= 2
+    assert graphs.held == 1
+    assert graphs.host_launches.before >= 3, "the pieces between the breaks"
     assert graphs.host_launches.after <= 3, "the input's copy, the graph, the output's clone"
-    assert graphs.speedup > 1
+    assert graphs.wall_ms.before > graphs.wall_ms.after
 
 
 def test_the_record_tells_what_was_captured(profile):
     outcome = profile("component=[net]", "variant=[cuda_graph]", "device=cuda")
     (record,) = outcome.records.values()
-    assert record.graphs.recorded == record.graphs.held == 1
-    assert record.graphs.replayed > record.metrics.wall_ms.n
+    assert record.graphs.held == 1
     assert 0 < record.graphs.capture_seconds <= record.prepare.seconds
     assert record.graphs.pool_bytes == record.memory.graph_pool
     assert list(record.graphs.memory) == ["before static input", "static input", "capture"]

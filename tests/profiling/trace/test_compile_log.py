@@ -50,7 +50,6 @@ def test_the_report_is_there_and_named_relative_to_the_run(parsed: tuple[Path, C
     assert summary.index == "tl_out/planted.compile/index.html"
     assert "<html" in (run / summary.index).read_text().lower()
     assert "Stats" in (run / "tl_out" / "planted.compile" / "tlparse.log").read_text()
-    assert summary.artifacts > 20
 
 
 def test_breaks_have_their_reason_and_line(parsed: tuple[Path, CompileLog]) -> None:
@@ -63,25 +62,17 @@ def test_breaks_have_their_reason_and_line(parsed: tuple[Path, CompileLog]) -> N
     }
     inlined = breaks[file, line_of("break in an inlined function")]
     assert inlined.reason == "Call to `torch._dynamo.graph_break()`"
-    assert inlined.count == 2  # once in outer, once more in leaf itself: one place
-    assert [frame.rpartition(" in ")[2] for frame in inlined.stack] == ["<module>", "outer", "leaf"]
-    assert not inlined.frame_skipped
-    printed = breaks[file, line_of("print")]
-    assert printed.reason == "Failed to trace builtin operator"
-    assert printed.explanation is not None
-    assert "`print`" in printed.explanation
-    assert breaks[file, line_of("break in a loop")].frame_skipped
+    assert len(parsed[1].graph_breaks) == 3, "in outer, and once more in leaf itself: one place"
+    assert breaks[file, line_of("print")].reason == "Failed to trace builtin operator"
 
 
 def test_recompiles_have_their_guard_and_line(parsed: tuple[Path, CompileLog]) -> None:
-    found = [entry for entry in parsed[1].recompiles if entry.function == "forward"]
-    assert [entry.reason for entry in found] == [
-        "tensor 'x' size mismatch at index 0. expected 2, actual 3",
-        "self.factor == 1",
-    ]
-    assert (found[1].file, found[1].line) == (PROGRAM.name, line_of("constant"))
-    assert found[0].file == PROGRAM.name
-    assert found[0].compile_id.endswith("/1")
+    found = {entry.reason: entry for entry in parsed[1].recompiles}
+    shape = found["tensor 'x' size mismatch at index 0. expected 2, actual 3"]
+    assert shape.file == PROGRAM.name
+    assert shape.compile_id.endswith("/1")
+    factor = found["self.factor == 1"]
+    assert (factor.file, factor.line) == (PROGRAM.name, line_of("constant"))
 
 
 def test_failures_have_their_reason_and_line(parsed: tuple[Path, CompileLog]) -> None:
@@ -90,8 +81,7 @@ def test_failures_have_their_reason_and_line(parsed: tuple[Path, CompileLog]) ->
     assert (branch.kind, branch.file, branch.line) == ("Unsupported", PROGRAM.name, line_of("branch on data"))
     backend = next(entry for entry in failures.values() if entry.kind == "BackendCompilerFailed")
     assert "planted backend failure" in backend.reason
-    limit = failures["Dynamo recompile limit exceeded"]
-    assert (limit.function, limit.file) == ("limited", PROGRAM.name)
+    assert failures["Dynamo recompile limit exceeded"].file == PROGRAM.name
 
 
 def test_totals(parsed: tuple[Path, CompileLog]) -> None:
@@ -100,9 +90,6 @@ def test_totals(parsed: tuple[Path, CompileLog]) -> None:
     assert 0 < summary.compile_seconds < 60
     assert sum(summary.phases.values()) == pytest.approx(summary.compile_seconds)
     assert set(summary.phases) == {"dynamo", "aot autograd"}  # nothing in the program is for inductor
-    # outer, its leaf's and its own rest, printing and its rest, three of Scaled, limited; leaf itself is an empty graph
-    assert summary.graphs == 9
-    assert summary.frames > summary.graphs
     assert summary.cudagraph_skips == ()
     encode_sections(compile=summary)  # fits into a record
 
@@ -115,8 +102,8 @@ def test_two_processes_are_added_up(parsed: tuple[Path, CompileLog], logs: Path,
     out, one = tmp_path / "run" / "tl_out" / "cell", parsed[1]
     both = parse_compile_log(tmp_path / "logs", out, root=PROGRAM.parent)
     assert both is not None
-    assert (both.graphs, len(both.recompiles)) == (2 * one.graphs, 2 * len(one.recompiles))
-    assert [found.count for found in both.graph_breaks] == [2 * found.count for found in one.graph_breaks]
+    assert len(both.recompiles) == 2 * len(one.recompiles)
+    assert both.graph_breaks == one.graph_breaks, "at the same places"
     page = (tmp_path / "run" / both.index).read_text()
     assert "0/index.html" in page
     assert "b.log" in page
@@ -132,14 +119,14 @@ def test_no_compile_is_none(tmp_path: Path) -> None:
 
 def test_a_log_cut_short_is_read_as_far_as_it_goes(logs: Path, tmp_path: Path) -> None:
     log = next(logs.glob("*.log")).read_bytes()
-    frames = []
+    seconds = []
     for end in (len(log) // 2, log.index(b'"dynamo_start"') + 20):
         (tmp_path / "cut.log").write_bytes(log[:end])
         summary = parse_compile_log(tmp_path, tmp_path / "tl_out" / "cell", root=PROGRAM.parent)
         assert summary is not None
-        frames.append(summary.frames)
-    assert frames[0] >= 1
-    assert (frames[1], summary.compile_seconds) == (0, None)  # died while compiling: absent, not 0
+        seconds.append(summary.compile_seconds)
+    assert seconds[0] > 0
+    assert seconds[1] is None, "died while compiling: absent, not 0"
 
 
 def read(folder: Path, *entries: object) -> CompileLog:
@@ -196,7 +183,7 @@ def test_a_message_of_an_unknown_shape_keeps_its_first_line(tmp_path: Path) -> N
     (tmp_path / "text.txt").write_text("Something new\nmore")
     entry = {"artifact": {"name": "dynamo_graph_break_reason"}, "payload_filename": "text.txt"}
     (found,) = read(tmp_path, entry).graph_breaks
-    assert (found.reason, found.file, found.line, found.stack) == ("Something new", None, None, ())
+    assert (found.reason, found.file, found.line) == ("Something new", None, None)
 
 
 def test_tlparse_missing_is_one_line(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

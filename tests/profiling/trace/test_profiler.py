@@ -51,14 +51,12 @@ def test_what_a_step_on_a_cpu_has(traced: tuple[Path, TraceFiles, list[int]]) ->
     assert result.operators == "traces/planted.baseline.txt"
     assert (run / result.trace).read_bytes()[:2] == b"\x1f\x8b"  # really gzip
     assert len(calls) == 5
-    assert result.flops == 2 * M * N * K
     assert (result.device_ms, result.device_launches) == (None, None)
 
 
 def test_the_trace_holds_our_spans_and_the_operators(traced: tuple[Path, TraceFiles, list[int]]) -> None:
     run, result, _ = traced
     found = events(run, result)
-    assert result.events == len(found)
     names = [event.get("name") for event in found]
     assert [names.count(f"planted/baseline/trace/{index}") for index in range(4)] == [1, 1, 1, 0]
     assert "planted/baseline/trace/warmup" not in names
@@ -77,13 +75,12 @@ def test_the_operator_table(traced: tuple[Path, TraceFiles, list[int]]) -> None:
     assert "ProfilerStep" not in text
 
 
-def test_stacks_and_no_countable_flops(tmp_path: Path) -> None:
+def test_stacks(tmp_path: Path) -> None:
     x = torch.ones(8)
     folder = tmp_path / "traces"
     result = trace_step(
         lambda: x.relu(), component="c", variant="v", folder=folder, iterations=1, warmup=1, device=CPU, stacks=True
     )
-    assert result.flops is None
     assert any(Path(__file__).name in str(event.get("name")) for event in events(tmp_path, result))
 
 
@@ -117,12 +114,11 @@ def test_a_graph_replay_shows_its_kernels(tmp_path: Path) -> None:
         graph.replay, component="planted", variant="cuda_graph", folder=tmp_path / "traces", device=device
     )
     kernels = [event for event in events(tmp_path, result) if event.get("cat") == "kernel"]
-    assert len(kernels) >= 2 * result.iterations
+    assert len(kernels) >= 2 * 5, "iterations"
     assert result.device_ms is not None
     assert 0 < result.device_ms < 100
     assert result.device_launches is not None
     assert result.device_launches >= 2
-    assert result.flops is None  # a replay has no operators
     text = (tmp_path / result.operators).read_text()
     assert text.index("self device time") < text.index("self CPU time")
     assert any(str(kernel["name"])[:20] in text for kernel in kernels)
@@ -130,11 +126,10 @@ def test_a_graph_replay_shows_its_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_eager_on_a_gpu_has_device_time_and_flops(tmp_path: Path) -> None:
+def test_eager_on_a_gpu_has_device_time(tmp_path: Path) -> None:
     device = torch.device("cuda")
     a, b = torch.randn(M, K, device=device), torch.randn(K, N, device=device)
     result = trace_step(lambda: a @ b, component="c", variant="v", folder=tmp_path / "traces", device=device)
-    assert result.flops == 2 * M * N * K
     assert result.device_ms is not None
     assert result.device_ms > 0
 

@@ -84,7 +84,7 @@ def test_the_step_follows_new_inputs_and_explains_its_passes(tmp_path):
     assert by_name["FuseQuickGelu"].replaced == 12
     for each in passes:
         assert each.rel_l2 < 0.05
-        assert (each.speedup is not None) == (each.replaced > 0)
+        assert (each.replay_ms is not None) == (each.replaced > 0)
 
 
 def test_a_pass_without_replay_time_has_a_reason():
@@ -97,7 +97,7 @@ def test_a_pass_without_replay_time_has_a_reason():
         passes = rewrite().explained(net.module, net)
     folded = next(each for each in passes if each.name == "FoldConstants")
     assert folded.replaced == 1
-    assert folded.speedup is None
+    assert folded.replay_ms is None
     assert folded.unmeasured
 
 

@@ -324,7 +324,7 @@ def test_passes_and_a_compiler_work_together(tmp_path):
         finally:
             step.close()
     assert [(each.name, each.changed) for each in step.recipe] == [("Rewrite", 4), ("Inductor", 2)]
-    assert (fused.replaced, fused.speedup) == (2, None)
+    assert (fused.replaced, fused.replay_ms) == (2, None)
     assert "CUDA" in fused.unmeasured
 
 
