@@ -11,22 +11,38 @@ from importlib import metadata
 from pathlib import Path
 
 from profiling.results.environment import Environment, Git
+from profiling.results.jsonl import RESULTS_FILE
 
 #: The checkout of this tool, if it runs from one.
 TOOL = Path(__file__).resolve().parents[2]
 
 
 def git_state(folder: Path) -> Git | None:
-    """Return revision and state of the git checkout that holds `folder`; None outside a checkout or without git."""
+    """Return revision and state of the git checkout that holds `folder`; None outside a checkout or without git.
+
+    Python files that git does not know yet belong to it, without those that are ignored or that runs have written.
+    """
     try:
         revision = git(folder, "rev-parse", "HEAD").decode().strip()
+        content = hashlib.sha256()
         dirty = bool(git(folder, "status", "--porcelain", "--untracked-files=no"))
-        diff = (
-            git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-relative") if dirty else b""
-        )
-        return Git(revision=revision, dirty=dirty, diff=hashlib.sha256(diff).hexdigest()[:16] if dirty else None)
+        if dirty:
+            content.update(git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-relative"))
+        for file in _new_code(folder):
+            dirty = True
+            content.update(f"{file}\n".encode(errors="surrogateescape") + file.read_bytes())
+        return Git(revision=revision, dirty=dirty, diff=content.hexdigest()[:16] if dirty else None)
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def _new_code(folder: Path) -> list[Path]:
+    """Return the Python files of a checkout that are not in git, not ignored, and in no folder of a run."""
+    top = Path(os.fsdecode(git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n")))
+    names = git(top, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py").split(b"\0")
+    files = [top / os.fsdecode(name) for name in names if name]
+    runs = {parent: (parent / RESULTS_FILE).exists() for file in files for parent in file.parents}
+    return [file for file in files if file.is_file() and not any(runs[parent] for parent in file.parents)]
 
 
 def tool_version() -> str | None:

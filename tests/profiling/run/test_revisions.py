@@ -51,5 +51,26 @@ def test_the_users_revisions_are_recorded_apart_from_the_tools(tmp_path, in_repo
     assert ("the code has changed" in resumed.stderr) == in_repository
 
 
+def test_code_that_git_does_not_know_yet_belongs_to_the_state(tmp_path):
+    folder = tmp_path / "work"
+    repository(folder, "net.py", "one")
+    clean = git_state(folder)
+    assert clean is not None
+    assert not clean.dirty
+    (folder / "package").mkdir()
+    (folder / "package" / "new_net.py").write_text("a = 1")
+    (folder / "notes.txt").write_text("no code")
+    first = git_state(folder / "package")
+    (folder / "package" / "new_net.py").write_text("a = 2")
+    second = git_state(folder)
+    assert first is not None
+    assert second is not None
+    assert (first.dirty, second.dirty, first.diff == second.diff) == (True, True, False)
+    (folder / "outputs" / "kernels").mkdir(parents=True)
+    (folder / "outputs" / "results.jsonl").touch()
+    (folder / "outputs" / "kernels" / "generated.py").write_text("of a run")
+    assert git_state(folder) == second, "what runs write is no code of the user"
+
+
 def test_installed_and_unknown_modules_have_no_revision():
     assert module_states(["torch.nn.Linear", "no_such_package.Net", "Net"]) == {}
