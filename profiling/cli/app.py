@@ -32,6 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 from profiling.cli.config import read_config
 from profiling.errors import (
     InputError,
+    command,
     did_you_mean,
     discard_output,
     override,
@@ -145,14 +146,21 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
     except KeyboardInterrupt:
         progress.close()
         if (folder / CONFIG_FILE).exists():
-            command = resume_command(folder, started_by)
-            progress.say(f"interrupted; finished cells are kept. To resume:\n  {command}")
+            again = resume_command(folder, started_by)
+            progress.say(f"interrupted; finished cells are kept. To resume:\n  {again}")
         code = INTERRUPTED
     finally:
         progress.close()
-    if (folder / RESULTS_FILE).exists():
-        print_text(write_report(folder, details=config.details))
-    return code
+    if not (folder / RESULTS_FILE).exists():
+        return code
+    try:
+        printed = write_report(folder, details=config.details)
+    except KeyboardInterrupt:
+        again = command("-m", "profiling.report", folder)
+        progress.say(f"interrupted while the report was written; the records are complete. To write it:\n  {again}")
+        return INTERRUPTED
+    print_text(printed.text)
+    return code if printed.is_written else max(code, 1)
 
 
 def command_line(target: str, folder: Path | None = None) -> str:

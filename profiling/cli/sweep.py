@@ -151,10 +151,13 @@ def perform(folder: Path, options: SweepOptions, task: JobTask, launch: Launch, 
     ended = read_sweep(folder)
     jobs = ended.jobs
     write_sweep(folder, ended)
+    is_written = True
     if any((folder / job.folder / RESULTS_FILE).exists() for job in jobs):
         from profiling.report.sweep import write_sweep_report  # imports what a refused command line does not need
 
-        print_text(write_sweep_report(folder))
+        printed = write_sweep_report(folder)
+        print_text(printed.text)
+        is_written = printed.is_written
     counts = Counter(job.state for job in jobs)
     summary = ", ".join(f"{number} {state}" for state, number in counts.items())
     print(f"sweep: {summary} -> {folder}", file=sys.stderr)
@@ -164,7 +167,7 @@ def perform(folder: Path, options: SweepOptions, task: JobTask, launch: Launch, 
         print(f"To run what is missing:\n  {repeat} {override('resume', folder)}", file=sys.stderr)
     if failure is not None and failure.startswith("interrupted"):
         return INTERRUPTED
-    return max([int(failure is not None), *(_exit_code(job) for job in jobs)])
+    return max([int(failure is not None or not is_written), *(_exit_code(job) for job in jobs)])
 
 
 def _exit_code(job: SweepJob) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from profiling.errors import InputError, prepare_output, print_text, printable
 from profiling.report.export import as_csv, as_json, as_junit
-from profiling.report.render import render_console, render_markdown, write_report
+from profiling.report.render import Printed, render_console, render_markdown, write_report
 from profiling.report.run_data import RunData, load_run
 from profiling.report.sweep import sweep_as, write_sweep_report
 from profiling.results.sweep import is_sweep
@@ -24,34 +24,35 @@ _FORMATS: Mapping[str, Callable[[RunData], str]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report of a run or a sweep and rewrite its files; return 0, or 2 where the folder is neither."""
+    """Print the report of a run or a sweep and rewrite its files; return 0, 1 or 2, as `--help` says."""
     prepare_output()
     parser = argparse.ArgumentParser(
         prog="python -m profiling.report",
         description="Print a run again and rewrite its report.md and report.html; of a sweep, also while "
         "it runs: one report.md and report.html over all of its runs.",
-        epilog="exit code: 0 done, 2 the folder is neither a run nor a sweep",
+        epilog="exit code: 0 done, 1 a file could not be written, 2 the folder is neither a run nor a sweep",
     )
     parser.add_argument("run", type=Path, help="the folder of a run, or of a sweep (--multirun), printed at its end")
     parser.add_argument("--format", choices=tuple(_FORMATS), help="print only this and write no file")
     chosen = parser.parse_args(arguments)
     try:
-        print_text(_text(chosen.run, chosen.format))
+        printed = _printed(chosen.run, chosen.format)
+        print_text(printed.text)
     except (InputError, OSError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
         return InputError.exit_code
-    return 0
+    return int(not printed.is_written)
 
 
-def _text(run: Path, form: str | None) -> str:
+def _printed(run: Path, form: str | None) -> Printed:
     if is_sweep(run):
-        return write_sweep_report(run) if form is None else sweep_as(form, run).rstrip()
+        return write_sweep_report(run) if form is None else Printed(sweep_as(form, run).rstrip(), is_written=True)
     data = load_run(run)
     if not data.records:  # a file of that name that no run wrote, perhaps beside a report.md of the user
         raise InputError(f"{run} is no run: its results.jsonl holds no record. Name a folder that a run printed.")
     if form is None:
         return write_report(run)
-    return _FORMATS[form](data).rstrip()
+    return Printed(_FORMATS[form](data).rstrip(), is_written=True)
 
 
 if __name__ == "__main__":

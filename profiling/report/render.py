@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import get_terminal_size
+from typing import NamedTuple
 
 from profiling.errors import command, install_hint, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
@@ -94,11 +95,17 @@ _SECTIONS = (*_ANSWERS, *_DETAILS)
 Renderer = Callable[[RunData, Sequence[Section]], str]
 
 
-def write_report(folder: Path, *, details: bool = False) -> str:
+class Printed(NamedTuple):
+    """The console text of a report, and whether its files were written; if not, its last line says why."""
+
+    text: str
+    is_written: bool
+
+
+def write_report(folder: Path, *, details: bool = False) -> Printed:
     """Write the run's `report.md` and `report.html`, and return the console text.
 
     Without `details` that has the answer, a line for each cell, and what needs saying.
-    Where a file cannot be written, the text ends with a line that says why.
 
     Raises:
         InputError: the folder holds no results, or results of another schema.
@@ -106,11 +113,11 @@ def write_report(folder: Path, *, details: bool = False) -> str:
     """
     data = load_run(folder)
     files = {REPORT_FILE: lambda: render_markdown(data), PAGE_FILE: lambda: render_html(data)}
-    return "\n".join((render_console(data, details=details), *write_files(folder, files)))
+    return write_files(folder, files, render_console(data, details=details))
 
 
-def write_files(folder: Path, files: Mapping[str, Callable[[], str]]) -> list[str]:
-    """Write the report's files into the folder, the page last; return a line with its path, or why one is missing."""
+def write_files(folder: Path, files: Mapping[str, Callable[[], str]], text: str) -> Printed:
+    """Write the report's files into the folder, the page last; return the text with its path, or why one is missing."""
     left = list(files)
     try:
         for name, render in files.items():
@@ -119,10 +126,10 @@ def write_files(folder: Path, files: Mapping[str, Callable[[], str]]) -> list[st
     except OSError as error:
         cause = error.strerror or type(error).__name__
         again = f"Make room or change the permissions, then: {command('-m', 'profiling.report', folder)}"
-        return [f"{listed(left)} could not be written: {cause}. {again}"]
+        return Printed(f"{text}\n{listed(left)} could not be written: {cause}. {again}", is_written=False)
     except ModuleNotFoundError as error:
-        return [f"{PAGE_FILE} was not written: {install_hint(error.name)}"]
-    return [f"report: {printable(folder / PAGE_FILE)}"]
+        return Printed(f"{text}\n{PAGE_FILE} was not written: {install_hint(error.name)}", is_written=True)
+    return Printed(f"{text}\nreport: {printable(folder / PAGE_FILE)}", is_written=True)
 
 
 def sections_of(data: RunData) -> tuple[Section, ...]:

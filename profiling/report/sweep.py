@@ -13,7 +13,7 @@ from profiling.errors import LONGEST_COMMAND, InputError, command, printable, re
 from profiling.report.export import cell_rows, csv_text
 from profiling.report.format import Estimate, Link, Value, count_of, few, listed, number_of, percent
 from profiling.report.page import PAGE_FILE, Section, render_page
-from profiling.report.render import REPORT_FILE, console_text, markdown_text, write_files
+from profiling.report.render import REPORT_FILE, Printed, console_text, markdown_text, write_files
 from profiling.report.run_data import load_run
 from profiling.report.sweep_cells import Repeated, SweepAnswer, SweepData, SweptCell, SweptJob, load_sweep
 from profiling.report.table import Column, Table, columns
@@ -33,7 +33,7 @@ _LEGEND = (
 )
 
 
-def write_sweep_report(folder: Path) -> str:
+def write_sweep_report(folder: Path) -> Printed:
     """Write the sweep's `report.md` and `report.html`, also while it runs, and return the console text.
 
     Raises:
@@ -47,7 +47,7 @@ def write_sweep_report(folder: Path) -> str:
         REPORT_FILE: lambda: markdown_text(title, heading, sections),
         PAGE_FILE: lambda: render_page(title, heading, sections),
     }
-    return "\n".join((console_text(heading, sections, _places(folder, sections)), *write_files(folder, files)))
+    return write_files(folder, files, console_text(heading, sections, _places(folder, sections)))
 
 
 def sweep_as(form: str, folder: Path) -> str:

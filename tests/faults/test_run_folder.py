@@ -31,6 +31,7 @@ from profiling.cli import app
 from profiling.compare.__main__ import main as compare
 from profiling.components.spec import Settings
 from profiling.errors import InputError
+from profiling.report import render
 from profiling.report.__main__ import main as report
 from profiling.results.environment import Environment, Git, read_environment
 from profiling.results.frames import Journal, read_series
@@ -800,3 +801,30 @@ def test_a_folder_that_is_deleted(start, tmp_path):
     assert ended.code == 2
     assert "results.jsonl" in ended.err.splitlines()[-1]
     assert "Traceback" not in ended.err
+
+
+@fault("the report of a run cannot be written", "the console has it, and why the files are missing; exit 1", "the run")
+def test_a_report_that_cannot_be_written(start, monkeypatch):
+    write = render.write_text
+
+    def full(path, text):
+        if path.name == "report.html":
+            raise OSError(28, "No space left on device")
+        write(path, text)
+
+    monkeypatch.setattr(render, "write_text", full)
+    ended = start()
+    assert ended.code == 1
+    assert "report.html could not be written: No space left on device" in ended.out
+
+
+@fault("SIGTERM while the report is written", "one line with the command that writes it; exit 130", "the run")
+def test_an_interrupt_while_the_report_is_written(start, monkeypatch):
+    def interrupted(path, text):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(render, "write_text", interrupted)
+    ended = start()
+    assert ended.code == 130
+    assert "interrupted while the report was written; the records are complete" in ended.err
+    assert f"-m profiling.report {ended.folder}" in ended.err

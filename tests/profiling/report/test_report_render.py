@@ -45,7 +45,7 @@ def report(run: Path) -> str:
 def test_the_answer_comes_first_and_the_paths_last(three: tuple[Record, ...], save: Save) -> None:
     run = save([msgspec.structs.replace(record, scale="tiny") for record in three])
     (run / "environment.json").write_text(json.dumps(ENVIRONMENT))
-    lines = write_report(run).splitlines()
+    lines = write_report(run).text.splitlines()
     assert lines[0].split()[:2] == ["component", "fastest"]
     assert lines[3].split()[:2] == ["world_model", "compile"]
     start = next(i for i, line in enumerate(lines) if line.startswith("NVIDIA"))
@@ -91,7 +91,7 @@ def test_files_are_written_whole_and_name_no_outside_path(three: tuple[Record, .
 def test_a_damaged_environment_leaves_lines_out(save: Save, content: str) -> None:
     run = save([build("baseline", 2.5)])
     (run / "environment.json").write_text(content)
-    printed = write_report(run)
+    printed = write_report(run).text
     assert "baseline" in printed
     assert "environment.json is damaged" in printed
     assert "None" not in report(run)
@@ -102,7 +102,7 @@ def test_a_long_reason_stands_in_full_and_names_its_log(save: Save) -> None:
     run = save([build("compile", status="failed", reason=reason)])
     (run / "cells").mkdir()
     (run / "cells" / "world_model.compile.log").touch()
-    text = " ".join(write_report(run).split())
+    text = " ".join(write_report(run).text.split())
     assert f"world_model.compile failed: {reason} (log: cells/world_model.compile.log)" in text
     assert "memory \\| tried" in report(run)
 
@@ -115,7 +115,8 @@ def test_a_folder_that_cannot_be_written_still_reports(save: Save, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    text = write_report(run)
+    text, is_written = write_report(run)
+    assert not is_written, "exit code 1"
     assert "2.500" in text
     lost = text.splitlines()[-1]
     assert lost.startswith("report.md and report.html could not be written: No space left on device.")
@@ -126,10 +127,10 @@ def test_a_folder_that_cannot_be_written_still_reports(save: Save, monkeypatch: 
 
 def test_a_run_without_a_finished_cell_and_bytes_that_are_no_unicode(save: Save) -> None:
     run = save([])
-    assert "No cell has ended yet." in write_report(run)
+    assert "No cell has ended yet." in write_report(run).text
     assert "No cell has ended yet." in report(run)
     (run / "results.jsonl").write_bytes(b'\xff{"cut off\n')
-    assert "1 damaged or cut-off lines" in write_report(run)
+    assert "1 damaged or cut-off lines" in write_report(run).text
 
 
 def test_no_run(tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def test_cells_that_failed_before_anything_was_known_of_them_are_no_other_work(t
 
 
 def test_before_the_first_cell_has_ended(tmp_path: Path) -> None:
-    text = write_sweep_report(plant(tmp_path / "s", Job("seed=0", state="waiting")))
+    text = write_sweep_report(plant(tmp_path / "s", Job("seed=0", state="waiting"))).text
     assert "No cell has a time yet that can be compared." in text
 
 
@@ -304,7 +304,7 @@ def test_loops_of_frames_are_compared_by_their_frames_and_have_no_speedup(tmp_pa
 
 def test_long_tables_are_left_to_the_files_and_cut_on_the_page(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_CONSOLE", 3)
-    text = write_sweep_report(grid)
+    text = write_sweep_report(grid).text
     assert "Cells: 16 rows in report.md" in text
     assert "16.00" not in text
     assert "16.00" in (grid / "report.md").read_text()
@@ -316,7 +316,7 @@ def test_long_tables_are_left_to_the_files_and_cut_on_the_page(grid: Path, monke
 
 def test_values_as_long_as_a_line_do_not_widen_the_tables(tmp_path: Path) -> None:
     jobs = [Job(f"component.net.checkpoint={'/folder' * 40}/{n}.pt", pair("net", 8.0, 4.0)) for n in (1, 2)]
-    text = write_sweep_report(plant(tmp_path / "s", *jobs))
+    text = write_sweep_report(plant(tmp_path / "s", *jobs)).text
     assert max(map(len, text.splitlines()[:-2])) <= 100
 
 
