@@ -55,8 +55,9 @@ INTERRUPTED = 130
 LISTS = ("component", "variant", "metric", "step")
 #: Options of a sweep, with their defaults; its runs do not get them.
 SWEEP_OPTIONS: dict[str, Any] = {"launcher": "basic", "devices": None, "retries": 0, "job_timeout": None}
-#: Most values of a YAML file after its aliases are replaced.
+#: Most values of a YAML file after its aliases are replaced, and bytes.
 MOST_NODES = 100_000
+MOST_BYTES = 2_000_000
 
 Target = Callable[[DictConfig, Path], int]
 
@@ -341,6 +342,9 @@ def check_yaml(path: Path) -> None:
             )
         return sizes[node]
 
+    if (size_bytes := path.stat().st_size) > MOST_BYTES:  # which takes minutes to read
+        most = f"a config has at most {MOST_BYTES / 1e6:.0f}"
+        raise InputError(f"{path} has {size_bytes / 1e6:.0f} MB; {most}. Name another file.")
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
         if node is not None and size(node) > MOST_NODES:

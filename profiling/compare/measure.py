@@ -72,6 +72,9 @@ def _measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path
     for key in (key for key in given if key in _REFUSED):
         raise InputError(f"{key}={given[key]}: {_REFUSED[key]}. Leave it out.")
     kept = [each for each in overrides if not each.startswith(f"{_FOLDER}=")]
+    own = sorted(file.stem for file in (config_folder / "component").glob("*.yaml")) if config_folder else []
+    if own and "component" not in given:  # the user's networks, and not those of the tool
+        kept.append(f"component=[{','.join(own)}]")
     with contextlib.ExitStack() as stack:
         stack.enter_context(ending_as_on_ctrl_c())
         let_interrupts_raise()

@@ -31,7 +31,8 @@ def check_section(data: RunData) -> Section:
             rows += _rows(title, call)
         if check.seconds is not None:
             lines.append(f"{component}: checked in {significant(check.seconds, 2)} s, nothing was timed.")
-    return Section("check", "Check", tuple(map(printable, lines)), tables=(Table("Tensors of a call", _COLUMNS, rows),))
+    table = Table("Tensors of a call", _COLUMNS, rows, keys=3)
+    return Section("check", "Check", tuple(map(printable, lines)), tables=(table,))
 
 
 def _lines(name: str, call: CheckedCall) -> Iterator[str]:

@@ -423,6 +423,11 @@ FILES = (
     ("has the same key twice", b"mine: {module: 1, module: 2}", "duplicate key"),
     ("contains itself", b"mine: &x\n  module: {_target_: torch.nn.ReLU, x: *x}\n  inputs: {}\n", "contain itself"),
     ("stands for ten billion values by its aliases", LAUGHS.encode(), "100,000 values"),
+    (
+        "has 50 MB",
+        b"mine: {module: {_target_: a.B}, inputs: {}}\n# " + b"x" * 50_000_000,
+        "has 50 MB; a config has at most 2",
+    ),
     ("is nested two thousand times", b"mine: " + b"[" * 2000, "nested too deeply"),
     ("is a list", b"- 1\n- 2\n", "component"),
     ("is empty", b"", "mine"),

@@ -141,6 +141,15 @@ def test_a_checkpoint_that_git_ignores_is_that_of_the_working_directory(tmp_path
     assert [run.config.components[0].checkpoint for run in runs] == [str(repository / "weights.pt")] * 2
 
 
+@pytest.mark.parametrize("given", [(), ("component=[world_model]",)])
+def test_without_component_those_of_the_config_folder_are_measured(tmp_path, monkeypatch, prepared, given):
+    with_network(tmp_path / "repository", 1, 2)
+    monkeypatch.chdir(tmp_path / "repository")
+    runs = prepared("HEAD~1", "HEAD", *given, config_folder=Path())
+    names = [[spec.name for spec in run.config.components] for run in runs]
+    assert names == [["world_model"] if given else ["net"]] * 2
+
+
 def test_two_revisions_of_a_repository(tmp_path, monkeypatch, capsys):
     """The second one multiplies three times as often. What is not committed plays no part."""
     repository = tmp_path / "repository"
