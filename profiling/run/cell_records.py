@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from profiling.errors import printable, reason_of
 from profiling.machine.spreads import Spreads
 from profiling.metrics.sampling import summaries
-from profiling.results.environment import ENVIRONMENT_FILE, decode_environment, encode_environment
 from profiling.results.jsonl import append_record, encode_record
 from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section, encode_sections, record_with
-from profiling.results.run_folder import keep_newest_lines, write_json
+from profiling.results.run_folder import keep_newest_lines
 from profiling.run.child import Performed
 from profiling.run.events import End, Event, Phase, Sections
 from profiling.run.job import Job, RunConfig
@@ -268,14 +267,10 @@ class CellRecords:
         self.by_cell[record.cell] = record
 
     def complete(self) -> None:
-        """End the run: add facts of the environment, speedups, and the compile log that all cells shared.
+        """End the run: add speedups, and the compile log that all cells shared.
 
         The file of records then has one line for each cell.
         """
-        facts = self.config.files.environment(self.by_cell.values())
-        if facts:
-            path = self.folder / ENVIRONMENT_FILE
-            write_json(path, encode_environment(replace(decode_environment(path.read_bytes()), **facts)))
         for record in tuple(self.by_cell.values()):
             compared = self._with_speedup(record)
             if record.speedup is None and compared != record:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError, check_choice, check_number, check_whole, printable
-from profiling.results.record import Record
 from profiling.trace import nsight_compute
 
 
@@ -81,10 +80,6 @@ class CellFiles:
 
     def keep_round(self, folder: Path, cell: str, round_: int) -> None:
         """Copy the files of a round, because the next round overwrites them."""
-
-    def environment(self, records: Iterable[Record]) -> Mapping[str, Any]:
-        """Return the fields of the run's environment that follow from its records."""
-        return {}
 
 
 #: The procedure of a cell, a forward pass, unless its target has another one.
