@@ -162,7 +162,7 @@ def test_a_pass_is_recorded_with_its_count_error_and_gain(monkeypatch):
     monkeypatch.setattr(CudaGraph, "unavailable", lambda _, device: None)
     rewrite = Rewrite(passes=[FuseParallelLinears(), FuseParallelLinears()])
     first, second = rewrite.explained(module, component(module, x=torch.ones(1, 3)))
-    assert (first.name, first.replaced, first.speedup) == ("FuseParallelLinears", 2, 1.5)
+    assert (first.name, first.replaced) == ("FuseParallelLinears", 2)
     assert first.replay_ms == BeforeAfter(before=3.0, after=2.0)
     assert first.rel_l2 < 1e-6
     assert second == FxPass(name="FuseParallelLinears", replaced=0, rel_l2=0.0), "nothing changed, nothing to gain"
