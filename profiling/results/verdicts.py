@@ -230,8 +230,8 @@ def answer_on(record: Record, group: Sequence[Record]) -> Answer | None:
 def interval_of(record: Record) -> Interval | None:
     """Return the 95% interval of a record's typical time in ms, of the process that was timed.
 
-    It lies within the shortest and the longest call. Beside other processes it reaches down to the shortest one: each
-    of the others may have been lengthened.
+    It lies within the shortest and the longest call. Beside other processes it reaches down to the shortest one without
+    the share of the time that others took: each call may have been lengthened by that.
     """
     placements, summary = placements_of(record), summary_of(record)
     if not placements or summary is None:
@@ -242,8 +242,8 @@ def interval_of(record: Record) -> Interval | None:
         found = time_interval(placements[0])
     if found is None:
         return None
-    disturbed = placements[0].taken.mean() > NAMED_SHARE
-    low = summary.min if disturbed else max(found[0], summary.min)
+    share = float(placements[0].taken.mean())
+    low = summary.min * (1 - share) if share > NAMED_SHARE else max(found[0], summary.min)
     return min(low, summary.p50), max(min(found[1], summary.max), summary.p50)
 
 
