@@ -236,7 +236,7 @@ def _next_column(data: RunData) -> Column[Judged]:
         words = _step_of(call, data.groups[call.record.component])[1]
         return link_to_findings(call, words) if words else None
 
-    return Column("next", read)
+    return Column("next", read, wrap=40)
 
 
 _ROOFLINE = (
@@ -245,7 +245,7 @@ _ROOFLINE = (
     Column[Judged]("measured", lambda call: call.ms, "ms", measured=True),
     Column[Judged]("× roofline", lambda call: call.over_roofline, "ratio", measured=True),
     *columns(RooflinePart, "idle_share", "device_work.kernels", "device_work.median_us", "bound"),
-    Column[Judged]("evidence, the decisive first", lambda call: "; ".join(call.roofline.evidence) or None),
+    Column[Judged]("evidence, the decisive first", lambda call: "; ".join(call.roofline.evidence) or None, wrap=60),
 )
 _FINDING = (
     Column[_Found]("stage", lambda row: row[2]),
