@@ -111,7 +111,7 @@ def shares_of(records: Sequence[Record]) -> Shares:
 
 
 def _shares(kernels: Sequence[CountedKernel]) -> dict[str, float]:
-    """Return the shares of the time of one cell's kernels, by the names of `Shares`."""
+    """Return, for each field of `Shares`, the share of the time of one cell's kernels (0 to 1)."""
     judged = [(each, agrees(each)) for each in kernels if agrees(each) is not None]
     chosen = {
         "both": [each for each, _ in judged],

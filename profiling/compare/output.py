@@ -75,7 +75,7 @@ def compare_runs(a: LoadedRun, b: LoadedRun, threshold: float | None = None) -> 
 
 
 def compare_sweeps(folders: tuple[Path, Path], threshold: float | None = None, glob: str | None = None) -> Comparison:
-    """Compare two sweeps job by job; `glob` over <component>.<variant> leaves cells out."""
+    """Compare two sweeps job by job: only the cells whose <component>.<variant> matches `glob`, where one is given."""
     lines, keys, runs = matched_jobs(folders, glob)
     return _comparison(folders, runs, threshold, lines, swept=keys)
 

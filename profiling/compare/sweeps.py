@@ -20,7 +20,7 @@ def matched_jobs(
 ) -> tuple[list[str], tuple[str, ...], Iterator[JobRuns]]:
     """Return a line for each sweep and one for how they are matched, the overrides that differ, and the jobs of either.
 
-    `glob` over <component>.<variant> leaves cells out. Runs are read one pair after the other.
+    Where a `glob` is given, only cells whose <component>.<variant> matches it are read. Runs are read pair by pair.
 
     Raises:
         InputError: one of the sweeps cannot be read.

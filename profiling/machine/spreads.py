@@ -31,7 +31,7 @@ class Spreads:
 
     @staticmethod
     def of(device: str, folder: Path | None = None) -> Spreads:
-        """Read what was learned of a device by its name; a file that is missing or damaged has nothing."""
+        """Read the pairs that runs on this kind of device have measured; none where the file is missing or damaged."""
         name = re.sub(r"[^\w.-]+", "-", device)
         file = (folder or cache_folder().with_name("spreads")) / f"{name}.json"
         spreads = Spreads(file)

@@ -1,4 +1,4 @@
-"""How a field of a typed section is described: its meaning in one line, its unit, and its title in a table."""
+"""Descriptions of the record's fields: what each means in one line, its unit, and the title of its column."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def described(struct: type[msgspec.Struct], path: str) -> Described:
         key, _, rest = rest.partition(".")
         names = (name, key)
     if not _is_struct(kind):
-        raise TypeError(f"{struct.__name__}.{name} is no struct, and has no field {rest}")
+        raise TypeError(f"{struct.__name__}.{name} is not a struct, so it has no field {rest}")
     inner = described(kind, rest)
     title = f"{title if unit is not None else ''} {inner.title}".strip()
     return Described(title, inner.unit or unit, inner.meaning, inner.type, names + inner.names)

@@ -221,7 +221,7 @@ class ProcessState:
         os.environ.update(self._variables)
 
     def _timer_now(self) -> tuple[float, float]:
-        """Return the seconds until the timer would fire, and its interval: it went on while the cell ran."""
+        """Return (seconds left, interval) as the timer would have them now, had the cell not touched it."""
         left, interval = self._timer
         if not left:
             return 0.0, 0.0

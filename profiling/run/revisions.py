@@ -41,8 +41,9 @@ def _new_code(folder: Path) -> list[Path]:
     top = Path(os.fsdecode(git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n")))
     names = git(top, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py").split(b"\0")
     files = [top / os.fsdecode(name) for name in names if name]
-    runs = {parent: (parent / RESULTS_FILE).exists() for file in files for parent in file.parents}
-    return [file for file in files if file.is_file() and not any(runs[parent] for parent in file.parents)]
+    above = {parent for file in files for parent in file.parents}
+    runs = {folder for folder in above if (folder / RESULTS_FILE).exists()}
+    return [file for file in files if file.is_file() and runs.isdisjoint(file.parents)]
 
 
 def tool_version() -> str | None:

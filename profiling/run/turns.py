@@ -163,7 +163,7 @@ def window_of(ready: Ready) -> Turn:
     return Turn(seconds=seconds, calls=max(1, ready.max_iterations // SPREAD))
 
 
-#: Prepares a cell once more, beside the others; None where that is not possible.
+#: Starts a second process of a cell, its control; returns None if memory does not suffice, or if the process fails.
 Again = Callable[[Resident], Resident | None]
 
 
