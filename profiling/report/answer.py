@@ -371,6 +371,8 @@ def _about_baseline(answer: Answer, fastest: Record) -> Iterator[str]:
         state = next((wrong_because(record) for record in answer.group if record.variant == name), "did not run")
         yield f"no speedup is claimed: {name} {state}"
         return
+    if baseline.variant in (*answer.same, *answer.undecided):  # which is said of it already, among the others
+        return
     pair = answer.speedup
     interval = pair.interval() if pair is not None else None
     if pair is not None and pair.answer() == UNDECIDED:
