@@ -32,7 +32,7 @@ from profiling.results.jsonl import read_records
 from profiling.results.record import Record
 
 NETWORKS = ("world_model", "image_decoder", "audio_decoder")
-VARIANTS = ("baseline", "compile_cuda_graph")
+VARIANTS = ("baseline", "compile+cuda_graph")
 BAR = 0.9
 #: Few timed calls: only the trace and the counters matter here.
 QUICK = (

@@ -15,7 +15,7 @@ from time import perf_counter
 
 ROOT = Path(__file__).resolve().parents[1]
 NETWORKS = ("world_model", "image_decoder", "audio_decoder")
-VARIANTS = ("cuda_graph", "compile_cuda_graph") if which("nvidia-smi") else ("baseline", "compile")
+VARIANTS = ("cuda_graph", "compile+cuda_graph") if which("nvidia-smi") else ("baseline", "compile")
 TURNS = 2
 
 

@@ -6,7 +6,7 @@ the captured variants. Further keys go to both: component=[image_decoder] scale=
 
 With --sharing, both are of this checkout: cells that compile alike share one cold compile, against
 compile_cache=cold, where each compiles from an empty cache. On a CPU a copy of compile takes the place of
-compile_cuda_graph. The bar is then 0.6.
+compile+cuda_graph. The bar is then 0.6.
 
 The ratio of two neighbouring runs must not be above the bar, 1 or --bar: from 6 pairs on by its 95% interval, with
 fewer if all ratios are above. Otherwise it exits with 1. On an H200 a run takes minutes: --pairs 1 is one of each. With
@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WHOLE_CELLS = "1649b1b"
 EAGER = "${variant.baseline}"  # that of either revision
 VARIANTS = {
-    "cuda": ("baseline", "compile", "cuda_graph", "compile_cuda_graph"),
+    "cuda": ("baseline", "compile", "cuda_graph", "compile+cuda_graph"),
     "cpu": ("baseline", "compile", "eager_2", "eager_3"),
 }
 #: Variants of a run whose cells share compiles, on a CPU.

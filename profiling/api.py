@@ -20,7 +20,7 @@ import yaml
 from rich.console import Console
 from torch import nn
 
-from profiling.cli.app import CONF
+from profiling.cli.variants import CONF, named_recipes
 from profiling.components import held
 from profiling.components.build import use_deterministic_algorithms
 from profiling.components.compiled import compiled_note
@@ -47,9 +47,10 @@ from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Variant
 
 TARGET = "generic_forward"
-VARIANTS = ("baseline", "compile", "cuda_graph", "compile_cuda_graph")
+VARIANTS = ("baseline", "compile", "cuda_graph", "compile+cuda_graph")
 METRICS = ("parity", "latency", "memory")
-#: Names of YAML files in conf/, or objects (or mappings with a `_target_`) by the names that they get in the report.
+#: Recipes (`int8_weights+compile`) or names of metrics; or objects (or mappings with a `_target_`) by the names that
+#: they get in the report.
 Chosen = Sequence[str] | Mapping[str, Any]
 
 
@@ -86,7 +87,7 @@ def profile(
         module: the module, or a function without arguments that builds it (for one that cannot be copied).
         inputs: arguments of `forward` by name, a list of them, one for each call of a trajectory, or a function from a
             seed to such arguments.
-        variants: what to measure.
+        variants: what to measure: steps of `conf/step`, joined by +, or variants by name.
         fps: frame rate that the fastest correct variant is compared with, frames/s.
         metrics: what to measure of each variant.
         device: default: that of the module.
@@ -160,7 +161,7 @@ def profile(
 def prepare(
     module: nn.Module,
     inputs: Inputs,
-    variant: str | Variant = "compile_cuda_graph",
+    variant: str | Variant = "compile+cuda_graph",
     *,
     autocast: torch.dtype | None = None,
     clone: bool = True,
@@ -178,7 +179,7 @@ def prepare(
         module: the module, in the dtype and on the device on which it is to run.
         inputs: arguments of `forward` by name, or a list of them, one for each call of the trajectory, or a function
             from a seed to them; every call must have the same shapes and dtypes.
-        variant: the name of a YAML file in conf/variant, or a Variant.
+        variant: the steps of a recipe (conf/step), `int8_weights+compile` for example, or a Variant.
         autocast: dtype of `torch.autocast`, under which the module is called.
         clone: return a copy of the output. Without it, the next call may overwrite the output of this one.
         package: path of the file to write, `decoder.pt2` for example: what an ahead-of-time compiler made and this
@@ -195,7 +196,7 @@ def prepare(
         raise InputError(f"module has the type {type(module).__name__}, and is not a torch.nn.Module.")
     subject = Held(module, inputs)
     if not isinstance(variant, Variant):
-        node = _nodes("variant", [variant])[variant]
+        (node,) = named_recipes([variant]).values()
         chosen = instantiate(as_recipe(node), f"variant={variant}")
         assert isinstance(chosen, Variant)
     else:
@@ -264,13 +265,15 @@ def _nodes(group: str, chosen: Chosen) -> dict[str, dict[str, Any]]:
     """Return the config node of each chosen variant or metric by name: its `_target_` and options.
 
     Raises:
-        InputError: there is no such YAML file, or an object that no YAML could describe.
+        InputError: there is no such metric, a wrong expression, or an object that no YAML could describe.
 
     """
     if isinstance(chosen, str):
         raise InputError(f"{group}s={chosen!r} is a text. Give a list: {group}s=[{chosen!r}].")
     if isinstance(chosen, Mapping):
         return {name: _node(f"{group}s[{name!r}]", value) for name, value in chosen.items()}
+    if group == "variant":
+        return named_recipes(chosen)
     known = sorted(file.stem for file in (CONF / group).glob("*.yaml"))
     nodes = {}
     for name in chosen:

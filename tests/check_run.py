@@ -7,7 +7,7 @@ from profiling.results.environment import read_environment
 from profiling.results.jsonl import read_records
 
 COMPONENTS = ("world_model", "image_decoder", "audio_decoder")
-VARIANTS = ("baseline", "compile", "cuda_graph", "compile_cuda_graph")
+VARIANTS = ("baseline", "compile", "cuda_graph", "compile+cuda_graph")
 
 
 def check(run: Path) -> None:

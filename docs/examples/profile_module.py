@@ -29,7 +29,7 @@ if __name__ == "__main__":
     result = profiling.profile(
         module,
         inputs={"latent": torch.randn(1, 4, 32, 32, device=device)},
-        variants=["baseline", "cuda_graph", "compile_cuda_graph"],  # those that need a GPU are skipped without one
+        variants=["baseline", "cuda_graph", "compile+cuda_graph"],  # those that need a GPU are skipped without one
         fps=60,
         metrics={"parity": Parity(), "latency": Latency(max_seconds=1, warmup_max_seconds=1)},  # default: up to 10 s
         ceilings="off",  # "auto" measures the device's limits, for the columns "bound by" and "next"

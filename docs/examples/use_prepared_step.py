@@ -10,7 +10,7 @@ import profiling
 
 if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    variant = "compile_cuda_graph" if device == "cuda" else "baseline"
+    variant = "compile+cuda_graph" if device == "cuda" else "baseline"
     module = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device)
     with profiling.prepare(module, inputs={"input": torch.zeros(1, 64, device=device)}, variant=variant) as step:
         state = torch.randn(1, 64, device=device)

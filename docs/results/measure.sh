@@ -49,33 +49,35 @@ gpu_tests() { # one process: tests of energy measure the whole GPU
 }
 regional() { # with REST=true the parts between the blocks are compiled, too
   run "regional_${REST:-false}" generic_forward 'component=[world_model]' 'metric=[parity,latency,memory]' ceilings=off \
-    'variant=[baseline,compile_regional_cuda_graph,compile_cuda_graph]' compile_cache=cold seconds=12 \
-    "variant.compile_regional_cuda_graph.compiler.rest=${REST:-false}"
+    'variant=[baseline,regional+cuda_graph,compile+cuda_graph]' compile_cache=cold seconds=12 \
+    "step.regional.rest=${REST:-false}"
 }
 regional_settings() { SHOW=20 table regional benchmarks/regional.py; } # compile seconds and replay time by inductor setting
 starts() { # cold and warm, of recipes compiled by blocks, two of them quantised
   run starts generic_forward --config-dir=benchmarks/quantised 'component=[world_model]' starts=true seconds=12 \
-    'variant=[baseline,compile_regional_cuda_graph,skinny_int8_regional,fp8_per_tensor_regional]'
+    'variant=[baseline,regional+cuda_graph,skinny_int8+regional+cuda_graph,fp8_per_tensor+regional+cuda_graph]'
 }
 
 # folders of their own
 packages() { # COMPONENTS="world_model audio_decoder": compiled ahead of time, beside torch.compile
   local components=${COMPONENTS:-world_model audio_decoder image_decoder}
   run packages generic_forward "component=[${components// /,}]" 'metric=[parity,latency,memory]' seconds=20 \
-    'variant=[baseline,compile,aot_inductor,compile_cuda_graph,aot_inductor_cuda_graph]'
+    'variant=[baseline,compile,aot_inductor,compile+cuda_graph,aot_inductor+cuda_graph]'
 }
 energy_of_the_grid() { run energy_of_the_grid generic_forward 'metric=[parity,latency,memory,energy]'; }
+recipes() { echo "$1" | sed "s/[^,]*/${plain:-}&$2/g"; } # each of the names, comma-separated, with the same other steps
 quantised() { # COMPONENTS="world_model image_decoder": thin.py merges the runs of all four
   local component common=(--config-dir=benchmarks/quantised prepare_timeout=100 compile_cache=shared "seconds=${TIMED:-35}")
-  local eight=fp8_per_tensor,skinny_int8,skinny_fp8,fp8_weights
   for component in ${COMPONENTS:-world_model world_model_step image_decoder audio_decoder}; do
-    local variants=baseline,compile_cuda_graph,channels_last_compile,${ONE_BY_ONE:-fp8_per_tensor_1x1,int8_dynamic_1x1,fp8_weights_1x1,int8_weights_1x1,fp8_per_row_1x1,int4_weights_1x1}
-    local extra=()
+    local variants extra=() weights=int8_weights,int4_weights,fp8_weights,fp8_per_tensor,fp8_per_row
     case $component in
-      world_model) variants=baseline,compile_regional_cuda_graph,${eight//,/_regional,}_regional,int8_dynamic_regional,skinny_bf16_regional ;;
+      world_model) variants=baseline,regional+cuda_graph,$(recipes "$weights,int8_dynamic,skinny_int8,skinny_fp8,skinny_bf16" +regional+cuda_graph) ;;
       world_model_step)
         extra=(component.world_model_step.module.kernel=sdpa)
-        variants=baseline,cuda_graph,compile_cuda_graph,${eight//,/_compiled,}_compiled,skinny_bf16_compiled,int8_weights_cuda_graph ;;
+        variants=baseline,cuda_graph,compile+cuda_graph,int8_weights+cuda_graph,$(recipes "fp8_per_tensor,skinny_int8,skinny_fp8,fp8_weights,skinny_bf16" +compile+cuda_graph) ;;
+      *)
+        local name; for name in ${weights//,/ } int8_dynamic; do extra+=("step.$name.conv_1x1=true"); done
+        variants=baseline,compile+cuda_graph,channels_last+compile,$(plain=plain_pointwise+ recipes "$weights,int8_dynamic" +compile+cuda_graph) ;;
     esac
     if [ -n "${WARM:-}" ]; then fill_cache "$component" "${common[@]/prepare_timeout=100/prepare_timeout=250}" "${extra[@]}" -- ${variants//,/ }; fi
     run "quantised_$component" generic_forward "${common[@]}" "component=[$component]" "variant=[$variants]" "${extra[@]}"
@@ -83,12 +85,11 @@ quantised() { # COMPONENTS="world_model image_decoder": thin.py merges the runs 
 }
 drift() { # of a quantised recipe over 300 frames, and what each layer costs
   run drift generic_forward 'component=[world_model_frame]' 'variant=[baseline,fp8_per_tensor]' 'metric=[parity,latency,drift]' \
-    component.world_model_frame.module.kernel=sdpa variant.fp8_per_tensor.transforms.0.sensitivity=true seconds=20
+    component.world_model_frame.module.kernel=sdpa step.fp8_per_tensor.sensitivity=true seconds=20
 }
 int8_step() { # the step with int8 weights, in the kernels of its fused blocks
   run int8_step generic_forward 'component=[world_model_step]' compile_cache=shared seconds=60 \
-    'variant=[baseline,cuda_graph,compile_cuda_graph,skinny_int8,skinny_int8_compiled]' \
-    'variant.skinny_int8.capture={_target_:profiling.variants.cuda_graph.CudaGraph}'
+    'variant=[baseline,cuda_graph,compile+cuda_graph,skinny_int8+cuda_graph,skinny_int8+compile+cuda_graph]'
 }
 search() { # COMPONENT, with BUDGET seconds
   run "tune_$1" tune "component=[$1]" "seconds=${BUDGET:-600}" compile_cache=shared prepare_timeout=300 max_rel_l2=0.03
@@ -102,6 +103,6 @@ ray() { # on all GPUs; with CUDA_VISIBLE_DEVICES=0 on one, for the ratio of thei
 }
 
 for name; do
-  declare -F "$name" >/dev/null && [[ ! $name =~ ^(run|table|search|fill_cache)$ ]] || { echo "error: $name is none of: $(declare -F | cut -d' ' -f3 | grep -vE '^(run|table|search|fill_cache)$' | tr '\n' ' ')" >&2; exit 2; }
+  declare -F "$name" >/dev/null && [[ ! $name =~ ^(run|table|search|fill_cache|recipes)$ ]] || { echo "error: $name is none of: $(declare -F | cut -d' ' -f3 | grep -vE '^(run|table|search|fill_cache|recipes)$' | tr '\n' ' ')" >&2; exit 2; }
   "$name"
 done

@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from profiling.cli.config import read_config
+from profiling.cli.variants import CONF, is_expression, register, short_names, step_nodes
 from profiling.errors import (
     InputError,
     command,
@@ -43,16 +44,17 @@ from profiling.errors import (
     shell_words,
 )
 from profiling.results.jsonl import RESULTS_FILE
+from profiling.results.record import BASELINE
 from profiling.results.run_folder import CONFIG_FILE, JOB_FILE, SWEEP_FILE, claimed, new_folder, resume_command
 from profiling.run.job import RunConfig
+from profiling.variants.steps import AND, read_steps
 
 if TYPE_CHECKING:
     from profiling.run.runner import Run
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 INTERRUPTED = 130
 #: Config groups of which a run chooses several files.
-LISTS = ("component", "variant", "metric", "step")
+LISTS = ("component", "variant", "metric")
 #: Options of a sweep, with their defaults; its runs do not get them.
 SWEEP_OPTIONS: dict[str, Any] = {"launcher": "basic", "devices": None, "retries": 0, "job_timeout": None}
 #: Most values of a YAML file after its aliases are replaced, and bytes.
@@ -113,7 +115,10 @@ def _launched(target: str, run: Target) -> int:
             check_names(cfg, HydraConfig.get().overrides.task)
             return run(cfg, folder)
 
+    arguments = list(sys.argv)
+
     def task(cfg: DictConfig) -> None:  # errors are caught here and not around Hydra, which would print more
+        sys.argv[:] = arguments
         codes.append(_exit_code_of(lambda: checked_run(cfg)))
 
     def compose_and_run() -> int:
@@ -122,6 +127,7 @@ def _launched(target: str, run: Target) -> int:
             from profiling.cli.sweep import sweep
 
             return sweep(target, sys.argv[1:], parsed, validate, started)
+        sys.argv += register(target, parsed.overrides, _config_folders())
         hydra.main(version_base=None, config_path=str(CONF), config_name=target)(task)()
         return max(codes, default=0)
 
@@ -177,8 +183,8 @@ def command_line(target: str, folder: Path | None = None) -> str:
 def register_resolvers() -> None:
     """Register the OmegaConf resolvers.
 
-    `run_folder` creates a run's folder, `python` is its command, `names` lists the YAML files of a group for a help
-    text that is indented by six characters, and `product` multiplies.
+    `run_folder` creates a run's folder, `python` is its command, `names` lists the YAML files of a group, or the steps,
+    for a help text that is indented by six characters, and `product` multiplies.
     """
 
     @cache
@@ -188,7 +194,11 @@ def register_resolvers() -> None:
         return str(new_folder(Path("runs") / target, datetime.now().strftime("%Y-%m-%d_%H-%M-%S")))
 
     def names(group: str) -> str:
-        stems = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        stems = (
+            list(read_steps(step_nodes()))
+            if group == "step"
+            else sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        )
         return "\n      ".join(textwrap.wrap(" ".join(stems), 94, break_on_hyphens=False))
 
     OmegaConf.register_new_resolver("run_folder", run_folder, replace=True)
@@ -210,8 +220,9 @@ def compose_config(target: str, overrides: Sequence[str], folders: Sequence[Path
     GlobalHydra.instance().clear()
     try:
         check_arguments(overrides, folders)
+        steps = register(target, overrides, folders)
         with initialize_config_dir(str(folders[0]), version_base=None):
-            cfg = compose(target, [*overrides, added])
+            cfg = compose(target, [*overrides, *steps, added])
         check_names(cfg, overrides)
     except InputError:
         raise
@@ -229,6 +240,8 @@ def _check_own_names(added: Path) -> None:
     """
     for file in sorted(added.glob("*/*.yaml")):
         name = file.relative_to(added)
+        if name.parent.name == "variant" and file.stem in (BASELINE, *step_nodes(), *short_names()):
+            raise InputError(f"{file} has the name of a recipe of the tool. Rename the file and the key in it.")
         if (CONF / name).exists() and not added.samefile(CONF):
             key = f"{name.parent.name}.{name.stem}.KEY=VALUE"
             raise InputError(
@@ -289,6 +302,8 @@ def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = N
         if each.is_delete() or each.is_sweep_override():
             continue
         value = each.value()
+        if match := re.fullmatch(r"variant\.([^.]+)\.(.*)", key):
+            _check_own_variant(match[1], match[2], folders or _config_folders())
         if key in _groups():
             check_choices(key, value, folders or _config_folders())
         if key == "resume" and value is not None:
@@ -355,8 +370,23 @@ def check_yaml(path: Path) -> None:
         raise InputError(f"{path} is not valid: {error}. Correct the file.") from None
 
 
+def _check_own_variant(name: str, option: str, folders: Sequence[Path]) -> None:
+    """Check that a variant whose option is set has a YAML of its own: those of other variants are options of steps.
+
+    Raises:
+        InputError: it has none.
+
+    """
+    if not any((folder / "variant" / f"{name}.yaml").is_file() for folder in folders):
+        steps = short_names().get(name, name).split(AND)
+        raise InputError(
+            f"variant.{name}.{option}: the options of a recipe are those of its steps. Write "
+            f"step.{steps[0]}.{option.rpartition('.')[2]}=VALUE, for example; --cfg job lists them."
+        )
+
+
 def _groups() -> set[str]:
-    return {"hydra", *(path.name for path in CONF.iterdir() if path.is_dir())}
+    return {"hydra", *LISTS, *(path.name for path in CONF.iterdir() if path.is_dir())}
 
 
 def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
@@ -374,6 +404,9 @@ def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
         names = [value] if isinstance(value, str) else list(value)
         node = cfg.get(group)
         keys = set(node) if isinstance(node, DictConfig) else set()
+        if group == "variant":  # expressions have no YAML
+            names = [name for name in names if not is_expression(name, cfg.get("step", {}))]
+            keys = {key for key in keys if not is_expression(key, cfg.get("step", {}))}
         wrong = [name for name in names if name not in keys] or (names if keys - set(names) else [])
         if wrong:
             raise InputError(f"{group}/{wrong[0]}.yaml must have one top key, its own name: `{wrong[0]}:`")
@@ -457,8 +490,8 @@ def explain(error: Exception, target: str, folders: Sequence[Path]) -> str:
 
 def _config_folders() -> list[Path]:
     """Return the folders that hold config groups: conf, and the one that the user adds with --config-dir."""
-    added = re.search(r"(?:^|\0)(?:--config-dir|-cd)[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
-    return [CONF, *([Path(added[1])] if added else [])]
+    added = re.findall(r"(?:^|\0)(?:--config-dir|-cd)[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
+    return [CONF, *map(Path, added[-1:])]
 
 
 def _where_it_is(group: str, name: str, folders: Sequence[Path]) -> str:
@@ -476,7 +509,7 @@ def _near_key(key: str, target: str, folders: Sequence[Path]) -> str:
 
     Where the mapping above the key exists, these are its other keys, or keys of the same name elsewhere.
     """
-    groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric|pipeline)=", argument)]
+    groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric|pipeline|step)=", argument)]
     searchpath = f"hydra.searchpath=[{','.join(f'file://{folder.absolute()}' for folder in folders[1:])}]"
     GlobalHydra.instance().clear()
     with contextlib.suppress(Exception), initialize_config_dir(str(folders[0]), version_base=None):

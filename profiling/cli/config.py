@@ -10,9 +10,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from profiling.cli.variants import expanded
 from profiling.components.spec import ComponentSpec, Settings, check_target, decode
 from profiling.errors import InputError, printable
 from profiling.run.job import RunConfig, as_recipe
+from profiling.variants.steps import Step, read_steps
 
 _SETTINGS = tuple(item.name for item in fields(Settings))
 _OF_THE_RUN = ("isolation", "cell_timeout", "prepare_timeout", "resume", "resume_changed", "rounds", "seconds")
@@ -43,6 +45,8 @@ def read_config(cfg: DictConfig) -> RunConfig:
         groups[group] = plain.get(group) or {}
         if not isinstance(groups[group], Mapping):
             raise InputError(f"{group}={groups[group]!r}: name YAML files, {group}=[NAME,NAME] for example.")
+    plain.pop("step", None)  # each variant has the options of its steps
+    groups["variant"] = expanded(groups["variant"], steps_of(cfg))
     for name, node in groups["metric"].items():
         check_target(node, f"metric.{name}")
     for name, node in groups["variant"].items():
@@ -63,10 +67,20 @@ def read_config(cfg: DictConfig) -> RunConfig:
         resume=plain["resume"],
         resume_changed=_flag("resume_changed", plain["resume_changed"]),
         details=_flag("details", plain["details"]),
-        source=plain,
+        source={**plain, "variant": groups["variant"]},
         rounds=plain["rounds"],
         seconds=_optional("seconds", plain["seconds"]),
     )
+
+
+def steps_of(cfg: DictConfig) -> dict[str, Step]:
+    """Return the steps of the composed config, by name.
+
+    Raises:
+        InputError: a step is wrong.
+
+    """
+    return read_steps(OmegaConf.to_container(cfg.get("step", OmegaConf.create({})), resolve=True))
 
 
 def read_component(name: str, node: Any) -> ComponentSpec:

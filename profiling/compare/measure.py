@@ -38,7 +38,7 @@ TARGET = "generic_forward"
 #: The option that names the folder of both runs.
 _FOLDER = "hydra.run.dir"
 #: Groups of YAML files that come from a checkout that has this tool in it.
-_OF_THE_CHECKOUT = ("component", "variant")
+_OF_THE_CHECKOUT = ("component",)
 #: Options that have no meaning for two checkouts, with the reason.
 _REFUSED = {
     "resume": "an interrupted comparison is started again, because its runs must take turns",

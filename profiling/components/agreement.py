@@ -329,7 +329,7 @@ def check(
 
 
 #: Added to what is said of a random module whose variant is compiled.
-_OWN_NUMBERS = "; inductor draws its own random numbers, with compiler.options.fallback_random=true those of eager"
+_OWN_NUMBERS = "; inductor draws its own random numbers, with +step.compile.options.fallback_random=true those of eager"
 _NO_ORDER = "two eager calls from the same inputs and state differ: sums have no fixed order"
 _AMPLIFIES = (
     "rounding errors alone change eager's own output by relative L2 {:.2g} (many iterations, or random weights?): "

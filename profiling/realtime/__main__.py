@@ -11,12 +11,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from profiling.cli.app import execute, main
-from profiling.cli.config import read_config
+from profiling.cli.config import read_config, steps_of
+from profiling.cli.variants import named_recipes
 from profiling.components.spec import decode_options
-from profiling.errors import InputError, did_you_mean
+from profiling.errors import InputError
 from profiling.realtime.graph import WHOLE, Graph, parse_graph
 from profiling.realtime.options import LoopOptions
-from profiling.run.job import RunConfig
+from profiling.run.job import RunConfig, as_recipe
+from profiling.variants.steps import Step
 
 TARGET = "realtime"
 CELL = "profiling.realtime.cell.RealtimeCell"
@@ -28,6 +30,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
     from profiling.realtime.recovery import FrameFiles  # imports numpy, which would slow --help down
 
     config, graph = checked(cfg)
+    steps = steps_of(cfg)
     options: Any = config.source["loop"]
     specs = {spec.name: spec for spec in config.components}
     stages = {name: specs[stage.component] for name, stage in graph.stages.items()}
@@ -38,7 +41,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
         "stages": json.dumps({name: asdict(spec) for name, spec in stages.items()}),
     }
     row = replace(next(iter(stages.values())), name=graph.name, checkpoint=None)
-    variants = mixed(config, graph) or config.variants
+    variants = mixed(config, graph, steps) or config.variants
     config = replace(config, components=(row,), variants=variants, procedure=procedure, files=FrameFiles())
     return execute(TARGET, config, folder)
 
@@ -65,12 +68,12 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Graph]:
     return config, graph
 
 
-def mixed(config: RunConfig, graph: Graph) -> dict[str, Mapping[str, Any]] | None:
+def mixed(config: RunConfig, graph: Graph, steps: Mapping[str, Step]) -> dict[str, Mapping[str, Any]] | None:
     """Return the one variant that `mix` describes, or None without `mix`.
 
     Raises:
-        InputError: `mix` is no mapping, its stages are not exactly those of the loop, or a variant is not among those
-            chosen.
+        InputError: `mix` is no mapping, its stages are not exactly those of the loop, or a variant is no expression of
+            steps, and not among those chosen.
 
     """
     mix: Any = config.source.get("mix")
@@ -83,13 +86,17 @@ def mixed(config: RunConfig, graph: Graph) -> dict[str, Mapping[str, Any]] | Non
             f"mix={mix}: name a variant for each stage and nothing else, as in 'mix={{{example}}}' "
             "(in quotes, since a shell expands braces)."
         )
+    recipes: dict[str, Mapping[str, Any]] = {}
     for stage, name in mix.items():
-        if not isinstance(name, str) or name not in config.variants:
-            raise InputError(
-                f"mix.{stage}={name} is none of variant=[{','.join(config.variants)}]."
-                f"{did_you_mean(str(name), config.variants)} Add it there."
-            )
-    return {"mixed": {"_target_": MIXED, "stages": {stage: dict(config.variants[name]) for stage, name in mix.items()}}}
+        if str(name) in config.variants:  # perhaps one of the user's own
+            recipes[stage] = dict(config.variants[str(name)])
+            continue
+        try:
+            (recipe,) = named_recipes([str(name)], steps).values()
+        except InputError as error:
+            raise InputError(f"mix.{stage}={name}: {error}") from None
+        recipes[stage] = as_recipe(recipe)
+    return {"mixed": {"_target_": MIXED, "stages": recipes}}
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def check_variant(variant: Variant, options: LoopOptions) -> None:
         if options.schedule == "overlap" and own_graphs is not None:
             raise InputError(
                 f"loop.schedule=overlap: {own_graphs} keeps the CUDA graphs of all stages in one pool, and on "
-                "several streams they would overwrite each other. Use compile_cuda_graph, or loop.schedule=sequential."
+                "several streams they would overwrite each other. Use compile+cuda_graph, or loop.schedule=sequential."
             )
         for number, transform in enumerate(chosen.transforms):
             if isinstance(transform, Quantize) and transform.sensitivity:

@@ -21,7 +21,7 @@ _MEASURING = (
 )
 #: Keys of the launching, which concern no run.
 _LAUNCHING = ("hydra", "launcher", "retries", "job_timeout", "resume", "resume_changed")
-_OF_ONE = re.compile(r"(component|variant)\.([^.]+)\.")
+_OF_ONE = re.compile(r"(component|variant|step)\.([^.]+)\.")
 
 
 def overrides_of(job: SweepJob) -> dict[str, str]:
@@ -55,12 +55,16 @@ def names_cells(key: str) -> bool:
 
 
 def concerns(key: str, record: Record) -> bool:
-    """Return whether an override can concern a cell: not one of another component or variant; a loop may run any."""
+    """Return whether an override can concern a cell: not one of another component, variant or step.
+
+    A loop may run any.
+    """
     match = _OF_ONE.match(key)
     if match is None or record.is_realtime:
         return True
     name = record.component if match[1] == "component" else record.variant
-    return match[2] == name.partition("@")[0]
+    names = name.partition("@")[0].split("+") if match[1] == "step" else [name.partition("@")[0]]
+    return match[2] in names
 
 
 def short(key: str) -> str:

@@ -51,7 +51,7 @@ _Steps = Iterator[NextStep]
 
 
 def _capture(e: Evidence) -> _Steps:
-    variant = "compile_cuda_graph" if e.here.fused else "cuda_graph"
+    variant = "compile+cuda_graph" if e.here.fused else "cuda_graph"
     yield NextStep(words=variant, advice=f"capture the step ({variant})", variant=variant, wall_ms=e.replay_ms)
 
 
@@ -79,7 +79,7 @@ def _fuse(e: Evidence) -> _Steps:
     """Propose to leave out the traffic between operators, with the time that remains without it."""
     saved = min(e.fusable, 1 - e.roofline)
     if saved > WORTH and e.here.compiles:
-        variant = "compile_cuda_graph" if e.captured else "compile"
+        variant = "compile+cuda_graph" if e.captured else "compile"
         advice = f"fuse operators ({variant}), which leaves out traffic of {e.fusable:.0%} of wall time"
         yield NextStep(words=variant, advice=advice, variant=variant, wall_ms=e.wall_ms * (1 - saved))
 
@@ -87,7 +87,7 @@ def _fuse(e: Evidence) -> _Steps:
 def _compile(e: Evidence) -> _Steps:
     """Propose to fuse operators for the sake of their number; by how much that helps is not known."""
     if e.fusable <= WORTH and not e.here.fused and e.here.compiles:
-        variant = "compile_cuda_graph" if e.on_gpu else "compile"
+        variant = "compile+cuda_graph" if e.on_gpu else "compile"
         yield NextStep(words=variant, advice=f"fuse operators ({variant})", variant=variant)
 
 
@@ -104,9 +104,10 @@ def _mend(e: Evidence) -> _Steps:
 
 
 def _tune(e: Evidence) -> _Steps:
-    tunable, variant = sum(each.ms for each in e.kernels if each.kind in ("gemm", "conv")), "compile_max_autotune"
+    tunable = sum(each.ms for each in e.kernels if each.kind in ("gemm", "conv"))
     if e.here.compiles and tunable > MOST * sum(each.ms for each in e.kernels):
-        yield NextStep(words=variant, advice=f"tune GEMMs and convolutions ({variant})", variant=variant)
+        variant = "compile+max_autotune+cuda_graph" if e.on_gpu else "compile+max_autotune"
+        yield NextStep(words="max_autotune", advice=f"tune GEMMs and convolutions ({variant})", variant=variant)
 
 
 def _other_dtype(e: Evidence) -> _Steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import yaml
 from omegaconf import DictConfig
 
 from profiling.cli.app import CONF, execute, main
-from profiling.cli.config import read_config
+from profiling.cli.config import read_config, steps_of
 from profiling.errors import InputError, command, printable
 from profiling.report.tune import TUNE
 from profiling.results.record import BASELINE, Record
@@ -29,13 +30,12 @@ TUNED = "tuned"
 
 def run(cfg: DictConfig, folder: Path) -> int:
     """Search the recipes of a component."""
-    config, space = checked(cfg)
+    config, space, excluded = checked(cfg)
     devices = devices_of(config)
     if devices:
         config = replace(config, settings=replace(config.settings, device=devices[0]))
 
     def perform(run: Run) -> int:
-        excluded = Space.read(config.source["step"], space.max_rel_l2).excluded()
         for reason in dict.fromkeys(excluded.values()):
             names = ", ".join(name for name, each in excluded.items() if each == reason)
             run.progress.say(f"left out: {names} ({reason})")
@@ -51,8 +51,10 @@ def run(cfg: DictConfig, folder: Path) -> int:
     return execute(TUNE, config, folder, perform)
 
 
-def checked(cfg: DictConfig) -> tuple[RunConfig, Space]:
-    """Return the run's config, with a variant for each step and each pair of steps, for the probe to check.
+def checked(cfg: DictConfig) -> tuple[RunConfig, Space, Mapping[str, str]]:
+    """Return the run's config, the space, and why steps are left out of it, by name.
+
+    The config has a variant for each step and each pair of steps, for the probe to check.
 
     Raises:
         InputError: an option that a search does not support, or a step that is wrong.
@@ -62,9 +64,11 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Space]:
     if len(config.components) > 1:
         names = ",".join(spec.name for spec in config.components)
         raise InputError(f"component=[{names}]: a search takes one component. Start a search for each.")
+    if set(config.variants) != {BASELINE}:
+        raise InputError(f"variant=[{','.join(config.variants)}]: a search makes its recipes of steps=[NAME,NAME].")
     if config.seconds is None:
         raise InputError("seconds=null: a search needs a budget. Write seconds=600, for example.")
-    space = Space.read(config.source.get("step"), config.source.get("max_rel_l2"))
+    space = Space.of(steps_of(cfg), config.source.get("steps"), config.source.get("max_rel_l2"))
     left_out = space.excluded()
     space = space.only(name for name in space.steps if name not in left_out)
     if not space.steps:
@@ -74,7 +78,8 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Space]:
         if wrong:
             raise InputError(f"{name}: a search times recipes in processes of their own. Leave it out.")
     variants, refusable = space.variants()
-    return replace(config, variants={BASELINE: config.variants[BASELINE], **variants}, refusable=refusable), space
+    config = replace(config, variants={BASELINE: config.variants[BASELINE], **variants}, refusable=refusable)
+    return config, space, left_out
 
 
 def devices_of(config: RunConfig) -> list[str]:

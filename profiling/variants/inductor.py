@@ -1,7 +1,7 @@
 """The compiler torch.compile with inductor, with every option from YAML.
 
 The default mode has no CUDA graphs, so that `compile` differs from `baseline` by the compiler alone, and from
-`compile_cuda_graph` by the capture alone. `reduce-overhead` and `max-autotune` bring CUDA graphs of inductor's own.
+`compile+cuda_graph` by the capture alone. `reduce-overhead` and `max-autotune` bring CUDA graphs of inductor's own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def check_known(options: Mapping[str, Any]) -> None:
         if inner:  # what a command line makes of options.triton.enable_pdl=true
             raise InputError(
                 f"options.{name}: the names of inductor's options are not nested. Write '{inner[0]}' as one key: "
-                f"'+variant.NAME.compiler.options={{{inner[0]}: VALUE}}', with the quotes."
+                f"'+step.compile.options={{{inner[0]}: VALUE}}', with the quotes."
             )
         raise InputError(f"options.{name}: inductor has no such option.{did_you_mean(str(name), known)}")
 

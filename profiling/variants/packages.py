@@ -1,7 +1,7 @@
 """Files of ahead-of-time compilers: their names, and the path by which cells of a run share them.
 
 A package takes minutes to make, and cells that differ only in their capture (`aot_inductor` and
-`aot_inductor_cuda_graph`) need the same one. The run names a folder in the environment for each component and each
+`aot_inductor+cuda_graph`) need the same one. The run names a folder in the environment for each component and each
 recipe with its options, without the capture (`profiling.run.compile_caches`). The first cell puts its package there.
 """
 

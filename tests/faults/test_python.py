@@ -244,5 +244,5 @@ def test_a_variant_that_changes_nothing_is_not_prepared():
     module = nn.Linear(8, 8).train()
     says = "does not apply to the module: transform ChannelsLast changes nothing: Linear has no 2D or 3D convolution"
     with pytest.raises(InputError, match=says):
-        profiling.prepare(module, {"input": torch.ones(2, 8)}, variant="channels_last_compile")
+        profiling.prepare(module, {"input": torch.ones(2, 8)}, variant="channels_last+compile")
     assert module.training

@@ -14,7 +14,7 @@ def fault(planted, happens, variant, says):
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
-    names = "own_halved_twice,own_raising,own_nothing,own_wrong,compile_regional,tensorrt,channels_last_compile"
+    names = "own_halved_twice,own_raising,own_nothing,own_wrong,regional,tensorrt,channels_last+compile"
     done = finished(command(folder / "run", "component=[net]", f"variant=[baseline,{names}]", "isolation=none"), folder)
     outcome = Outcome(done.returncode, done.stdout, done.stderr, folder / "run")
     return {variant: record for (_, variant), record in outcome.records.items()}
@@ -45,13 +45,13 @@ def test_a_missing_extra_skips_the_row(records):
         fault(
             "a transform finds nothing to change: channels_last in a module without convolutions",
             "the row is skipped before anything is compiled, and says what the module lacks",
-            "channels_last_compile",
+            "channels_last+compile",
             "transform ChannelsLast changes nothing: Net has no 2D or 3D convolution",
         ),
         fault(
             "blocks are to be compiled once, and the module has no repeated blocks",
             "the row is skipped, and says what a repeated block is",
-            "compile_regional",
+            "regional",
             "Net has none (modules of one class and of the same sizes in a ModuleList or a Sequential)",
         ),
     ],

@@ -102,7 +102,7 @@ def test_dropout_in_train_mode(records):
 
 
 def test_dropout_of_a_compiler_that_draws_the_numbers_of_eager(profile):
-    option = "+variant.compile.compiler.options.fallback_random=true"
+    option = "+step.compile.options.fallback_random=true"
     done = profile(*stateful("dropout"), option, "variant=[baseline,compile]")
     assert done.code == 0, done.out
 

@@ -27,7 +27,8 @@ from profiling.results.record import Record
 
 NET = ("component=[net]", "variant=[baseline]")
 COMPILED, PASSES = ("component=[net]", "variant=[compile]"), ("component=[net]", "variant=[fx_cuda_graph]")
-COMPILER = "variant.compile.compiler"
+COMPILER = "step.compile"
+OWN = ("component=[net]", "variant=[own_halved_twice]")
 CHANNELS_LAST = "{_target_: profiling.variants.transforms.ChannelsLast}"
 LINE = "one line, exit 2"
 
@@ -90,29 +91,47 @@ ARGUMENTS = (
     ("an unknown option of inductor", (*COMPILED, f"+{COMPILER}.options.max_autotun=true"), "max_autotune"),
     ("a flag of a compiler that is text", (*COMPILED, f"{COMPILER}.fullgraph=a"), "fullgraph must be true or false"),
     ("a mode of a compiler that is a list", (*COMPILED, f"{COMPILER}.mode=[a]"), "mode must be text"),
-    ("a key of a variant of before recipes", (*COMPILED, "variant.compile.mode=default"), f"'{COMPILER}.mode'"),
-    ("a key of a capture of before recipes", (*PASSES, "variant.fx_cuda_graph.warmup=1"), "graph.capture.warmup'"),
-    ("an unknown step of a recipe", (*COMPILED, "+variant.compile.compilr=null"), "Did you mean 'compiler'"),
-    ("a compiler that is text", (*COMPILED, "variant.compile.compiler=inductor"), "compiler='inductor' is no Compiler"),
-    ("a compiler without its class", (*NET, "variant.baseline.compiler={mode: default}"), "is no Compiler. Give it a"),
+    ("an option of a recipe in place of one of its step", (*COMPILED, "variant.compile.mode=a"), "step.compile.mode="),
+    ("an unknown key of a recipe", (*OWN, "+variant.own_halved_twice.compilr=null"), "Did you mean 'compiler'"),
+    ("a compiler that is text", (*OWN, "variant.own_halved_twice.compiler=a"), "compiler='a' is no Compiler"),
+    (
+        "a compiler without its class",
+        (*OWN, "variant.own_halved_twice.compiler={mode: default}"),
+        "is no Compiler. Give it a",
+    ),
+    ("a variant whose _target_ is no text", (*OWN, "+variant.own_halved_twice._target_=5"), "dotted path"),
+    ("a step that stands twice", ("component=[net]", "variant=[compile+compile]"), "the step compile twice"),
+    ("two compilers in a recipe", ("component=[net]", "variant=[compile+aot_inductor]"), "compile and aot_inductor"),
+    ("two captures in a recipe", ("variant=[compile+cuda_graph+inductor_graphs]",), "inductor_graphs exclude"),
+    ("an option without its compiler", ("component=[net]", "variant=[pdl+cuda_graph]"), "pdl needs compile or"),
+    (
+        "a step that does not exist",
+        ("component=[net]", "variant=[int8_weigths+compile]"),
+        "Did you mean 'int8_weights'",
+    ),
+    ("one recipe under two names", ("variant=[compile+cuda_graph,compile_cuda_graph]",), "both are the recipe"),
     (
         "a nested option of inductor",
         (*COMPILED, f"+{COMPILER}.options.triton.max_tiles=2"),
-        "as one key: '+variant",
+        "as one key: '+step",
     ),
-    ("a capture without its class", (*COMPILED, "variant.compile.capture={warmup: 3}"), "Give it a _target_"),
-    ("no warm-up calls before a capture", (*PASSES, "variant.fx_cuda_graph.capture.warmup=0"), "warmup=0"),
-    ("a transform in place of a compiler", (*NET, f"variant.baseline.compiler={CHANNELS_LAST}"), "is no Compiler"),
-    ("transforms that are no list", (*COMPILED, "variant.compile.transforms=5"), "is no list"),
-    ("a transform that cannot be called", (*COMPILED, "variant.compile.transforms=[5]"), "_partial_"),
+    ("a capture without its class", (*OWN, "variant.own_halved_twice.capture={warmup: 3}"), "Give it a _target_"),
+    ("no warm-up calls before a capture", (*PASSES, "step.cuda_graph.warmup=0"), "warmup=0"),
+    (
+        "a transform in place of a compiler",
+        (*OWN, f"variant.own_halved_twice.compiler={CHANNELS_LAST}"),
+        "is no Compiler",
+    ),
+    ("transforms that are no list", (*OWN, "variant.own_halved_twice.transforms=5"), "is no list"),
+    ("a transform that cannot be called", (*OWN, "variant.own_halved_twice.transforms=[5]"), "_partial_"),
     (
         "a capture of what captures itself",
-        ("component=[net]", "variant=[compile_cuda_graph]", "variant.compile_cuda_graph.compiler.mode=reduce-overhead"),
+        ("component=[net]", "variant=[compile+cuda_graph]", "step.compile.mode=reduce-overhead"),
         "Write capture: null",
     ),
     ("a flag of a metric that is text", (*NET, "metric.latency.cold=a"), "cold must be true or false"),
-    ("passes that are a number", (*PASSES, "variant.fx_cuda_graph.transforms.0.passes=5"), "variant.fx_cuda_graph"),
-    ("passes that cannot be called", (*PASSES, "variant.fx_cuda_graph.transforms.0.passes=[5]"), "_partial_"),
+    ("passes that are a number", (*PASSES, "step.fx_passes.passes=5"), "variant.fx_passes+cuda_graph"),
+    ("passes that cannot be called", (*PASSES, "step.fx_passes.passes=[5]"), "_partial_"),
     ("an unknown device", (*NET, "device=gpu"), "cuda"),
     ("an unknown dtype", (*NET, "dtype=float15"), "Did you mean 'float16'"),
     ("an unknown scale", (*NET, "scale=small"), "tiny"),
@@ -159,7 +178,7 @@ def test_a_name_of_the_tools_own(started, tmp_path):
     own = tmp_path / "own" / "variant" / "baseline.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("baseline: {compiler: {_target_: profiling.variants.inductor.Inductor}}\n")
-    is_refused(started(*NET, config_dir=tmp_path / "own"), "baseline.yaml would not be used")
+    is_refused(started(*NET, config_dir=tmp_path / "own"), "baseline.yaml has the name of a recipe of the tool")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +272,6 @@ COMPONENT = (
     ("bounds in the wrong order", "component.net.inputs.gain.high=0.1", "above low"),
     ("an unknown key of an input", "+component.net.inputs.x.shap=5", "Did you mean 'shape'"),
     ("a variant that is a number", "variant.baseline=5", "variant.baseline=5 is no mapping"),
-    ("a variant whose _target_ is no text", "+variant.baseline._target_=5", "dotted path"),
     ("a metric without _target_", "~metric.latency._target_", "metric.latency has no _target_"),
 )
 
@@ -295,7 +313,7 @@ TARGETS = (
         "training_step: a transform that only forward passes have",
         "training_step",
         ("variant=[channels_last_compile]",),
-        "variant.channels_last_compile.transforms are for forward passes",
+        "variant.channels_last+compile.transforms are for forward passes",
     ),
     ("launch_overhead: `trace=true`", "launch_overhead", ("trace=true",), "no step to trace"),
     ("training_step: text in place of steps", "training_step", ("training.steps=many",), "training.steps"),
@@ -307,14 +325,14 @@ TARGETS = (
     ("launch_overhead: `calibration: 5`", "launch_overhead", ("calibration=5",), "calibration"),
     ("launch_overhead: counts that are text", "launch_overhead", ("calibration.counts=[a,b,c]",), "counts"),
     ("launch_overhead: a component", "launch_overhead", ("component=[net]",), "component"),
-    ("tune: an unknown step", "tune", ("component=[net]", "step=[cuda_grph]"), "Did you mean 'cuda_graph'"),
-    ("tune: no steps", "tune", ("component=[net]", "step=[]"), "leaves nothing to search"),
-    ("tune: a step without the one that it needs", "tune", ("component=[net]", "step=[pdl]"), "needs compile or"),
+    ("tune: an unknown step", "tune", ("component=[net]", "steps=[cuda_grph]"), "Did you mean 'cuda_graph'"),
+    ("tune: no steps", "tune", ("component=[net]", "steps=[]"), "leaves nothing to search"),
+    ("tune: a step without the one that it needs", "tune", ("component=[net]", "steps=[pdl]"), "needs compile or"),
     (
         "tune: a key that no step has",
         "tune",
-        ("component=[net]", "+step.compile.cost=1"),
-        "step.compile.cost is unknown",
+        ("component=[net]", "+step.compile.rules.cost=1"),
+        "step.compile.rules.cost is unknown",
     ),
     ("tune: no seconds", "tune", ("component=[net]", "seconds=0"), "seconds=0"),
     ("tune: `seconds: null`", "tune", ("component=[net]", "seconds=null"), "needs a budget"),

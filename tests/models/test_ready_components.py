@@ -175,7 +175,7 @@ def test_a_run_of_all_of_them(tmp_path):
     assert all(record.parity.passed for record in records.values())
 
 
-VARIANTS = "variant=[baseline,compile,cuda_graph,compile_cuda_graph]"
+VARIANTS = "variant=[baseline,compile,cuda_graph,compile+cuda_graph]"
 
 
 @pytest.mark.gpu

@@ -45,7 +45,7 @@ def draw(seed):
 def test_captured_variants_are_correct_and_the_module_stays(module):
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     generators, tf32 = torch.cuda.get_rng_state(), torch.backends.cudnn.allow_tf32
-    variants = ["baseline", "compile", "cuda_graph", "compile_cuda_graph", "compile_reduce_overhead"]
+    variants = ["baseline", "compile", "cuda_graph", "compile+cuda_graph", "compile+inductor_graphs"]
     for _ in range(2):  # the second call begins where the first has compiled the same code
         result = profiling.profile(module, draw(0), variants, fps=60, **QUICK)
         ends = {record.variant: (record.status, record.reason) for record in result.records}
@@ -82,7 +82,7 @@ def test_the_memory_of_the_copies_is_freed(module):
 
 
 @pytest.mark.parametrize(
-    "variant", ["baseline", "compile", "cuda_graph", "compile_cuda_graph", "compile_reduce_overhead"]
+    "variant", ["baseline", "compile", "cuda_graph", "compile+cuda_graph", "compile+inductor_graphs"]
 )
 def test_a_prepared_step_follows_its_inputs_and_weights(module, variant):
     module.eval()
@@ -107,7 +107,7 @@ def test_a_prepared_step_follows_its_inputs_and_weights(module, variant):
 def test_steps_are_closed_in_any_order(module):
     module.eval()
     limit = torch._dynamo.config.recompile_limit
-    first = profiling.prepare(module, draw(0), variant="compile_cuda_graph")
+    first = profiling.prepare(module, draw(0), variant="compile+cuda_graph")
     second = profiling.prepare(module, draw(0), variant="compile")
     third = profiling.prepare(module, draw(0), variant="cuda_graph", clone=False)
     one, other = third(**draw(1))["picture"], third(**draw(2))["picture"]

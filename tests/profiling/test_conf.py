@@ -3,29 +3,22 @@
 import importlib
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from models.audio_vae import AudioVAEParams
 from models.image_vae import ImageVAEParams
 from models.world_model import WorldModelParams
-from profiling.cli.app import CONF, register_resolvers
-from profiling.cli.config import read_component, read_config
+from profiling.cli.app import CONF, compose_config
+from profiling.cli.config import read_component, read_config, steps_of
+from profiling.cli.variants import named_recipes, short_names
 from profiling.components.spec import Settings
 from profiling.errors import InputError
 
-GROUPS = {
-    group: sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-    for group in ("component", "variant", "metric", "step")
-}
+GROUPS = {group: sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("component", "metric")}
 
 
 def composed(*overrides, target="generic_forward"):
-    register_resolvers()
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONF), version_base=None):
-        return compose(target, overrides=list(overrides))
+    return compose_config(target, overrides, [CONF])
 
 
 def targets(node):
@@ -45,7 +38,7 @@ def check_targets(node):
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_yaml_composes_and_its_targets_exist(group):
     names = GROUPS[group]
-    cfg = composed(f"{group}=[{','.join(names)}]", target="tune" if group == "step" else "generic_forward")
+    cfg = composed(f"{group}=[{','.join(names)}]")
     assert sorted(cfg[group]) == names, "the file's top key is its own name"
     check_targets(cfg[group])
 
@@ -62,15 +55,18 @@ def test_every_optimizer_waits_for_its_parameters(name):
     assert optimizer.lr > 0
 
 
-def test_a_search_has_all_steps():
-    assert sorted(composed(target="tune").step) == GROUPS["step"]
+def test_every_step_and_short_name_is_a_recipe_whose_targets_exist():
+    steps = steps_of(composed())
+    recipes = named_recipes([*short_names(), *(name for name, step in steps.items() if not step.rules.needs)])
+    for recipe in recipes.values():
+        check_targets(OmegaConf.create(recipe))
 
 
 def test_everything_together_is_a_run():
-    chosen = (f"{group}=[{','.join(GROUPS[group])}]" for group in ("component", "variant", "metric"))
-    config = read_config(composed(*chosen))
+    chosen = (f"{group}=[{','.join(names)}]" for group, names in GROUPS.items())
+    config = read_config(composed(*chosen, f"variant=[{','.join(short_names())}]"))
     jobs = config.jobs("t", Settings(device="cpu", dtype="float32", scale="tiny"), "run")
-    assert len(jobs) == len(GROUPS["component"]) * len(GROUPS["variant"])
+    assert len(jobs) == len(GROUPS["component"]) * len(short_names())
 
 
 MAIN = ["world_model", "image_decoder", "audio_decoder"]
@@ -79,7 +75,7 @@ MAIN = ["world_model", "image_decoder", "audio_decoder"]
 def test_the_default_is_the_main_job():
     config = read_config(composed())
     assert [component.name for component in config.components] == MAIN
-    assert list(config.variants) == ["baseline", "compile", "cuda_graph", "compile_cuda_graph"]
+    assert list(config.variants) == ["baseline", "compile", "cuda_graph", "compile+cuda_graph"]
 
 
 FULL = {

@@ -105,26 +105,23 @@ def prepared(monkeypatch):
     return runs_of
 
 
-def test_a_checkout_with_the_tool_in_it_brings_its_components_and_variants(tmp_path, monkeypatch, prepared):
-    """Metrics and options are those of the working tree, in which the command was started."""
+def test_a_checkout_with_the_tool_in_it_brings_its_components(tmp_path, monkeypatch, prepared):
+    """Steps, metrics and options are those of the working tree, in which the command was started."""
     repository, text = (
         tmp_path / "repository",
         "net:\n  module: {{_target_: net.Net, width: {}}}\n  inputs: {{x: {{}}}}\n",
     )
     shutil.copytree(ROOT / "conf", repository / "conf")
-    variant = (ROOT / "conf" / "variant" / "compile.yaml").read_text()
     for width in (1, 2):
-        files = {
-            "conf/component/net.yaml": text.format(width),
-            "conf/variant/own.yaml": variant.replace("compile:", "own:"),
-        }
+        files = {"conf/component/net.yaml": text.format(width), "conf/step/graphs.yaml": "cuda_graph: {}\n"}
         commit(repository, {**files, "conf/metric/latency.yaml": "latency: {_target_: gone}\n"})
+    shutil.copy(ROOT / "conf" / "step" / "graphs.yaml", repository / "conf" / "step" / "graphs.yaml")
     shutil.copy(ROOT / "conf" / "metric" / "latency.yaml", repository / "conf" / "metric" / "latency.yaml")
     (repository / "conf" / "component" / "net.yaml").write_text(text.format(3))
     monkeypatch.chdir(repository)
     monkeypatch.setattr(measure, "CONF", repository / "conf")
     for names, widths in ((("HEAD~1", "HEAD"), [1, 2]), (("HEAD", "."), [2, 3])):
-        runs = prepared(*names, "component=[net]", "variant=[own]", f"hydra.run.dir={tmp_path / str(widths[0])}")
+        runs = prepared(*names, "component=[net]", "variant=[compile]", f"hydra.run.dir={tmp_path / str(widths[0])}")
         assert [run.config.components[0].module["width"] for run in runs] == widths
         assert {run.config.metrics["latency"]["_target_"] for run in runs} == {"profiling.metrics.latency.Latency"}
 

@@ -1,15 +1,14 @@
-"""The passes of conf/variant/fx_cuda_graph.yaml together, a user's own passes, and what is recorded of each."""
+"""The passes of the step fx_passes together, a user's own passes, and what is recorded of each."""
 
 import functools
 import itertools
 
 import pytest
 import torch
-import yaml
 from fx_networks import Net, assert_same, calls, normal
 from torch import fx, nn
 
-from profiling.cli.app import CONF
+from profiling.cli.variants import named_recipes
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.errors import InputError
@@ -29,9 +28,9 @@ def component(module, **inputs):
 
 
 def shipped():
-    node = yaml.safe_load((CONF / "variant" / "fx_cuda_graph.yaml").read_text())["fx_cuda_graph"]
+    (node,) = named_recipes(["fx_passes"]).values()
     (rewrite,) = node["transforms"]
-    return instantiate(rewrite, "variant.fx_cuda_graph.transforms[0]")
+    return instantiate(rewrite, "variant.fx_passes.transforms[0]")
 
 
 def clip(attention, dtype=torch.float64, layers=2):

@@ -4,9 +4,8 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
 
-from profiling.cli.app import CONF, register_resolvers
+from profiling.cli.app import CONF, compose_config
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import compute_reference
 from profiling.components.spec import Settings
@@ -17,14 +16,12 @@ from profiling.realtime.play import Clock, FrameLoop
 from profiling.realtime.prepare import build_stages, eager_outputs, load_stages
 
 TICKS = 200
-VARIANTS = "variant=[baseline,compile,cuda_graph,compile_cuda_graph]"
+VARIANTS = "variant=[baseline,compile,cuda_graph,compile+cuda_graph]"
 
 
 @cache
 def composed(*overrides):
-    register_resolvers()
-    with initialize_config_dir(str(CONF), version_base=None):
-        return compose("realtime", list(overrides))
+    return compose_config("realtime", overrides, [CONF])
 
 
 def tiny_pipeline(*overrides):

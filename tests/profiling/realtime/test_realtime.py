@@ -152,8 +152,8 @@ def test_a_loop_whose_variant_changes_the_networks_says_how_far_it_drifts(realti
 
 def test_a_transform_may_change_some_stages_only(realtime):
     """The picture has 2D convolutions, the sound has none; a mix asks for the transform in the sound alone."""
-    variants = ("variant=[channels_last_compile,baseline]", "variant.channels_last_compile.compiler=null")
-    mix = "mix={world:baseline,picture:baseline,sound:channels_last_compile}"
+    variants = ("variant=[channels_last,baseline]",)
+    mix = "mix={world:baseline,picture:baseline,sound:channels_last}"
     outcome = realtime(*variants, "metric=[parity]", HERE, *FEW)
     (record,) = (each for each in read_records(outcome.folder).records if each.variant != "baseline")
     changed = {step.stage: step.changed for step in record.recipe}

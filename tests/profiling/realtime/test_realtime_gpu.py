@@ -14,7 +14,7 @@ TINY = ("device=cuda", "scale=tiny", "loop.frames=80", "loop.warmup_frames=20")
 def test_variants_follow_eager_over_300_frames(profile):
     outcome = profile(
         "component=[world_model_frame]",
-        "variant=[baseline,compile,cuda_graph,compile_cuda_graph]",
+        "variant=[baseline,compile,cuda_graph,compile+cuda_graph]",
         "metric=[parity,latency,drift]",
         "metric.drift.tolerance=1e-3",
         "device=cuda",
@@ -48,7 +48,7 @@ def test_schedules(realtime, schedule, deliver):
 
 
 def test_compiled_stages_do_not_disturb_each_other(realtime):
-    outcome = realtime("variant=[compile,compile_cuda_graph]", *TINY)
+    outcome = realtime("variant=[compile,compile+cuda_graph]", *TINY)
     assert outcome.code == 0, outcome.out
     assert all(record.status == "ok" for record in read_records(outcome.folder).records)
 
@@ -62,8 +62,8 @@ def test_a_paced_loop_begins_frames_when_they_are_due(realtime):
 
 
 def test_mixed_variants_and_a_trace(realtime):
-    mix = "mix={world:cuda_graph,picture:compile_cuda_graph,sound:baseline}"
-    outcome = realtime("variant=[baseline,cuda_graph,compile_cuda_graph]", mix, "trace=true", *TINY)
+    mix = "mix={world:cuda_graph,picture:compile+cuda_graph,sound:baseline}"
+    outcome = realtime("variant=[baseline,cuda_graph,compile+cuda_graph]", mix, "trace=true", *TINY)
     (record,) = read_records(outcome.folder).records
     assert record.variant == "mixed"
     assert record.status == "ok", record.reason
@@ -75,7 +75,7 @@ def test_mixed_variants_and_a_trace(realtime):
 
 
 def test_stages_of_a_loop_have_findings_of_their_own(realtime):
-    outcome = realtime("variant=[cuda_graph,compile_cuda_graph]", "ceilings=auto", *TINY)
+    outcome = realtime("variant=[cuda_graph,compile+cuda_graph]", "ceilings=auto", *TINY)
     for record in read_records(outcome.folder).records:
         assert record.status == "ok", record.reason
         assert not [note for note in record.notes if "trace" in note]

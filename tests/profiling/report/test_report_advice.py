@@ -19,7 +19,7 @@ from profiling.results.record import Record
 from profiling.results.verdicts import by_component
 
 RUNS = sorted(path.parent for path in RESULTS.glob("*/results.jsonl"))
-VARIANTS = ("baseline", "compile", "cuda_graph", "compile_cuda_graph", "compile_max_autotune", "mine")
+VARIANTS = ("baseline", "compile", "cuda_graph", "compile+cuda_graph", "compile+max_autotune+cuda_graph", "mine")
 
 
 def refuted(record: Record, stage: str | None, group: Sequence[Record]) -> Iterator[str]:
@@ -33,7 +33,7 @@ def refuted(record: Record, stage: str | None, group: Sequence[Record]) -> Itera
 
 
 def names(text: str, variant: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(variant)}(?!\w)", text) is not None
+    return re.search(rf"(?<![\w+]){re.escape(variant)}(?![\w+])", text) is not None
 
 
 def check(data: RunData) -> int:

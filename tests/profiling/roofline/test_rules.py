@@ -82,23 +82,23 @@ HOST = {"device": "cpu", "memory_ms": 0.1, "compute_ms": 0.2, "traffic_ms": 0.3}
     [
         (LAUNCHES, {}, "launch overhead", "cuda_graph"),
         (LAUNCHES, {"gap_us": None}, "launch overhead", "cuda_graph"),
-        (LAUNCHES, {"traffic_ms": None}, "launch overhead", "compile_cuda_graph"),
+        (LAUNCHES, {"traffic_ms": None}, "launch overhead", "compile+cuda_graph"),
         (LAUNCHES, {"waits": 1.0}, "launch overhead", "cuda_graph"),  # one wait in a thousand kernels is none
         (LAUNCHES, {"waits": 100.0}, "host", "no .item(), .cpu()"),
         (LAUNCHES, {"kernels": 50, "launches": 50}, "host", "cuda_graph"),  # 200 µs a launch where one takes 5
-        (GAPS, {}, "launch overhead", "compile_cuda_graph"),
-        (GAPS, {"waits": 30.0}, "launch overhead", "compile_cuda_graph"),  # a GPU that works is not held up
+        (GAPS, {}, "launch overhead", "compile+cuda_graph"),
+        (GAPS, {"waits": 30.0}, "launch overhead", "compile+cuda_graph"),  # a GPU that works is not held up
         (GAPS, {"compute_ms": 2.0}, None, None),  # 23% at the FLOP ceiling
         (GAPS, {"busy_ms": 8.0}, None, None),  # an idle share of 7% is no bound
         (SLOW_HOST, {}, "host", "move host work out"),
-        (SLOW_HOST, {"wall_ms": 1.9}, "underfilled GPU", "compile_cuda_graph"),  # the replays explain 71% of it
-        (SHORT, {}, "underfilled GPU", "compile_cuda_graph"),
-        (SHORT, {"short_ms": 4.4}, "GEMM 40%", "compile_cuda_graph"),  # less than half of the busy time
+        (SLOW_HOST, {"wall_ms": 1.9}, "underfilled GPU", "compile+cuda_graph"),  # the replays explain 71% of it
+        (SHORT, {}, "underfilled GPU", "compile+cuda_graph"),
+        (SHORT, {"short_ms": 4.4}, "GEMM 40%", "compile+cuda_graph"),  # less than half of the busy time
         (
             CAPTURED,
             {"kernels_by_time": (kernel("long", 5.0),), "underfilled_ms": 6.0},
             "underfilled GPU",
-            "compile_max_autotune",
+            "max_autotune",
         ),
         (
             FAR,
@@ -106,8 +106,8 @@ HOST = {"device": "cpu", "memory_ms": 0.1, "compute_ms": 0.2, "traffic_ms": 0.3}
             "underfilled GPU",
             "batch calls",
         ),
-        (REPLAY, {}, "underfilled GPU", "compile_cuda_graph"),
-        (REPLAY, {"gap_us": None}, "underfilled GPU", "compile_cuda_graph"),  # gaps that were not measured
+        (REPLAY, {}, "underfilled GPU", "compile+cuda_graph"),
+        (REPLAY, {"gap_us": None}, "underfilled GPU", "compile+cuda_graph"),  # gaps that were not measured
         (REPLAY, {"traffic_ms": None}, "underfilled GPU", "batch calls"),  # compiled and captured already
         (FAR, {}, None, None),
         (LONG, {"memory_ms": 9.0}, "memory bandwidth", "bfloat16"),
@@ -120,8 +120,8 @@ HOST = {"device": "cpu", "memory_ms": 0.1, "compute_ms": 0.2, "traffic_ms": 0.3}
         (LONG, {"transfer_ms": 4.0}, "transfers", "no transfers"),
         (DECODER, {}, "memory bandwidth", "compile"),
         (DECODER, {"wall_ms": 16.5, "memory_ms": 0.01, "traffic_ms": 3.68}, None, "compile"),  # a fifth of the time
-        (BOTH, {"traffic_ms": 2.25}, "memory bandwidth", "compile_cuda_graph"),
-        (BOTH, {"traffic_ms": 2.2}, None, "compile_cuda_graph"),
+        (BOTH, {"traffic_ms": 2.25}, "memory bandwidth", "compile+cuda_graph"),
+        (BOTH, {"traffic_ms": 2.2}, None, "compile+cuda_graph"),
         # Fused kernels near a ceiling move more than the call must.
         (FAR, {"kernels_by_time": (kernel("a", 9.0, gbps=800.0),)}, "memory bandwidth", "GEMM"),
         (FAR, {"kernels_by_time": (kernel("b", 9.0, gbps=10.0, tflops=80.0),)}, "compute", "GEMM"),
@@ -143,7 +143,7 @@ def test_bound_and_next_step(facts, changes, bound, step):
     ("facts", "variant", "wall_ms"),
     [
         (LAUNCHES, "cuda_graph", 1.5 + 1.0 + 0.02),  # kernels, gaps between nodes, one replay
-        (GAPS, "compile_cuda_graph", 7.33),
+        (GAPS, "compile+cuda_graph", 7.33),
         (DECODER, "compile", 16.2 - 13.3 + 0.1),  # without traffic between operators
         (LAUNCHES | {"gap_us": None}, None, None),
         (GAPS | {"launches": 1}, None, None),
@@ -185,7 +185,7 @@ def test_where_no_word_fits_the_kernels_are_named_with_their_share():
 def test_steps_that_would_change_nothing_are_not_proposed():
     advice = lambda *facts, **changes: " ".join(each.advice for each in judged(*facts, **changes).steps)  # noqa: E731
     assert "fuse" not in advice(BOTH, memory_ms=2.8, traffic_ms=3.0), "must be read"
-    assert "compile_cuda_graph" not in advice(REPLAY, traffic_ms=None), "that is how it runs"
+    assert "compile+cuda_graph" not in advice(REPLAY, traffic_ms=None), "that is how it runs"
     for device, change in (
         (LONG, {"memory_ms": 9.0}),
         (LONG, {"compute_ms": 9.0, "tf32": True}),
@@ -304,7 +304,7 @@ def test_kernels_stand_for_themselves_where_there_is_no_trace(name, words):
     assert first == f"50% {words}, 32 blocks on 132 multiprocessors"
     filled = judged(facts, kernels_by_time=(replace_struct(longest[0], blocks=999.0),))
     assert filled.evidence[0] == f"50% {words}"
-    assert filled.steps[0].words == "compile_max_autotune", "GEMMs take most of the time"
+    assert filled.steps[0].words == "max_autotune", "GEMMs take most of the time"
 
 
 @pytest.mark.parametrize(

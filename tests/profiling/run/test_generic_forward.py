@@ -89,13 +89,13 @@ def test_resume_does_only_what_is_left(profile):
 
 
 def test_a_compile_that_compiles_nothing_is_skipped(profile):
-    variants = "variant=[baseline,compile,compile_reduce_overhead]"
+    variants = "variant=[baseline,compile,compile+inductor_graphs]"
     outcome = profile("component=[net]", variants, HERE, TORCH_COMPILE_DISABLE="1")
     records = by_variant(outcome)
     assert outcome.code == 0, outcome.err
     assert records["compile"].status == "skipped"
     assert "TORCH_COMPILE_DISABLE" in records["compile"].reason
-    assert records["compile_reduce_overhead"].status == "skipped", "it needs CUDA graphs"
+    assert records["compile+inductor_graphs"].status == "skipped", "it needs CUDA graphs"
 
 
 def test_a_module_that_is_compiled_anew_in_each_call_is_invalid(profile):

@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-ALL = "variant=[baseline,compile,cuda_graph,compile_cuda_graph,compile_reduce_overhead]"
+ALL = "variant=[baseline,compile,cuda_graph,compile+cuda_graph,compile+inductor_graphs]"
 
 
 def test_every_variant_of_a_nested_module_is_right(profile):
@@ -46,10 +46,10 @@ def test_gpu_faults_cost_one_row_each(profile):
 def test_breaks_are_captured_as_one_graph(profile):
     """`broken_up` is cut at its planted breaks; captured, the host launches one graph instead of every kernel."""
     outcome = profile(
-        "component=[broken_up]", "variant=[baseline,compile,compile_cuda_graph,cuda_graph]", "device=cuda"
+        "component=[broken_up]", "variant=[baseline,compile,compile+cuda_graph,cuda_graph]", "device=cuda"
     )
     assert outcome.code == 0, outcome.out
-    graphs = outcome.records["broken_up", "compile_cuda_graph"].graphs
+    graphs = outcome.records["broken_up", "compile+cuda_graph"].graphs
     assert outcome.records["broken_up", "compile"].prepare.graph_breaks >= 2
     assert graphs.held == 1
     assert graphs.host_launches.before >= 3, "the pieces between the breaks"
@@ -77,7 +77,7 @@ def test_a_trace_of_a_replay_shows_its_kernels(profile):
 
 
 def test_kept_kernels_can_be_run(profile):
-    options = ("variant=[compile]", "variant.compile.compiler.keep_kernels=true")
+    options = ("variant=[compile]", "step.compile.keep_kernels=true")
     outcome = profile("component=[net]", *options, "device=cuda")
     (record,) = outcome.records.values()
     kinds = {kernel.kind for kernel in record.kernels}

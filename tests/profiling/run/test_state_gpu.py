@@ -8,7 +8,7 @@ pytestmark = pytest.mark.gpu
 def run(profile, kind):
     module = f"+component.steps.module={{_target_: stateful_nets.Steps, kind: {kind}}}"
     inputs = "+component.steps.inputs={x: {shape: [2, 8]}}"
-    return profile("component=[]", module, inputs, "device=cuda", "variant=[baseline,cuda_graph,compile_cuda_graph]")
+    return profile("component=[]", module, inputs, "device=cuda", "variant=[baseline,cuda_graph,compile+cuda_graph]")
 
 
 def test_a_cache_that_the_first_call_makes(profile):

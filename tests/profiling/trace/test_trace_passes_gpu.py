@@ -21,7 +21,7 @@ VARIANTS = {
     "baseline": Recipe(),
     "cuda_graph": Recipe(capture=CudaGraph()),
     "compile": Recipe(compiler=Inductor()),
-    "compile_cuda_graph": Recipe(compiler=Inductor(), capture=CudaGraph()),
+    "compile+cuda_graph": Recipe(compiler=Inductor(), capture=CudaGraph()),
 }
 LINEARS = {"blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down", "head"}
 ROOT = Path(__file__).parent
@@ -133,7 +133,7 @@ def test_a_backward_pass_is_attributed_to_submodules(tmp_path):
 def test_the_passes_compile_nothing_more(tmp_path):
     with torch.inference_mode():
         planted = component(Stack(width=256), "cuda")
-        for name in ("compile", "compile_cuda_graph"):
+        for name in ("compile", "compile+cuda_graph"):
             step = VARIANTS[name](planted, tmp_path / name)
             try:
                 result = trace_step(

@@ -11,6 +11,7 @@ from profiling.run import runner
 from profiling.run.job import RunConfig
 from profiling.tune.search import Search
 from profiling.tune.space import Space
+from profiling.variants.steps import read_steps
 
 EAGER_MS, LOAD_S = 10.0, 2.0
 
@@ -32,8 +33,9 @@ class Plans(dict):
 
 
 def space_of(*names, **options):
-    """Return steps of these names, each a transform; `options` are further keys of some."""
-    return Space.read({name: {"transforms": [{"_target_": name}], **options.get(name, {})} for name in names}, None)
+    """Return steps of these names, each a transform; `options` are the rules of some."""
+    nodes = {name: {"_target_": name, "rules": options.get(name, {})} for name in names}
+    return Space.of(read_steps(nodes), list(names), None)
 
 
 def searched(monkeypatch, folder, space, cells, budget=600.0, shared=None, compile_cache="fresh", **options):

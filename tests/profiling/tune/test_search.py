@@ -66,7 +66,7 @@ DID_NOTHING = "transform Quantize: asked for, did nothing: Net has no linear lay
 )
 def test_a_step_that_changes_nothing_falls_out_before_it_is_timed(end, says, tmp_path, monkeypatch):
     """The recipes have a capture: what fails in those may yet run with a compiler."""
-    folder, space = tmp_path / "run", space_of("idle", "half", idle={"capture": {"_target_": "c"}})
+    folder, space = tmp_path / "run", space_of("idle", "half", idle={"kind": "capture"})
     run, records, _ = searched(monkeypatch, folder, space, cells_of(idle=Plan(happens={"ready": end})))
     assert (f"skipped: idle ({says})" in run.progress.said) == says.startswith("changes nothing")
     assert (records["idle"].status, records["idle"].reason, records["idle"].bad_input) == ("skipped", says, False)
@@ -164,7 +164,7 @@ def test_cheap_recipes_come_first_and_the_budget_is_kept(tmp_path, monkeypatch):
     assert "together" not in prepared(cells)
 
 
-COMPILER = {"transforms": [], "compiler": {"_target_": "c"}, "seconds": 30.0}
+COMPILER = {"kind": "compiler", "seconds": 30.0}
 
 
 @pytest.mark.parametrize(("takes", "not_tried"), [(7.0, set()), (28.0, {"half+compile"})])
@@ -181,9 +181,9 @@ def test_a_compiler_is_tried_although_its_guess_is_too_long(takes, not_tried, tm
 def test_what_a_filled_cache_saves_is_expected(compile_cache, tmp_path, monkeypatch):
     """The winner without its graph is the same compiled code: there is time to measure what the graph contributes."""
     graphed = Plan(1.0, prepare_s=37.0, phases={"inductor": 31.0})
-    cells = cells_of({"graph": 0.5, "compile": 0.4}, **{"graph+compile": graphed, "compile": Plan(4.0, prepare_s=8.0)})
+    cells = cells_of({"graph": 0.5, "compile": 0.4}, **{"compile+graph": graphed, "compile": Plan(4.0, prepare_s=8.0)})
     few = {name: {"seconds": 1.0} for name in ("a", "b", "c")}
-    graph = {"transforms": [], "capture": {"_target_": "g"}, "seconds": 1.0}
+    graph = {"kind": "capture", "seconds": 1.0}
     space = space_of(*few, "graph", "compile", **few, graph=graph, compile=COMPILER)
     _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells, budget=100.0, compile_cache=compile_cache)
     rows = contributions(records.values(), fastest_correct(records.values()))

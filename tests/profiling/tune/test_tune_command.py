@@ -5,7 +5,7 @@ import yaml
 
 from profiling.results.verdicts import fastest_correct
 
-FEW = ("component=[net]", "step=[cuda_graph,channels_last,fx_passes,halved_twice]", "seconds=60")
+FEW = ("component=[net]", "steps=[cuda_graph,channels_last,fx_passes,halved_twice]", "seconds=60")
 
 
 def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp_path):
@@ -38,7 +38,7 @@ def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp
     ids=["no time", "a wrong component"],
 )
 def test_a_search_without_a_winner_ends_with_an_error(tune, options, why):
-    done = tune("component=[net]", "step=[channels_last]", *options)
+    done = tune("component=[net]", "steps=[channels_last]", *options)
     assert done.code
     assert f"error: the search has no winner: {why}" in done.err
 
@@ -46,7 +46,7 @@ def test_a_search_without_a_winner_ends_with_an_error(tune, options, why):
 @pytest.mark.slow
 def test_two_devices_are_searched_at_once(tune):
     devices = ("devices=[cpu,cpu:0]", "device=auto")
-    done = tune("component=[image_decoder]", "step=[channels_last,fx_passes]", "seconds=90", *devices)
+    done = tune("component=[image_decoder]", "steps=[channels_last,fx_passes]", "seconds=90", *devices)
     assert done.code == 0, done.err
     theirs = done.folder / "devices" / "cpu_0"
     assert (theirs / "results.jsonl").is_file(), theirs.with_suffix(".log").read_text()

@@ -1,16 +1,18 @@
-"""Every recipe of conf/variant runs at tiny size on a CPU, or says what it needs that a CPU lacks."""
+"""Every step and short name runs at tiny size on a CPU, or says what it needs that a CPU lacks."""
 
 import importlib.util
 
 import pytest
 
-from profiling.cli.app import CONF
+from profiling.cli.variants import named_recipes, short_names, step_nodes
+from profiling.variants.steps import read_steps
 
-RECIPES = sorted(path.stem for path in (CONF / "variant").glob("*.yaml"))
-QUANTISED = {"int8_weights", "int8_dynamic", "fp8_weights", "skinny_int8"}
-#: Recipes that run on a CPU. `channels_last_compile` is skipped: the network has no convolution.
-RUN = {"baseline", "compile", "compile_regional", "aot_inductor", *QUANTISED}
-NEEDS = ("CUDA device", "torch_tensorrt is not installed", "no 2D or 3D convolution")
+ALONE = [name for name, step in read_steps(step_nodes()).items() if not step.rules.needs]
+RECIPES = [*named_recipes(["baseline", *ALONE, *short_names()])]
+QUANTISED = {"int8_weights", "int8_dynamic", "fp8_weights", "skinny_int8", "skinny_fp8"}
+#: Recipes that run on a CPU. Those with `channels_last` are skipped: the network has no convolution.
+RUN = {"baseline", "compile", "regional", "aot_inductor", *QUANTISED}
+NEEDS = ("CUDA device", "torch_tensorrt is not installed", "no 2D or 3D convolution", "no graph pass matches")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs the extra quant")

@@ -20,17 +20,17 @@ def blocks(page, language):
 
 def test_the_recipe_of_the_readme_runs(tmp_path):
     (code,) = (block for block in blocks("README.md", "python") if block.startswith("# my_package.py"))
-    (node,) = (block for block in blocks("README.md", "yaml") if block.startswith("# variant/my_recipe.yaml"))
-    (command,) = (line for line in (ROOT / "README.md").read_text().splitlines() if "my_recipe]" in line)
+    (node,) = (block for block in blocks("README.md", "yaml") if block.startswith("# step/my_steps.yaml"))
+    (command,) = (line for line in (ROOT / "README.md").read_text().splitlines() if "my_layout+compile]" in line)
     (tmp_path / "my_package.py").write_text(code)
-    (tmp_path / "variant").mkdir()
-    (tmp_path / "variant" / "my_recipe.yaml").write_text(node)
-    fast = ("variant.my_recipe.compiler=null", "isolation=none", f"hydra.run.dir={tmp_path / 'run'}", *QUICK)
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "my_steps.yaml").write_text(node)
+    fast = ("isolation=none", f"hydra.run.dir={tmp_path / 'run'}", *QUICK)
     done = finished([*command.split(), *fast], tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert done.returncode == 0, done.stderr
     records = {record.variant: record for record in read_records(tmp_path / "run").records}
-    assert records["my_recipe"].status == "ok"
-    assert [step.name for step in records["my_recipe"].recipe] == ["channels_last"]
+    assert records["my_layout+compile"].status == "ok"
+    assert [step.name for step in records["my_layout+compile"].recipe] == ["channels_last", "Inductor"]
 
 
 def test_the_transform_of_the_page_runs():
