@@ -53,6 +53,7 @@ class Scene:
     burst_share: float = 0.4  # what they take while it lasts
     drift: float = 0.0  # change of all cells together over the budget
     tails: bool = False  # noise with rare long windows
+    slow: float = 1.0  # factor on its time while a process runs slowly: for 6 windows of 12 on average, at random
     stored: bool = False  # the noise is that of windows of committed runs, in their order
 
 
@@ -118,6 +119,9 @@ def _windows(
         noise[block] = scene.correlation * noise[block - 1] + np.sqrt(1 - scene.correlation**2) * noise[block]
     if scene.tails:
         noise += (rng.random(BLOCKS) < 0.05) * rng.exponential(10.0, BLOCKS)
+    if scene.slow > 1:
+        changes = rng.random(BLOCKS) < 1 / 6
+        noise += np.log(scene.slow) / scene.noise * ((np.cumsum(changes) + rng.integers(2)) % 2)
     taken = np.clip(lasting * rng.uniform(0.7, 1.3, BLOCKS), 0.0, 0.95)
     lengthened = -np.log1p(-taken * rng.uniform(0.5, 1.0))  # a part of what is measured was in nobody's way
     return log_ms + scene.noise * noise + common + lengthened, taken
@@ -211,6 +215,9 @@ SCENES = (
     Scene("all drift by 30%, equal", (1.0, 1.0), 0.002, _CAPTURED, 0.002, drift=-0.3),
     Scene("eager, equal", (1.0, 1.0), 0.15, _EAGER, 0.02),
     Scene("eager, twice as fast", (1.0, 0.5), 0.15, _EAGER, 0.02),
+    Scene("eager, two speeds, equal", (1.0, 1.0), 0.05, _EAGER, 0.05, slow=1.8),
+    Scene("eager, two speeds, twice as fast", (1.0, 0.5), 0.05, _EAGER, 0.05, slow=1.8),
+    Scene("eager, two speeds, five times", (1.0, 0.2), 0.05, _EAGER, 0.05, slow=1.8),
     Scene("CPU, equal", (1.0, 1.0), 0.03, _CPU, 0.01),
     Scene("CPU, bursts, equal", (1.0,) * 3, 0.03, _CPU, 0.01, bursts=0.1),
     Scene("CPU, always busy, equal", (1.0, 1.0), 0.03, _CPU, 0.05, bursts=1.0),

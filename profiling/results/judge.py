@@ -31,7 +31,8 @@ Clopper and Pearson (1934) on k late of n calls. Late calls come in bursts: k an
 burst.
 
 **Looks.** Turns end at one of `LOOKS`. The first two ask for 99.9% intervals (Haybittle 1971, Peto 1976), so that
-looking adds at most 0.2 points to the 5% of the last.
+looking adds at most 0.2 points to the 5% of the last; where no window of one cell is as short as one of the other, 95%
+suffices.
 """
 
 from __future__ import annotations
@@ -490,18 +491,32 @@ def is_settled(cells: Sequence[Cell], level: float) -> bool:
     """Return whether further turns would tell no more; the first cell is the one that the others are compared with.
 
     Each comparison with the first cell, and with the one that leads, has an answer at `level`, or is limited by what
-    windows cannot show; and no cell drifts by more than the comparison leaves open.
+    windows cannot show, or has an answer while no window of one cell is as short as one of the other; and no cell
+    drifts by more than the comparison leaves open.
     """
     leader = min(range(len(cells)), key=lambda place: cells[place].log_ms)
     moved = [_moved(cell) for cell in cells]
     pairs = {(place, with_) for place in range(len(cells)) for with_ in (0, leader) if place != with_}
     for one, other in pairs:
         pair = compare(cells[one], cells[other])
-        if pair.answer(level) == "undecided" and not pair.is_limited_by_placement:
+        is_plain = pair.answer() != "undecided" and _are_apart(cells[one], cells[other])
+        if pair.answer(level) == "undecided" and not (pair.is_limited_by_placement or is_plain):
             return False
         if max(moved[one], moved[other]) > max(pair.reach(1 - FALSE), abs(pair.log_ratio)):
             return False
     return True
+
+
+def _are_apart(one: Cell, other: Cell) -> bool:
+    """Return whether all windows of a cell are longer than all of the other, without what others can have taken.
+
+    A cell that has two speeds, on a host that is busy at times, has a wide interval long after this is plain.
+    """
+    lows, highs = (
+        [edge(np.concatenate([of(each) for each in cell.placements])) for cell in (one, other)]
+        for edge, of in ((np.min, lambda each: each.ms * (1 - each.taken)), (np.max, lambda each: each.ms))
+    )
+    return bool(lows[0] > highs[1] or lows[1] > highs[0])
 
 
 def _moved(cell: Cell) -> float:

@@ -127,6 +127,20 @@ def test_turns_are_settled_by_answers_or_by_what_windows_cannot_show():
     assert is_settled([cell(1.0, seed=1, spread=eager), cell(1.0, seed=2, spread=eager)], 0.999)
 
 
+def test_turns_are_settled_where_every_window_of_a_cell_with_two_speeds_is_longer():
+    two_speeds = [13.0, 28.0, 13.1, 28.2, 12.9, 27.9, 28.1, 13.0, 13.2, 12.8]
+    slow = Cell((Windows.of(two_speeds, session="run"),), Spread(0.15, 6.0))
+    fast, once_slow = (
+        Cell((Windows.of([2.1, 2.2, 2.1, 2.15, at_5, 2.1, 2.12, 2.2, 2.1, 2.1], session="run"),), Spread(0.0025))
+        for at_5 in (2.1, 14.0)
+    )
+    pair = compare(slow, fast)
+    assert (pair.answer(), pair.answer(0.99999)) == ("slower", "undecided")
+    assert is_settled([slow, fast], 0.99999)
+    assert compare(slow, once_slow).answer() == "slower"
+    assert not is_settled([slow, once_slow], 0.99999)
+
+
 def test_a_drift_is_said_and_both_of_its_ends_are_in_the_interval():
     rng = np.random.default_rng(0)
     falling = Windows.of(np.linspace(18.0, 12.7, 40) * np.exp(0.01 * rng.standard_normal(40)))
