@@ -109,11 +109,13 @@ class CellRecords:
     begun: int = 0  # number of cells
     total: int = 0
 
-    def show(self, cell: CellInProgress) -> None:
-        """Show in the progress display that this cell is active."""
+    def show(self, cell: CellInProgress, *, again: bool = False) -> None:
+        """Show in the progress display that this cell is active; `again`: it was before, and so were others since."""
         suffix = f" · round {cell.round_}" if self.config.rounds > 1 else ""
         label = f"{self.label} · " if self.label else ""
-        self.progress.begin(f"{label}{cell.job.component.name} · {cell.job.variant}{suffix}", cell.number, self.total)
+        self.progress.begin(
+            f"{label}{cell.job.component.name} · {cell.job.variant}{suffix}", cell.number, self.total, again=again
+        )
 
     def begin(self, job: Job, round_: int, note: str = "") -> CellInProgress | None:
         """Prepare the files and the row of a cell that is about to run; None where its component has an error."""

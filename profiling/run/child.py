@@ -1,8 +1,9 @@
 """Child processes: the one place where they are started, guarded, limited and ended, and their events are read.
 
 Each leads a process group of its own, which is killed as a whole when the child has ended, at a timeout, and when this
-process is interrupted or dies, whatever kills it. A cell that is timed in turns has a `Session`, a generator that
-yields whenever the cell waits for its turn, so that several cells can be alive while one is active.
+process is interrupted or dies, whatever kills it. A task in progress is a `Session`, a generator that yields whenever
+there is nothing to read, so that several can be active, and whenever a cell waits for its turn, so that several can be
+alive while one is active.
 """
 
 from __future__ import annotations
@@ -66,9 +67,37 @@ class Performed:
     killed: bool = False  # by SIGKILL from outside, as the kernel does where the host runs out of memory
 
 
-#: A task in progress: it yields when it waits for its turn, is sent that turn, and returns how its process ended.
-#: Closing it kills the process.
-Session = Generator[Waiting, Turn, Performed]
+@dataclass(frozen=True)
+class Pending:
+    """What a session waits for: one of the `descriptors` becomes readable, for `seconds` at most."""
+
+    descriptors: tuple[int, ...]
+    seconds: float
+
+
+#: A task in progress: it yields `Pending` where it is to be resumed when there is something to read, and `Waiting` when
+#: it waits for its turn, which it is then sent. It returns how its process ended. Closing it kills the process.
+Session = Generator[Pending | Waiting, Turn | None, Performed]
+
+
+def advance(session: Session, turn: Turn | None = None) -> Waiting:
+    """Resume a session, with a turn if it waits for one, until it waits for the next.
+
+    Raises:
+        StopIteration: it has ended; the value is how.
+
+    """
+    state = next(session) if turn is None else session.send(turn)
+    while isinstance(state, Pending):
+        wait([state])
+        state = next(session)
+    return state
+
+
+def wait(pending: Sequence[Pending]) -> None:
+    """Wait until one of several sessions can be resumed."""
+    descriptors = {each for one in pending for each in one.descriptors}
+    select.select(descriptors, [], [], min((one.seconds for one in pending), default=0.0))
 
 
 class Child(Protocol):
@@ -304,13 +333,16 @@ def worker_command(task_file: Path, descriptors: Sequence[int] = ()) -> list[str
 
 def _attended(
     child: Child, pipe: Any, turn_write: int, limits: Limits, reader: EventReader, on_event: Emit
-) -> Generator[Waiting, Turn, _Ending]:
+) -> Generator[Pending | Waiting, Turn | None, _Ending]:
     """Relay the events and turns of a child until it has ended or is over its limits; return how it ended."""
     phase: str | None = None
     try:
         for event in _events(pipe, child, limits, reader):
-            if isinstance(event, Waiting):
+            if isinstance(event, Pending):
+                yield event
+            elif isinstance(event, Waiting):
                 turn = yield event
+                assert turn is not None
                 with contextlib.suppress(OSError):  # it has died while it waited, which the next event tells
                     write_turn(turn_write, turn)
             else:
@@ -326,8 +358,8 @@ def _attended(
         return _Ending("lingered" if reader.has_result else kind, kill(child), limits, phase)
 
 
-def _events(pipe: Any, child: Child, limits: Limits, reader: EventReader) -> Iterator[Event]:
-    """Yield events until the child has ended, whoever else holds the pipe open.
+def _events(pipe: Any, child: Child, limits: Limits, reader: EventReader) -> Iterator[Event | Pending]:
+    """Yield events until the child has ended, whoever else holds the pipe open, and `Pending` where there are none.
 
     After its result it has `EXIT_SECONDS` to exit.
 
@@ -357,7 +389,9 @@ def _events(pipe: Any, child: Child, limits: Limits, reader: EventReader) -> Ite
             left = min(deadline, prepared_by) - time.monotonic()
             if left <= 0:
                 raise subprocess.TimeoutExpired(PREPARE if prepared_by < deadline else "cell", limits.seconds)
-            ready = [key.fileobj for key, _ in selector.select(min(left, LONGEST_WAIT))]
+            if not (ready := [key.fileobj for key, _ in selector.select(0)]):
+                yield Pending(tuple(key.fd for key in selector.get_map().values()), min(left, LONGEST_WAIT))
+                continue
             if child.fileno() in ready:
                 break
             if ready:

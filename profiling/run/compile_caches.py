@@ -27,6 +27,8 @@ from profiling.run.task import Cell, Task
 
 #: Options of a recipe that do not change the compiled code.
 _NOT_COMPILED = {"capture", "tolerance"}
+#: In the options of a compiler that times candidates while it compiles.
+_BENCHMARKING = ("max-autotune", '"max_autotune": true', '"coordinate_descent_tuning": true')
 #: Phases of preparing that a filled cache shortens.
 FROM_CACHE = ("inductor", "autotune", "package")
 
@@ -64,10 +66,10 @@ class Lease:
         """Whether this cache is empty, and later cells will start from it."""
         return self._shared and self._cache is not None and self._cache.filled_by is None
 
-    def fill(self, start: Start) -> None:
-        """Record that the cold start of this cell filled the cache."""
+    def fill(self, start: Start, by: str = "") -> None:
+        """Record that the cold start of this cell filled the cache, or what is named by `by`."""
         if self._cache is not None:
-            self._cache.filled_by = f"the cold start of {self._variant}"
+            self._cache.filled_by = by or f"the cold start of {self._variant}"
             self._cache.phases = start.phases
 
     def empty(self) -> None:
@@ -131,11 +133,12 @@ class CompileCaches:
             if key is None or (cache.filled_by is None and self._caches.pop(key, None) is not None):
                 cache.remove()
 
-    def clear(self) -> None:
-        """Remove the folders; the cells that could use them have ended."""
-        for cache in self._caches.values():
-            cache.remove()
-        self._caches.clear()
+    def clear(self, component: str | None = None) -> None:
+        """Remove the folders of a component, or all; the cells that could use them have ended."""
+        for key, cache in tuple(self._caches.items()):
+            if component in (None, json.loads(key)[0]):
+                cache.remove()
+                del self._caches[key]
 
 
 @contextmanager
@@ -154,6 +157,15 @@ def compiled_code(job: Job) -> str | None:
         return None
     options = {name: value for name, value in job.variant_options.items() if name not in _NOT_COMPILED}
     return json.dumps([job.component.name, options], sort_keys=True)
+
+
+def compiles_ahead(job: Job) -> bool:
+    """Return whether what a cell compiles may be compiled beside others: not where a compiler compares times."""
+    compiler = job.variant_options.get("compiler")
+    if compiled_code(job) is None or not isinstance(compiler, Mapping):
+        return False
+    words = json.dumps(compiler)
+    return not any(each in words for each in _BENCHMARKING)
 
 
 def cache_variables(folder: str, packages: Path | None = None) -> dict[str, str]:

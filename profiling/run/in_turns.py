@@ -1,9 +1,13 @@
-"""Runs cells: alone, or those of a component beside each other, timed in turns, each in a process or all in one."""
+"""Runs cells: alone, or those of a component beside each other, timed in turns, each in a process or all in one.
+
+Cells of a component are prepared side by side, as the cores allow, and beside them what the cells of later components
+will compile is compiled ahead. Nothing is timed meanwhile.
+"""
 
 from __future__ import annotations
 
 import gc
-import sys
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +16,8 @@ from typing import Self
 from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
 from profiling.results.verdicts import is_captured
 from profiling.run.cell_records import CellInProgress, CellRecords
+from profiling.run.child import Pending, Session, advance, wait
+from profiling.run.compile_caches import compiled_code, compiles_ahead
 from profiling.run.job import Job
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.task import Cell
@@ -19,6 +25,8 @@ from profiling.run.turns import Again, Resident, Start, WaitingProcess, lacking_
 
 #: The metric that takes turns, and what a control does not do.
 LATENCY = "profiling.metrics.latency.Latency"
+#: Most processes that prepare at the same time.
+_MOST_BESIDE = 8
 _ONLY_ONCE = ("trace", "starts", "counters", "memory_snapshot", "stacks")
 
 
@@ -51,6 +59,16 @@ def run_cell(records: CellRecords, job: Job, executor: Executor, round_: int, no
 
 
 @dataclass
+class _Preparing:
+    """A cell that is being prepared, and what its process waits for."""
+
+    due: DueCell
+    cell: CellInProgress
+    process: WaitingProcess
+    pending: Pending | None = None
+
+
+@dataclass
 class PreparedCell:
     """A prepared cell that waits in its process for its turns."""
 
@@ -61,7 +79,7 @@ class PreparedCell:
 
 
 class CellsInTurns:
-    """Prepares cells one after the other, times them in turns, and ends them, in the order of the caller.
+    """Prepares cells, times them in turns, and ends them, in the order of the caller.
 
     A context manager: at the end of its block the remaining cells are killed; after an interruption by the user,
     what they measured is kept. `now` returns seconds. Cells that run out of memory beside others are appended to
@@ -72,45 +90,116 @@ class CellsInTurns:
         self.start, self.again, self._now = Start(), again, now
         self.waiting: list[PreparedCell] = []
         self._controls: list[tuple[WaitingProcess, Resident]] = []
-        self._beginning: CellInProgress | None = None
+        self._preparing: list[_Preparing] = []
+        self._ahead: list[Session] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for process in (*(each.process for each in self.waiting), *(process for process, _ in self._controls)):
-            process.session.close()
+        alive = (*self.waiting, *self._preparing)
+        sessions = [*(each.process.session for each in alive), *(process.session for process, _ in self._controls)]
+        for session in (*sessions, *self._ahead):
+            session.close()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            for cell in (*(each.cell for each in self.waiting), *([self._beginning] if self._beginning else [])):
-                cell.records.keep_interrupted(cell, self.start)
+            for each in alive:
+                each.cell.records.keep_interrupted(each.cell, self.start)
 
     def lacking_memory(self) -> str:
-        """Return why no further cell fits beside those that wait, or an empty string."""
+        """Return why no further cell fits beside those that wait or are prepared, or an empty string."""
         waiting = [*(each.resident for each in self.waiting), *(control for _, control in self._controls)]
-        return lacking_memory(waiting) if waiting else ""
+        return lacking_memory(waiting, self._active) if waiting else ""
 
     def prepare(self, due: DueCell) -> PreparedCell | None:
         """Prepare a cell beside those that wait; None if it ended before it was ready."""
-        cell = self._beginning = due.records.begin(due.job, 1)
+        number = len(self.waiting)
+        self.prepare_all([due])
+        return self.waiting[-1] if len(self.waiting) > number else None
+
+    def prepare_all(self, cells: Sequence[DueCell], ahead: Sequence[DueCell] = (), most: int = 1) -> list[DueCell]:
+        """Prepare cells beside those that wait, `most` at a time, and return those that there is no memory for.
+
+        The first one goes alone: what it needs is expected of the others. Cells that compile the same code follow each
+        other, and a compiler that compares times goes alone. `ahead` are cells of later components, whose code is
+        compiled where there is room.
+        """
+        left, later, first = list(cells), list(ahead), cells[0] if cells else None
+        while left or self._preparing or self._ahead:
+            while self._active < most and (due := self._next_due(left, first)) is not None:
+                left.remove(due)
+                self._begin(due)
+            while later and self._active < most and self.waiting and not self.lacking_memory():
+                due = later.pop(0)
+                self._ahead.append(due.executor.compile_ahead(due.job))
+            if left and not self._active and self.lacking_memory():
+                break
+            self._go_on()
+        order = {due.job.cell: place for place, due in enumerate(cells)}
+        self.waiting.sort(key=lambda each: order.get(each.due.job.cell, -1))
+        return left
+
+    @property
+    def _active(self) -> int:
+        return len(self._preparing) + len(self._ahead)
+
+    def _next_due(self, left: Sequence[DueCell], first: DueCell | None) -> DueCell | None:
+        """Return the next cell that can be prepared beside those that are being prepared; None if none can."""
+        if not left or (self.waiting and self.lacking_memory()):
+            return None
+        if left[0] is first:
+            return None if self._active else first
+        codes = {compiled_code(each.due.job) for each in self._preparing if each.due.job.imports}
+        if any(each.due is first or not _goes_beside(each.due.job) for each in self._preparing):
+            return None
+        fitting = (due for due in left if compiled_code(due.job) not in codes)
+        return next((due for due in fitting if not self._active or _goes_beside(due.job)), None)
+
+    def _begin(self, due: DueCell) -> None:
+        """Start the process of a cell."""
+        cell = due.records.begin(due.job, 1)
         if cell is None:
-            return None
+            return
         process = WaitingProcess(due.executor.session(Cell(job=due.job), due.job.name, cell.events.receive))
+        self._preparing.append(_Preparing(due, cell, process))
+        self._step(self._preparing[-1])
+
+    def _go_on(self) -> None:
+        """Wait until a process has sent something, and handle it."""
+        sessions = tuple(self._preparing)
+        pending = [each.pending for each in sessions if each.pending is not None]
+        for session in tuple(self._ahead):
+            try:
+                state = next(session)
+            except StopIteration:
+                self._ahead.remove(session)
+                return
+            assert isinstance(state, Pending), "it takes no turns"
+            pending.append(state)
+        if pending:
+            wait(pending)
+        for each in sessions:
+            each.due.records.show(each.cell, again=True)
+            self._step(each)
+
+    def _step(self, each: _Preparing) -> None:
+        """Let a cell go on until it has nothing to do, is ready or has ended."""
         try:
-            ready = next(process.session).ready
+            state = next(each.process.session)
         except StopIteration as end:
-            cell.events.performed = end.value
-            if cell.ran_out_of_memory and self.waiting and self.again is not None:
-                self.again.append(due)
+            self._preparing.remove(each)
+            each.cell.events.performed = end.value
+            if each.cell.ran_out_of_memory and self.waiting and self.again is not None:
+                self.again.append(each.due)
             else:
-                due.records.end(cell)
-            return None
-        finally:
-            if not isinstance(sys.exception(), KeyboardInterrupt):
-                self._beginning = None
-        assert ready is not None
-        cell.resident = _resident(due.name, ready, process.window, cell)
-        self.waiting.append(PreparedCell(due, cell, cell.resident, process))
-        return self.waiting[-1]
+                each.due.records.end(each.cell)
+            return
+        if isinstance(state, Pending):
+            each.pending = state
+            return
+        self._preparing.remove(each)
+        assert state.ready is not None
+        each.cell.resident = _resident(each.due.name, state.ready, each.process.window, each.cell)
+        self.waiting.append(PreparedCell(each.due, each.cell, each.cell.resident, each.process))
 
     def time(self, cells: Sequence[PreparedCell], seconds: float | None, *, with_controls: bool = True) -> None:
         """Let cells take turns until they can be compared, or for `seconds`; a single cell takes none."""
@@ -130,7 +219,7 @@ class CellsInTurns:
         session = prepared.due.executor.session(task, f"{job.name}.control", lambda event: None)
         process = WaitingProcess(session)
         try:
-            ready = next(process.session).ready
+            ready = advance(process.session).ready
         except StopIteration:
             return None
         assert ready is not None
@@ -176,11 +265,12 @@ def _resident(
     )
 
 
-def run_in_turns(cells: Sequence[DueCell]) -> None:
-    """Prepare cells one after the other, time them in turns, and let each finish: those of a component, say.
+def run_in_turns(cells: Sequence[DueCell], ahead: Sequence[DueCell] = ()) -> None:
+    """Prepare cells, time them in turns, and let each finish: those of a component, say.
 
-    Where there is no memory for another one, those that are prepared take their turns first. Then the first one, with
-    which the others are compared, stays if it leaves room, and the others follow beside it.
+    Where there is no memory for all of them, those that are prepared take their turns first. Then the first one, with
+    which the others are compared, stays if it leaves room, and the others follow beside it. `ahead` are cells of later
+    components, whose code is compiled meanwhile.
     """
     note, again, seconds = "", list[DueCell](), cells[0].records.config.seconds
 
@@ -190,14 +280,27 @@ def run_in_turns(cells: Sequence[DueCell]) -> None:
         turns.finish(ending, note)
 
     with CellsInTurns(again=again) as turns:
-        for due in cells:
-            while lacking := turns.lacking_memory():
-                note = f"not all variants were prepared beside each other: {lacking}"
-                time_and_finish(turns.waiting[1:] or turns.waiting)
-            turns.prepare(due)
+        settings = cells[0].records.config.settings
+        # Starts are measured alone, and a compile log tells what this cell compiled.
+        most = 1 if settings.starts or settings.trace else beside()
+        left = turns.prepare_all(cells, ahead, most)
+        while left:
+            note = f"not all variants were prepared beside each other: {turns.lacking_memory()}"
+            time_and_finish(turns.waiting[1:] or turns.waiting)
+            left = turns.prepare_all(left, most=most)
         time_and_finish(turns.waiting)
     for due in again:
         run_again(due.records, [due.job], due.executor)
+
+
+def beside() -> int:
+    """Return how many processes may prepare at the same time: each compiles with several threads."""
+    return max(1, min(_MOST_BESIDE, len(os.sched_getaffinity(0)) // 2))
+
+
+def _goes_beside(job: Job) -> bool:
+    """Return whether others may prepare beside a cell: it compiles nothing, or its compiler compares no times."""
+    return not job.imports or compiles_ahead(job)
 
 
 def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProcess) -> None:

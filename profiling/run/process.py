@@ -26,13 +26,14 @@ from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, Window
 from profiling.results.record import encode_sections
 from profiling.run import child
 from profiling.run.checkouts import Checkout
-from profiling.run.child import Limits, Orphans, Performed, Session
+from profiling.run.child import Limits, Orphans, Performed, Session, advance
 from profiling.run.compile_caches import CompileCaches, Lease, lease
-from profiling.run.events import Emit, Event, Phase, Sections
+from profiling.run.events import Emit, Event, Phase, Sections, Started
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
+from profiling.run.job import Job
 from profiling.run.starts import NoStartError, StartPass
-from profiling.run.task import Cell, Counters, Probe, Task
+from profiling.run.task import Cell, Counters, Probe, Start, Task
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
@@ -102,7 +103,7 @@ class Isolated:
         """Perform the task in a fresh process; it takes no turns."""
         with closing(self.session(task, name, on_event, turns=False)) as session:
             try:
-                next(session)
+                advance(session)
             except StopIteration as end:
                 return end.value
         return Performed("asked for a turn, although it takes none")
@@ -163,6 +164,26 @@ class Isolated:
         except OSError as error:  # a name that is too long for a file, for example
             return Performed(f"could not be run: {error.strerror or error}")
         return dataclasses.replace(performed, notes=(*performed.notes, *notes))
+
+    def compile_ahead(self, job: Job) -> Session:
+        """Compile what a cell will compile, in a process of its own, into the cache that the cell will start from."""
+        task, started = Start(job=job, checkout=self._checkout, began=time.perf_counter()), list[Started]()
+        files = self._run / "cells" / f"{job.name}.ahead"
+        files.parent.mkdir(exist_ok=True)
+        with lease(self._caches, Cell(job=job)) as cache:
+            performed = yield from child.perform(
+                *(task, files, Limits(self.timeout, self._prepare_timeout)),
+                lambda event: started.append(event) if isinstance(event, Started) else None,
+                {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())},
+                self._orphans.own,
+                server=self._server,
+                modules=set(job.imports),
+            )
+            if started and started[0].start.graphs:
+                cache.fill(started[0].start, f"{job.variant}, ahead of its cell")
+            else:  # the cell says why itself
+                cache.empty()
+        return performed
 
     def _measure_starts(self, task: Task, cache: Lease, on_event: Emit) -> tuple[str, ...]:
         """Measure the starts of the cell in fresh processes and send them; return a note where a start failed."""

@@ -39,8 +39,8 @@ COLUMNS = 100
 class Progress(Protocol):
     """Shows what the runner is doing."""
 
-    def begin(self, cell: str, number: int, total: int) -> None:
-        """Show that a cell begins."""
+    def begin(self, cell: str, number: int, total: int, *, again: bool = False) -> None:
+        """Show that a cell begins; `again`: that what follows is of this cell, which began before."""
 
     def phase(self, phase: str) -> None:
         """Show which phase the cell has reached."""
@@ -62,12 +62,15 @@ class PlainProgress:
         self._console = console
         self._cell, self._started = "", time.monotonic()
         self._said: set[str] = set()  # phases of the cell that have a line
+        self._begun: dict[str, tuple[float, set[str]]] = {}  # when each cell began, and its phases that have a line
 
-    def begin(self, cell: str, number: int, total: int) -> None:
-        """Start the cell's clock; `number` counts cells from 1 and is 0 for the probe."""
+    def begin(self, cell: str, number: int, total: int, *, again: bool = False) -> None:
+        """Start the cell's clock, unless it began before; `number` counts cells from 1 and is 0 for the probe."""
         counted = f"[{number}/{total}] " if number else ""
-        self._cell, self._started = f"{counted}{cell}", time.monotonic()
-        self._said.clear()
+        self._cell = f"{counted}{cell}"
+        if not again or cell not in self._begun:
+            self._begun[cell] = time.monotonic(), set()
+        self._started, self._said = self._begun[cell]
 
     def phase(self, phase: str) -> None:
         """Print the phase and the seconds since the cell began; of what is done twice (loading), the first time."""
@@ -101,10 +104,11 @@ class LiveProgress(PlainProgress):
         super().__init__(console)
         self._live: progress.Progress | None = None
 
-    def begin(self, cell: str, number: int, total: int) -> None:
+    def begin(self, cell: str, number: int, total: int, *, again: bool = False) -> None:
         """Start the live line."""
-        super().begin(cell, number, total)
-        self._start()
+        super().begin(cell, number, total, again=again)
+        if not again:
+            self._start()
 
     def _start(self) -> None:
         self.close()

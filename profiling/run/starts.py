@@ -81,7 +81,7 @@ class StartPass:
         started = task.Start(job=cell.job, checkout=cell.checkout, began=perf_counter(), **files)
         session = self.perform(started, files_of_cell, self.limits, events.append, variables, self.own)
         try:
-            next(session)
+            child.advance(session)
         except StopIteration as end:
             death = end.value.death
         else:

@@ -27,7 +27,7 @@ from profiling.results.judge import Spread as JudgedSpread
 from profiling.results.measured import LATE, LEAST_VALUES, Control, Spread, Turns, Window
 from profiling.results.stats import rates_of_calls
 from profiling.results.verdicts import kind_of
-from profiling.run.child import Performed, Session
+from profiling.run.child import Performed, Session, advance
 
 #: Shortest and longest window, in seconds; between them it has room for `WINDOW_CALLS` calls.
 SHORTEST, LONGEST = 0.1, 0.5
@@ -145,7 +145,7 @@ class WaitingProcess:
     def window(self, turn: Turn) -> WindowSamples | None:
         """Let the cell time one window; None where its process has ended."""
         try:
-            return self.session.send(turn).window
+            return advance(self.session, turn).window
         except StopIteration as end:
             self.performed = end.value
             return None
@@ -269,14 +269,15 @@ def _wants_calls(leader: Resident, late: float, left: float) -> bool:
     return any(each.answer == "undecided" and each.wanted <= left for each in judged)
 
 
-def lacking_memory(residents: Sequence[Resident]) -> str:
+def lacking_memory(residents: Sequence[Resident], preparing: int = 0) -> str:
     """Return why no further cell may be prepared beside these, in words with GB; empty where one fits.
 
-    What a further cell needs is estimated by the largest of these, and what is free is what the last one measured.
+    What a further cell needs, and each that is `preparing`, is estimated by the largest of these, and what is free is
+    what the last one measured.
     """
     for kind, free in residents[-1].ready.free.items():
         used = max(resident.ready.used.get(kind, 0) for resident in residents)
-        if free < MEMORY_MARGIN * used:
+        if free < (1 + preparing) * MEMORY_MARGIN * used:
             need, where = MEMORY_MARGIN * used / 1e9, {"device": "of the device", "host": "of the host"}[kind]
             return f"another one would need {need:.1f} GB of the memory {where}, and {free / 1e9:.1f} GB are free"
     return ""

@@ -285,7 +285,7 @@ def session(monkeypatch, tmp_path):
 
 def ended(session, turn=None):
     with pytest.raises(StopIteration) as end:
-        session.send(turn)
+        child.advance(session, turn)
     return end.value.value
 
 
@@ -299,10 +299,10 @@ send(event="end", status="ok")
 
 def test_processes_take_turns(session):
     one, two = session(TAKES_TURNS, name="net.one"), session(TAKES_TURNS, name="net.two")
-    assert next(one).ready.max_iterations == next(two).ready.max_iterations == 9
+    assert child.advance(one).ready.max_iterations == child.advance(two).ready.max_iterations == 9
     before = time.perf_counter()
     for each in (one, two, two, one):
-        window = each.send(Turn(seconds=0.1, calls=5)).window
+        window = child.advance(each, Turn(seconds=0.1, calls=5)).window
         assert window.wall_ms == (1.0, 2.0)
         assert before < window.start_s < time.perf_counter(), "both processes have the same clock"
     assert ended(one, Turn()) == Performed()
@@ -312,22 +312,22 @@ def test_processes_take_turns(session):
 @fault("a variant waits for its turn longer than cell_timeout", "only its own seconds count", "its row")
 def test_waiting_is_not_hanging(session):
     waiting = session(TAKES_TURNS, timeout=2.0)
-    next(waiting)
+    child.advance(waiting)
     time.sleep(2.2)
-    assert waiting.send(Turn(seconds=0.1, calls=5)).window is not None
+    assert child.advance(waiting, Turn(seconds=0.1, calls=5)).window is not None
     assert ended(waiting, Turn()) == Performed()
 
 
 @fault("a variant hangs in its turn", "killed at the cell_timeout", "its windows")
 def test_a_turn_that_hangs(session):
     hangs = session('send(event="waiting", ready=READY)\nturn()\ntime.sleep(60)', timeout=1.0)
-    next(hangs)
+    child.advance(hangs)
     assert "cell_timeout" in ended(hangs, Turn(seconds=0.1, calls=5)).death
 
 
 @fault("a variant's process dies while it waits for its turn", "its row fails at its next turn", "the others")
 def test_a_process_that_dies_while_it_waits(session):
     dead = session('send(event="waiting", ready=READY)\nos._exit(7)')
-    next(dead)
+    child.advance(dead)
     time.sleep(0.5)
     assert "exited with code 7" in ended(dead, Turn(seconds=0.1, calls=5)).death

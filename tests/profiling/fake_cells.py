@@ -136,7 +136,7 @@ class Silent(SimpleNamespace):
         super().__init__(said=[])
 
     def __getattr__(self, name):
-        return self.said.append if name == "say" else lambda *_: None
+        return self.said.append if name == "say" else lambda *_, **__: None
 
 
 def run_of(monkeypatch, folder, cells, **options):
