@@ -333,6 +333,9 @@ def check_choices(group: str, value: object, folders: Sequence[Path]) -> None:
     names = value if isinstance(value, list) and group in LISTS else [value]
     if not all(isinstance(name, str) for name in names):
         example = f"{group}=[NAME,NAME]" if group in LISTS else f"{group}=NAME"
+        wrong = next(name for name in names if not isinstance(name, str))
+        if isinstance(value, list) and isinstance(wrong, bool | int | float):
+            example += f" ({str(wrong).lower()} is read as {'a flag' if isinstance(wrong, bool) else 'a number'})"
         raise InputError(f"{group}={value!r} does not name YAML files. Write {example}; --help lists the names.")
     for path in (folder / group / f"{name}.yaml" for folder in folders for name in names):
         if path.is_file():

@@ -315,6 +315,9 @@ class Prepare(Section, frozen=True, kw_only=True):
             title="in this run",
         ),
     ]
+    beside: Annotated[
+        int, about("other processes that prepared at the same time, at most; it takes less time without them")
+    ] = 0
     first_call_s: Annotated[Duration | None, about("from the start until the first output", "s")] = None
     stages: Annotated[Mapping[str, float], about("realtime: seconds of each stage", "s")] = {}
     warmup_inputs: Annotated[int | None, about("calls on the `warmup_inputs` of the YAML, before any sample")] = None

@@ -87,6 +87,12 @@ class CellInProgress:
     resident: Resident | None = None  # once it has waited for its turn
     is_kept: bool = False  # whether its record is on disk
 
+    def prepared_beside(self, number: int) -> None:
+        """Note beside how many other processes it was prepared, which lengthens that."""
+        prepare = self.events.measured.prepare
+        if number and prepare is not None and prepare.graphs:
+            self.events.measured = replace(self.events.measured, prepare=replace(prepare, beside=number))
+
     @property
     def ran_out_of_memory(self) -> bool:
         """Whether its process has ended for want of memory, as far as can be told."""

@@ -66,6 +66,7 @@ class _Preparing:
     cell: CellInProgress
     process: WaitingProcess
     pending: Pending | None = None
+    beside: int = 0  # most others that were active meanwhile
 
 
 @dataclass
@@ -178,6 +179,7 @@ class CellsInTurns:
         if pending:
             wait(pending)
         for each in sessions:
+            each.beside = max(each.beside, self._active - 1)
             each.due.records.show(each.cell, again=True)
             self._step(each)
 
@@ -197,6 +199,7 @@ class CellsInTurns:
             each.pending = state
             return
         self._preparing.remove(each)
+        each.cell.prepared_beside(each.beside)
         assert state.ready is not None
         each.cell.resident = _resident(each.due.name, state.ready, each.process.window, each.cell)
         self.waiting.append(PreparedCell(each.due, each.cell, each.cell.resident, each.process))

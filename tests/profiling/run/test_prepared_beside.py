@@ -8,6 +8,7 @@ from fake_cells import SETTINGS
 from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Ready
 from profiling.results.record import Record
+from profiling.run.cell_records import CellInProgress
 from profiling.run.child import Pending, Performed
 from profiling.run.events import Waiting
 from profiling.run.in_turns import CellsInTurns, DueCell
@@ -49,7 +50,8 @@ class Records:
 
     def begin(self, job, round_):
         measured = Record(target="t", component=job.component.name, variant=job.variant, status="ok")
-        return SimpleNamespace(job=job, resident=None, events=SimpleNamespace(receive=None, measured=measured))
+        events = SimpleNamespace(receive=None, measured=measured)
+        return CellInProgress(self, job, 1, events, [], 1)
 
 
 def due(processes, variant, compiler=None, capture=None, component="net"):
