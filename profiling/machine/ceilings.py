@@ -1,4 +1,4 @@
-"""Measured ceilings, cached for a day in the user's cache folder so that the next run does not measure them again.
+"""Measured ceilings, kept in the user's cache folder: once for a device, its driver, torch and the run's settings.
 
 Each device and setup has its own file, which is replaced atomically, so runs can use the cache at the same time.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -23,7 +22,6 @@ from profiling.results.run_folder import write_json
 #: Share of CPU time (0 to 1) taken by other processes, from which ceilings would be too low. On a quiet machine it is
 #: 0.01 to 0.03; another busy program takes at least 0.33 of two cores.
 MOST_LOST = 0.1
-KEPT_SECONDS = 24 * 3600
 #: Code that measures ceilings. Its digest is part of the cache key: a changed method invalidates what is cached.
 METHOD_FILES = tuple(
     Path(__file__).parents[1] / name
@@ -39,8 +37,8 @@ Key = Mapping[str, Any]
 def kept_ceilings(key: Key, measure: Callable[[], Ceilings], folder: Path | None = None) -> Ceilings:
     """Return the ceilings of `key` and the time of their measurement, from the cache or by calling `measure()`.
 
-    `key` holds everything they depend on: device, driver, torch, dtype, threads, TF32. A file that is damaged, older
-    than a day or of another key is replaced by a new measurement. Disturbed ceilings are returned but not cached. If
+    `key` holds everything they depend on: device, driver, torch, dtype, threads, TF32. A file that is damaged or of
+    another key is replaced by a new measurement. Disturbed ceilings are returned but not cached. If
     the folder cannot be written to, nothing is cached.
     """
     key = {"method": _method(), **key}
@@ -53,7 +51,7 @@ def kept_ceilings(key: Key, measure: Callable[[], Ceilings], folder: Path | None
     if not ceilings.disturbed:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, {"key": key, "measured_at": time.time(), "ceilings": msgspec.to_builtins(ceilings)})
+            write_json(path, {"key": key, "ceilings": msgspec.to_builtins(ceilings)})
     return ceilings
 
 
@@ -70,8 +68,7 @@ def _method() -> str:
 def _read(path: Path, key: Key) -> Ceilings | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        age = time.time() - float(content["measured_at"])
-        if content["key"] != json.loads(_text(key)) or not 0 <= age < KEPT_SECONDS:
+        if content["key"] != json.loads(_text(key)):
             return None
         return msgspec.convert(content["ceilings"], Ceilings)
     except (OSError, ValueError, KeyError, TypeError):

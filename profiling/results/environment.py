@@ -51,7 +51,7 @@ class Git(Section, frozen=True, kw_only=True):
 
 
 class Ceilings(Section, frozen=True, kw_only=True):
-    """The best rates of the device in one dtype, measured at the start of the run or earlier that day."""
+    """The best rates of the device in one dtype, measured at the start of the run or of an earlier one."""
 
     dtype: Annotated[str, about("dtype of the products")]
     copy_bytes_per_s: Annotated[float, about("bandwidth of a large copy, read plus written", "bytes/s")]

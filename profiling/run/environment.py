@@ -95,7 +95,7 @@ def _triton_version() -> str | None:
 
 
 def ceilings_of(settings: Settings, environment: Environment, emit: Emit) -> Ceilings:
-    """Return the ceilings of the device in the resolved `settings`, measured within the last day or now.
+    """Return the ceilings of the device in the resolved `settings`, measured in an earlier run or now.
 
     If they are measured now, the phase "ceilings" is sent before.
 

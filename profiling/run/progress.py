@@ -15,7 +15,7 @@ from profiling.results.record import Record
 
 PHASES = {
     "probe": "probing the device",
-    "ceilings": "measuring its bandwidth and FLOP ceilings (once a day, on a quiet machine)",
+    "ceilings": "measuring its bandwidth and FLOP ceilings (once a device and driver, on a quiet machine)",
     "load": "loading",
     "reference": "computing the float32 reference",
     "starts": "measuring cold and warm starts",
