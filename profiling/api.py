@@ -103,7 +103,7 @@ def profile(
         seconds: at most, for timing a variant in turns with the baseline. Default: `max_seconds` of the metric latency
             for each of the two.
         rounds: how many times variants are measured that do not take turns with the baseline.
-        ceilings: "auto" measures what the device can do (some seconds, once a device and driver); "off": there is no roofline.
+        ceilings: "auto" measures what the device can do (some seconds, once a device and driver); "off": no roofline.
         trace: add profiler traces and tables of operators.
         quiet: print no progress.
         allow: paths of Python state that outputs do not depend on, which a replay need not follow: a counter.
