@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from profiling.report.answer import VARIANTS
-from profiling.report.latency import latency_section
-from profiling.report.page import Section
+from profiling.report.answer import answer_section
+from profiling.report.format import escaped
 from profiling.report.realtime import realtime_section
 from profiling.report.render import render_markdown
 from profiling.report.run_data import load_run
 from profiling.report.sweep import sweep_as
-from profiling.report.table import AnyTable, markdown
+from profiling.report.table import markdown
 from profiling.results.sweep import is_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,16 +32,20 @@ def results_block() -> str:
 
 
 def models_block() -> str:
-    """Return tables of the components of other libraries: speed, memory, preparation and accuracy of each variant."""
-    sections = [latency_section(load_run(RESULTS / name)) for name in MODELS]
-    return "\n\n".join(markdown(_titled(section, VARIANTS), "console") for section in sections)
+    """Return tables of the components of other libraries: speed, memory, accuracy and preparation of each variant."""
+    sections = [answer_section(load_run(RESULTS / name)) for name in MODELS]
+    return "\n\n".join(markdown(table, "console") for section in sections for table in section.tables)
 
 
 def pipelines_block() -> str:
-    """Return the frame times and the stage budgets of the ready pipelines besides the default one."""
-    titles = ("Frames", "Stage budget, medians")
-    sections = [realtime_section(load_run(RESULTS / name)) for name in PIPELINES]
-    return "\n\n".join(markdown(_titled(section, title), "console") for section in sections for title in titles)
+    """Return the frame times, verdicts and stage budgets of the ready pipelines besides the default one."""
+    blocks = []
+    for run in (load_run(RESULTS / name) for name in PIPELINES):
+        loops = realtime_section(run)
+        (budget,) = (table for table in loops.tables if table.title == "Stage budget, medians")
+        lines = "\n".join(f"- {escaped(line)}" for line in loops.lines)
+        blocks += [markdown(answer_section(run).tables[1], "console"), lines, markdown(budget, "console")]
+    return "\n\n".join(blocks)
 
 
 def cost_block() -> str:
@@ -81,10 +84,6 @@ def reports() -> dict[Path, str]:
         folder / "report.md": sweep_as("markdown", folder) if is_sweep(folder) else render_markdown(load_run(folder))
         for folder in folders
     }
-
-
-def _titled(section: Section, title: str) -> AnyTable:
-    return next(table for table in section.tables if table.title == title)
 
 
 if __name__ == "__main__":

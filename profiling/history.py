@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from profiling.compare.command import check_page_path, parse_options, write_page
-from profiling.compare.loaded_run import LoadedRun, read_run
-from profiling.errors import InputError, prepare_output, print_text, printable, reason_of
+from profiling.compare.cells import read_run
+from profiling.compare.command import check_page_path, parse_options, show
+from profiling.errors import InputError, prepare_output, printable, reason_of
 from profiling.report.format import Value, count_of, estimate, few
-from profiling.report.page import Section, render_page
-from profiling.report.render import console_text, markdown_text
+from profiling.report.page import Section
+from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judge import Cell, compare, rank
@@ -80,12 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return InputError.exit_code
     runs = {point.run for series in history.values() for point in series}
     heading = [printable(f"{count_of(len(runs), 'run')} of {', '.join(map(str, options.folders))}")]
-    title, section = "history", _section(history)
-    text = markdown_text(title, heading, [section]) if options.markdown else console_text(heading, [section], ())
-    print_text(text)
-    if options.html and not write_page(options.html, lambda: render_page(title, heading, [section])):
-        return InputError.exit_code
-    return 0
+    return 0 if show(options, "history", heading, [_section(history)]) else InputError.exit_code
 
 
 def read_history(*folders: Path) -> History:
@@ -113,8 +108,8 @@ def read_history(*folders: Path) -> History:
         except Exception as error:  # a fault in one run must not hide the others
             print(printable(f"skipped {run}: {reason_of(error)}"), file=sys.stderr)
             continue
-        if loaded.damage:
-            print(f"{run}: {loaded.damage}", file=sys.stderr)
+        for line in loaded.damage:
+            print(printable(f"{run}: {line}"), file=sys.stderr)
         for title, point in points_of_run.items():
             history.setdefault(title, []).append(point)
     if not history:
@@ -159,16 +154,16 @@ def _versus(before: HistoryPoint, after: HistoryPoint) -> Value | None:
     return estimate(pair.ratio, pair.interval())
 
 
-def _points(run: LoadedRun, name: str, swept: Mapping[str, str]) -> dict[str, HistoryPoint]:
+def _points(run: RunData, name: str, swept: Mapping[str, str]) -> dict[str, HistoryPoint]:
     """Return the point of each title: of the correct records with equal work, where one was timed."""
     groups: dict[str, list[Record]] = {}
-    for record in run.records.values():
+    for record in run.records:
         if cell_of(record) is not None:
             groups.setdefault(_title(run, record, swept), []).append(record)
     return {title: _point(run, group, name, swept) for title, group in groups.items()}
 
 
-def _title(run: LoadedRun, record: Record, swept: Mapping[str, str]) -> str:
+def _title(run: RunData, record: Record, swept: Mapping[str, str]) -> str:
     """Return everything that makes times comparable: component, device, dtype and the work of a call or frame."""
     device = run.environment.device
     parts = [record.component, device and device.name, record.dtype]
@@ -180,7 +175,7 @@ def _title(run: LoadedRun, record: Record, swept: Mapping[str, str]) -> str:
     return " · ".join(filter(None, parts))
 
 
-def _point(run: LoadedRun, group: Sequence[Record], name: str, swept: Mapping[str, str]) -> HistoryPoint:
+def _point(run: RunData, group: Sequence[Record], name: str, swept: Mapping[str, str]) -> HistoryPoint:
     cells = {record.variant: cell for record in group if (cell := cell_of(record)) is not None}
     ranked = rank(cells)
     record = next(each for each in group if each.variant == ranked.leader)
@@ -194,7 +189,7 @@ def _point(run: LoadedRun, group: Sequence[Record], name: str, swept: Mapping[st
         beside="; ".join(f"{answer}: {few(names)}" for answer, names in beside.items()) or None,
         p50=estimate(record.median_ms, interval_of(record)),
         cell=cells[ranked.leader],
-        variants=frozenset(_recipe(each, swept) for each in run.records.values() if each.component == record.component),
+        variants=frozenset(_recipe(each, swept) for each in run.records if each.component == record.component),
         conditions=others.words if others is not None and others.is_named else None,
     )
 

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiling.compare.cells import IN_TURNS, TWO_RUNS
-from profiling.compare.command import check_page_path, parse_options, write_page
-from profiling.compare.loaded_run import read_run
-from profiling.compare.output import EXIT_CODES, compare_runs, compare_sweeps, comparison_page, comparison_text
+from profiling.compare.command import check_page_path, parse_options, show
+from profiling.compare.output import EXIT_CODES, compare_runs, compare_sweeps, sections_of
 from profiling.compare.sweeps import check_both
-from profiling.errors import InputError, prepare_output, print_text, printable, reason_of, shell_words
+from profiling.errors import InputError, prepare_output, printable, reason_of, shell_words
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.sweep import is_sweep
 
@@ -90,11 +89,8 @@ def _compare(options: argparse.Namespace) -> int:
             from profiling.compare.measure import measure  # needs torch's environment and Hydra, which reading does not
 
             folders = measure((options.a, options.b), options.overrides, options.config_dir)
-        a, b = (read_run(folder, options.cells) for folder in folders)
-        comparison = compare_runs(a, b, options.threshold)
-    print_text(comparison_text(comparison, as_markdown=options.markdown))
-    if options.html:
-        write_page(options.html, lambda: comparison_page(comparison))
+        comparison = compare_runs(folders, options.threshold, options.cells)
+    show(options, comparison.title, comparison.heading, sections_of(comparison))
     return comparison.exit_code
 
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Literal
 
 from profiling.compare.differences import Difference, cell_changes
-from profiling.compare.loaded_run import LoadedRun
 from profiling.errors import InputError
+from profiling.report.run_data import RunData, load_run
+from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judge import Answer, Pair, answers
 from profiling.results.record import Record
 from profiling.results.verdicts import compare_records, placements_of, taken, work_of
@@ -86,10 +89,30 @@ def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
     return PASSED if compared and not any(cell.is_open(threshold) for cell in cells) else UNDECIDED
 
 
-def matched_cells(a: LoadedRun, b: LoadedRun, job: str = "") -> Iterator[CellComparison]:
+def read_run(path: Path, glob: str | None = None) -> RunData:
+    """Read a run's folder or a file of records, of it the cells whose <component>.<variant> matches `glob`.
+
+    Raises:
+        InputError: nothing is at `path`, or it holds no record, or none that matches.
+
+    """
+    run = load_run(path)
+    if not run.records:
+        raise InputError(
+            f"{path} holds no record. Name a folder that a run printed, or a file like its {RESULTS_FILE}."
+        )
+    matching = tuple(record for record in run.records if fnmatchcase(".".join(record.cell), glob or "*"))
+    if not matching:
+        names = ", ".join(".".join(record.cell) for record in run.records)
+        raise InputError(f"{path} has no cell that matches {glob!r}. There are: {names}")
+    return replace(run, records=matching)
+
+
+def matched_cells(a: RunData, b: RunData, job: str = "") -> Iterator[CellComparison]:
     """Yield every cell of either run, in the order of A, with the ratio that is to be judged."""
-    for component, variant in dict.fromkeys((*a.records, *b.records)):
-        one, two = a.records.get((component, variant)), b.records.get((component, variant))
+    before, after = ({record.cell: record for record in run.records} for run in (a, b))
+    for component, variant in dict.fromkeys((*before, *after)):
+        one, two = before.get((component, variant)), after.get((component, variant))
         cell = CellComparison(component, variant, job)
         if one is None or two is None:
             yield replace(cell, reason=f"only in {'A' if two is None else 'B'}", unmatched=two is None)

@@ -1,13 +1,15 @@
-"""Options and the page of the commands `compare` and `history`: --markdown, --html, errors in one line."""
+"""What the commands `compare` and `history` share: the options --markdown and --html, and their output."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from profiling.errors import InputError, install_hint, printable, reason_of
+from profiling.errors import InputError, install_hint, print_text, printable, reason_of
+from profiling.report.page import Section, render_page
+from profiling.report.render import console_text, markdown_text
 from profiling.results.run_folder import write_text
 
 
@@ -29,10 +31,18 @@ def check_page_path(path: Path | None) -> None:
         raise InputError(f"--html {path}: name a file that ends in .html, in a folder that exists.")
 
 
-def write_page(path: Path, render: Callable[[], str]) -> bool:
-    """Write the page, whole or not at all, and say on stderr where it is, or why it was not written (False)."""
+def show(options: argparse.Namespace, title: str, heading: Sequence[str], sections: Sequence[Section]) -> bool:
+    """Print the sections, and write their page where --html asks for it, whole or not at all.
+
+    Says on stderr where the page is, or why it was not written (False).
+    """
+    as_markdown = options.markdown
+    print_text(markdown_text(title, heading, sections) if as_markdown else console_text(heading, sections, ()))
+    path: Path | None = options.html
+    if path is None:
+        return True
     try:
-        write_text(path, render())
+        write_text(path, render_page(title, heading, sections))
     except Exception as error:  # a fault of the page must not turn the printed result into a traceback
         missing = isinstance(error, ModuleNotFoundError)
         reason = install_hint(error.name) if missing else reason_of(error)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from profiling.compare.loaded_run import LoadedRun
 from profiling.errors import printable
 from profiling.report.format import ABSENT, TIMES, Kind, count, estimate, number_of, show, significant
+from profiling.report.run_data import RunData
 from profiling.report.table import Column, columns
 from profiling.results.environment import Git, encode_environment
 from profiling.results.judge import Spread, compare_totals
@@ -42,7 +42,7 @@ class Difference:
     b: str
 
 
-def run_differences(a: LoadedRun, b: LoadedRun) -> tuple[Difference, ...]:
+def run_differences(a: RunData, b: RunData) -> tuple[Difference, ...]:
     """Return what differs in code, environment and options that both have, most likely explanations first."""
     before, after = _options(a), _options(b)
     rows = _unequal(before, after, [key for key in before if key in after])
@@ -52,7 +52,7 @@ def run_differences(a: LoadedRun, b: LoadedRun) -> tuple[Difference, ...]:
     return tuple(rows)
 
 
-def _environment(run: LoadedRun) -> dict[str, Any]:
+def _environment(run: RunData) -> dict[str, Any]:
     """Return the code and the environment of a run by dotted name; modules where they come from another checkout."""
     environment = run.environment
     modules = {name: git for name, git in environment.module_git.items() if git != environment.user_git}
@@ -69,7 +69,7 @@ def _revision(git: Git | None) -> str | None:
     return f"{git.revision[:12]}{f' with changes {(git.diff or ABSENT)[:8]}' if git.dirty else ''}"
 
 
-def _options(run: LoadedRun) -> dict[str, Any]:
+def _options(run: RunData) -> dict[str, Any]:
     return {key: value for key, value in _flat(run.config) if key not in (*FREE_KEYS, *_RESOLVED)}
 
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from profiling.compare.cells import (
     PASSED,
@@ -20,14 +19,14 @@ from profiling.compare.cells import (
     exit_code,
     judged,
     matched_cells,
+    read_run,
 )
 from profiling.compare.differences import Difference, run_differences
-from profiling.compare.loaded_run import LoadedRun
 from profiling.compare.sweeps import JobRuns, matched_jobs
 from profiling.errors import printable
 from profiling.report.format import Value, count_of, estimate
-from profiling.report.page import Section, render_page
-from profiling.report.render import console_text, markdown_text
+from profiling.report.page import Section
+from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.environment import ENVIRONMENT_FILE
 
@@ -43,8 +42,6 @@ _LEGEND = (
     "same: the whole interval is within the threshold. faster, slower: the ratio is beyond it, and its interval "
     "excludes 1; a chance of 5% that any cell is called so falsely (Holm).",
 )
-
-_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
@@ -64,24 +61,25 @@ class Comparison:
         return exit_code(self.cells, self.threshold)
 
 
-def compare_runs(a: LoadedRun, b: LoadedRun, threshold: float | None = None) -> Comparison:
-    """Compare two runs cell by cell; without a `threshold` by `default_threshold`."""
+def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: str | None = None) -> Comparison:
+    """Compare two runs cell by cell; without a `threshold` by `default_threshold`, with a `glob` only cells like it."""
+    a, b = (read_run(path, glob) for path in paths)
     heading = []
-    for letter, run in (("A", a), ("B", b)):
+    for letter, path, run in zip("AB", paths, (a, b), strict=True):
         device = run.environment.device
-        facts = [str(run.path), device and device.name, run.environment.captured_at]
+        facts = [str(path), device and device.name, run.environment.captured_at]
         heading.append(printable(f"{letter}: {' · '.join(filter(None, facts))}"))
-    return _comparison((a.path, b.path), [("", a, b)], threshold, heading)
+    return _comparison(paths, [("", a, b)], threshold, heading)
 
 
-def compare_sweeps(folders: tuple[Path, Path], threshold: float | None = None, glob: str | None = None) -> Comparison:
+def compare_sweeps(folders: Sequence[Path], threshold: float | None = None, glob: str | None = None) -> Comparison:
     """Compare two sweeps job by job: only the cells whose <component>.<variant> matches `glob`, where one is given."""
     lines, keys, runs = matched_jobs(folders, glob)
     return _comparison(folders, runs, threshold, lines, swept=keys)
 
 
 def _comparison(
-    paths: tuple[Path, Path],
+    paths: Sequence[Path],
     runs: Iterable[JobRuns],
     threshold: float | None,
     heading: Sequence[str],
@@ -93,14 +91,13 @@ def _comparison(
     for job, a, b in runs:  # one pair at a time, since all runs of two sweeps may not fit into memory
         if isinstance(a, str) or isinstance(b, str):
             reasons = [f"{name}: {run}" for name, run in (("A", a), ("B", b)) if isinstance(run, str)]
-            missing = isinstance(a, LoadedRun)
+            missing = isinstance(a, RunData)
             cells.append(CellComparison("–", "–", job, reason="; ".join(reasons), unmatched=missing))
             continue
         cells += matched_cells(a, b, job)
         differences |= dict.fromkeys(each for each in run_differences(a, b) if each.name not in swept)
         for name, run in ((f"A {job}".strip(), a), (f"B {job}".strip(), b)):
-            if run.damage:
-                lines[f"{name}: {run.damage}."] = None
+            lines |= dict.fromkeys(f"{name}: {line}." for line in run.damage)
             if not run.environment.is_known:
                 unknown = "differences in machine, versions and code are unknown"
                 lines[f"{name} has no readable {ENVIRONMENT_FILE}: {unknown}."] = None
@@ -114,28 +111,16 @@ def _comparison(
     )
 
 
-def comparison_text(comparison: Comparison, *, as_markdown: bool) -> str:
-    """Return the text, the conclusion first."""
-    if as_markdown:
-        return markdown_text(comparison.title, comparison.heading, _sections(comparison, _CONSOLE))
-    return console_text(comparison.heading, _sections(comparison, _CONSOLE), ())
-
-
-def comparison_page(comparison: Comparison) -> str:
-    """Return the page: the text, with all rows."""
-    return render_page(comparison.title, comparison.heading, _sections(comparison, None))
-
-
-def _sections(comparison: Comparison, most: int | None) -> list[Section]:
-    cells = _table("Cells", _CELLS, comparison.cells, most)
+def sections_of(comparison: Comparison) -> list[Section]:
+    """Return the conclusion with the cells, then what differs."""
+    cells = Table("Cells", _CELLS, comparison.cells, few=_CONSOLE)
     rows = [("all", each) for each in comparison.differences]
     rows += [(cell.name, each) for cell in comparison.cells for each in cell.changes]
+    changes = Table("What differs", _CHANGES, rows, few=_CONSOLE)
     answer = (_answer(comparison), _counts(comparison.cells))
     return [
         Section("verdict", "Cells", answer, _LEGEND, (cells,)),
-        Section(
-            "differences", "What differs", comparison.lines, tables=(_table("What differs", _CHANGES, rows, most),)
-        ),
+        Section("differences", "What differs", comparison.lines, tables=(changes,)),
     ]
 
 
@@ -159,13 +144,6 @@ def _counts(cells: Sequence[CellComparison]) -> str:
     numbers = Counter(cell.verdict for cell in cells)
     counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if numbers[verdict])
     return f"{count_of(len(cells), 'cell')}: {counts}."
-
-
-def _table(title: str, columns: Sequence[Column[_Row]], rows: Sequence[_Row], most: int | None) -> Table[_Row]:
-    """Return a table of the first `most` rows; a note says how many more there are."""
-    more = 0 if most is None else len(rows) - most
-    notes = [f"{count_of(more, 'row')} more, on the page (--html)."] if more > 0 else []
-    return Table(title, columns, rows[:most], notes)
 
 
 def _ratio(cell: CellComparison) -> Value | None:

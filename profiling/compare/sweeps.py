@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from profiling.compare.loaded_run import LoadedRun, read_run
+from profiling.compare.cells import read_run
 from profiling.errors import InputError, command, printable
 from profiling.report.format import count_of
+from profiling.report.run_data import RunData
 from profiling.results.overrides import overrides_of, setting, swept_keys
 from profiling.results.sweep import Sweep, SweepJob, is_sweep, read_sweep
 
 #: The name of a job, and its run in A and in B, or why there is none.
-JobRuns = tuple[str, LoadedRun | str, LoadedRun | str]
+JobRuns = tuple[str, RunData | str, RunData | str]
 
 
 def matched_jobs(
-    folders: tuple[Path, Path], glob: str | None = None
+    folders: Sequence[Path], glob: str | None = None
 ) -> tuple[list[str], tuple[str, ...], Iterator[JobRuns]]:
     """Return a line for each sweep and one for how they are matched, the overrides that differ, and the jobs of either.
 
@@ -47,7 +48,7 @@ def _jobs(sweep: Sweep, keys: Sequence[str]) -> dict[str, SweepJob]:
     }
 
 
-def _run(folder: Path, job: SweepJob | None, glob: str | None) -> LoadedRun | str:
+def _run(folder: Path, job: SweepJob | None, glob: str | None) -> RunData | str:
     if job is None:
         return "has no such job"
     try:

@@ -55,7 +55,7 @@ class ClockMonitor:
 
     def read(self) -> int | None:
         """Read the SM clock in MHz, which takes the driver tens of microseconds; None where it is not known."""
-        clock = None if self._device is None else clock_mhz(self._device, "sm")
+        clock = None if self._device is None else sm_clock_mhz(self._device)
         for clocks in (self._clocks, self._since_resume):
             clocks += [] if clock is None else [clock]
         return clock
@@ -125,11 +125,9 @@ def driver_version() -> str | None:
         return None
 
 
-def clock_mhz(device: torch.device, which: str, *, maximum: bool = False) -> int | None:
-    """Return the current clock in MHz of `which` ("sm" or "memory"); with `maximum`, the highest possible one."""
-    domain = {"sm": pynvml.NVML_CLOCK_SM, "memory": pynvml.NVML_CLOCK_MEM}[which]
-    ask = pynvml.nvmlDeviceGetMaxClockInfo if maximum else pynvml.nvmlDeviceGetClockInfo
-    return _query(device, lambda handle: ask(handle, domain))
+def sm_clock_mhz(device: torch.device) -> int | None:
+    """Return the current clock of the multiprocessors in MHz."""
+    return _query(device, lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
 
 
 def power_limit_w(device: torch.device) -> float | None:

@@ -221,7 +221,6 @@ class TimedWindowMonitor:
         }
         return LatencyConditions(
             cold=cold,
-            warmup_iterations=warmup.iterations,
             warmup_seconds=warmup.seconds,
             settled=warmup.settled,
             pinned_cores=self._cores,

@@ -1,4 +1,4 @@
-"""The answer: a line for each component or pipeline, a line for each cell, and a sentence where something needs saying.
+"""The answer: a line for each component or pipeline, the table of cells, and a sentence where something needs saying.
 
 A row names the fastest correct recipe, its time, its speedup over the baseline, the frame rate that it holds, and what
 to try next. What may be said is decided in `profiling.results.judge`.
@@ -6,62 +6,40 @@ to try next. What may be said is decided in `profiling.results.judge`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from profiling.errors import printable
+from profiling.report.cells import CELLS, CELLS_LEGEND, COLD, UNDECIDED, cells_table, median_of, ratio_value
 from profiling.report.conditions import conditions_of
-from profiling.report.energy import joules_per_frame
-from profiling.report.format import (
-    Estimate,
-    Link,
-    Longest,
-    Value,
-    count_of,
-    estimate,
-    few,
-    listed,
-    percent,
-    significant,
-    times,
-)
+from profiling.report.format import Link, Value, count_of, few, listed, named_once, percent
 from profiling.report.page import Section
 from profiling.report.roofline import REASONS, deciding, link_to_findings, next_step
-from profiling.report.run_data import RunData, cell_table, link_to, name_of, wrong_because
-from profiling.report.starts import prepare_seconds
+from profiling.report.run_data import RunData, link_to, name_of, wrong_because
 from profiling.report.table import Column, Table
-from profiling.results.environment import is_damaged
 from profiling.results.judge import RESOLUTION, Holds, Pair, Ranking
-from profiling.results.measured import LEAST_FOR, Deadline, Summary
+from profiling.results.measured import Deadline
 from profiling.results.record import Record
 from profiling.results.verdicts import (
-    NAMED_SHARE,
     baseline_name,
     by_component,
     correct_baseline,
     deadlines_of,
     holds_rate,
-    interval_of,
     ranking,
     speedup,
     spread_kind,
     spread_of,
-    summary_of,
-    taken,
 )
 
-UNDECIDED = "undecided"
-#: Titles of the tables with a row for each cell: of calls, and of loops.
-VARIANTS, FRAMES = "Variants", "Frames"
-#: Kinds of the peak of memory in steady calls; a record has one of them.
-PEAKS = ("peak held", "peak allocated", "peak host RSS")
 #: A ratio is called wide where its interval spans more than this factor.
 _WIDE = 1.3
 #: Most characters of a next step in the table; a longer one is printed below it.
 _SHORT = 26
 _LEGEND = (
-    "p50: median wall time of a call (of a loop: of a frame), with the 95% interval of this process. vs baseline: its "
-    "time over that of the recipe, with the 95% interval over processes: equal code differs between them. "
+    "p50: median, with the 95% interval of this process. vs baseline: its time over that of the recipe, with the 95% "
+    "interval over processes: equal code differs between them. "
     f"Same: within {RESOLUTION:.0%}. holds: the highest frame rate of which at most 1% of the calls are late (or "
     "what `late` sets), by the upper 95% bound."
 )
@@ -133,54 +111,45 @@ def answer_section(data: RunData) -> Section:
     """Return the answer table, the table of cells, and what needs saying."""
     answers = answers_of(data)
     names = {baseline_name(answer.group) for answer in answers}
-    remarks = [*_by_remark(answers), *_first_outputs(answers)]
+    said = named_once((answer.component, sentence) for answer in answers for sentence in _sentences(answer))
+    remarks = [f"{listed(names)}: {sentence}." for sentence, names in said.items()]
     remarks = remarks if data.records else ["No cell has ended yet."]
-    cells = [record for answer in answers for record in answer.group if summary_of(record) is not None]
-    tables = (
-        Table("Answer", _columns(data, names), answers, keys=1),
-        cell_table("Cells", _CELLS, [each for each in cells if each.is_correct]),
-    )
-    lines = tuple(map(printable, remarks))
-    return Section("answer", "Answer", lines, (_LEGEND,) if answers else (), tables=tables, leads=True)
+    cells = [record for answer in answers for record in answer.group]
+    tables = (Table("Answer", _columns(names), answers, keys=1), cells_table(cells, data.groups))
+    is_cold = any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells)
+    legend = (_LEGEND, CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
+    return Section("answer", "Answer", tuple(map(printable, remarks)), legend, tables, leads=True)
 
 
 def status_section(data: RunData) -> Section:
-    """Return the failed and invalid cells, with their logs, and what could not be read; alike ones share a line."""
-    alike: dict[tuple[str, str], list[Record]] = {}
-    for record in data.records:
-        if record.status != "skipped" and not record.is_correct:
-            state = "failed" if record.status == "ok" else record.status
-            alike.setdefault((state, record.reason or "parity check failed"), []).append(record)
+    """Return the failed and invalid cells, with their logs, and what could not be read."""
+    wrong = [record for record in data.records if record.status != "skipped" and not record.is_correct]
+    found = [(name_of(each), wrong_because(each), each.reason, f"cells/{name_of(each)}.log") for each in wrong]
+    lines = failure_lines(data.folder, found)
+    return Section("status", "Failed or invalid", tuple(map(printable, (*lines, *data.damage))))
+
+
+def failure_lines(folder: Path, found: Iterable[tuple[str, str, str | None, str]]) -> list[str]:
+    """Return a line for all cells of one state and reason, most cells first: their names and the log of one.
+
+    `found`: for each cell its name, state, reason, and the file in `folder` that is its log, if it is there.
+    """
+    alike: dict[tuple[str, str | None], dict[str, str]] = {}
+    for name, state, reason, log in found:
+        alike.setdefault((state, reason), {})[name] = log
     lines = []
-    for (state, reason), records in alike.items():
-        names = [name_of(record) for record in records]
-        logs = [log for name in names if (data.folder / (log := f"cells/{name}.log")).is_file()]
-        where = f" (log: {logs[0]})" if logs else ""
-        lines.append(f"{', '.join(names)} {state}: {reason}{where}")
-    if is_damaged(data.folder, data.environment):
-        lines.append("environment.json is damaged: device, versions and command of this run are not known")
-    if data.skipped_lines:
-        lines.append(f"results.jsonl: {data.skipped_lines} damaged or cut-off lines were skipped")
-    return Section("status", "Failed or invalid", tuple(map(printable, lines)))
+    for (state, reason), cells in sorted(alike.items(), key=lambda item: -len(item[1])):
+        log = next((f" (log: {log})" for log in cells.values() if (folder / log).is_file()), "")
+        lines.append(f"{few([*cells])} {state}{f': {reason}' if reason else ''}{log}")
+    return lines
 
 
 def notes_section(data: RunData) -> Section:
-    """Return the notes of cells and of their transforms, and the conditions of each."""
-    noted: dict[str, list[str]] = {}
-    for record in data.records:
-        # A network that was not transformed as asked, or runs without the kernels meant for it, explains a slow row.
-        of_transforms = (note for step in record.recipe or () if step.kind == "transform" for note in step.notes)
-        for note in (*record.notes, *of_transforms):
-            if note not in (record.reason or ""):
-                noted.setdefault(note, []).append(name_of(record))
+    """Return the notes of cells and of their transforms, and what is known of the machine."""
+    noted = named_once((name_of(record), note) for record in data.records for note in _notes(record))
     lines = [f"{', '.join(names)}: {note}" for note, names in noted.items()]
-    found: dict[str, list[Record]] = {}
-    for record in data.records:
-        for condition in conditions_of(record):
-            found.setdefault(condition, []).append(record)
-    lines += [f"{_cells(records, data)}: {condition}" for condition, records in found.items()]
-    if warm := [r for r in data.records if r.prepare is not None and r.prepare.is_cold_unknown]:
-        lines.append(f"{_cells(warm, data)}: warm start (compiled from a cache); a cold start takes longer to prepare")
+    if warm := [name_of(r) for r in data.records if r.prepare is not None and r.prepare.is_cold_unknown]:
+        lines.append(f"{listed(warm)}: warm start (compiled from a cache); a cold start takes longer to prepare")
     lines += list(_spreads(data.records))
     ceilings = data.environment.ceilings
     if ceilings is not None and ceilings.disturbed:
@@ -191,6 +160,12 @@ def notes_section(data: RunData) -> Section:
     return Section("notes", "Notes", tuple(map(printable, lines)), depth="report")
 
 
+def _notes(record: Record) -> list[str]:
+    # A network that was not transformed as asked, or runs without the kernels meant for it, explains a slow row.
+    of_transforms = (note for step in record.recipe or () if step.kind == "transform" for note in step.notes)
+    return [note for note in (*record.notes, *of_transforms) if note not in (record.reason or "")]
+
+
 def _spreads(records: Iterable[Record]) -> Iterator[str]:
     """Yield by how much equal code differs between processes, as the judge used it."""
     for kind, record in {spread_kind(record): record for record in records if record.turns is not None}.items():
@@ -198,27 +173,6 @@ def _spreads(records: Iterable[Record]) -> Iterator[str]:
         learned = stored.learned if stored is not None else 0
         source = f"learned from {count_of(learned, 'pair')} of processes" if learned else "a default: nothing is known"
         yield f"Equal code differs between processes by {percent(spread.std)} (standard deviation; {kind}; {source})"
-
-
-def ratio_value(pair: Pair | None) -> Value | None:
-    """Return a ratio with its interval, beside other processes what it is at least; None without one."""
-    if pair is None:
-        return None
-    interval = pair.interval()
-    if interval is not None and pair.taken > NAMED_SHARE:
-        if interval[0] > 1:
-            return f"≥ {times(interval[0])}"
-        if interval[1] < 1:
-            return f"≤ {times(interval[1])}"
-    return estimate(pair.ratio, interval) if interval is not None else UNDECIDED
-
-
-def speedup_of(record: Record, group: Sequence[Record]) -> Value | None:
-    """Return the speedup over the baseline of `group`, 1 for the baseline; None if there is no correct baseline."""
-    baseline = correct_baseline(group)
-    if record is baseline:
-        return 1.0
-    return ratio_value(speedup(record, group))
 
 
 def held_rate(record: Record) -> str | None:
@@ -250,27 +204,7 @@ def holds_words(said: Holds) -> str:
     return f"{said.answer}: {evidence} (at most {percent(said.most)})"
 
 
-def number_in(summary: Summary | None, key: str) -> Value | None:
-    """Return p50, p99, max, … of a summary in ms; of few samples the longest in place of the p99, and no p90 or p95."""
-    if summary is None or key not in LEAST_FOR:
-        return getattr(summary, key, None)
-    name, longest = summary.tail
-    if key == "p99" and name == "max":
-        return Longest(longest)
-    return getattr(summary, key) if summary.n >= LEAST_FOR[key] else None
-
-
-def peak_bytes(record: Record, kind: str) -> float | None:
-    """Return the peak in steady calls, if the record's is of this kind (of `PEAKS`)."""
-    return record.peak_memory[1] if record.peak_memory and record.peak_memory[0] == kind else None
-
-
-def median_of(record: Record) -> Estimate | float | None:
-    """Return the median wall time of a call, or frame time of a loop, in milliseconds with its interval."""
-    return estimate(record.median_ms, interval_of(record))
-
-
-def _columns(data: RunData, baselines: set[str]) -> tuple[Column[Answer], ...]:
+def _columns(baselines: set[str]) -> tuple[Column[Answer], ...]:
     against = f"vs {baselines.pop()}" if len(baselines) == 1 else "vs its baseline"
     return (
         Column("component", lambda row: row.component, wrap=26),
@@ -280,39 +214,13 @@ def _columns(data: RunData, baselines: set[str]) -> tuple[Column[Answer], ...]:
         Column("holds", lambda row: row.holds),
         Column("next", _next, wrap=_SHORT),
         Column("bound by", _bound, depth="report"),
-        Column("J/frame", lambda row: joules_per_frame(row.fastest) if row.fastest else None, "number", depth="report"),
-        Column("trace", lambda row: _trace(row, data), depth="page"),
     )
-
-
-def _of_times(key: str) -> Callable[[Record], Value | None]:
-    return lambda record: getattr(summary_of(record), key, None)
-
-
-def _fps(record: Record) -> float | None:
-    if record.realtime is not None:
-        return record.realtime.wall_fps
-    return record.metrics.fps.mean if record.metrics.fps is not None else None
-
-
-#: The numbers of a cell: times, frame rate, memory, error, preparation.
-_CELLS = (
-    *(
-        Column[Record](key, _of_times(key), "ms", unit="ms" if key == "mean" else "")
-        for key in ("mean", "std", "min", "max")
-    ),
-    Column[Record]("FPS", _fps, "fps"),
-    Column[Record]("peak", lambda record: record.peak_memory[1] if record.peak_memory else None, "MiB"),
-    Column[Record]("rel. L2", lambda record: record.parity.rel_l2 if record.parity else None, "error"),
-    Column[Record]("prepare", prepare_seconds, "s"),
-)
 
 
 def _fastest(row: Answer) -> Value:
     if row.fastest is None:
         return "none"
-    title = FRAMES if row.fastest.is_realtime else VARIANTS
-    return link_to(row.fastest.variant, title, row.fastest)
+    return link_to(row.fastest.variant, CELLS, row.fastest)
 
 
 def _bound(row: Answer) -> Link | None:
@@ -329,10 +237,9 @@ def _next(row: Answer) -> Value | None:
     return link_to_findings(call, short if len(short) <= _SHORT else "see below")
 
 
-def _trace(row: Answer, data: RunData) -> Link | None:
-    file = row.fastest.trace if row.fastest is not None else None
-    link = data.link(file.trace) if file is not None else None
-    return Link("trace", link.href) if link is not None and link.href is not None else None
+def _sentences(answer: Answer) -> list[str]:
+    """Return the remarks, and the next step that the table has no room for."""
+    return [*answer.remarks, *([f"next: {answer.next[1]}"] if len(answer.next[0]) > _SHORT else [])]
 
 
 def _remarks(answer: Answer) -> Iterator[str]:
@@ -349,8 +256,6 @@ def _remarks(answer: Answer) -> Iterator[str]:
     yield from _about_rates(fastest)
     if fastest.parity is None:
         yield "not checked: its output was not compared with a reference"
-    if _names_threads(fastest):
-        yield "threads=1 pins the process to a core, where others disturb it least"
 
 
 def ranking_remarks(ranked: Ranking) -> Iterator[str]:
@@ -395,44 +300,3 @@ def _about_rates(record: Record) -> Iterator[str]:
     if above:
         deadline, said = above[0]
         yield f"{deadline.fps:g} FPS: {holds_words(said)}"
-
-
-def _names_threads(record: Record) -> bool:
-    """Return whether pinning would help: on a CPU, beside others, and not pinned."""
-    others, latency = taken(record), record.metrics.latency
-    is_cpu = not (record.device or "").startswith("cuda")
-    return bool(is_cpu and others and others.is_named and latency is not None and not latency.pinned_cores)
-
-
-def _by_remark(answers: Sequence[Answer]) -> list[str]:
-    """Return the remarks, each once with the components that it concerns, if those are not all."""
-    concerned: dict[str, list[str]] = {}
-    for answer in answers:
-        for remark in answer.remarks:
-            concerned.setdefault(remark, []).append(answer.component)
-        if len(answer.next[0]) > _SHORT:
-            concerned.setdefault(f"next: {answer.next[1]}", []).append(answer.component)
-    return [f"{listed(names)}: {remark}." for remark, names in concerned.items()]
-
-
-def _first_outputs(answers: Sequence[Answer]) -> Iterator[str]:
-    """Yield a line for each component: seconds until a process that runs its fastest variant gives an output."""
-    for answer in answers:
-        starts = None if answer.fastest is None else answer.fastest.starts
-        if answer.fastest is not None and starts is not None:
-            warm = "" if starts.warm is None else f", {significant(starts.warm.seconds, 3)} s with a filled one"
-            cold = f"{significant(starts.cold.seconds, 3)} s with an empty compiler cache"
-            if packages := [each for step in answer.fastest.recipe or () for each in step.packages or ()]:
-                load = significant(sum(each.load_s for each in packages), 2)
-                warm = f", including packaging; an application loads the package in {load} s, after importing torch's"
-                warm += " compiler"
-            yield f"From the start of a process to its first output, {name_of(answer.fastest)}: {cold}{warm}."
-
-
-def _cells(records: Iterable[Record], data: RunData) -> str:
-    """Return the names of cells; only the variants where each of them is named for every component of the run."""
-    chosen = list(records)
-    variants = dict.fromkeys(record.variant for record in chosen)
-    if len(chosen) == len(variants) * len(data.groups):
-        return ", ".join(variants)
-    return listed([name_of(record) for record in chosen])

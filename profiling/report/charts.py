@@ -1,40 +1,40 @@
-"""Charts as plain data: axes with units, names that stay text, thinned series, intervals, frame budgets.
+"""Charts as plain data, which `templates/chart.html` draws: the page needs no script for them.
 
-A `Chart` holds `View`s, shown below each other. A view is a figure over two axes, which `plot.py` lays
-out as SVG; `Rows` of bars or of spreads over one axis of milliseconds; or a tree of `Node`s. An example:
+A `Chart` holds `View`s, shown below each other. A view is a `Figure` of series over two axes; `Rows` of bars or of
+spreads over one axis of milliseconds; or a tree of `Node`s. Every place in a figure is a percentage of its box, so the
+page can be of any width, and text keeps its size. An example:
 
-    data = [
-        line("compile", x=[0, 1, 2], y=[7.21, 7.19, 7.24], colour=palette(["compile"])["compile"]),
-        points("slow", x=[2], y=[9.2], symbol="diamond-open"),
+    series = [
+        Series("compile", [(0, 7.21), (1, 7.19), (2, 9.24)], palette(["compile"])["compile"]),
+        Series("slow", [(2, 9.24)], GREY, MARKS),
     ]
-    drawn = figure(data, axis("frame"), axis("frame time, ms", rangemode="tozero"), [(16.7, "60 FPS")])
+    drawn = Figure("frame", "frame time, ms", series, level=(16.7, "60 FPS"))
     chart = Chart("frames", "Frame time over frames", [View("loop.compile", drawn)], "Dashed: the budget.")
     Section("realtime", "Frames", charts=(chart,))  # page.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from math import ceil, floor, log10
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.errors import printable
+from profiling.results.stats import COMMON_FPS
 
-#: A figure or a series, in the keys that `plot.py` reads.
-Figure = Mapping[str, Any]
-Trace = dict[str, Any]
 #: A line across a figure: (value in the unit of the axis, label).
 Level = tuple[float, str]
 
-#: The frame rates that real-time applications aim at.
-FRAME_RATES = (24, 30, 60, 120)
 #: Most points of a series of frames; a point takes about a dozen bytes.
 POINTS = 4_000
-GREY, RED = "#888888", "#d9363e"
-
+GREY = "#888888"
+#: How a series is drawn: as the sign that stands for it in the legend.
+LINE, DOTTED, MARKS = "━", "┄", "○"
+#: Ticks of an axis, at most; and free space at the end of an axis, as a share of it.
+_TICKS, _MARGIN = 7, 0.04
 #: Ratio of largest to smallest value above which an axis is logarithmic: small values would be flat otherwise.
 _FAR = 20
 #: An axis ends at this many times the highest of the values that must be readable; what is above it is cut off.
@@ -48,6 +48,89 @@ _COLOURS = (
     *("#0284c7", "#e08700", "#0d9f6e", "#c2417c", "#7c6cf0"),
     *("#b45309", "#5f8ea0", "#9f9100", "#d65a5a", "#4f7a28"),
 )
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points (x, y) of one name: a line through them (`LINE` or `DOTTED`), or a mark at each (`MARKS`)."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    colour: str
+    drawn: str = LINE
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A scale from values to percentages; `low` and `high` are powers of ten where it is logarithmic."""
+
+    title: str
+    low: float
+    high: float
+    is_log: bool = False
+
+    @classmethod
+    def of(cls, title: str, values: Sequence[float], *, may_be_log: bool = False) -> Axis:
+        """Return the axis for `values`: from zero, or logarithmic where they are positive and far apart."""
+        low, high = min(values, default=0.0), max(values, default=1.0)
+        if may_be_log and 0 < low < high / _FAR:
+            space = _MARGIN * (log10(high) - log10(low))
+            return cls(title, log10(low) - space, log10(high) + space, is_log=True)
+        return cls(title, min(low, 0.0), high + (_MARGIN * (high - low) or 0.05 * abs(high) or 1.0))
+
+    def place(self, value: float) -> float:
+        """Return where a value stands, in percent from the low end."""
+        return round(100 * ((log10(value) if self.is_log else value) - self.low) / (self.high - self.low), 2)
+
+    @cached_property
+    def ticks(self) -> list[tuple[float, str]]:
+        """(Place, number) of round values."""
+        if self.is_log:
+            factors = (1, 2, 5) if self.high - self.low < 2 else (1,)
+            powers = [10.0**power for power in range(floor(self.low), ceil(self.high) + 1)]
+            values = [f * power for power in powers for f in factors if self.low <= log10(f * power) <= self.high]
+        else:
+            power = 10.0 ** floor(log10((self.high - self.low) / _TICKS))
+            step = next(f * power for f in (1, 2, 5, 10) if (self.high - self.low) / (f * power) <= _TICKS)
+            values = [step * n for n in range(ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9) + 1)]
+        return [(self.place(value), f"{value:,.6g}") for value in values]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Series over two axes, with a dashed level across them; `shaded_to`: where a band from 0 of the x axis ends."""
+
+    x_title: str
+    y_title: str
+    series: Sequence[Series]
+    level: Level | None = None
+    shaded_to: float = 0
+
+    @cached_property
+    def x(self) -> Axis:
+        """The axis to the right."""
+        ends = [x for series in self.series for x, _ in series.points]
+        return Axis.of(self.x_title, [*ends, self.shaded_to])
+
+    @cached_property
+    def y(self) -> Axis:
+        """The axis upwards."""
+        ends = [y for series in self.series for _, y in series.points]
+        return Axis.of(self.y_title, [*ends, *([self.level[0]] if self.level and ends else [])], may_be_log=True)
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Return the percentages from the left and from the top."""
+        return self.x.place(x), round(100 - self.y.place(y), 2)
+
+    def path(self, series: Series) -> str:
+        """Return the line through the points, in thousandths; one point is a line without length, a dot."""
+        places = [f"{10 * left:.5g} {10 * top:.5g}" for left, top in (self.at(*point) for point in series.points)]
+        return "M" + "L".join([*places[:1], *places])
+
+    @property
+    def legend(self) -> list[tuple[str, str, str]]:
+        """The sign, colour and name of each series."""
+        return [(series.drawn, series.colour, series.name) for series in self.series]
 
 
 @dataclass(frozen=True)
@@ -141,31 +224,9 @@ class Chart:
         ]
 
 
-def plain(text: object) -> str:
-    """Return `text` on one line, without characters that a screen cannot show; the templates escape it."""
-    return printable(text)
-
-
 def palette(names: Iterable[str]) -> dict[str, str]:
     """Return a colour for each of `names`; those beyond the tenth are grey, and told by their labels."""
     return {name: _COLOURS[place] if place < len(_COLOURS) else GREY for place, name in enumerate(dict.fromkeys(names))}
-
-
-def axis(title: str, **more: Any) -> dict[str, Any]:
-    """Return an axis with its title, which names the unit.
-
-    `more`: type (log, category, date), range, rangemode (tozero), tickvals with ticktext.
-    """
-    return {"title": {"text": title}, **more}
-
-
-def scale(values: Iterable[float]) -> dict[str, Any]:
-    """Return the scale of an axis for `values`: logarithmic where they are positive and far apart, else from zero."""
-    known = np.array(list(values), dtype=np.float64)
-    known = known[np.isfinite(known)]
-    if known.size and known.min() > 0 and known.max() > _FAR * known.min():
-        return {"type": "log"}
-    return {"rangemode": "tozero"}
 
 
 def upper_end(readable: Iterable[float], values: Iterable[float]) -> float:
@@ -182,63 +243,13 @@ def upper_end(readable: Iterable[float], values: Iterable[float]) -> float:
     return 1.06 * max(float(bulk.max()), *(value for value in values if value <= limit), 1e-9)
 
 
-def figure(
-    data: Iterable[Trace],
-    x: Mapping[str, Any],
-    y: Mapping[str, Any],
-    levels: Iterable[Level] = (),
-    shapes: Iterable[Mapping[str, Any]] = (),
-) -> Figure:
-    """Return a figure of the series `data` over two axes, with lines across it at `levels` of the y axis."""
-    layout = {"xaxis": x, "yaxis": y, "levels": list(levels), "shapes": list(shapes)}
-    return {"data": list(data), "layout": layout}
-
-
 def frame_budgets(top: float) -> list[Level]:
     """Return the frame budget (ms) of each common frame rate on an axis from 0 to `top`, but for lines too close."""
     levels: list[Level] = []
-    for rate in FRAME_RATES:
+    for rate in COMMON_FPS:
         if 1000 / rate <= top and (not levels or levels[-1][0] - 1000 / rate >= _LABEL * top):
-            levels.append((1000 / rate, f"{rate} FPS"))
+            levels.append((1000 / rate, f"{rate:g} FPS"))
     return levels
-
-
-def error_bars(values: Sequence[float], ends: Sequence[Sequence[float] | None], colour: str = GREY) -> dict[str, Any]:
-    """Return error bars for the 95% intervals `ends` (low, high) of `values`; None draws none."""
-    spans = [pair if pair is not None else (value, value) for value, pair in zip(values, ends, strict=True)]
-    # A median may lie outside its bootstrap interval by rounding; an error bar must not be negative.
-    return {
-        "color": colour,
-        "array": [max(0.0, pair[1] - value) for value, pair in zip(values, spans, strict=True)],
-        "arrayminus": [max(0.0, value - pair[0]) for value, pair in zip(values, spans, strict=True)],
-    }
-
-
-def points(
-    name: object,
-    x: Iterable[Any],
-    y: Iterable[float],
-    symbol: str = "circle",
-    colour: str = GREY,
-    size: int = 8,
-    **more: Any,
-) -> Trace:
-    """Return a series of markers; `-open` symbols are hollow."""
-    look = {"symbol": symbol, "size": size, "color": colour}
-    return {"mode": "markers", "name": plain(name), "x": list(x), "y": list(y), "marker": look, **more}
-
-
-def line(name: object, x: Iterable[Any], y: Iterable[float], colour: str, width: float = 1.5, **more: Any) -> Trace:
-    """Return a series of a line through the points; `mode="lines+markers"` marks them too."""
-    drawn = {"x": list(x), "y": list(y), "line": {"color": colour, "width": width}}
-    return {"mode": "lines", "name": plain(name), **drawn, **more}
-
-
-def band(axis_name: str, low: float, high: float, colour: str = GREY, opacity: float = 0.15) -> dict[str, Any]:
-    """Return a shaded band for `figure(shapes=[...])`: from `low` to `high` on axis "x" or "y"."""
-    other = "y" if axis_name == "x" else "x"
-    ends = {f"{axis_name}0": low, f"{axis_name}1": high, f"{other}ref": "paper", f"{other}0": 0, f"{other}1": 1}
-    return {"type": "rect", **ends, "fillcolor": colour, "opacity": opacity, "line": {"width": 0}, "layer": "below"}
 
 
 def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:

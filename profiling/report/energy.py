@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from profiling.errors import printable
-from profiling.report.format import Value, estimate
+from profiling.report.format import Value, estimate, named_once
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, name_of
 from profiling.report.table import columns
@@ -20,13 +20,9 @@ _LEGEND = (
 
 def energy_section(data: RunData) -> Section:
     """Return the table of energies, and a line for each cell whose energy is not known."""
-    asked = [record for record in data.records if record.energy is not None]
-    rows = [record for record in asked if joules_per_frame(record) is not None]
-    reasons: dict[str, list[str]] = {}
-    for record in asked:
-        if record.energy is not None and record.energy.reason is not None:
-            reasons.setdefault(record.energy.reason, []).append(name_of(record))
-    lines = [f"Energy of {', '.join(names)} is not known: {reason}." for reason, names in reasons.items()]
+    rows = [record for record in data.records if joules_per_frame(record) is not None]
+    unknown = named_once((name_of(r), r.energy.reason) for r in data.records if r.energy and r.energy.reason)
+    lines = [f"Energy of {', '.join(names)} is not known: {reason}." for reason, names in unknown.items()]
     return Section("energy", "Energy", tuple(map(printable, lines)), _LEGEND, (cell_table(ENERGY, _COLUMNS, rows),))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,16 +48,10 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Computed:
-    """A number that was computed from another measurement, and not measured itself."""
+class Marked:
+    """A number behind a mark: `~` if it was computed from others, `max` for the longest in place of a percentile."""
 
-    value: float
-
-
-@dataclass(frozen=True)
-class Longest:
-    """The longest of a few times, in a column of percentiles that they are too few for."""
-
+    mark: str
     value: float
 
 
@@ -69,7 +63,7 @@ class Link:
     href: str | None
 
 
-Value = str | bool | float | Estimate | Computed | Longest | Link
+Value = str | bool | float | Estimate | Marked | Link
 
 
 def estimate(value: float | None, interval: Sequence[float] | None) -> Estimate | float | None:
@@ -79,7 +73,7 @@ def estimate(value: float | None, interval: Sequence[float] | None) -> Estimate 
 
 def number_of(value: Value | None) -> float | None:
     """Return the number that a table sorts `value` by; None for text, and for what is infinite or was not measured."""
-    number = value.value if isinstance(value, Estimate | Computed | Longest) else value
+    number = value.value if isinstance(value, Estimate | Marked) else value
     return float(number) if isinstance(number, bool | int | float) and math.isfinite(number) else None
 
 
@@ -91,10 +85,8 @@ def show(value: Value | None, kind: Kind = "text") -> str:
         return printable(value.text)
     if isinstance(value, str):
         return printable(value)
-    if isinstance(value, Longest):
-        return f"max {_SHOW[kind](value.value)}"
-    if isinstance(value, Computed):
-        return f"~{_SHOW[kind](value.value)}"
+    if isinstance(value, Marked):
+        return f"{value.mark}{_SHOW[kind](value.value)}"
     if isinstance(value, Estimate):
         return _with_interval(value, _SHOW[kind])
     return _SHOW[kind](value)
@@ -157,11 +149,6 @@ def count_of(number: float, noun: str) -> str:
     return f"{round(number, 1):,.10g} {noun}{'' if number == 1 else 's'}"
 
 
-def signed(value: float, text: Callable[[float], str] = significant) -> str:
-    """Return the number with its sign, as `text` shows its size: `+12.5`, `−0.3`."""
-    return f"{MINUS if value < 0 else '+'}{text(abs(value))}"
-
-
 def listed(names: Sequence[str], *, last: str = "and") -> str:
     """Return `24, 30 and 60`."""
     return f" {last} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
@@ -170,6 +157,14 @@ def listed(names: Sequence[str], *, last: str = "and") -> str:
 def few(names: Sequence[str]) -> str:
     """Return the names, of many the first two."""
     return listed(names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more"])
+
+
+def named_once(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return each sentence once with the names that it concerns, of pairs (name, sentence)."""
+    names: dict[str, list[str]] = {}
+    for name, sentence in said:
+        names.setdefault(sentence, []).append(name)
+    return names
 
 
 def escaped(text: object) -> str:

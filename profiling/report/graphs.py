@@ -46,31 +46,20 @@ def graphs_section(data: RunData) -> Section:
 
 
 def compile_section(data: RunData) -> Section:
-    """Return the compile times and counts of each compiled cell, and the compiler's reasons for breaks and skips."""
-    compiled = [r for r in data.records if r.compile is not None or (r.prepare is not None and r.prepare.compiles)]
-    reasons = [reason for record in compiled for reason in _reasons(record)]
-    phases = dict.fromkeys(name for record in compiled if record.compile for name in record.compile.phases)
-    summary = (
-        *columns(Record, "compile_seconds", at="compile"),
-        *columns(Record, *_COUNTS, at="prepare"),
-        *columns(Record, *phases, at="compile.phases"),
-        *data.linked(columns(Record, "compile.index")),
-    )
-    tables = (
-        cell_table("What was compiled, and seconds by phase", summary, compiled),
-        cell_table("What the compiler reported", _REASONS, reasons),
-    )
-    return Section("compile", "torch.compile", tables=tables)
+    """Return the compiler's reasons for graph breaks, recompiles and skips."""
+    reasons = [reason for record in data.records for reason in _reasons(record)]
+    table = cell_table("What the compiler reported", _REASONS, reasons)
+    return Section("compile", "torch.compile", tables=(table,))
 
 
 def files_section(data: RunData) -> Section:
-    """Return the traces, operator tables and memory snapshots as links, and how they are opened."""
-    rows = [record for record in data.records if record.trace is not None or record.memory_snapshot is not None]
+    """Return traces, operator tables, memory snapshots and compile reports as links, and how they are opened."""
+    rows = [r for r in data.records if r.trace or r.memory_snapshot or (r.compile and r.compile.index)]
     links = (
-        *data.linked(columns(Record, "trace.trace", "trace.operators", "memory_snapshot.file")),
+        *data.linked(columns(Record, "trace.trace", "trace.operators", "memory_snapshot.file", "compile.index")),
         *columns(Record, "memory_snapshot.ended_by"),
     )
-    table = cell_table("Traces and snapshots", links, rows)
+    table = cell_table("Traces, snapshots and compile reports", links, rows)
     return Section("traces", "Traces", legend=[_TO_OPEN], tables=(table,))
 
 
@@ -95,7 +84,6 @@ def _layers(row: _Step) -> str | None:
     return "; ".join([*replaced, *(f"{count} left: {reason}" for reason, count in choices.left.items())]) or None
 
 
-_COUNTS = ("graphs", "graph_breaks", "recompiles", "cudagraph_captures", "cudagraph_skips", "cache_hits")
 _REASONS = (
     Column[_Reason]("what", lambda row: row[2]),
     *columns(Recompile, "compile_id", "reason"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
 
 from profiling.errors import LONGEST_COMMAND, printable
 from profiling.report.format import MIB, count_of, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
+from profiling.report.table import Column, Table, columns
 from profiling.results.environment import Environment, Git, encode_environment
+from profiling.results.jsonl import read_file
 from profiling.results.record import Record
+from profiling.results.run_folder import CONFIG_FILE
 
 _VERSIONS = ("torch", "cuda", "cudnn", "triton", "driver", "python")
 _LABELS = {"cuda": "CUDA", "cudnn": "cuDNN"}
@@ -43,29 +45,22 @@ def ceilings_line(environment: Environment) -> str:
 
 
 def network_section(data: RunData) -> Section:
-    """Return a line for each component (parameters, dtype, device, weights), and one for each way to get weights."""
-    lines = []
-    for component, group in data.groups.items():
-        parts = [f"{count:,} parameters" for count in _distinct(group, "parameters")]
-        parts += [" / ".join(known) for known in (_dtypes(group), _distinct(group, "device")) if known]
-        weights = " / ".join(_distinct(group, "weights"))
-        if weights:
-            parts.append(f"weights: {weights}")
-        if parts:
-            lines.append(printable(f"{component}: {', '.join(parts)}"))
-        hints = _distinct(group, "weights_hint")[:1]
-        by_role = next((record.weights_hints for record in group if record.weights_hints), {})
-        hints += [f"{role}: {hint}" for role, hint in by_role.items()]
-        lines += [printable(f"{component}, weights: {hint}") for hint in hints if weights]
-    return Section("networks", "Networks", lines)
+    """Return a row for each component and dtype: parameters, device, and where the weights came from."""
+    networks: dict[tuple[str, str], Record] = {}
+    for record in (record for group in data.groups.values() for record in group):
+        if record.parameters is not None or record.weights is not None:
+            networks.setdefault((record.component, _dtype(record)), record)
+    return Section("networks", "Networks", tables=(Table("Networks", _NETWORK, [*networks.values()], keys=1),))
 
 
 def origin_sections(data: RunData) -> tuple[Section, ...]:
     """Return the environment of the run, its config, and its command."""
-    facts = encode_environment(data.environment)
+    facts, config = encode_environment(data.environment), ""
+    with suppress(OSError):
+        config = read_file(data.folder / CONFIG_FILE).decode(errors="replace")
     return (
         Section("environment", "Environment", text=json.dumps(facts, indent=2) if facts else "", depth="page"),
-        Section("config", "Config", text=data.config(), depth="page"),
+        Section("config", "Config", text=config, depth="page"),
         Section("command", "Command", text=printable(data.environment.command or "", LONGEST_COMMAND), depth="report"),
     )
 
@@ -119,14 +114,20 @@ def rate_text(rate: float, unit: str) -> str:
     return f"{significant(rate / size, 3)} {name}{unit}"
 
 
-def _dtypes(records: Sequence[Record]) -> tuple[str, ...]:
-    """Return the dtypes that the records' calls compute in: those of the weights, and that of autocast."""
-    names = []
-    for record in records:
-        weights = " and ".join(record.parameter_dtypes) or record.dtype or ""
-        names.append(f"{weights} under autocast {record.dtype}" if record.cast == "autocast" else weights)
-    return tuple(name for name in dict.fromkeys(names) if name)
+def _dtype(record: Record) -> str:
+    """Return the dtypes that the record's calls compute in: those of the weights, and that of autocast."""
+    weights = " and ".join(record.parameter_dtypes) or record.dtype or ""
+    return f"{weights} under autocast {record.dtype}" if record.cast == "autocast" else weights
 
 
-def _distinct(group: tuple[Record, ...], name: str) -> list[Any]:
-    return list(dict.fromkeys(value for record in group if (value := getattr(record, name)) is not None))
+def _hints(record: Record) -> str | None:
+    return "; ".join(f"{role}: {hint}" for role, hint in record.weights_hints.items()) or record.weights_hint
+
+
+_NETWORK = (
+    Column[Record]("component", lambda record: record.component),
+    *columns(Record, "parameters"),
+    Column[Record]("dtype", lambda record: _dtype(record) or None),
+    *columns(Record, "device", "weights"),
+    Column[Record]("how to get weights", _hints, wrap=40),
+)

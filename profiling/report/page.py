@@ -15,7 +15,6 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from profiling.report.format import significant
-from profiling.report.plot import plot_of
 from profiling.report.table import AnyTable, Depth
 
 if TYPE_CHECKING:
@@ -79,7 +78,6 @@ def _templates() -> Environment:
     loader = PackageLoader("profiling.report")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters |= {"ms": significant, "breakable": _breakable}
-    made.globals["plot_of"] = plot_of
     return made
 
 

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from profiling.errors import printable
-from profiling.report.answer import FRAMES, UNDECIDED, holds_words, number_in
-from profiling.report.charts import (
-    POINTS,
-    Chart,
-    Figure,
-    Level,
-    View,
-    axis,
-    band,
-    envelope,
-    figure,
-    line,
-    scale,
-)
-from profiling.report.conditions import conditions_text, limits_text
-from profiling.report.format import count_of, decimals, estimate, listed, signed, significant
+from profiling.report.answer import holds_words
+from profiling.report.cells import UNDECIDED, p99_of
+from profiling.report.charts import POINTS, Chart, Figure, Series, View, envelope
+from profiling.report.format import MINUS, count_of, decimals, estimate, listed, significant
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
 from profiling.report.run_data import RunData, Samples, cell_table, cell_words, name_of, wrong_because
@@ -34,6 +21,7 @@ from profiling.results.measured import MemoryKinds
 from profiling.results.record import Record
 from profiling.results.verdicts import holds_rate
 
+_Loop = tuple[Record, Realtime]
 _BUFFERS = ("0", "1", "2", "3")
 _FRAMES = "#7b8a9c"
 
@@ -41,7 +29,7 @@ _LEGEND = (
     "Frame: time from its begin, when its inputs are read (or the previous delivery, if later), until all its outputs "
     "are delivered. Late: longer than the budget; with pace=realtime, delivered a budget or more after it was due. "
     "Holds: at most 1% of the frames (or what `late` sets) are late, by the upper 95% bound of their share.",
-    "Underruns, buffer N: frames that a player at the target rate misses if it starts with N frames in its buffer.",
+    "Underruns, N: frames that a player at the target rate misses if it starts with N frames in its buffer.",
 )
 
 
@@ -49,7 +37,7 @@ def realtime_section(data: RunData) -> Section:
     """Return the verdict and the settings of each loop, its tables, and its charts."""
     rows = [record for record in data.loops if record.status != "skipped"]
     loops = [(record, record.realtime) for record in rows if record.realtime is not None]
-    lines = [*(f"{name_of(r)}: {verdict(r)}" for r in rows), *_settings(rows)]
+    lines = [f"{name_of(record)}: {verdict(record)}" for record in rows]
     lines += [
         f"{name_of(record)}: the warm-up did not reach the steady state: {'; '.join(loop.unsteady)}."
         for record, loop in loops
@@ -61,7 +49,7 @@ def realtime_section(data: RunData) -> Section:
     deadlines = [(record, deadline) for record in rows for deadline in record.deadlines]
     trends = [(record, trend, _kind(kind)) for record, loop in loops for kind, trend in loop.memory.items()]
     tables = (
-        cell_table(FRAMES, _frame_columns(loops), rows),
+        cell_table("Frames", _frame_columns(loops), loops),
         cell_table("Stage budget, medians", _BUDGET, parts, keys=3),
         cell_table("Deadlines", _DEADLINES, deadlines, depth="report"),
         slow_table(slow, "frame"),
@@ -83,8 +71,8 @@ def verdict(record: Record) -> str:
     """Return in words whether a loop holds its frame rate, by how much it misses it, and its longest stage."""
     loop = record.realtime
     if not record.is_correct:
-        reason = f": {record.reason}" if record.reason else ""
-        return _joined(f"{wrong_because(record)}, its times do not count{reason}", _leaks(record))
+        timed = f"{loop.frames:,} frames were timed" if loop is not None and loop.frames else ""
+        return _joined(f"{wrong_because(record)}, its times do not count", timed, _leaks(record))
     if loop is None or loop.late is None or not loop.target_fps:
         return _joined("no frame was compared with a deadline", _leaks(record))
     return _joined(
@@ -186,7 +174,7 @@ def _growth(loop: Realtime) -> str:
 
 
 def _signed(number: float) -> str:
-    return signed(number, lambda size: significant(size, 3))
+    return f"{MINUS if number < 0 else '+'}{significant(abs(number), 3)}"
 
 
 def _leaks(record: Record) -> str:
@@ -204,57 +192,23 @@ def _kind(kind: str) -> str:
     return described(MemoryKinds, kind).title
 
 
-def _settings(rows: Sequence[Record]) -> list[str]:
-    """Return the settings of the loops, a line for each combination of settings."""
-    groups: dict[str, list[str]] = {}
-    for record in rows:
-        loop = record.realtime
-        if loop is None:
-            continue
-        settings = [f"{loop.frames:,} frames"]
-        settings += [f"{loop.warmup_frames:,} warm-up frames"] if loop.warmup_frames is not None else []
-        chunk = loop.frames_per_tick or 1
-        settings += [f"in chunks of {chunk}"] if chunk > 1 else []
-        options = {"schedule": loop.schedule, "pace": loop.pace, "deliver": loop.deliver}
-        work = {name: value for name, value in loop.settings.items() if name.partition(" ")[0] not in loop.calibration}
-        settings += [f"{name} {value}" for name, value in {**options, **work}.items() if value not in (None, "off")]
-        groups.setdefault(", ".join(settings), []).append(record.variant)
-    return [f"{'Settings' if len(groups) == 1 else listed(names)}: {words}." for words, names in groups.items()]
-
-
-def _times(clock: str, *keys: str, **changes: Any) -> tuple[Column[Record], ...]:
-    """Return columns of a summary in `realtime`, of p99 the longest where the frames are too few for one."""
-    shown = columns(Record, *keys, at=f"realtime.{clock}", **changes)
-    return tuple(
-        replace(column, read=lambda row, key=key: number_in(getattr(row.realtime, clock, None), key))
-        for key, column in zip(keys, shown, strict=True)
-    )
-
-
-def _held(record: Record) -> str | None:
-    if not record.deadlines or not record.is_correct:
-        return None
-    rates = _rates(record)
-    held = ", ".join(fps for fps, answer in rates.items() if answer == "yes")
-    return held or (UNDECIDED if UNDECIDED in rates.values() else "none")
-
-
-def _frame_columns(loops: Sequence[tuple[Record, Realtime]]) -> tuple[Column[Record], ...]:
+def _frame_columns(loops: Sequence[_Loop]) -> tuple[Column[_Loop], ...]:
     sources = dict.fromkeys(source for _, loop in loops for source in loop.input_age_ms)
-    ages = columns(Record, *(f"{source}.p50" for source in sources), at="realtime.input_age_ms", depth="report")
+    ages = columns(Realtime, *(f"{source}.p50" for source in sources), at="input_age_ms", depth="report")
     return (
-        Column("status", lambda record: wrong_because(record) or None),
-        *_times("frame_ms", "p50", "p95", "p99", "max"),
-        *columns(Record, "late", at="realtime", measured=True),
-        Column("holds", _held, unit="FPS"),
-        *columns(Record, "sustained_fps", "audio_rtf", at="realtime", measured=True),
-        Column("conditions", conditions_text, wrap=22),
-        *_times("latency_ms", "p50", "p99", depth="report"),
+        *columns(Realtime, "late", "sustained_fps", "audio_rtf", measured=True),
+        *columns(Realtime, "latency_ms.p50", depth="report"),
+        Column[_Loop]("latency p99", lambda row: p99_of(row[1].latency_ms), "ms", measured=True, depth="report"),
         *(replace(age, title=f"age of {source}") for source, age in zip(sources, ages, strict=True)),
-        *columns(Record, "wall_fps", "steady.from_frame", at="realtime", depth="report"),
-        *columns(Record, "spikes.count", "spikes.period", at="realtime", depth="report"),
-        Column("clocks limited by", limits_text, depth="report"),
+        *columns(Realtime, "steady.from_frame", "spikes.count", "spikes.period", depth="report"),
+        *(replace(columns(Realtime, f"underruns.{n}", depth="report")[0], title=f"underruns, {n}") for n in _BUFFERS),
+        *columns(Realtime, "frames", "warmup_frames", "frames_per_tick", "schedule", "pace", "deliver", depth="report"),
+        Column[_Loop]("settings", lambda row: _listed(row[1].work), depth="report", wrap=40),
     )
+
+
+def _listed(settings: Mapping[str, object]) -> str | None:
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None) or None
 
 
 #: A part of the frames of a loop: its median times, and its name.
@@ -277,19 +231,10 @@ def _parts(record: Record, loop: Realtime) -> Iterator[_Part]:
 _Rate = tuple[Record, Deadline]
 
 
-def _underruns(size: str) -> Column[_Rate]:
-    def read(row: _Rate) -> float | None:
-        loop = row[0].realtime
-        return loop.underruns.get(size) if loop is not None and loop.target_fps == row[1].fps else None
-
-    return Column(f"underruns, buffer {size}", read, "count", measured=True)
-
-
 _DEADLINES = (
     *columns(Deadline, "fps", "budget_ms", measured=False),
     Column[_Rate]("holds", lambda row: said.answer if (said := holds_rate(*row)) is not None else None),
     *columns(Deadline, "misses", "longest_run", "longest_stall_ms", measured=True),
-    *map(_underruns, _BUFFERS),
 )
 
 _Trend = tuple[Record, MemoryTrend, str]
@@ -304,16 +249,15 @@ _MEMORY = (
 def _frames_figure(each: Samples) -> Figure:
     """Draw the frame times of a loop, its deadline, and its slow frames by cause."""
     loop, places = each.record.realtime, envelope(each.values, POINTS)
-    traces = [line("frame time", places, each.values[places], _FRAMES, width=1)]
-    levels: list[Level] = []
-    shapes = []
-    budget_ms = loop.budget_ms if loop is not None and loop.target_fps else None
-    known = [*each.values, *([budget_ms] if budget_ms is not None else [])]
-    if loop is not None:
-        traces += slow_marks(loop)
-        levels = [(budget_ms, f"deadline, {loop.target_fps:g} FPS")] if budget_ms is not None else []
-        settled = loop.steady is None or loop.steady.settled
-        end = (loop.steady.from_frame if loop.steady is not None else 0) if settled else each.values.size
-        shapes = [band("x", 0, end)] if end else []
-    y = axis("frame time, ms", **scale(known))
-    return figure(traces, axis("frame", rangemode="tozero"), y, levels, shapes=shapes)
+    points = list(zip(places.tolist(), each.values[places].tolist(), strict=True))
+    frames = Series("frame time", points, _FRAMES)
+    if loop is None:
+        return Figure("frame", "frame time, ms", [frames])
+    steady = loop.steady
+    return Figure(
+        "frame",
+        "frame time, ms",
+        [frames, *slow_marks(loop)],
+        level=(loop.budget_ms, f"deadline, {loop.target_fps:g} FPS") if loop.target_fps else None,
+        shaded_to=0 if steady is None else steady.from_frame if steady.settled else each.values.size,
+    )

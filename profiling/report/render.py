@@ -1,7 +1,7 @@
 """A run's records as the console text, `report.md` and `report.html`.
 
 One list of sections is rendered three times; each section, table and chart names the first rendering that shows it.
-A rendering never fails for one record: see `rendered`.
+A section that cannot be rendered is a line that says so: see `built`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from profiling.errors import command, install_hint, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
@@ -33,7 +33,6 @@ from profiling.report.time_split import time_charts
 from profiling.report.trace import trace_section
 from profiling.report.training import training_section
 from profiling.report.tune import tune_section
-from profiling.results.environment import Environment
 from profiling.results.record import Record
 from profiling.results.run_folder import write_text
 
@@ -75,11 +74,11 @@ _ANSWERS = (
     energy_section,
     launches_section,
     shape_sweep_section,
+    starts_section,
     training_section,
 )
 _DETAILS = (
     latency_section,
-    starts_section,
     recipe_section,
     graphs_section,
     roofline_section,
@@ -92,7 +91,7 @@ _DETAILS = (
     origin_sections,
 )
 _SECTIONS = (*_ANSWERS, *_DETAILS)
-Renderer = Callable[[RunData, Sequence[Section]], str]
+Data = TypeVar("Data")
 
 
 class Printed(NamedTuple):
@@ -123,102 +122,57 @@ def write_files(folder: Path, files: Mapping[str, Callable[[], str]], text: str)
         for name, render in files.items():
             write_text(folder / name, render())
             left.remove(name)
+    except ModuleNotFoundError as error:
+        return Printed(f"{text}\n{PAGE_FILE} was not written: {install_hint(error.name)}", is_written=True)
     except OSError as error:
         cause = error.strerror or type(error).__name__
         again = f"Make room or change the permissions, then: {command('-m', 'profiling.report', folder)}"
         return Printed(f"{text}\n{listed(left)} could not be written: {cause}. {again}", is_written=False)
-    except ModuleNotFoundError as error:
-        return Printed(f"{text}\n{PAGE_FILE} was not written: {install_hint(error.name)}", is_written=True)
+    except Exception as error:  # the text is there, and the records are whole
+        return Printed(f"{text}\n{listed(left)} could not be written: {reason_of(error)}", is_written=False)
     return Printed(f"{text}\nreport: {printable(folder / PAGE_FILE)}", is_written=True)
 
 
 def sections_of(data: RunData) -> tuple[Section, ...]:
     """Return the sections of a run in their order; those that hold nothing are false."""
-    return tuple(section for build in _SECTIONS for section in _built(build, data))
+    return tuple(section for build in _SECTIONS for section in _built_run(build, data))
 
 
-def _built(build: Callable[[RunData], Section | tuple[Section, ...]], data: RunData) -> tuple[Section, ...]:
-    built = build(data)
-    sections = built if isinstance(built, tuple) else (built,)
+def _built_run(build: Callable[[RunData], Section | tuple[Section, ...]], data: RunData) -> tuple[Section, ...]:
+    sections = built(build, data)
     if build not in _DETAILS:
         return sections
     return tuple(replace(each, depth="report") if each.depth == "console" else each for each in sections)
 
 
-def rendered(render: Renderer, data: RunData) -> str:
-    """Return the rendering of a run. A record or section for which it raises is replaced by a line that says so.
-
-    Raises:
-        ModuleNotFoundError: a package that the rendering needs is not installed.
-
-    """
+def built(build: Callable[[Data], Section | tuple[Section, ...]], data: Data) -> tuple[Section, ...]:
+    """Return the sections that `build` makes of a run or a sweep; if it raises, a line that says so in their place."""
     try:
-        return render(data, sections_of(data))
-    except ModuleNotFoundError:
-        raise
-    except Exception:
-        data = replace(data, records=tuple(_renderable(render, data, record) for record in data.records))
-    if _failure(lambda: render(data, ())) is not None:  # the heading cannot be rendered
-        data = replace(data, environment=Environment())
-    return render(data, tuple(section for build in _SECTIONS for section in _renderable_sections(render, data, build)))
-
-
-def _failure(work: Callable[[], object]) -> Exception | None:
-    try:
-        work()
-    except ModuleNotFoundError:
-        raise
-    except Exception as error:
-        return error
-    return None
-
-
-def _renderable(render: Renderer, data: RunData, record: Record) -> Record:
-    """Return the record, or a failed one with the same names if it cannot be rendered."""
-
-    def rendered_alone(alone: Record) -> str:
-        run = replace(data, records=(alone,))
-        return render(run, sections_of(run))
-
-    error = _failure(lambda: rendered_alone(record))
-    if error is None:
-        return record
-    reason = f"cannot be rendered, but is in the results: {reason_of(error)}"
-    bare = Record(
-        target=record.target, component=record.component, variant=record.variant, status="failed", reason=reason
-    )
-    # A section that raises for any record is not this record's fault.
-    return bare if _failure(lambda: rendered_alone(bare)) is None else record
-
-
-def _renderable_sections(
-    render: Renderer, data: RunData, build: Callable[[RunData], Section | tuple[Section, ...]]
-) -> tuple[Section, ...]:
-    error = _failure(lambda: render(data, _built(build, data)))
-    if error is None:
-        return _built(build, data)
-    name = build.__name__.rpartition("_")[0]
-    return (Section(name, name.capitalize(), (f"{name}: cannot be rendered: {reason_of(error)}",)),)
+        made = build(data)
+        sections = made if isinstance(made, tuple) else (made,)
+        for table in (table for section in sections for table in section.tables):
+            table.shown()  # reads its values
+    except Exception as error:  # what one section trips on must not hide the others
+        name = build.__name__.strip("_").rpartition("_")[0]
+        line = f"{name}: cannot be rendered, but is in the results: {reason_of(error)}"
+        return (Section(name, name.capitalize(), (line,)),)
+    return sections
 
 
 def render_console(data: RunData, *, details: bool = False) -> str:
     """Return the console text: the answer, failed cells, with `details` all tables of `report.md`, paths to open."""
-
-    def console_of(data: RunData, sections: Sequence[Section]) -> str:
-        files = [f"run: {printable(data.folder)}"]
-        return console_text(heading_lines(data), sections, files, "report" if details else "console")
-
-    return rendered(console_of, data)
+    files = [f"run: {printable(data.folder)}"]
+    return console_text(heading_lines(data), sections_of(data), files, "report" if details else "console")
 
 
 def render_markdown(data: RunData) -> str:
     """Return `report.md`: the console's text and further tables. It contains no path outside the run."""
-    return rendered(lambda data, sections: markdown_text(_title(data), heading_lines(data), sections), data)
+    return markdown_text(_title(data), heading_lines(data), sections_of(data))
 
 
 def render_html(data: RunData) -> str:
     """Return the page of a run; it contains no path outside the run."""
-    return rendered(lambda data, sections: render_page(_title(data), heading_lines(data), sections), data)
+    return render_page(_title(data), heading_lines(data), sections_of(data))
 
 
 def console_text(
@@ -235,11 +189,10 @@ def section_text(section: Section, depth: Depth = "console") -> str:
     """Return the text of a section for a terminal: its tables under their titles, and its lines."""
     width = max(WIDTH, get_terminal_size((WIDTH, 24)).columns)
     lines = "\n".join(wrapped_line(line, width) for line in section.lines)
-    tables = [table for table in section.tables if table and fits(table.depth, depth)]
-    texts = [
-        "\n\n".join(filter(None, (f"{table.title}:" * (table.title != section.title), console(table, width, depth))))
-        for table in tables
-    ]
+    texts = []
+    for table in section.tables:
+        if fits(table.depth, depth) and (text := console(table, width, depth)):
+            texts += [text] if table.title == section.title else [f"{table.title}:", text]
     return "\n\n".join(filter(None, (*texts, lines) if section.leads else (lines, *texts)))
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from profiling.errors import printable
-from profiling.report.format import TIMES, Link, Value, significant
+from profiling.report.format import Link, Value, significant
 from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, link_to, name_of, row_name
+from profiling.report.run_data import RunData, cell_table, link_to, row_name
 from profiling.report.table import Column, columns
-from profiling.results.explained import Bound, KernelFinding, RooflinePart
+from profiling.results.explained import KernelFinding, RooflinePart
 from profiling.results.field import described
 from profiling.results.record import Record
-from profiling.results.verdicts import correct_baseline, fastest_correct, taken
+from profiling.results.verdicts import taken
 
 #: Title of the table of what bounds each cell.
 REASONS = "What bounds it, and why"
@@ -130,43 +130,8 @@ def _helps(call: Judged, other: Record) -> bool:
     return other.variant != call.record.variant and other.is_correct and is_faster
 
 
-def bound_line(record: Record, group: Sequence[Record]) -> str:
-    """Return in short sentences how far a correct record is from its roofline, what bounds it, and what is next."""
-    call, roofline = deciding(record), record.roofline
-    if call is None or roofline is None or not record.is_correct:
-        return ""
-    sentences = [_over(record.median_ms, roofline.over_roofline, roofline.roofline_ms)]
-    if call.stage is not None:
-        sentences.append(
-            f"stage {call.stage} takes longest: {_over(call.ms, call.over_roofline, call.roofline.roofline_ms)}"
-        )
-    if bound := call.roofline.bound:
-        # Where kernels are the reason, the evidence begins with them.
-        reasons = "; ".join(call.roofline.evidence[:2])
-        is_named = bound in get_args(Bound) or not reasons
-        sentences.append(f"bound by {bound}{f': {reasons}' if reasons else ''}" if is_named else reasons)
-        others = taken(record)
-        sentences.append(f"{others.words}, which may be the reason" if others is not None and others.is_named else "")
-    step = next_step(record, group)[1]
-    sentences.append(f"next: {step}" if step else "")
-    line = ". ".join(each[:1].upper() + each[1:] for each in sentences if each)
-    return printable(f"{line}.") if line else ""
-
-
-def _over(ms: float | None, over: float | None, roofline_ms: float | None) -> str:
-    """Return `2.18 ms, 4.3× its roofline time (0.51 ms)`, as far as it is known."""
-    parts = ["" if ms is None else f"{significant(ms, 3)} ms"]
-    if over is not None and roofline_ms is not None:
-        parts.append(f"{significant(over, 2)}{TIMES} its roofline time ({significant(roofline_ms, 2)} ms)")
-    return ", ".join(filter(None, parts))
-
-
 def roofline_section(data: RunData) -> Section:
-    """Return what bounds the fastest variants and the baselines, rooflines with their evidence, and predictions."""
-    lines = []
-    for group in data.groups.values():
-        chosen = {record.variant: record for record in (fastest_correct(group), correct_baseline(group)) if record}
-        lines += [f"{name_of(each)}: {line}" for each in chosen.values() if (line := bound_line(each, group))]
+    """Return rooflines and what bounds each call with its evidence, findings, and predictions."""
     calls = [call for record in data.records for call in judged_calls(record)]
     rows = [call for record in data.records for call in (*judged_calls(record), *_whole_frame(record))]
     why = cell_table(REASONS, (*_ROOFLINE, _next_column(data)), rows, depth="report")
@@ -186,9 +151,8 @@ def roofline_section(data: RunData) -> Section:
     return Section(
         "roofline",
         "Roofline",
-        lines,
-        tuple(filter(None, legend)) if calls else (),
-        (why, findings, predictions),
+        legend=tuple(filter(None, legend)) if calls else (),
+        tables=(why, findings, predictions),
     )
 
 

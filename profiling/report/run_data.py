@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -14,14 +14,13 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from profiling.errors import InputError, printable
-from profiling.report.charts import palette
-from profiling.report.format import Link
+from profiling.report.format import Link, count_of
 from profiling.report.table import Column, Depth, Table, anchor
-from profiling.results.environment import Environment, read_environment
+from profiling.results.environment import ENVIRONMENT_FILE, Environment, read_environment
 from profiling.results.frames import TIMES, frame_count, read_frames, series_file
-from profiling.results.jsonl import read_file, read_records
+from profiling.results.jsonl import RESULTS_FILE, read_records, read_results
 from profiling.results.record import Record
-from profiling.results.run_folder import CONFIG_FILE
+from profiling.results.run_folder import CONFIG_FILE, read_config
 from profiling.results.stats import summarize
 from profiling.results.verdicts import by_component
 
@@ -80,16 +79,22 @@ class RunData:
         return tuple(series), tuple(lines)
 
     @cached_property
-    def colours(self) -> Mapping[str, str]:
-        """The colour of each variant, the same in every chart."""
-        return palette(record.variant for record in self.records)
-
-    def config(self) -> str:
-        """Return the text of the run's config file; empty where there is none."""
+    def config(self) -> Mapping[str, Any]:
+        """The config; empty where it is missing or cannot be read."""
         try:
-            return read_file(self.folder / CONFIG_FILE).decode(errors="replace")
-        except OSError:
-            return ""
+            return read_config(self.folder / CONFIG_FILE)
+        except InputError:
+            return {}
+
+    @cached_property
+    def damage(self) -> tuple[str, ...]:
+        """What of the run's files could not be read, in a line each."""
+        lines = []
+        if not self.environment.is_known and (self.folder / ENVIRONMENT_FILE).exists():
+            lines.append(f"{ENVIRONMENT_FILE} is damaged: device, versions and command of this run are not known")
+        if self.skipped_lines:
+            lines.append(f"{RESULTS_FILE}: {count_of(self.skipped_lines, 'damaged or cut-off line')} skipped")
+        return tuple(lines)
 
     def linked(self, columns: Iterable[Column[Row]]) -> list[Column[Row]]:
         """Return columns of paths as columns of links."""
@@ -108,14 +113,15 @@ class RunData:
         return Link(path, None)
 
 
-def load_run(folder: Path) -> RunData:
-    """Read a run.
+def load_run(path: Path) -> RunData:
+    """Read a run: its folder, or a file of records, with what stands beside it.
 
     Raises:
         InputError: the folder holds no results, or results of another schema.
 
     """
-    results = read_records(folder)
+    is_file = path.is_file()
+    results, folder = (read_results(path), path.parent) if is_file else (read_records(path), path)
     records = tuple(_with_frames(record, folder) for record in results.records)
     return RunData(records, read_environment(folder), folder, results.skipped_lines)
 

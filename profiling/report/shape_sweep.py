@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.report.answer import UNDECIDED
+from profiling.report.cells import UNDECIDED, pays_after
 from profiling.report.conditions import conditions_text
-from profiling.report.format import Computed, Value, count_of, times
-from profiling.report.latency import pays_after
+from profiling.report.format import Marked, Value, count_of, times
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table
 from profiling.report.table import Column, columns
@@ -29,9 +28,6 @@ def shape_sweep_section(data: RunData) -> Section:
     numbers = sorted({number for record in rows for number in record.call_points})
     totals = (
         *map(_total_column, numbers),
-        Column[Record](
-            "preparation", lambda record: record.prepare.from_cold if record.prepare else None, "s", depth="report"
-        ),
         Column[Record]("a call", lambda record: _call_ms(record), "ms", measured=True),
         Column[Record]("speedup", lambda record: _speedup(record, groups[record.component]), "ratio"),
         Column[Record](
@@ -56,7 +52,7 @@ def total_seconds(record: Record, number: int) -> Value | None:
     if point is None or prepare is None:
         return None
     seconds = point.seconds + prepare.from_cold
-    return seconds if point.measured and prepare.cold_s is None else Computed(seconds)
+    return seconds if point.measured and prepare.cold_s is None else Marked("~", seconds)
 
 
 def _total_column(number: int) -> Column[Record]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from profiling.errors import printable
-from profiling.report.charts import Trace, palette, points
+from profiling.report.charts import MARKS, Series, palette
 from profiling.report.format import count_of, listed, significant
 from profiling.report.run_data import cell_table
 from profiling.report.table import AnyTable, Column, columns
 from profiling.results.loop import Realtime
-from profiling.results.measured import SlowFrame, SlowFrames
+from profiling.results.measured import SlowFrames
 from profiling.results.record import Record
 
 _SLOW = (
@@ -58,21 +58,13 @@ def slow_table(sections: Sequence[tuple[Record, SlowFrames]], noun: str) -> AnyT
 _Cause = tuple[Record, SlowFrames, str]
 
 
-def slow_marks(loop: Realtime) -> list[Trace]:
+def slow_marks(loop: Realtime) -> list[Series]:
     """Mark each slow frame once for each kind of cause; hollow, so that one does not hide another."""
-    by_cause: dict[str, list[SlowFrame]] = {}
+    by_cause: dict[str, list[tuple[float, float]]] = {}
     for frame in loop.slow.frames if loop.slow is not None else ():
         for cause in dict.fromkeys(map(_kind, frame.causes)):
-            by_cause.setdefault(cause, []).append(frame)
+            by_cause.setdefault(cause, []).append((frame.frame, frame.ms))
     colours = palette(by_cause)
     return [
-        points(
-            f"slow: {printable(cause, 60)}",
-            [frame.frame for frame in frames],
-            [frame.ms for frame in frames],
-            "circle-open",
-            colours[cause],
-            size=9,
-        )
-        for cause, frames in by_cause.items()
+        Series(f"slow: {printable(cause, 60)}", points, colours[cause], MARKS) for cause, points in by_cause.items()
     ]

@@ -1,10 +1,10 @@
-"""Preparation of each cell by phase, the cache that its compiler started from, and process starts (starts=true)."""
+"""Preparation of each cell (what was compiled, from which cache, seconds by phase), and process starts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from profiling.report.format import Computed, Value
+from profiling.report.format import Marked, Value
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table
 from profiling.report.table import Column, columns
@@ -14,6 +14,7 @@ from profiling.results.record import Record
 
 #: Title of the table of starts.
 STARTS = "From the start of a process to its first output"
+_COUNTS = ("graphs", "graph_breaks", "recompiles", "cudagraph_captures", "cudagraph_skips", "cache_hits")
 _KINDS = ("cold", "warm", "portable")
 #: Phases in their order.
 _PREPARING = ("transforms", "dynamo", "inductor", "autotune", "export", "package", "load package", "capture")
@@ -40,22 +41,23 @@ def prepare_seconds(record: Record) -> Value | None:
     prepare = record.prepare
     if prepare is None:
         return None
-    return prepare.seconds if prepare.cold_s is None else Computed(prepare.cold_s)
+    return prepare.seconds if prepare.cold_s is None else Marked("~", prepare.cold_s)
 
 
 def starts_section(data: RunData) -> Section:
     """Return the tables of starts and of preparations, by phase."""
-    rows = [record for record in data.records if record.prepare is not None and record.prepare.phases]
+    rows = [r for r in data.records if r.prepare is not None and (r.prepare.phases or r.prepare.graphs)]
     preparing = (
         *columns(Record, "prepare.seconds", "prepare.cache"),
+        *columns(Record, *_COUNTS, at="prepare"),
         *columns(Record, *_phases(r.prepare.phases for r in rows if r.prepare is not None), at="prepare.phases"),
     )
     started = [each for record in data.records for each in _started(record)]
     starting = (
         Column[_Started]("start", lambda row: row[2]),
         *columns(Start, "seconds"),
-        *columns(Start, *_phases(start.phases for _, start, _ in started), at="phases", unit=""),
-        Column[_Started]("unaccounted", lambda row: row[1].unaccounted, "s"),
+        *columns(Start, *_phases(start.phases for _, start, _ in started), at="phases", unit="", depth="report"),
+        Column[_Started]("unaccounted", lambda row: row[1].unaccounted, "s", depth="report"),
         Column[_Started](
             "artifacts",
             lambda row: row[0].starts.artifact_bytes if row[0].starts and row[2] == "portable" else None,
@@ -64,7 +66,7 @@ def starts_section(data: RunData) -> Section:
     )
     tables = (
         cell_table(STARTS, starting, started, [_STARTS_NOTE], keys=3),
-        cell_table("Preparation by phase", preparing, rows, [_NOTE]),
+        cell_table("Preparation by phase", preparing, rows, [_NOTE], depth="report"),
     )
     return Section("starts", "Starts and preparation", tables=tables)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from profiling.errors import LONGEST_COMMAND, InputError, command, printable, reason_of, shell_words
+from profiling.errors import LONGEST_COMMAND, InputError, printable, shell_words
+from profiling.report.answer import failure_lines
 from profiling.report.export import cell_rows, csv_text
-from profiling.report.format import Estimate, Link, Value, count_of, few, listed, number_of, percent
+from profiling.report.format import Estimate, Link, Value, count_of, few, listed, named_once, number_of, percent
 from profiling.report.page import PAGE_FILE, Section, render_page
-from profiling.report.render import REPORT_FILE, Printed, console_text, markdown_text, write_files
+from profiling.report.render import REPORT_FILE, Printed, built, console_text, markdown_text, write_files
 from profiling.report.run_data import load_run
 from profiling.report.sweep_cells import Repeated, SweepAnswer, SweepData, SweptCell, SweptJob, load_sweep
 from profiling.report.table import Column, Table, columns
@@ -21,8 +21,8 @@ from profiling.results.judge import RESOLUTION
 from profiling.results.overrides import setting, short
 from profiling.results.sweep import SweepJob
 
-#: Most rows of a table on the console, and in `report.md` and on the page.
-_CONSOLE, _FILES = 30, 4_000
+#: Most rows of a table on the console.
+_CONSOLE = 30
 #: Lines of remarks, of failures or of jobs.
 _MOST_LINES = 12
 _LEGEND = (
@@ -47,7 +47,7 @@ def write_sweep_report(folder: Path) -> Printed:
         REPORT_FILE: lambda: markdown_text(title, heading, sections),
         PAGE_FILE: lambda: render_page(title, heading, sections),
     }
-    return write_files(folder, files, console_text(heading, sections, _places(folder, sections)))
+    return write_files(folder, files, console_text(heading, sections, [f"sweep: {printable(folder)}"]))
 
 
 def sweep_as(form: str, folder: Path) -> str:
@@ -85,26 +85,11 @@ def sections_of(data: SweepData) -> tuple[Section, ...]:
     started_by = shell_words(["python", "-m", f"profiling.{data.sweep.target}", *data.sweep.argv])
     builders = (_answer_section, _failures_section, _jobs_section, _cells_section)
     command_section = Section("command", "Command", text=printable(started_by, LONGEST_COMMAND), depth="report")
-    return (*(_built(build, data) for build in builders), command_section)
-
-
-def _built(build: Callable[[SweepData], Section], data: SweepData) -> Section:
-    try:
-        return build(data)
-    except Exception as error:  # what one section trips on must not hide the others
-        name = build.__name__.strip("_").removesuffix("_section")
-        return Section(name, name.capitalize(), (f"{name}: cannot be rendered: {reason_of(error)}",))
+    return (*(section for build in builders for section in built(build, data)), command_section)
 
 
 def _title(data: SweepData, folder: Path) -> str:
     return f"Sweep of {printable(data.sweep.target)}: {printable(folder.resolve().name)}"
-
-
-def _places(folder: Path, sections: Sequence[Section]) -> list[str]:
-    """Return which tables the console has no room for, and the folder of the sweep."""
-    tables = [table for section in sections for table in section.tables if table and table.depth == "report"]
-    lines = [f"{table.title}: {count_of(len(table.rows), 'row')} in {REPORT_FILE}" for table in tables]
-    return [*lines, f"sweep: {printable(folder)}"]
 
 
 def _answer_section(data: SweepData) -> Section:
@@ -122,9 +107,10 @@ def _answer_section(data: SweepData) -> Section:
         Column[SweepAnswer]("holds", of_fastest(lambda recipe: recipe.holds)),
         Column[SweepAnswer]("jobs", of_fastest(_jobs_text)),
     )
-    table = _table(data, "Answer", shown, data.answers, keys=1 + data.on_several)
+    table = Table("Answer", shown, data.answers, keys=1 + data.on_several, few=_CONSOLE)
     none = "No cell has a time yet that can be compared. The report of each job shows what it measured."
-    lines = _remark_lines(data) if data.answers else [none]
+    said = named_once((_place_of(answer, data), remark) for answer in data.answers for remark in answer.remarks())
+    lines = [f"{few(names)}: {remark}." for remark, names in said.items()] if data.answers else [none]
     legend = (_LEGEND,) if data.answers else ()
     return Section("answer", "Answer", _shortened(lines, "remark"), legend, (table,), leads=True)
 
@@ -134,14 +120,8 @@ def _jobs_text(recipe: Repeated) -> Value:
     return recipe.cells[0].job.link if len(recipe.cells) == 1 else f"{len(recipe.cells)} jobs"
 
 
-def _remark_lines(data: SweepData) -> list[str]:
-    """Return the remarks, each once with the rows that it concerns."""
-    concerned: dict[str, list[str]] = {}
-    for answer in data.answers:
-        device = f" on {answer.device}" if data.on_several and answer.device else ""
-        for remark in answer.remarks():
-            concerned.setdefault(remark, []).append(answer.name + device)
-    return [f"{few(names)}: {remark}." for remark, names in concerned.items()]
+def _place_of(answer: SweepAnswer, data: SweepData) -> str:
+    return answer.name + (f" on {answer.device}" if data.on_several and answer.device else "")
 
 
 def _cells_section(data: SweepData) -> Section:
@@ -160,25 +140,17 @@ def _cells_section(data: SweepData) -> Section:
     )
     cells = sorted(data.cells, key=lambda cell: cell.status == "skipped")
     keys = 3 + len(data.keys) + (data.on_several)
-    table = _table(data, "Cells", shown, cells, keys=keys, strike=lambda row: row.status != "ok")
+    table = Table("Cells", shown, cells, strike=lambda row: row.status != "ok", keys=keys, few=_CONSOLE)
     return Section("cells", "Cells", tables=(table,))
 
 
 def _failures_section(data: SweepData) -> Section:
-    """Return a line for each reason why cells have no right time, with how many it concerns and the first of them."""
-    found: dict[tuple[str, str], list[SweptCell]] = {}
-    for cell in data.cells:
-        if cell.status != "ok":
-            found.setdefault((cell.status, cell.reason or "parity check failed"), []).append(cell)
-    lines = []
-    for (state, reason), cells in sorted(found.items(), key=lambda item: -len(item[1])):
-        first, example = cells[0], ", for example" * (len(cells) > 1)
-        name = f"{first.component}.{first.variant}"
-        log = f"{first.job.job.folder}/cells/{name}.log"
-        where = f"; log: {log}" if (data.folder / log).is_file() else ""
-        lines.append(
-            f"{count_of(len(cells), 'cell')} {state}: {reason} ({name} in job {first.job.job.number}{example}{where})"
-        )
+    """Return a line for each reason why cells have no right time, with the first of them."""
+    found = []
+    for cell in (cell for cell in data.cells if cell.status != "ok"):
+        name, job = f"{cell.component}.{cell.variant}", cell.job.job
+        found.append((f"job {job.number} {name}", cell.status, cell.reason, f"{job.folder}/cells/{name}.log"))
+    lines = failure_lines(data.folder, found)
     return Section("failures", "Failed, invalid or skipped cells", _shortened(lines, "reason"))
 
 
@@ -191,9 +163,9 @@ def _jobs_section(data: SweepData) -> Section:
         Column[SweptJob]("log", lambda row: row.log and Link("log", row.log)),
         Column[SweptJob]("device", lambda row: row.job.device or row.device),
     )
-    table = _table(data, "Jobs", shown, data.jobs, keys=1)
+    table = Table("Jobs", shown, data.jobs, depth="page")
     lines = [line for job in data.jobs if (line := _job_line(job))]
-    return Section("jobs", "Jobs", _shortened(lines, "job"), tables=(replace(table, depth="page"),))
+    return Section("jobs", "Jobs", _shortened(lines, "job"), tables=(table,))
 
 
 def _job_line(job: SweptJob) -> str:
@@ -211,21 +183,6 @@ def _swept_columns(data: SweepData, taken: Iterable[str]) -> list[Column[Any]]:
     times = Counter([*map(short, data.keys), *taken])
     titles = {key: printable(short(key) if times[short(key)] == 1 else key) for key in data.keys}
     return [Column(title, lambda row, key=key: row.values.get(key), wrap=26) for key, title in titles.items()]
-
-
-def _table(
-    data: SweepData,
-    title: str,
-    shown: Sequence[Column[Any]],
-    rows: Sequence[Any],
-    keys: int,
-    strike: Callable[[Any], bool] | None = None,
-) -> Table[Any]:
-    """Return a table that the console shows if it is short; a note says where its rows are not all."""
-    every = command("-m", "profiling.report", data.folder.name, "--format", "csv")
-    notes = [f"The first {_FILES:,} of {len(rows):,} rows. All cells: {every}"] if len(rows) > _FILES else []
-    depth = "console" if len(rows) <= _CONSOLE else "report"
-    return Table(title, shown, rows[:_FILES], notes, strike, keys, depth)
 
 
 def _shortened(lines: Sequence[str], noun: str) -> tuple[str, ...]:

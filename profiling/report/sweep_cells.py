@@ -16,11 +16,12 @@ from statistics import median
 from urllib.parse import quote
 
 from profiling.errors import InputError, reason_of
-from profiling.report.answer import held_rate, median_of, ranking_remarks, ratio_value
+from profiling.report.answer import held_rate, ranking_remarks
+from profiling.report.cells import median_of, ratio_value
 from profiling.report.conditions import conditions_of
-from profiling.report.format import Estimate, Link, Value, count_of, number_of
+from profiling.report.format import Estimate, Link, Value, number_of
 from profiling.report.page import PAGE_FILE
-from profiling.report.run_data import RunData, load_run, wrong_because
+from profiling.report.run_data import load_run, wrong_because
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judge import RESOLUTION, Cell, Pair, Ranking, compare, rank
 from profiling.results.overrides import (
@@ -260,7 +261,7 @@ def _read(folder: Path, planned: SweepJob, keys: Sequence[str]) -> tuple[SweptJo
         if not (path / RESULTS_FILE).is_file():
             return job, []
         data = load_run(path)
-        job = replace(job, device=data.environment.device_kind, damage=tuple(_damage(data)))
+        job = replace(job, device=data.environment.device_kind, damage=data.damage)
         records = [record for record in data.records if record.launches is None and record.check is None]
         if planned.state == "running":
             records = [record for record in records if record.reason != NOT_ENDED]
@@ -292,10 +293,3 @@ def _cells(job: SweptJob, group: Sequence[Record]) -> Iterator[SweptCell]:
             sm_clock=sm_clock(record),
             conditions=conditions_of(record),
         )
-
-
-def _damage(data: RunData) -> Iterator[str]:
-    if data.skipped_lines:
-        yield f"results.jsonl: {count_of(data.skipped_lines, 'damaged or cut-off line')} skipped"
-    if not data.environment.is_known:
-        yield "environment.json is missing or damaged, so that its device is not known"

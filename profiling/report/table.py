@@ -12,7 +12,7 @@ meaning from the struct; only what is computed has a function. An example, with 
             Column("of the bandwidth", lambda row: share_of(*row), "percent"),
         ),
         rows,
-        strike=lambda row: not row[0].is_correct,                           # strikes out its `measured` columns
+        strike=lambda row: not row[0].is_correct,       # strikes out its `measured` columns; not on the console
     )
     print(console(table)), print(markdown(table)); Section("kernels", "Kernels", tables=(table,))  # page.py
 """
@@ -23,6 +23,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from msgspec import Struct
@@ -37,6 +38,8 @@ Depth = Literal["console", "report", "page"]
 _DEPTHS: tuple[Depth, ...] = ("console", "report", "page")
 #: Characters of a console line; and those of a word, a path for example, after which a wrapped column breaks it.
 WIDTH, LONG_WORD = 100, 50
+#: Most rows of a table in any rendering.
+MOST_ROWS = 4_000
 
 Row = TypeVar("Row")
 
@@ -140,30 +143,52 @@ class Table(Generic[Row]):
     keys: int = 2  # columns that name the row; repeated where the console breaks a wide table
     depth: Depth = "console"
     name: Callable[[Row], str] | None = None  # names a row for links on the page; rows may share a name
+    few: int | None = None  # rows that the console shows, where it does not show all
 
     def __bool__(self) -> bool:
         return bool(self.rows)
 
     def shown(self, depth: Depth = "page") -> tuple[tuple[Column[Row], ...], tuple[tuple[Cell, ...], ...]]:
-        """Return the columns that `depth` shows and that hold a value, and the cells of each row in them."""
-        chosen = [column for column in self.columns if fits(column.depth, depth)]
-        cells = [tuple(self._cell(column, row) for column in chosen) for row in self.rows]
-        kept = [place for place in range(len(chosen)) if any(row[place].text != ABSENT for row in cells)]
-        columns = tuple(chosen[place] for place in kept)
-        return columns, tuple(tuple(row[place] for place in kept) for row in cells)
+        """Return the columns that `depth` shows and that hold a value, and the cells of its rows in them.
+
+        The console leaves out the rows that others strike out, and shows the first `few` of the others.
+        """
+        rows = self._cells
+        if depth == "console":
+            rows = [cells for cells, row in zip(rows, self.rows, strict=False) if not self._is_struck(row)][: self.few]
+        chosen = [
+            place
+            for place, column in enumerate(self.columns)
+            if fits(column.depth, depth) and any(row[place].text != ABSENT for row in rows)
+        ]
+        columns = tuple(self.columns[place] for place in chosen)
+        return columns, tuple(tuple(row[place] for place in chosen) for row in rows)
+
+    def notes_at(self, depth: Depth = "page") -> list[str]:
+        """Return the notes, and how many rows `depth` has no room for."""
+        count = sum(depth != "console" or not self._is_struck(row) for row in self.rows)
+        left = count - len(self.shown(depth)[1])
+        return [*self.notes, *([f"{left:,} of {count:,} rows are left out here."] if left > 0 else [])]
+
+    def _is_struck(self, row: Row) -> bool:
+        return self.strike is not None and self.strike(row)
+
+    @cached_property
+    def _cells(self) -> list[list[Cell]]:
+        return [[self._cell(column, row) for column in self.columns] for row in self.rows[:MOST_ROWS]]
 
     def anchors(self) -> tuple[str | None, ...]:
         """Return the id of each row on the page: the first row of a name has one."""
         if self.name is None:
             return (None,) * len(self.rows)
-        names = [anchor(self.title, self.name(row)) for row in self.rows]
+        names = [anchor(self.title, self.name(row)) for row in self.rows[:MOST_ROWS]]
         first = dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))
         return tuple(name if first[name] == place else None for place, name in enumerate(names))
 
     def _cell(self, column: Column[Row], row: Row) -> Cell:
         value = column.read(row)
         text = show(value, column.kind)
-        strike = column.measured and self.strike is not None and text != ABSENT and self.strike(row)
+        strike = column.measured and text != ABSENT and self._is_struck(row)
         sort = number_of(value) if column.numeric and text != ABSENT else None
         return Cell(text, sort, strike, value.href if isinstance(value, Link) else None)
 
@@ -209,9 +234,8 @@ def console(table: AnyTable, width: int = WIDTH, depth: Depth = "console") -> st
             disable_numparse=True,
         )
         parts.append("\n".join(line.rstrip() for line in block.splitlines()[1:-1]))
-    return "\n\n".join(
-        (*parts, *(["\n".join(wrapped_line(note, width) for note in table.notes)] if table.notes else []))
-    )
+    notes = table.notes_at(depth)
+    return "\n\n".join((*parts, *(["\n".join(wrapped_line(note, width) for note in notes)] if notes else [])))
 
 
 def markdown(table: AnyTable, depth: Depth = "report") -> str:
@@ -226,7 +250,8 @@ def markdown(table: AnyTable, depth: Depth = "report") -> str:
         colalign=["right" if column.numeric else "left" for column in columns],
         disable_numparse=True,
     )
-    return "\n".join((body, *(("", *(f"- {escaped(note)}" for note in table.notes)) if table.notes else ())))
+    notes = table.notes_at(depth)
+    return "\n".join((body, *(("", *(f"- {escaped(note)}" for note in notes)) if notes else ())))
 
 
 def _cell_markdown(cell: Cell) -> str:

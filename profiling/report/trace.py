@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from profiling.report.format import ABSENT, percent
+from profiling.report.format import ABSENT, named_once, percent
 from profiling.report.hardware_counters import counters_table
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, name_of
@@ -49,10 +49,7 @@ def trace_section(data: RunData) -> Section:
     waits = [(record, each) for record, trace in traces for each in (*trace.waits, *trace.copies)]
     on_cpu = [_on_cpu(trace) for _, trace in traces]
     kernel_notes = (*([_OPERATORS] if any(on_cpu) else []), *([] if all(on_cpu) else [_OF_CEILINGS]))
-    sources: dict[str, list[str]] = {}
-    for record, trace in traces:
-        if trace.modules_from:
-            sources.setdefault(trace.modules_from, []).append(name_of(record))
+    sources = named_once((name_of(record), trace.modules_from) for record, trace in traces if trace.modules_from)
     module_notes = (_SELF, *(f"Submodules: {how} ({', '.join(names)})" for how, names in sources.items()))
     tables = (
         cell_table("GPU time of a call, busy and idle", _BUSY, seen, (_PROFILED,)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.report.charts import Chart, Figure, View, axis, figure, line, scale
+from profiling.report.charts import DOTTED, LINE, Chart, Figure, Series, View, palette
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words
 from profiling.report.table import columns
@@ -20,23 +20,17 @@ def training_section(data: RunData) -> Section:
     trained = [(record, record.training) for record in data.records if record.training is not None]
     steps = [(record, step) for record, training in trained for step in training.log]
     groups = by_component(record for record, _ in trained)
-    views = [
-        View(name, _figure(data, [each for each in trained if each[0] in group])) for name, group in groups.items()
-    ]
+    views = [View(name, _figure([each for each in trained if each[0] in group])) for name, group in groups.items()]
     chart = Chart("loss", "Loss over steps", views, "Dotted: eager over the same steps and data.")
     table = cell_table("Logged steps", _COLUMNS, steps, depth="report")
     return Section("training", "Training", tables=(table,), charts=(chart,))
 
 
-def _figure(data: RunData, group: Sequence[tuple[Record, Training]]) -> Figure:
-    traces = []
+def _figure(group: Sequence[tuple[Record, Training]]) -> Figure:
+    colours, series = palette(record.variant for record, _ in group), []
     for record, training in group:
         words = cell_words(record)
-        for log, dash, name in ((training.log, "solid", words), (training.eager_log, "dot", f"{words}: eager")):
-            known = [(each.step, each.loss) for each in log if each.loss is not None]
-            if known:
-                steps, losses = zip(*known, strict=True)
-                trace = line(name, steps, losses, data.colours[record.variant], mode="lines+markers")
-                trace["line"]["dash"] = dash
-                traces.append(trace)
-    return figure(traces, axis("step"), axis("loss", **scale(value for trace in traces for value in trace["y"])))
+        for log, drawn, name in ((training.log, LINE, words), (training.eager_log, DOTTED, f"{words}: eager")):
+            if known := [(each.step, each.loss) for each in log if each.loss is not None]:
+                series.append(Series(name, known, colours[record.variant], drawn))
+    return Figure("step", "loss", series)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from profiling.errors import printable
-from profiling.report.answer import answer_of, median_of, ratio_value, speedup_of
-from profiling.report.conditions import conditions_text
-from profiling.report.format import Computed, Value, count_of, listed
+from profiling.report.answer import answer_of
+from profiling.report.cells import median_of, ratio_value
+from profiling.report.format import Marked, Value, count_of, listed
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, name_of
-from profiling.report.starts import prepare_seconds
+from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.judge import Pair
 from profiling.results.record import BASELINE, Record
@@ -22,11 +21,7 @@ TUNE, AND = "tune", "+"
 #: The front counts errors within this factor as equal: they differ only in the order in which sums are rounded.
 SAME_ERROR = 1.1
 
-_LEGEND = (
-    "Front: no other correct recipe is as good or better in all three: time, error, and seconds to prepare. "
-    f"Errors within {SAME_ERROR:g}× count as equal. Preparing is from an empty cache; ~: computed, for a recipe that "
-    "started from the cache of another one with the same compiler."
-)
+_FRONT = f"no other is as good in time, error (within {SAME_ERROR:g}×) and seconds to prepare"
 _NOTE = (
     "slower without it: time without the step over time of the winner. adds to preparing: from an empty cache; "
     "~: computed, where one of the two started from the cache of another recipe."
@@ -36,11 +31,6 @@ _NOTE = (
 def steps_of(record: Record) -> frozenset[str]:
     """Return the steps in the recipe's name; none for the baseline."""
     return frozenset() if record.variant == BASELINE else frozenset(record.variant.split(AND))
-
-
-def is_timed(record: Record) -> bool:
-    """Return whether a recipe is correct and was timed."""
-    return record.is_correct and record.wall_p50 is not None
 
 
 @dataclass(frozen=True)
@@ -75,7 +65,7 @@ def contributions(records: Iterable[Record], recipe: Record) -> list[Contributio
 
 def front(records: Iterable[Record]) -> list[Record]:
     """Return the correct recipes that no other one beats in time, error and preparing; the fastest first."""
-    timed = [each for each in records if is_timed(each)]
+    timed = [each for each in records if each.is_correct and each.wall_p50 is not None]
     kept = [each for each in timed if not any(_beats(other, each) for other in timed)]
     return sorted(kept, key=lambda each: each.wall_p50 or 0.0)
 
@@ -93,23 +83,18 @@ def _costs(record: Record) -> tuple[float, float, float]:
 
 
 def tune_section(data: RunData) -> Section:
-    """Return the winner of each component, what its steps contribute, and the front."""
+    """Return the winner of each component and the front, and what the steps of the winner contribute."""
     records = [record for record in data.records if record.target == TUNE]
-    lines, steps, best = [], list[Contribution](), list[Record]()
+    lines, steps = [], list[Contribution]()
     for group in by_component(records).values():
         won = fastest_correct(group)
         if won is None:
             continue
         lines.append(_winner_line(won, group))
+        lines.append(f"{won.component}: {_FRONT}: {listed([each.variant for each in front(group)])}.")
         steps += contributions(group, won)
-        best += front(group)
-    warm = [each.variant for each in best if each.prepare is not None and each.prepare.is_cold_unknown]
-    legend = [_LEGEND, *([f"From a cache that was filled before the run: {listed(warm)}."] if warm else [])]
-    tables = (
-        Table("What the steps of the winner contribute", _STEPS, steps, [_NOTE], keys=1),
-        Table("Front of the recipes", _front_columns(by_component(records)), best, legend, keys=1, name=name_of),
-    )
-    return Section("tune", "Search of recipes", tuple(map(printable, lines)), tables=tables)
+    table = Table("What the steps of the winner contribute", _STEPS, steps, [_NOTE], keys=1)
+    return Section("tune", "Search of recipes", tuple(map(printable, lines)), tables=(table,))
 
 
 def _winner_line(won: Record, group: Sequence[Record]) -> str:
@@ -132,7 +117,7 @@ def _adds_to_preparing(row: Contribution) -> Value | None:
     if with_them is None or without is None or with_them.is_cold_unknown or without.is_cold_unknown:
         return None
     seconds = with_them.from_cold - without.from_cold
-    return seconds if with_them.cold_s is without.cold_s is None else Computed(seconds)
+    return seconds if with_them.cold_s is without.cold_s is None else Marked("~", seconds)
 
 
 _STEPS = (
@@ -142,19 +127,3 @@ _STEPS = (
     Column[Contribution]("p50 with", lambda row: median_of(row.recipe), "ms", wrap=14),
     Column[Contribution]("adds to preparing", _adds_to_preparing, "s"),
 )
-
-
-def _front_columns(groups: Mapping[str, Sequence[Record]]) -> tuple[Column[Record], ...]:
-    def speedup(record: Record) -> Value | None:
-        beside = [each for each in groups[record.component] if each.device == record.device]
-        return speedup_of(record, beside)  # the baseline of another device is not in this run
-
-    return (
-        Column[Record]("recipe", lambda row: row.variant, wrap=40),
-        Column[Record]("p50", median_of, "ms", wrap=14),
-        Column[Record]("speedup vs eager", speedup, "ratio", wrap=12),
-        Column[Record]("relative L2", lambda row: row.parity.rel_l2 if row.parity is not None else None, "error"),
-        Column[Record]("prepare", prepare_seconds, "s"),
-        Column[Record]("conditions", conditions_text, wrap=22),
-        Column[Record]("device", lambda row: row.device, depth="report"),
-    )

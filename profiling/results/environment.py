@@ -30,8 +30,6 @@ class Device(Section, frozen=True, kw_only=True):
     l2_bytes: Annotated[int | None, about("L2 cache of the GPU", "bytes")] = None
     multiprocessors: Annotated[int | None, about("streaming multiprocessors")] = None
     capability: Annotated[str | None, about("compute capability, 9.0 for example")] = None
-    clock_sm_max_mhz: Annotated[int | None, about("highest SM clock", "MHz")] = None
-    clock_memory_max_mhz: Annotated[int | None, about("highest memory clock", "MHz")] = None
     power_limit_w: Annotated[float | None, about("enforced power limit", "W")] = None
 
 
@@ -178,11 +176,6 @@ def read_environment(run: Path) -> Environment:
         return decode_environment(read_file(run / ENVIRONMENT_FILE))
     except OSError:
         return Environment()
-
-
-def is_damaged(run: Path, environment: Environment) -> bool:
-    """Return whether `environment`, which was read from the run, is empty because its file is damaged."""
-    return not environment.is_known and (run / ENVIRONMENT_FILE).exists()
 
 
 def decode_environment(text: bytes) -> Environment:

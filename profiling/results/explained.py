@@ -406,7 +406,6 @@ class HardwareCounters(Section, frozen=True, kw_only=True):
 
     file: Annotated[str, about("what ncu wrote, CSV, relative to the run folder")]
     kernels: Annotated[tuple[CountedKernel, ...], about("by name, longest first")] = ()
-    cache_control: Annotated[str | None, about("all: caches are flushed before each pass; none: they are not")] = None
     seconds: Annotated[float | None, about("duration of loading, preparing and measuring", "s")] = None
     launches: Annotated[int | None, about("launches that ncu measured")] = None
     passes: Annotated[float | None, about("mean number of times that ncu ran a launch, to read all counters")] = None

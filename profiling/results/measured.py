@@ -103,7 +103,6 @@ class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
     """Conditions of the timed window: they explain the samples and do not judge them."""
 
     cold: Annotated[bool, about("whether the last-level cache was evicted before each sample")]
-    warmup_iterations: Annotated[int, about("calls before the timed window")]
     warmup_seconds: Annotated[float, about("duration of the warm-up", "s")]
     settled: Annotated[bool, about("whether times had settled and nothing compiled when the warm-up ended")]
     pinned_cores: Annotated[

@@ -73,8 +73,6 @@ def _cuda_device(device: torch.device) -> Device:
         l2_bytes=properties.L2_cache_size,
         multiprocessors=properties.multi_processor_count,
         capability=f"{properties.major}.{properties.minor}",
-        clock_sm_max_mhz=nvml.clock_mhz(device, "sm", maximum=True),
-        clock_memory_max_mhz=nvml.clock_mhz(device, "memory", maximum=True),
         power_limit_w=nvml.power_limit_w(device),
     )
 

@@ -102,7 +102,6 @@ class CounterPass:
         return HardwareCounters(
             file=output.relative_to(self.run).as_posix(),
             kernels=tuple(counted(kernel, groups, times, ceilings) for kernel in kernels),
-            cache_control=nsight_compute.CACHE_CONTROL,
             seconds=perf_counter() - started,
             launches=len(launches),
             passes=sum(passes) / len(passes) if passes else None,

@@ -19,8 +19,6 @@ from functools import cache
 from pathlib import Path
 
 NCU = "ncu"
-#: Whether ncu flushes the caches before each pass (`all`), or leaves what the kernel's last pass left there (`none`).
-CACHE_CONTROL = "all"
 #: Seconds in which ncu lists the metrics of the GPU.
 QUERY_SECONDS = 60.0
 
@@ -116,7 +114,7 @@ def command(
     names = "|".join(re.escape(function) for function in functions)
     return [
         *(ncu, "--config-file", "off", "--target-processes", "application-only"),
-        *("--clock-control", "none", "--cache-control", CACHE_CONTROL),
+        *("--clock-control", "none", "--cache-control", "all"),  # caches are flushed before each pass
         *("--profile-from-start", "off", "--graph-profiling", "node"),
         *("--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"),
         *("--filter-mode", "per-launch-config", "--launch-count", str(launches)),

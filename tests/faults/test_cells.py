@@ -771,17 +771,17 @@ def run_data(folder, *records):
 
 
 @pytest.mark.parametrize("rendering", RENDERINGS, ids=lambda rendering: rendering.__name__)
-@fault("a record that one of the report's tables cannot show", "a failed row that says so", "the other rows")
+@fault("a record that one of the report's tables cannot show", "a line in place of its section", "the other sections")
 def test_a_record_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
-    def is_correct(record):
-        return 1 / (record.wall_p50 != 666.0) and correct(record)
+    def peak_memory(record):
+        return 1 / (record.wall_p50 != 666.0) and None
 
     good, bad = made_record(p50=1.25), made_record("bad", p50=666.0)
-    correct = type(bad).is_correct.fget
-    monkeypatch.setattr(type(bad), "is_correct", property(is_correct))
-    text = rendering(run_data(tmp_path, good, bad))
-    assert "cannot be rendered, but is in the results: ZeroDivisionError" in text.replace("\n  ", " ")
-    assert "1.25" in text
+    broken = made_record("broken", status="failed", reason="out of memory")
+    monkeypatch.setattr(type(bad), "peak_memory", property(peak_memory))
+    text = rendering(run_data(tmp_path, good, bad, broken)).replace("\n  ", " ")
+    assert "answer: cannot be rendered, but is in the results: ZeroDivisionError" in text
+    assert "broken failed: out of memory" in text
 
 
 @pytest.mark.parametrize("rendering", RENDERINGS, ids=lambda rendering: rendering.__name__)
@@ -793,17 +793,5 @@ def test_a_section_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
     sections = [memory_section if build.__name__ == "memory_section" else build for build in render._SECTIONS]
     monkeypatch.setattr(render, "_SECTIONS", sections)
     text = rendering(run_data(tmp_path, made_record(p50=1.25)))
-    assert "memory: cannot be rendered: RuntimeError: planted" in text.replace("\\", "")
+    assert "memory: cannot be rendered, but is in the results: RuntimeError: planted" in text.replace("\\", "")
     assert "1.25" in text
-    assert "in the results" not in text, "no record is to blame"
-
-
-@fault("an environment that the report's heading cannot show", "a report without it", "all rows")
-def test_a_heading_that_cannot_be_rendered(monkeypatch, tmp_path):
-    def heading_lines(data):
-        environment = data.environment
-        return (f"threads {1 / (environment.threads or 1):g}",) if environment.threads != 13 else (1 / 0,)
-
-    monkeypatch.setattr(render, "heading_lines", heading_lines)
-    data = RunData((made_record(p50=1.25),), Environment(threads=13), tmp_path)
-    assert "1.25" in render_console(data)

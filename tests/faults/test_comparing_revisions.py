@@ -10,8 +10,7 @@ from planted_repository import COMPONENT, NET, commit, git, with_network
 
 from profiling.compare import measure
 from profiling.compare.__main__ import main
-from profiling.compare.cells import exit_code, judged, matched_cells
-from profiling.compare.loaded_run import read_run
+from profiling.compare.cells import exit_code, judged, matched_cells, read_run
 from profiling.results.jsonl import read_records
 from profiling.run.runner import execute
 

@@ -627,10 +627,10 @@ def test_lines_of_results(start, tmp_path, capsys, form, kept, skipped):
     ):
         main([str(argument) for argument in arguments])
         printed[name] = "".join(capsys.readouterr())
-    assert ("1 damaged or cut-off lines" in (tmp_path / "run" / "report.md").read_text()) == bool(skipped)
-    assert ("ignored 1 line" in printed["compare"]) == bool(skipped)
-    assert ("ignored 1 line" in printed["history"]) == bool(skipped)
-    assert ("1 damaged or cut-off lines" in start(f"resume={tmp_path / 'run'}").err) == bool(skipped)
+    printed["report.md"] = (tmp_path / "run" / "report.md").read_text()
+    printed["resume"] = start(f"resume={tmp_path / 'run'}").err
+    for name, text in printed.items():
+        assert ("1 damaged or cut-off line" in text) == bool(skipped), name
 
 
 # A run that ends in the middle of a cell.
@@ -695,7 +695,7 @@ def test_a_killed_loop(realtime, tmp_path, capsys):
     assert frames > 10
     assert report([str(tmp_path / "run")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"{frames} frames, 5 warm-up frames" in printed
+    assert f"{frames} frames were timed" in printed
     assert "has not ended" in printed
     assert "Frame time over frames" in (tmp_path / "run" / "report.html").read_text()
     resumed = realtime(*FRAMES, dies, f"resume={tmp_path / 'run'}", folder=tmp_path / "run")

@@ -125,7 +125,7 @@ class FakeCells(Isolated):
         """Return the metrics that a cell sends."""
         lost = sum(window.cpu_lost_share * sum(window.wall_ms) for window in windows)
         lost /= sum(sum(window.wall_ms) for window in windows)
-        warm = {"cold": False, "warmup_iterations": 1, "warmup_seconds": 0.1, "settled": True}
+        warm = {"cold": False, "warmup_seconds": 0.1, "settled": True}
         return Metrics(**summaries(windows, None), latency=LatencyConditions(**warm, cpu_lost_share=lost))
 
 

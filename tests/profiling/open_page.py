@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from profiling.report import page, plot
-from profiling.report.charts import Figure
-
 Open = Callable[..., Any]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -46,19 +43,6 @@ def browser() -> Iterator[Any]:
         started = driver.chromium.launch(executable_path=path, args=["--no-sandbox"] if root else [])
         yield started
         started.close()
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Collect the figures over two axes that pages draw, in their order."""
-    figures: list[Figure] = []
-
-    def laid_out(figure: Figure) -> plot.Plot:
-        figures.append(figure)
-        return plot.plot_of(figure)
-
-    monkeypatch.setattr(page, "plot_of", laid_out)
-    return figures
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """The pages of comparisons and histories are opened as those of runs are."""
 
-from open_page import browser, drawn, heard, show
+from open_page import browser, heard, show
 
-__all__ = ["browser", "drawn", "heard", "show"]
+__all__ = ["browser", "heard", "show"]

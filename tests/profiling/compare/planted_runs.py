@@ -30,12 +30,12 @@ ENVIRONMENT = {
     "user_git": {"revision": "a" * 40, "dirty": False},
     "tool_git": {"revision": "f" * 40, "dirty": False},
     "versions": {"torch": "2.11.0", "driver": "580.1"},
-    "device": {"type": "cuda", "name": "GPU of 2026", "clock_sm_max_mhz": 1980},
+    "device": {"type": "cuda", "name": "GPU of 2026", "power_limit_w": 700.0},
     "threads": 16,
     "scale": "full",
     "dtype_reason": "asked for",
 }
-WARM = LatencyConditions(cold=False, warmup_iterations=1, warmup_seconds=0.1, settled=True)
+WARM = LatencyConditions(cold=False, warmup_seconds=0.1, settled=True)
 PARITY = Parity(reference="fp32 eager", passed=True, rel_l2=0.001)
 WRONG = replace(PARITY, passed=False, rel_l2=3.0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from planted_runs import ENVIRONMENT, cell, noisy, two_runs, write_run
 
-from profiling.compare import cells, command, output
+from profiling.compare import cells, command
 from profiling.compare.__main__ import main
 from profiling.report.table import WIDTH
 from profiling.results.jsonl import RESULTS_FILE
@@ -84,7 +84,7 @@ def test_runs_without_a_common_cell_say_that_nothing_was_compared(tmp_path, caps
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["{nothing}", "{run}"], "No such file"),
+        (["{nothing}", "{run}"], "is no run"),
         (["{run}", "{empty}"], "is no run"),
         (["{run}", "{text}"], "holds no record"),
         (["{run}", "{run}", "--threshold", "2"], "2%"),
@@ -108,7 +108,7 @@ def test_damage_is_reported_in_one_line_and_the_rest_is_compared(tmp_path, capsy
     with (b / RESULTS_FILE).open("a") as file:
         file.write('{"schema": 2, "target')
     assert main([str(a), str(b)]) == 1
-    assert "B: ignored 1 line without a record." in capsys.readouterr().out.splitlines()
+    assert "B: results.jsonl: 1 damaged or cut-off line skipped." in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(("turns", "options", "limit"), [("x", (), 2), ("", (), 5), ("x", ("--threshold=0.05",), 5)])
@@ -159,15 +159,12 @@ def full(*_):
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "fault", "error"),
-    [
-        (command, "write_text", full, "No space left on device"),
-        (output, "render_page", broken, "TypeError: planted"),
-    ],
+    ("name", "fault", "error"),
+    [("write_text", full, "No space left on device"), ("render_page", broken, "TypeError: planted")],
 )
-def test_a_page_that_fails_costs_neither_text_nor_exit_code(tmp_path, capsys, monkeypatch, module, name, fault, error):
+def test_a_page_that_fails_costs_neither_text_nor_exit_code(tmp_path, capsys, monkeypatch, name, fault, error):
     a, b = two_runs(tmp_path)
-    monkeypatch.setattr(module, name, fault)
+    monkeypatch.setattr(command, name, fault)
     assert main([str(a), str(b), "--html", str(tmp_path / "page.html")]) == 1
     printed = capsys.readouterr()
     assert "(exit code 1)" in printed.out

@@ -4,8 +4,7 @@ import pytest
 from msgspec.structs import replace
 from planted_runs import WARM, WRONG, cell, failed, loop, noisy, write_run
 
-from profiling.compare.cells import different_work, exit_code, judged, matched_cells
-from profiling.compare.loaded_run import read_run
+from profiling.compare.cells import different_work, exit_code, judged, matched_cells, read_run
 from profiling.results.measured import Metrics
 from profiling.results.stats import summarize
 

@@ -102,7 +102,7 @@ def test_of_many_cells_the_slower_ones_come_first(
     monkeypatch.setattr(output, "_CONSOLE", 1)
     assert main([*map(str, two), "--threshold", "0.05"]) == 1
     out = capsys.readouterr().out
-    assert "3 rows more, on the page (--html)." in out
+    assert "3 of 4 rows are left out here." in out
     assert "frames=2" in out
     assert "dtype=b" not in out
 

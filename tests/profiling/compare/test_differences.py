@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 from planted_runs import ENVIRONMENT, MIB, PARITY, WARM, analysed, cell, loop, write_run
 
+from profiling.compare.cells import read_run
 from profiling.compare.differences import cell_changes, run_differences
-from profiling.compare.loaded_run import read_run
 from profiling.results.energy import Energy, EnergyWindow
 from profiling.results.explained import Idle
 from profiling.results.measured import Deadline, Memory, Prepare
@@ -39,12 +39,12 @@ def test_what_explains_most_comes_first(differences):
         "versions": {"torch": "2.12.0", "driver": "590.2", "numpy": "2"},
         "user_git": {"revision": "b" * 40, "dirty": True, "diff": "1234567890"},
         "tool_git": {"revision": "f" * 40, "dirty": False},
-        "device": {"type": "cuda", "name": "another", "clock_sm_max_mhz": 1500},
+        "device": {"type": "cuda", "name": "another", "power_limit_w": 500.0},
     }
     assert differences(other) == [
         ("git, your code", "a" * 12, f"{'b' * 12} with changes 12345678"),
         ("device.name", "GPU of 2026", "another"),
-        ("device.clock_sm_max_mhz", "1980", "1500"),
+        ("device.power_limit_w", "700.0", "500.0"),
         ("versions.torch", "2.11.0", "2.12.0"),
         ("versions.driver", "580.1", "590.2"),
         ("threads", "16", "8"),

@@ -132,16 +132,6 @@ def test_no_runs_is_one_line(tmp_path, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_page_does_not_change_the_text(runs, capsys):
-    page = runs / "page.html"
-    assert main([str(runs), "--html", str(page)]) == 0
-    printed = capsys.readouterr()
-    assert printed.err == f"open in a browser: {page}\n"
-    assert "deep/b" in page.read_text(encoding="utf-8").replace("<wbr>", "")
-    assert main([str(runs)]) == 0
-    assert capsys.readouterr().out == printed.out
-
-
 def test_a_page_that_cannot_be_written_is_code_two_below_the_text(runs, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -27,7 +27,7 @@ def test_clocks_and_the_share_of_limited_time_are_conditions(monkeypatch):
     seconds = iter([0.0, 0.0, 100.0, 102.0])  # a moment before the window, then the window
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": 0})
     monkeypatch.setattr(nvml, "limited_ns", lambda device: next(counters))
-    monkeypatch.setattr(nvml, "clock_mhz", lambda device, which: next(clocks))
+    monkeypatch.setattr(nvml, "sm_clock_mhz", lambda device: next(clocks))
     monkeypatch.setattr(nvml, "perf_counter", lambda: next(seconds))
     monitor = TimedWindowMonitor(torch.device("cuda", 0))
     with monitor.window() as window:
@@ -85,7 +85,7 @@ def test_an_allocator_retry_and_a_compile_are_another_program(monkeypatch):
     retries = iter([3, 5])
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": next(retries)})
     monkeypatch.setattr(nvml, "limited_ns", lambda device: {})
-    monkeypatch.setattr(nvml, "clock_mhz", lambda device, which: None)
+    monkeypatch.setattr(nvml, "sm_clock_mhz", lambda device: None)
     counters = iter([CompileCounters(), CompileCounters(compiles=2, recompiles=1)])
     monkeypatch.setattr(latency, "snapshot", lambda: next(counters))
     monitor = TimedWindowMonitor(torch.device("cuda", 0))

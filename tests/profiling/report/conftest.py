@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from open_page import browser, drawn, heard, show
+from open_page import browser, heard, show
 from report_records import MIB, RESULTS, build, faster, stalled_loop
 
 from profiling.report.render import PAGE_FILE, render_html
@@ -16,7 +16,7 @@ from profiling.report.run_data import load_run
 from profiling.results.jsonl import append_record
 from profiling.results.record import Record
 
-__all__ = ["browser", "drawn", "heard", "show"]
+__all__ = ["browser", "heard", "show"]
 
 COMMITTED = sorted(path.parent for path in RESULTS.glob("*/results.jsonl"))
 

@@ -16,8 +16,8 @@ from profiling.results.jsonl import RESULTS_FILE, append_record
 from profiling.results.record import Record
 from profiling.results.sweep import State, Sweep, SweepJob, write_job, write_sweep
 
-H200 = {"type": "cuda", "name": "NVIDIA H200", "clock_sm_max_mhz": 1980, "power_limit_w": 700.0}
-H100 = {"type": "cuda", "name": "NVIDIA H100", "clock_sm_max_mhz": 1755, "power_limit_w": 700.0}
+H200 = {"type": "cuda", "name": "NVIDIA H200", "power_limit_w": 700.0}
+H100 = {"type": "cuda", "name": "NVIDIA H100", "power_limit_w": 700.0}
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from profiling.report.charts import Chart
+from profiling.report.charts import Chart, Figure
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import AnyTable
@@ -45,7 +45,7 @@ def clocks(p50: float, *, device: bool = True, **changes: Any) -> dict[str, Any]
     """Make the sections of a latency metric, bound by the device; `changes` go into its wall clock."""
     clock = summary(p50, **changes)
     fps = {"mean": 1000 / p50, "min": 1000 / (p50 + 0.2), "max": 1000 / (p50 - 0.04)}
-    latency = {"cold": False, "warmup_iterations": 12, "warmup_seconds": 1.2, "settled": True}
+    latency = {"cold": False, "warmup_seconds": 1.2, "settled": True}
     of_device = {"device_ms": clock, "host_ms": summary(0.1 * p50)} if device else {}
     rates = msgspec.to_builtins(rates_of_calls(clock["samples"], 1))
     return {"wall_ms": clock, **of_device, "fps": fps, "latency": latency, "rates": rates}
@@ -186,6 +186,8 @@ def titled(section: Section) -> dict[str, list[dict[str, str]]]:
     return {table.title: rows(table) for table in section.tables if table}
 
 
-def traces(chart: Chart, view: int = 0) -> dict[str, dict[str, Any]]:
-    """Return what a view of a chart draws, by name."""
-    return {trace["name"]: trace for trace in chart.views[view].figure["data"]}
+def drawn(chart: Chart) -> tuple[Figure, dict[str, list[tuple[float, float]]]]:
+    """Return the first figure of a chart, and the points of its series by name."""
+    figure = chart.views[0].figure
+    assert isinstance(figure, Figure)
+    return figure, {series.name: list(series.points) for series in figure.series}

@@ -13,7 +13,7 @@ from report_records import RESULTS, build, build_loop, frame_loop, rows, run_dat
 
 from profiling.report.answer import answer_section
 from profiling.report.render import render_console, render_html, render_markdown
-from profiling.report.roofline import REASONS, bound_line, deciding, judged_calls, next_step, roofline_section, stage_ms
+from profiling.report.roofline import REASONS, deciding, judged_calls, next_step, roofline_section, stage_ms
 from profiling.report.run_data import RunData, load_run
 from profiling.results.record import Record
 from profiling.results.verdicts import by_component
@@ -45,10 +45,9 @@ def check(data: RunData) -> int:
             if call is None:
                 continue
             short, long = next_step(record, group)
-            line = bound_line(record, group).rpartition("Next: ")[2] if "Next: " in bound_line(record, group) else ""
             advised += bool(short)
             for variant in refuted(record, call.stage, group) if short else ():
-                assert not names(f"{short}; {long}; {line}", variant), (record.cell, variant)
+                assert not names(f"{short}; {long}", variant), (record.cell, variant)
     cells = {(r.component, r.variant, call.stage): r for r in data.records for call in judged_calls(r)}
     for row in titled(roofline_section(data)).get(REASONS, []):
         stage = row.get("stage", "–")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from report_records import MIB, build, build_loop, clocks, faster, run_data, titled
 
+from profiling.report.answer import answer_section
 from profiling.report.charts import Rows
 from profiling.report.heading import network_section
 from profiling.report.latency import latency_section
@@ -14,8 +15,8 @@ from profiling.report.memory import memory_section
 from profiling.results.record import Record
 
 
-def variants(*records: Record) -> list[dict[str, str]]:
-    return titled(latency_section(run_data(*records)))["Variants"]
+def cells(*records: Record) -> list[dict[str, str]]:
+    return titled(answer_section(run_data(*records)))["Cells"]
 
 
 def sampled(samples: np.ndarray) -> Record:
@@ -24,47 +25,47 @@ def sampled(samples: np.ndarray) -> Record:
 
 
 def test_a_row_shows_the_known_numbers(three: tuple[Record, ...]) -> None:
-    assert variants(*three)[1] == {
-        **{"component": "world_model", "variant": "compile", "status": "–", "p50 ms": "2.500", "p99 ms": "2.600"},
-        **{
-            "FPS": "400",
-            "speedup vs baseline": "11.5× ±2.6%",
-            "rel. L2 error": "4.1e-03",
-            "allowed error": "8.2e-03",
-        },
-        **{"peak allocated MiB": "2506", "prepare s": "28.0", "samples": "400"},
+    assert cells(*three)[1] == {
+        **{"component": "world_model", "variant": "compile", "status": "–"},
+        **{"mean ms": "2.500", "std ms": "0.01900", "min ms": "2.460", "max ms": "2.700"},
+        **{"p50 ms": "2.500", "p99 ms": "2.600", "FPS": "400", "speedup vs baseline": "11.5× ±2.6%"},
+        **{"rel. L2": "4.1e-03", "allowed": "8.2e-03", "peak MiB": "2506", "prepare s": "28.0", "samples": "400"},
         **{"device p50 ms": "2.500", "host p50 ms": "0.2500"},
     }
 
 
 def test_a_wrong_answer_is_struck_out_and_claims_nothing(three: tuple[Record, ...]) -> None:
-    row = variants(*three)[2]
-    assert (row["p50 ms"], row["status"], row["rel. L2 error"]) == ("~~1.230~~", "failed", "1.2e+00")
+    row = cells(*three)[2]
+    assert (row["p50 ms"], row["status"], row["rel. L2"]) == ("~~1.230~~", "failed", "1.2e+00")
     assert row["speedup vs baseline"] == "–"
     lie = build("compile", 2.5, parity={"reference": "x", "rel_l2": 1.0, "passed": False}, speedup=faster(11.5))
-    row = variants(build("baseline", 28.7), lie)[1]
+    row = cells(build("baseline", 28.7), lie)[1]
     assert (row["p50 ms"], row["status"], row["speedup vs baseline"]) == ("~~2.500~~", "parity failed", "–")
 
 
 def test_of_a_chaotic_training_the_losses_are_judged() -> None:
     parity = {"reference": "eager", "rel_l2": 1.2, "weights_judged": False, "loss_error": 0.0275, "passed": True}
-    row = variants(build("compile", 2.5, parity=parity))[0]
-    assert (row["rel. L2 error"], row["against"]) == ("2.8e-02", "eager's losses")
-    assert variants(build("compile", 2.5, parity=parity | {"weights_judged": True}))[0]["rel. L2 error"] == "1.2e+00"
+    row = cells(build("compile", 2.5, parity=parity))[0]
+    assert (row["rel. L2"], row["against"]) == ("2.8e-02", "eager's losses")
+    assert cells(build("compile", 2.5, parity=parity | {"weights_judged": True}))[0]["rel. L2"] == "1.2e+00"
 
 
-def test_a_cpu_names_its_memory_and_has_no_clock_of_a_gpu() -> None:
+def test_a_cpu_has_no_clock_of_a_gpu() -> None:
     record = build("baseline", 2.5, metrics=clocks(2.5, device=False), memory={"peak_host_rss": 812 * MIB})
-    tables = titled(latency_section(run_data(record)))
-    assert tables["Variants"][0]["peak host RSS MiB"] == "812"
-    assert "device p50 ms" not in tables["Variants"][0]
+    (row,) = cells(record)
+    assert row["peak MiB"] == "812"
+    assert "device p50 ms" not in row
 
 
-def test_skipped_cells_have_no_row_and_what_was_not_measured_is_a_dash() -> None:
+def test_cells_without_a_time_or_an_error_have_no_row_and_what_was_not_measured_is_a_dash() -> None:
     skipped = build("cuda_graph", status="skipped", reason="no GPU")
-    rows = variants(build("baseline", 2.5), build("compile", status="failed", reason="broken"), skipped)
+    broken = build("fx", status="failed", reason="broken")
+    wrong = build("compile", status="failed", reason="wrong", parity={"reference": "x", "rel_l2": 2, "passed": False})
+    rows = cells(build("baseline", 2.5), wrong, skipped, broken)
     assert [row["variant"] for row in rows] == ["baseline", "compile"]
-    assert set(list(rows[1].values())[3:]) == {"–"}
+    assert {name for name, text in rows[1].items() if text != "–"} == {
+        *("component", "variant", "status", "rel. L2", "against")
+    }
 
 
 def test_metrics_of_a_users_own_show_their_numbers() -> None:
@@ -150,7 +151,7 @@ def test_memory_by_phase_names_its_kinds() -> None:
     assert list(table[0])[3:] == ["allocated MiB", "host RSS MiB", "graph pool MiB"]
 
 
-def test_memory_says_which_numbers_include_other_variants() -> None:
+def test_memory_says_which_numbers_include_other_cells() -> None:
     turns = {"began": "now", "beside": ["compile"], "windows": []}
     (table,) = memory_section(run_data(build("baseline", 1.0, memory=MEMORY, turns=turns))).tables
     assert "include the variants that were prepared beside each other" in table.notes[0]
@@ -169,12 +170,12 @@ def test_phases_of_a_capture_have_their_memory() -> None:
 def test_another_reference_and_other_dtypes_are_named():
     parity = {"reference": "eager bfloat16", "passed": True, "rel_l2": 0.001}
     other = build("compile", 2.5, parity=parity, dtype="bfloat16", parameter_dtypes={"float32": 8}, cast="autocast")
-    rows = variants(build("baseline", 2.5), other)
+    rows = cells(build("baseline", 2.5), other)
     assert [row["against"] for row in rows] == ["–", "eager bfloat16"]
-    assert "against" not in variants(build("baseline", 2.5))[0]
-    assert "float32 under autocast bfloat16" in network_section(run_data(other)).lines[0]
+    assert "against" not in cells(build("baseline", 2.5))[0]
     mixed = build("baseline", 2.5, dtype="bfloat16", parameter_dtypes={"bfloat16": 8, "float32": 1}, cast="none")
-    assert "bfloat16 and float32" in network_section(run_data(mixed)).lines[0]
+    networks = titled(network_section(run_data(build("baseline", 2.5), other, mixed)))["Networks"]
+    assert [row["dtype"] for row in networks] == ["bfloat16", "float32 under autocast bfloat16", "bfloat16 and float32"]
 
 
 def test_slow_calls_by_cause_add_up_over_the_run() -> None:

@@ -23,10 +23,10 @@ WritePage = Callable[..., Path]
 ALWAYS = {"answer", "environment", "config", "command"}
 EXPECTED = {
     "h200_energy": {
-        *("latency", "energy", "starts", "recipe", "graphs", "roofline", "memory", "compile"),
+        *("latency", "energy", "starts", "recipe", "graphs", "roofline", "memory"),
         *("networks", "notes"),
     },
-    "h200_stream_img2img": {"latency", "realtime", "roofline", "compile", "notes", "networks"},
+    "h200_stream_img2img": {"latency", "realtime", "roofline", "starts", "notes", "networks"},
 }
 #: Attributes whose value a browser may fetch.
 FETCHED = ("src", "srcset", "href", "data", "poster", "action", "formaction", "background", "xlink:href")

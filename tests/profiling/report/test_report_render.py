@@ -130,7 +130,7 @@ def test_a_run_without_a_finished_cell_and_bytes_that_are_no_unicode(save: Save)
     assert "No cell has ended yet." in write_report(run).text
     assert "No cell has ended yet." in report(run)
     (run / "results.jsonl").write_bytes(b'\xff{"cut off\n')
-    assert "1 damaged or cut-off lines" in write_report(run).text
+    assert "1 damaged or cut-off line skipped" in write_report(run).text
 
 
 def test_no_run(tmp_path: Path) -> None:

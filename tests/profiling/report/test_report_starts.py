@@ -4,13 +4,12 @@ from make_record import record
 
 from profiling.compare.differences import cell_changes
 from profiling.report.answer import notes_section
-from profiling.report.format import Computed
+from profiling.report.format import Marked
 from profiling.report.render import render_console, render_markdown
 from profiling.report.run_data import RunData
 from profiling.report.shape_sweep import total_seconds
 from profiling.report.starts import starts_section
 from profiling.results.environment import Environment
-from profiling.results.explained import Package, RecipeStep
 from profiling.results.measured import Calls, CallsPoint, Metrics, Prepare, Start, Starts
 from profiling.run.rounds import break_even_calls
 
@@ -33,7 +32,7 @@ def test_a_preparation_says_what_it_started_from(tmp_path):
     data = run_data(tmp_path, record("compile", 1.0, prepare=COLD), record("graph", 1.0, prepare=WARM))
     (_, table) = starts_section(data).tables
     titles = [column.title for column in table.columns]
-    assert titles[4:] == ["dynamo", "inductor", "capture"]
+    assert titles[-3:] == ["dynamo", "inductor", "capture"]
     text = render_markdown(data)
     assert "from compile" in text
     assert "cold" in text
@@ -43,21 +42,10 @@ def test_a_preparation_says_what_it_started_from(tmp_path):
 
 def test_starts_are_seconds_to_the_first_output(tmp_path):
     data = run_data(tmp_path, record("compile", 1.0, starts=STARTS), record("baseline", 1.0))
-    text = render_console(data, details=True)
-    (answer, _) = (line for line in text.splitlines() if "compile" in line and "50.0" in line)
-    assert answer.startswith("From the start of a process to its first output, ")
+    text = render_console(data)
     assert [line.split()[2:4] for line in text.splitlines() if " warm " in line] == [["warm", "12.0"]]
     assert STARTS.cold.unaccounted == 5.0
     assert "unaccounted" in render_markdown(data)
-
-
-def test_the_start_that_makes_a_package_is_not_said_to_be_that_of_an_application(tmp_path):
-    package = Package(file="kernels/a.pt2", bytes=9, export_s=4.0, compile_s=30.0, load_s=0.02)
-    recipe = (RecipeStep(kind="compiler", name="AOTInductor", seconds=34.0, packages=(package,)),)
-    starts = Starts(cold=Start(seconds=36.0, phases={}))
-    text = " ".join(render_console(run_data(tmp_path, record("aot", 1.0, starts=starts, recipe=recipe))).split())
-    assert "36.0 s with an empty compiler cache, including packaging; an application loads the package" in text
-    assert "in 0.020 s, after importing torch's compiler" in text
 
 
 def test_what_pays_off_is_counted_from_an_empty_cache():
@@ -67,8 +55,7 @@ def test_what_pays_off_is_counted_from_an_empty_cache():
     baseline = record(metrics=Metrics(calls=eager), prepare=Prepare(seconds=0.0))
     assert break_even_calls(warm, baseline) == 380
     total = total_seconds(warm, 10)
-    assert isinstance(total, Computed)
-    assert total.value == 39.0
+    assert total == Marked("~", 39.0)
 
 
 def test_a_cold_preparation_is_not_compared_with_a_warm_one():

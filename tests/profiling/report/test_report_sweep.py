@@ -16,6 +16,7 @@ from planted_sweep import H100, Job, cell, pair, plant, turns
 from report_records import build_loop, clocks, frame_loop, rows, titled
 
 from profiling.report import sweep
+from profiling.report import table as table_module
 from profiling.report.__main__ import main
 from profiling.report.format import Estimate
 from profiling.report.page import Section
@@ -212,7 +213,7 @@ def test_a_wrong_cell_is_named_and_never_the_fastest(tmp_path: Path) -> None:
     found = [row for row in table(folder, "cells", "Cells") if row["variant"] == "compile"]
     assert {(row["p50 ms"][:2], row["vs baseline"], row["status"]) for row in found} == {("~~", "–", "failed")}
     assert sections(folder)["failures"].lines == (
-        "2 cells failed: out of memory (net.compile in job 0, for example; log: 0/cells/net.compile.log)",
+        "job 0 net.compile and job 1 net.compile failed: out of memory (log: 0/cells/net.compile.log)",
     )
 
 
@@ -278,7 +279,7 @@ def test_cells_that_failed_before_anything_was_known_of_them_are_no_other_work(t
     folder = plant(tmp_path / "s", died, Job("seed=1", pair("net", 8.0, 4.0)))
     (row,) = table(folder, "answer", "Answer")
     assert (row["fastest correct"], row["jobs"]) == ("compile", "1")
-    assert sections(folder)["failures"].lines == (f"1 cell failed: {NOT_ENDED} (net.baseline in job 0)",)
+    assert sections(folder)["failures"].lines == (f"job 0 net.baseline failed: {NOT_ENDED}",)
 
 
 def test_before_the_first_cell_has_ended(tmp_path: Path) -> None:
@@ -302,16 +303,16 @@ def test_loops_of_frames_are_compared_by_their_frames_and_have_no_speedup(tmp_pa
     assert "vs baseline" not in table(folder, "answer", "Answer")[0]
 
 
-def test_long_tables_are_left_to_the_files_and_cut_on_the_page(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_shows_the_first_rows_and_files_more(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_CONSOLE", 3)
     text = write_sweep_report(grid).text
-    assert "Cells: 16 rows in report.md" in text
+    assert "13 of 16 rows are left out here." in text
     assert "16.00" not in text
     assert "16.00" in (grid / "report.md").read_text()
-    monkeypatch.setattr(sweep, "_FILES", 3)
+    monkeypatch.setattr(table_module, "MOST_ROWS", 4)
     (cells,) = sections(grid)["cells"].tables
-    assert len(cells.rows) == 3
-    assert any("The first 3 of 16 rows" in note and "--format csv" in note for note in cells.notes)
+    assert len(cells.shown()[1]) == 4
+    assert cells.notes_at() == ["12 of 16 rows are left out here."]
 
 
 def test_values_as_long_as_a_line_do_not_widen_the_tables(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from report_records import summary
 from profiling.errors import printable
 from profiling.report.format import (
     ABSENT,
-    Computed,
     Estimate,
     Kind,
     Link,
+    Marked,
     count_of,
     escaped,
     listed,
@@ -35,7 +35,7 @@ from profiling.results.record import Record
 @dataclass(frozen=True)
 class Row:
     name: str
-    ms: float | Computed | None = None
+    ms: float | Marked | None = None
     ratio: Estimate | float | None = None
     calls: float | None = None
     href: str | None = None
@@ -71,7 +71,7 @@ def cells(line: str) -> list[str]:
         (Estimate(2.184, 2.182, 2.1861), "ms", "2.184 ±0.1%"),
         (Estimate(7.0, 5.91, 9.83), "ratio", "7.0× (5.9-9.8)"),
         (Estimate(-0.01, -0.1, 0.08), "number", "-0.010 (-0.10 to 0.080)"),
-        (Computed(2.57), "s", "~2.57"),
+        (Marked("~", 2.57), "s", "~2.57"),
         (0.634, "percent", "63%"),
         (0.0421, "percent", "4.2%"),
         (0.0, "percent", "0%"),
@@ -124,16 +124,18 @@ def test_a_header_names_its_unit_and_an_empty_column_is_left_out() -> None:
 
 def test_what_is_not_correct_is_struck_out_where_it_was_measured() -> None:
     table = build(Row("fast", 1.23, 23.3, calls=3.0, correct=False), Row("eager", 28.7))
-    for text in (markdown(table), console(table)):
+    for text in (markdown(table), console(table, depth="report")):
         assert "~~1.230~~" in text
         assert " 1.230 " not in text
         assert "~~3~~" not in text
+    assert "fast" not in console(table)
+    assert table.notes_at("console") == []
     assert [cell.struck for cell in table.shown()[1][0]] == [False, True, True, False]
 
 
 def test_the_page_sorts_by_numbers_and_the_texts_are_those_of_the_markdown() -> None:
     table = build(
-        Row("a", 1.5, Estimate(3.0, 2.9, 3.1)), Row("b", Computed(2.5), calls=math.inf), notes=("p50: wall.",)
+        Row("a", 1.5, Estimate(3.0, 2.9, 3.1)), Row("b", Marked("~", 2.5), calls=math.inf), notes=("p50: wall.",)
     )
     page = render_page("t", (), [Section("points", "Points", tables=(table,))])
     body = page.partition("<tbody>")[2].partition("</tbody>")[0]
@@ -151,7 +153,7 @@ def test_fields_of_a_record_have_their_columns_from_its_structs() -> None:
         "trace_analysis": {"idle_ms": 0.5, "count": 2.5, "idle": {"host_ms": 0.25, "between_ms": 0.25}},
         **{"graphs": {"pool_bytes": 3 * 2**20, "wall_ms": {"before": 2.0}}},
         **{"prepare": {"seconds": 1.0, "phases": {"load package": 0.5}, "cache_hits": 2}},
-        "metrics": {"latency": {"cold": True, "warmup_iterations": 1, "warmup_seconds": 1.0, "settled": True}},
+        "metrics": {"latency": {"cold": True, "warmup_seconds": 1.0, "settled": True}},
         "realtime": {"frames": 1, "target_fps": 60.0, "pace": "free", "frame_ms": summary(9.0), "wall_fps": 110.2},
     }
     paths = {

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from report_records import build, clocks, faster, rows, run_data, titled, traces
+from report_records import build, clocks, drawn, faster, rows, run_data, titled
 
 from profiling.report.energy import energy_section
 from profiling.report.graphs import compile_section, files_section, graphs_section, recipe_section
 from profiling.report.launches import launches_section
 from profiling.report.shape_sweep import shape_sweep_section
+from profiling.report.starts import starts_section
 from profiling.report.training import training_section
 from profiling.results.record import Record
 from profiling.run.rounds import with_speedup
@@ -103,17 +104,17 @@ def test_totals_with_preparation_hold_the_planted_numbers(sweep: tuple[Record, .
     found = titled(shape_sweep_section(run_data(*sweep)))
     assert found[WITH][0] == {
         **{"component": SHAPE, "variant": "baseline", "1 call, s": "0.510", "10 calls, s": "0.600"},
-        **{"100 calls, s": "1.50", "1,000 calls, s": "~10.5", "preparation s": "0.500", "a call ms": "10.00"},
+        **{"100 calls, s": "1.50", "1,000 calls, s": "~10.5", "a call ms": "10.00"},
         "speedup": "–",
         "pays after calls": "–",
     }
-    assert values(found[WITH][1]) == ["20.5", "20.5", "20.9", "~24.5", "20.5", "4.000", "2.50×", "3334"]
+    assert values(found[WITH][1]) == ["20.5", "20.5", "20.9", "~24.5", "4.000", "2.50×", "3334"]
     assert values(found[WITH][2])[-3:] == ["20.00", "0.500×", "never"]
 
 
 def test_a_wrong_answer_is_struck_out_and_pays_nothing(sweep: tuple[Record, ...]) -> None:
     row = titled(shape_sweep_section(run_data(*sweep)))[WITH][3]
-    assert values(row) == ["~~2.00~~", "~~2.01~~", "~~2.10~~", "~~~3.00~~", "2.00", "~~1.000~~", "–", "–"]
+    assert values(row) == ["~~2.00~~", "~~2.01~~", "~~2.10~~", "~~~3.00~~", "~~1.000~~", "–", "–"]
 
 
 def test_what_was_computed_and_not_measured_is_explained_where_it_stands(sweep: tuple[Record, ...]) -> None:
@@ -144,8 +145,11 @@ def test_the_loss_is_drawn_beside_that_of_eager() -> None:
         ["19", "–", "4.125", "0.1200"],
     ]
     (loss,) = section.charts
-    assert (traces(loss)["cuda_graph"]["x"], traces(loss)["cuda_graph"]["y"]) == ([0, 10], [2.302585, 1.500125])
-    assert traces(loss)["cuda_graph: eager"]["y"] == [1.5, 2.3, 9.0]
+    _, series = drawn(loss)
+    assert series == {
+        "cuda_graph": [(0, 2.302585), (10, 1.500125)],
+        "cuda_graph: eager": [(10, 1.5), (0, 2.3), (5, 9.0)],
+    }
 
 
 def number(middle: float, half: float | None = None) -> dict[str, Any]:
@@ -275,12 +279,9 @@ def compiled(folder: Path) -> Record:
 
 def test_what_the_compiler_did_and_said(tmp_path: Path) -> None:
     data = run_data(compiled(tmp_path), build("baseline", 3.0), folder=tmp_path)
-    section = compile_section(data)
-    summary, reasons = section.tables
-    assert len(summary.rows) == 1
-    columns, ((*_, report),) = summary.shown()
-    assert (columns[-1].header, report.href) == ("report", "tl_out/x/index.html")
-    assert values(rows(summary)[0])[:6] == ["20.5", "2", "1", "1", "1.25", "18.0"]
+    (reasons,) = compile_section(data).tables
+    (prepared,) = titled(starts_section(data)).values()
+    assert values(prepared[0]) == ["28.0", "2", "1", "1"]
     assert [values(row) for row in rows(reasons)] == [
         ["graph break", "–", "call to print", "models/net.py:40"],
         ["recompile", "0/1", "size", "–"],
@@ -292,8 +293,8 @@ def test_traces_are_linked(tmp_path: Path) -> None:
     data = run_data(compiled(tmp_path), folder=tmp_path)
     section = files_section(data)
     assert "ui.perfetto.dev" in section.legend[0]
-    _, ((_, _, trace, operators),) = section.tables[0].shown()
-    assert (trace.href, operators.href) == ("traces/x.json.gz", None)
+    _, ((_, _, trace, operators, report),) = section.tables[0].shown()
+    assert (trace.href, operators.href, report.href) == ("traces/x.json.gz", None, "tl_out/x/index.html")
 
 
 @pytest.mark.parametrize(

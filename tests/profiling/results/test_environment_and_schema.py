@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from profiling.results import schema
-from profiling.results.environment import encode_environment, is_damaged, read_environment
+from profiling.results.environment import encode_environment, read_environment
 from profiling.results.record import leaves
 
+#: Fields that committed runs have and this version does not.
+GONE = {"device.clock_sm_max_mhz", "device.clock_memory_max_mhz"}
 RUNS = sorted((Path(__file__).resolve().parents[3] / "docs" / "results").glob("*/environment.json"))
 
 
@@ -17,18 +19,14 @@ def test_a_committed_environment_loses_nothing(path):
     environment = read_environment(path.parent)
     old = json.loads(path.read_text())
     new = json.loads(json.dumps(encode_environment(environment)))
-    assert dict(leaves(new)) == dict(leaves(old))
+    assert dict(leaves(new)) == {key: value for key, value in leaves(old) if key not in GONE}
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000, b'{"seed": 3, "ceilings": {}}'])
 def test_an_environment_that_is_damaged_is_empty(tmp_path, text):
     (tmp_path / "environment.json").write_bytes(text)
-    empty = read_environment(tmp_path)
-    assert not empty.is_known
-    assert is_damaged(tmp_path, empty)
-    absent = read_environment(tmp_path / "absent")
-    assert not absent.is_known
-    assert not is_damaged(tmp_path / "absent", absent)
+    for run in (tmp_path, tmp_path / "absent"):
+        assert not read_environment(run).is_known
 
 
 def test_the_generated_docs_are_fresh():

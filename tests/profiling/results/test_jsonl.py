@@ -14,6 +14,8 @@ from profiling.results.record import leaves
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 RUNS = sorted(RESULTS.rglob("results.jsonl"))
+#: Fields that committed runs have and this version does not.
+GONE = {"metrics.latency.warmup_iterations", "hardware_counters.cache_control"}
 #: A line in which damage is planted.
 LINE = json.loads(encode_record(record(p50=2.0, metrics=Metrics(wall_ms=summary(2.0, samples=(1.0, 2.0, 3.0))))))
 
@@ -30,6 +32,7 @@ def test_a_committed_run_loses_nothing(path):
     assert len(lines) == len(results.records)
     for line, typed in zip(lines, results.records, strict=True):
         old, new = (dict(leaves(content)) for content in (json.loads(line), msgspec.to_builtins(typed)))
+        old = {key: value for key, value in old.items() if key not in GONE}
         missing = {key: value for key, value in old.items() if value not in (None, False) and new.get(key) != value}
         assert not missing
         assert set(new) <= {key for key, value in old.items() if value is not False or key in new}

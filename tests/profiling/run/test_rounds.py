@@ -30,7 +30,7 @@ def record(variant="v", **fields) -> Record:
 
 def measured(samples, variant="v", **conditions) -> Record:
     wall = replace(summarize(samples), stopped_by="interval")
-    base = LatencyConditions(cold=False, warmup_iterations=1, warmup_seconds=0.1, settled=True)
+    base = LatencyConditions(cold=False, warmup_seconds=0.1, settled=True)
     fps = FrameRate(mean=3000 / wall.mean, min=0.0, max=0.0)
     metrics = Metrics(wall_ms=wall, latency=replace(base, **conditions), fps=fps)
     return record(variant, metrics=metrics, frames_per_call=3, prepare=Prepare(seconds=samples[0]))

@@ -1,0 +1,138 @@
+"""The table of cells: times, frame rate, memory, error and preparation of each call, training step and loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from profiling.report.conditions import conditions_text, limits_text
+from profiling.report.format import Estimate, Marked, Value, estimate, times
+from profiling.report.run_data import cell_table, wrong_because
+from profiling.report.starts import prepare_seconds
+from profiling.report.table import Column, Table, columns
+from profiling.results.judge import Pair
+from profiling.results.measured import FP32_EAGER, Summary
+from profiling.results.record import Record
+from profiling.results.verdicts import (
+    NAMED_SHARE,
+    answer_on,
+    baseline_name,
+    correct_baseline,
+    interval_of,
+    speedup,
+    summary_of,
+)
+
+UNDECIDED = "undecided"
+#: Title of the table.
+CELLS = "Cells"
+CELLS_LEGEND = (
+    "Wall clock: call plus wait, of a loop a frame. FPS = frames per call / mean wall time. Device: by CUDA events. "
+    "Host: until the call returns. Peak: memory held by PyTorch in steady calls, with what is free in pools of CUDA "
+    "graphs, which nothing else can use; on a CPU the resident set. rel. L2: relative L2 distance from an fp32 eager "
+    "reference; allowed: twice that of eager in this dtype. Struck out: failed or invalid, and not compared."
+)
+COLD = "Cold: the last-level cache was flushed before each sample."
+
+
+def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]]) -> Table[Record]:
+    """Return the table of the records that were timed or compared with a reference; `groups`: all, by component."""
+    rows = [r for r in records if r.status != "skipped" and (summary_of(r) is not None or r.parity is not None)]
+    baselines = {baseline_name(groups[record.component]) for record in rows}
+    against = f"speedup vs {baselines.pop()}" if len(baselines) == 1 else "speedup vs its baseline"
+    shown = (
+        Column[Record]("status", lambda record: wrong_because(record) or None, depth="report"),
+        *columns(Summary, "mean", "std", "min", "max", of=summary_of),
+        *columns(Summary, "p50", of=summary_of, depth="report"),
+        Column[Record]("p99", lambda record: p99_of(summary_of(record)), "ms", measured=True, depth="report"),
+        Column[Record]("FPS", _fps, "fps", measured=True),
+        Column[Record](against, lambda record: speedup_of(record, groups[record.component]), "ratio", depth="report"),
+        Column[Record]("peak", lambda record: record.peak_memory[1] if record.peak_memory else None, "MiB"),
+        Column[Record]("rel. L2", lambda record: _judged(record)[0], "error"),
+        Column[Record]("allowed", lambda record: _judged(record)[1], "error", depth="report"),
+        Column[Record]("against", _reference, depth="report"),
+        Column[Record]("prepare", prepare_seconds, "s"),
+        Column[Record](
+            "pays after",
+            lambda record: pays_after(record, groups[record.component]),
+            "count",
+            unit="calls",
+            depth="report",
+        ),
+        Column[Record]("conditions", conditions_text, wrap=22, depth="report"),
+        Column[Record](
+            "samples", lambda record: each.n if (each := summary_of(record)) else None, "count", depth="report"
+        ),
+        *columns(Record, "device_ms.p50", "host_ms.p50", at="metrics", depth="report"),
+        Column[Record]("clocks limited by", limits_text, depth="report"),
+    )
+    return cell_table(CELLS, shown, rows)
+
+
+def p99_of(summary: Summary | None) -> Value | None:
+    """Return the 99th percentile in ms, of few samples the longest in its place."""
+    if summary is None:
+        return None
+    name, ms = summary.tail
+    return Marked("max ", ms) if name == "max" else ms
+
+
+def median_of(record: Record) -> Estimate | float | None:
+    """Return the median wall time of a call, or frame time of a loop, in milliseconds with its interval."""
+    return estimate(record.median_ms, interval_of(record))
+
+
+def ratio_value(pair: Pair | None) -> Value | None:
+    """Return a ratio with its interval, beside other processes what it is at least; None without one."""
+    if pair is None:
+        return None
+    interval = pair.interval()
+    if interval is not None and pair.taken > NAMED_SHARE:
+        if interval[0] > 1:
+            return f"≥ {times(interval[0])}"
+        if interval[1] < 1:
+            return f"≤ {times(interval[1])}"
+    return estimate(pair.ratio, interval) if interval is not None else UNDECIDED
+
+
+def speedup_of(record: Record, group: Sequence[Record]) -> Value | None:
+    """Return the speedup over the baseline of `group`, 1 for the baseline; None for loops, and without a baseline."""
+    if record.is_realtime or record.median_ms is None:
+        return None
+    if record is correct_baseline(group):
+        return 1.0
+    return ratio_value(speedup(record, group))
+
+
+def pays_after(record: Record, group: Sequence[Record]) -> float | None:
+    """Return after how many calls preparation has paid off; infinite where it never does, None where not known."""
+    baseline = correct_baseline(group)
+    if baseline is None or baseline.cell == record.cell or not record.is_correct or record.speedup is None:
+        return None
+    answer, known = answer_on(record, group), record.prepare is not None and baseline.prepare is not None
+    if answer == "faster":
+        return record.speedup.break_even_calls
+    return math.inf if known and answer in ("same", "slower") else None
+
+
+def _fps(record: Record) -> float | None:
+    if record.realtime is not None:
+        return record.realtime.wall_fps
+    return record.metrics.fps.mean if record.metrics.fps is not None else None
+
+
+def _judged(record: Record) -> tuple[float | None, float | None]:
+    """Return the judged error and its limit: of outputs, or of the losses of a training too chaotic for its weights."""
+    parity = record.parity
+    if parity is None:
+        return None, None
+    of_losses = parity.weights_judged is False
+    return (parity.loss_error, parity.loss_tolerance) if of_losses else (parity.rel_l2, parity.tolerance)
+
+
+def _reference(record: Record) -> str | None:
+    """Return what the error refers to where it is not fp32 eager, or eager's weights after a training."""
+    parity = record.parity
+    if parity is not None and parity.weights_judged is False:
+        return "eager's losses"
+    return None if parity is None or record.training or parity.reference == FP32_EAGER else parity.reference
