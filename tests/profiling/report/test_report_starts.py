@@ -8,7 +8,7 @@ from profiling.report.format import Marked
 from profiling.report.render import render_console, render_markdown
 from profiling.report.run_data import RunData
 from profiling.report.shape_sweep import total_seconds
-from profiling.report.starts import starts_section
+from profiling.report.starts import prepare_seconds, starts_section
 from profiling.results.environment import Environment
 from profiling.results.measured import Calls, CallsPoint, Metrics, Prepare, Start, Starts
 from profiling.run.rounds import break_even_calls
@@ -26,6 +26,12 @@ STARTS = Starts(
 
 def run_data(tmp_path, *records):
     return RunData(records, Environment(), tmp_path, 0)
+
+
+def test_a_preparation_beside_others_or_from_a_filled_cache_is_marked():
+    beside = Prepare(seconds=60.0, graphs=1, cache="cold", beside=3)
+    shown = [prepare_seconds(record("compile", 1.0, prepare=each)) for each in (COLD, WARM, beside)]
+    assert shown == [40.0, Marked("~", 38.0), Marked("~", 60.0)]
 
 
 def test_a_preparation_says_what_it_started_from(tmp_path):
