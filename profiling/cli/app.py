@@ -410,7 +410,8 @@ def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
         if group == "variant":  # expressions have no YAML
             names = [name for name in names if not is_expression(name, cfg.get("step", {}))]
             keys = {key for key in keys if not is_expression(key, cfg.get("step", {}))}
-        wrong = [name for name in names if name not in keys] or (names if keys - set(names) else [])
+        more = keys - set(names) if "pipeline" not in cfg else set()  # which sets options of components
+        wrong = [name for name in names if name not in keys] or (names if more else [])
         if wrong:
             raise InputError(f"{group}/{wrong[0]}.yaml must have one top key, its own name: `{wrong[0]}:`")
 

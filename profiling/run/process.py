@@ -28,7 +28,7 @@ from profiling.run import child
 from profiling.run.checkouts import Checkout
 from profiling.run.child import Limits, Orphans, Performed, Session, advance
 from profiling.run.compile_caches import CompileCaches, Lease, lease
-from profiling.run.events import Emit, Event, Phase, Sections, Started
+from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
 from profiling.run.job import Job
@@ -144,16 +144,18 @@ class Isolated:
                 )
                 with closing(worker):
                     turn: Turn | None = None
+                    before = _compile_logs(users_folder)
                     while True:
-                        before = _compile_logs(users_folder)
                         try:
                             state = next(worker) if turn is None else worker.send(turn)
                         except StopIteration as end:
                             performed = end.value
                             break
-                        finally:  # other cells write their logs while this one waits
-                            logs |= _compile_logs(users_folder) - before
+                        logs |= _compile_logs(users_folder) - before
                         turn = yield state
+                        if isinstance(state, Waiting):  # other cells have written their logs meanwhile
+                            before = _compile_logs(users_folder)
+                    logs |= _compile_logs(users_folder) - before
                 notes += self._orphans.notes()
                 if self._counters is not None and isinstance(task, Cell) and performed.death is None:
                     notes += self._counted(self._counters, task, sections, environment, relay)

@@ -98,7 +98,7 @@ def test_dropout_in_train_mode(records):
     baseline, compiled = (records["dropout", name] for name in ("baseline", "compile"))
     assert baseline.status == "ok", baseline.reason
     assert (compiled.reason or "").startswith("parity: cannot tell: nondeterministic"), compiled.reason
-    assert "compiler.options.fallback_random=true" in compiled.reason
+    assert "+step.compile.options.fallback_random=true" in compiled.reason
 
 
 def test_dropout_of_a_compiler_that_draws_the_numbers_of_eager(profile):

@@ -5,6 +5,7 @@ import pytest
 import torch
 from networks import composed, tiny_pipeline, tiny_settings
 
+from profiling.cli.config import steps_of
 from profiling.errors import InputError
 from profiling.realtime.__main__ import checked, mixed, run
 from profiling.realtime.options import LoopOptions
@@ -27,7 +28,7 @@ BEFORE_ANY_CELL = {
     "half a mix": (["mix={world:baseline,picture:baseline}"], "sound:baseline}"),
     "a mix of all": (["mix=baseline"], "mix={world:baseline"),
     "a mix of nothing": (["mix={world:baseline,picture:baseline,sound:[baseline]}"], "mix.sound"),
-    "another variant": (["mix={world:baseline,picture:compil,sound:baseline}"], "none of variant=[baseline"),
+    "another variant": (["mix={world:baseline,picture:compil,sound:baseline}"], "Did you mean 'compile'"),
     "a mix of one graph": (
         ["loop.schedule=one_graph", "mix={world:baseline,picture:baseline,sound:baseline}"],
         "mix={whole:baseline}",
@@ -82,7 +83,19 @@ def test_a_component_that_does_not_fit(case):
 
 
 def test_without_mix():
-    assert mixed(*checked(composed())) is None
+    assert mixed(*checked(composed()), {}) is None
+
+
+def test_a_mix_is_made_of_expressions_that_no_row_need_have():
+    cfg = composed("mix={world:baseline,picture:cuda_graph+channels_last,sound:compile_cuda_graph}")
+    stages = mixed(*checked(cfg), steps_of(cfg))["mixed"]["stages"]
+    named = {stage: [*each["transforms"], each["compiler"], each["capture"]] for stage, each in stages.items()}
+    classes = {stage: [each and each["_target_"].rpartition(".")[2] for each in some] for stage, some in named.items()}
+    assert classes == {
+        "world": [None, None],
+        "picture": ["ChannelsLast", None, "CudaGraph"],
+        "sound": ["Inductor", "CudaGraph"],
+    }
 
 
 def test_options_of_a_component_that_was_replaced_are_dropped():

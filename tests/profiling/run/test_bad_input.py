@@ -9,6 +9,7 @@ import pytest
 import torch
 from as_user import ROOT, environment
 
+from profiling.cli.variants import step_nodes
 from profiling.components.spec import Settings
 from profiling.errors import python_command
 from profiling.run.probe import resolve
@@ -84,9 +85,11 @@ def test_help_fits_a_screen_and_imports_no_large_library(target):
     assert f"-m profiling.{target} [KEY=VALUE" in done.stdout
     for word in ("device=auto", "resume=RUN", "Examples", "130"):
         assert word in done.stdout
-    for group in ("component", "variant", "metric") if target == "generic_forward" else ():
+    for group in ("component", "metric") if target == "generic_forward" else ():
         for path in (ROOT / "conf" / group).glob("*.yaml"):
             assert path.stem in done.stdout.split(), f"{group} {path.stem} is not in the help"
+    if target in ("generic_forward", "tune"):
+        assert set(step_nodes()) <= set(done.stdout.split())
 
 
 def test_a_reader_that_closes_the_pipe_is_no_error():

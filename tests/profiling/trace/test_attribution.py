@@ -119,7 +119,7 @@ def test_a_replay_takes_everything_from_the_step_before_its_capture():
 
 
 @pytest.mark.parametrize("component", ["world_model", "image_decoder", "audio_decoder"])
-@pytest.mark.parametrize(("capture", "launched"), [("cuda_graph", "baseline"), ("compile+cuda_graph", "compile")])
+@pytest.mark.parametrize(("capture", "launched"), [("cuda_graph", "baseline"), ("compile_cuda_graph", "compile")])
 def test_recorded_replays_have_the_exact_order_of_their_capture(component, capture, launched):
     """Traces of an H200; a graph of the audio decoder has branches on nine streams."""
     trace, costs = stored(f"main_job/{component}.{launched}"), OperatorCosts()

@@ -203,7 +203,7 @@ def analysed(variant: str, before_capture: str) -> TraceAnalysis:
 
 
 def test_what_takes_the_time_of_a_compiled_decoder_is_named() -> None:
-    analysis = analysed("compile+cuda_graph", "compile")
+    analysis = analysed("compile_cuda_graph", "compile")
     found = {each.what: each for each in analysis.findings}
     assert list(found)[:2] == ["var reductions", "grouped convolutions"]
     assert found["var reductions"].ms == pytest.approx(2.53, abs=0.05), "of 7.1 ms"

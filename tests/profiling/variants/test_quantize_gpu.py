@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from torch import nn
 
-from profiling.cli.app import CONF
+from profiling.cli.variants import named_recipes
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.outputs import difference, to_host
@@ -40,7 +39,7 @@ def component(rows):
 
 
 def recipe(name):
-    node = yaml.safe_load((CONF / "variant" / f"{name}.yaml").read_text())[name]
+    (node,) = named_recipes([name]).values()
     return instantiate(as_recipe(node), f"variant.{name}")
 
 
