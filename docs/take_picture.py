@@ -1,4 +1,4 @@
-"""Take the picture of a run's page that stands in the README: python docs/take_picture.py [RECORDS].
+"""Take the picture of a run's page that stands in the README: python docs/take_picture.py [RUN].
 
 Needs a Chromium on the path and playwright (the extra `dev`).
 """
@@ -6,28 +6,24 @@ Needs a Chromium on the path and playwright (the extra `dev`).
 import sys
 import tempfile
 from pathlib import Path
-from shutil import copy, which
+from shutil import which
 
 from playwright.sync_api import sync_playwright
 
 from profiling.report.render import PAGE_FILE, render_html
 from profiling.report.run_data import load_run
-from profiling.results.jsonl import RESULTS_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDS = ROOT / "docs" / "results" / "h100" / "world_model.jsonl"
+RUN = ROOT / "docs" / "results" / "h100_main"
 PICTURE = ROOT / "docs" / "report.png"
 #: As wide as the window of a laptop.
 WIDTH = 1400
 
 
-def take_picture(records: Path, picture: Path) -> None:
-    """Render the page of a file of records and write its answer, with the charts below, as a PNG."""
+def take_picture(run: Path, picture: Path) -> None:
+    """Render the page of a run and write its answer, with the charts below, as a PNG."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        run = Path(folder) / records.stem
-        run.mkdir()
-        copy(records, run / RESULTS_FILE)
-        page_file = run / PAGE_FILE
+        page_file = Path(folder) / PAGE_FILE
         page_file.write_text(render_html(load_run(run)), encoding="utf-8")
         browser = driver.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": WIDTH}, color_scheme="light")
@@ -41,5 +37,5 @@ def take_picture(records: Path, picture: Path) -> None:
 
 
 if __name__ == "__main__":
-    take_picture(Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDS, PICTURE)
+    take_picture(Path(sys.argv[1]) if len(sys.argv) > 1 else RUN, PICTURE)
     print(f"{PICTURE}: {PICTURE.stat().st_size / 1024:.0f} KiB")
