@@ -26,7 +26,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from profiling.cli.config import read_config
@@ -60,6 +60,9 @@ SWEEP_OPTIONS: dict[str, Any] = {"launcher": "basic", "devices": None, "retries"
 #: Most values of a YAML file after its aliases are replaced, and bytes.
 MOST_NODES = 100_000
 MOST_BYTES = 2_000_000
+
+#: Flags with which Hydra shows the config, or itself, and nothing runs.
+_SHOWS_THE_CONFIG = ("help", "hydra_help", "cfg", "info", "shell_completion")
 
 Target = Callable[[DictConfig, Path], int]
 
@@ -103,33 +106,29 @@ def launch(target: str, run: Target) -> int:
 
 
 def _launched(target: str, run: Target) -> int:
-    register_resolvers()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line
-    codes: list[int] = []
     started = time.time()
 
-    def checked_run(cfg: DictConfig) -> int:
-        runtime: Any = OmegaConf.to_container(HydraConfig.get().runtime, resolve=False)  # a folder may be named ${x}
-        folder = Path(runtime["output_dir"])
-        with claimed(folder, cfg.get("resume"), lambda line: print(line, file=sys.stderr), started=started):
-            check_names(cfg, HydraConfig.get().overrides.task)
-            return run(cfg, folder)
-
-    arguments = list(sys.argv)
-
-    def task(cfg: DictConfig) -> None:  # errors are caught here and not around Hydra, which would print more
-        sys.argv[:] = arguments
-        codes.append(_exit_code_of(lambda: checked_run(cfg)))
-
     def compose_and_run() -> int:
-        parsed = check_arguments(sys.argv[1:])  # before Hydra, which makes the run's folder
-        if parsed.multirun and not (parsed.help or parsed.hydra_help or parsed.cfg or parsed.info):
+        parsed = check_arguments(sys.argv[1:])
+        folders = _config_folders()
+        if any(getattr(parsed, each) for each in _SHOWS_THE_CONFIG):
+            register_resolvers()
+            sys.argv += register(target, parsed.overrides, folders)
+            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line
+            hydra.main(version_base=None, config_path=str(CONF), config_name=target)(lambda cfg: None)()
+            return 0
+        if parsed.multirun:
             from profiling.cli.sweep import sweep
 
             return sweep(target, sys.argv[1:], parsed, validate, started)
-        sys.argv += register(target, parsed.overrides, _config_folders())
-        hydra.main(version_base=None, config_path=str(CONF), config_name=target)(task)()
-        return max(codes, default=0)
+        cfg = _composed(target, parsed.overrides, folders)
+        HydraConfig.instance().set_config(cfg)  # of which the folder is made
+        folder = Path(cfg.hydra.run.dir)
+        with open_dict(cfg):
+            del cfg["hydra"]
+        folder.mkdir(parents=True, exist_ok=True)
+        with claimed(folder, cfg.get("resume"), lambda line: print(line, file=sys.stderr), started=started):
+            return run(cfg, folder)
 
     def validate(overrides: Sequence[str]) -> None:
         read_config(compose_config(target, overrides, _config_folders()))
@@ -214,20 +213,28 @@ def compose_config(target: str, overrides: Sequence[str], folders: Sequence[Path
         InputError: an override or a YAML file is wrong.
 
     """
-    register_resolvers()
-    places = (override("", f"file://{folder.absolute()}")[1:] for folder in folders[1:])
-    added = f"hydra.searchpath=[{','.join(places)}]"
-    GlobalHydra.instance().clear()
     try:
         check_arguments(overrides, folders)
-        steps = register(target, overrides, folders)
-        with initialize_config_dir(str(folders[0]), version_base=None):
-            cfg = compose(target, [*overrides, *steps, added])
-        check_names(cfg, overrides)
+        cfg = _composed(target, overrides, folders)
     except InputError:
         raise
     except _EXPLAINED as error:
         raise InputError(_explained(error, target, folders)) from None
+    with open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
+
+
+def _composed(target: str, overrides: Sequence[str], folders: Sequence[Path]) -> DictConfig:
+    """Return the config of `target` with that of Hydra, whose overrides have been checked."""
+    register_resolvers()
+    places = (override("", f"file://{folder.absolute()}")[1:] for folder in folders[1:])
+    added = f"hydra.searchpath=[{','.join(places)}]"
+    steps = register(target, overrides, folders)
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(folders[0].absolute()), version_base=None):
+        cfg = compose(target, [*overrides, *steps, added], return_hydra_config=True)
+    check_names(cfg, overrides)
     return cfg
 
 
@@ -290,6 +297,10 @@ def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = N
     parser.error = _refuse_argument  # instead of printing the usage of Hydra
     given: dict[str, str] = {}
     parsed = parser.parse_args(arguments)
+    for flag in ("config_name", "config_path", "experimental_rerun"):
+        if getattr(parsed, flag, None) is not None:
+            name = flag.replace("_", "-")
+            raise InputError(f"--{name}: each target has one config. Leave it out; --config-dir adds your own files.")
     for each in OverridesParser.create().parse_overrides(parsed.overrides):
         key, text = each.get_key_element().lstrip("+~"), each.input_line or ""
         if not key:

@@ -230,6 +230,7 @@ def launch_with(options: SweepOptions, places: Places, task: JobTask) -> Launch:
 
     def launch(numbers: Sequence[int]) -> None:
         jobs = ",".join(str(number) for number in numbers)
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line
         try:
             with _arguments(["--multirun", f"job={jobs}", *words, *options.own]):
                 if options.launcher == "ray":

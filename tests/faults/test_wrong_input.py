@@ -77,6 +77,7 @@ def is_refused(outcome, says):
 
 ARGUMENTS = (
     ("a number in place of a component", ("component=[5]", "variant=[baseline]"), "component=[NAME,NAME]"),
+    ("another config than that of the target", ("--config-name=tune",), "each target has one config"),
     ("a component that YAML reads as a number", ("component=[nan]",), "(nan is read as a number)"),
     ("null in place of the components", ("component=null", "variant=[baseline]"), "component=[NAME,NAME]"),
     ("null in place of the variants", ("component=[net]", "variant=null"), "variant=[NAME,NAME]"),
