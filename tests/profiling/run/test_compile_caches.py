@@ -55,6 +55,16 @@ def test_a_cell_with_the_same_compiler_starts_from_what_the_first_one_left():
     assert not folder(first).exists()
 
 
+def test_a_cache_that_is_not_filled_yet_is_no_others(tmp_path):
+    """Two compiles into one folder at a time would each be called cold, and be none."""
+    caches = CompileCaches()
+    same = {"compiler": COMPILER, "capture": None, "tolerance": None}
+    with caches.lease(task("compile", **same)) as first, caches.lease(task("again", **same)) as second:
+        assert folder(first) != folder(second)
+        assert prepared(second, COLD).cache == "cold"
+    assert not folder(second).exists(), "its own ends with it"
+
+
 @pytest.mark.parametrize(
     "other",
     [
