@@ -474,6 +474,13 @@ class Orphans:
             time.sleep(0.05)
         return ()
 
+    def left(self) -> str:
+        """Return the names of processes that cells left behind, and that still run."""
+        running = [child for child in _children() if child.pid in self._named]
+        return ", ".join(
+            f"{_name(child)} (process {child.pid})" for child in running if child.status() != psutil.STATUS_ZOMBIE
+        )
+
     def _has_ended(self, child: psutil.Process) -> bool:
         """Return whether an adopted process has ended, and reap it; True if it does not belong to this cell."""
         if child.pid in self.own:

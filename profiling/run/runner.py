@@ -237,6 +237,8 @@ def execute(runs: Sequence[Run], schedule: Schedule | None = None) -> None:
             for run in runs:
                 if run.caches is not None:
                     run.caches.clear()
+            if names := orphans.left():
+                runs[0].progress.say(f"note: cells left processes behind, which still run: {names}")
 
 
 def _run_cells(runs: Sequence[Run]) -> None:
