@@ -5,8 +5,9 @@ python -m profiling.run.fork_server CHANNEL PARENT WORKER [MODULE …]
 A fork is like a fresh process after the same imports: no CUDA context, no compiled code, its own session, output,
 working folder and environment. A variable that torch reads while it is imported (TORCH_TRACE) needs a fresh process.
 
-A cell that compiles needs more imports, which take seconds, too. The first such cell makes the server fork a second
-server that has them; cells that do not compile stay without them.
+A cell that compiles needs more imports, which take seconds, too, and on a CPU the compiler must know its vector
+instructions, which takes longer. The first such cell makes the server fork a second server that has them; cells that do
+not compile stay without them.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ def _close(*descriptors: int) -> None:
 
 
 def _import(modules: Iterable[str]) -> None:
-    """Import modules without initialising CUDA, which no fork of this process could use then.
+    """Import modules, and call functions (`module:function`), without initialising CUDA: no fork could use it then.
 
     Importing inductor of torch 2.11 counts the GPUs, which initialises CUDA: a forked process counts them instead.
 
@@ -241,16 +242,22 @@ def _import(modules: Iterable[str]) -> None:
     torch: Any = sys.modules["torch"]
     counted = getattr(torch._C, "_cuda_getDeviceCount", None)
     if not (modules := tuple(modules)) or counted is None:  # None: a build without CUDA
-        for module in modules:
-            import_module(module)
+        _ready(modules)
         return
     gpus = _answer_of_a_fork(counted)
     with mock.patch.object(torch._C, "_cuda_getDeviceCount", return_value=gpus):
-        for module in modules:
-            import_module(module)
+        _ready(modules)
     # A module may have used the driver without torch: forks would find no GPU, or fail.
     if _answer_of_a_fork(torch.cuda._is_in_bad_fork) or _answer_of_a_fork(counted) != gpus:
         raise SystemExit(f"CUDA is initialised by importing {', '.join(modules)}")
+
+
+def _ready(modules: Iterable[str]) -> None:
+    for each in modules:
+        module, _, function = each.partition(":")
+        imported = import_module(module)
+        if function:
+            getattr(imported, function)()
 
 
 def _answer_of_a_fork(question: Callable[[], int]) -> int:

@@ -41,14 +41,16 @@ class Job:
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Modules of this tool that the cell needs beside those of every cell: that of its compiler, which takes long.
+        """What the cell needs beside what every cell does: the module of its compiler, and `module:function` to call.
 
         A compiler of the user's own is not among them: it is imported in the process of the cell.
         """
         compiler = self.variant_options.get("compiler")
         target = compiler.get("_target_") if isinstance(compiler, Mapping) else None
         module = str(target).rpartition(".")[0]
-        return (module,) if module.startswith(_TOOL) else ()
+        if not module.startswith(_TOOL):
+            return ()
+        return (module, _FOR_A_CPU) if self.settings.device.startswith("cpu") else (module,)
 
 
 class CellFiles:
@@ -86,6 +88,8 @@ class CellFiles:
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 
 
+#: What inductor finds out for a CPU, in each process anew.
+_FOR_A_CPU = "profiling.variants.inductor:find_vector_instructions"
 #: What the names of this tool's modules begin with.
 _TOOL = "profiling."
 #: The class of a variant without a `_target_`.

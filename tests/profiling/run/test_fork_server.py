@@ -43,6 +43,7 @@ os.fork = fork
 #: Modules that a cell may want beside those of every cell.
 MODULES = {
     "planted_compiler": "import torch; GPUS = torch._C._cuda_getDeviceCount()",
+    "planted_finder": "import os; FOUND_BY = []\ndef find(): FOUND_BY.append(os.getpid())",
     "planted_cuda": "import torch; torch.initialised = True",
     "planted_driver": "import planted_worker; planted_worker.use_driver()",
     "planted_error": "1 / 0",
@@ -218,6 +219,16 @@ def test_only_processes_that_want_modules_have_them(start, tmp_path):
     assert with_modules[1:] == ["2", "False", "count_gpus", "5"]
     assert without[0] != with_modules[0]
     assert outputs[2:] == outputs[:2], "from the same two servers"
+
+
+def test_what_a_module_finds_out_is_found_once_for_all_processes(start, tmp_path):
+    script = "import os, sys\nprint(*sys.modules['planted_finder'].FOUND_BY, os.getppid())"
+    outputs = set()
+    for _ in range(2):
+        assert ended(start(script, modules=("planted_finder", "planted_finder:find"))) == 0
+        outputs.add(tuple((tmp_path / "log").read_text().split()))
+    ((found_by, server),) = outputs
+    assert found_by == server, "before the fork"
 
 
 @pytest.mark.parametrize("module", ["planted_cuda", "planted_driver", "planted_error", "no_such_module"])

@@ -1,5 +1,6 @@
 """Starts of a cell: which processes run, with which cache, and what a real one takes."""
 
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -117,7 +118,11 @@ def test_a_start_that_fails_leaves_an_empty_cache(tmp_path):
 )
 def test_the_compiler_of_this_tool_is_imported_before_a_cell_is_forked(target, modules):
     compiler = None if target is None else {"_target_": target}
-    assert job(compiler=compiler).imports == modules
+    on_cpu = job(compiler=compiler)
+    on_gpu = replace(on_cpu, settings=replace(on_cpu.settings, device="cuda:0"))
+    assert on_gpu.imports == modules
+    found = ("profiling.variants.inductor:find_vector_instructions",) if modules else ()
+    assert on_cpu.imports == (*modules, *found)
 
 
 @pytest.mark.parametrize("compiler", ["inductor", True, ["inductor"], {"mode": "default"}, {"_target_": 5}])
