@@ -249,6 +249,10 @@ def _check_own_names(added: Path) -> None:
         name = file.relative_to(added)
         if name.parent.name == "variant" and file.stem in (BASELINE, *step_nodes(), *short_names()):
             raise InputError(f"{file} has the name of a recipe of the tool. Rename the file and the key in it.")
+        if name.parent.name == "step" and not added.samefile(CONF):
+            check_yaml(file)
+            if same := sorted(set(yaml.safe_load(file.read_text(encoding="utf-8")) or {}) & set(step_nodes())):
+                raise InputError(f"{file}: the tool has a step {same[0]} of its own. Rename that of the file.")
         if (CONF / name).exists() and not added.samefile(CONF):
             key = f"{name.parent.name}.{name.stem}.KEY=VALUE"
             raise InputError(

@@ -183,6 +183,14 @@ def test_a_name_of_the_tools_own(started, tmp_path):
     is_refused(started(*NET, config_dir=tmp_path / "own"), "baseline.yaml has the name of a recipe of the tool")
 
 
+@fault("a step of the user's own has the name of one of the tool")
+def test_a_step_of_the_tools_own(started, tmp_path):
+    own = tmp_path / "own" / "step" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("compile: {_target_: my_package.compile}\n")
+    is_refused(started(*NET, config_dir=tmp_path / "own"), "the tool has a step compile of its own")
+
+
 @pytest.mark.parametrize(
     "named",
     [
