@@ -34,14 +34,14 @@ _Started = tuple[Record, Start, str]
 
 
 def prepare_seconds(record: Record) -> Value | None:
-    """Return the seconds of preparing from an empty cache; marked if computed, or measured beside others.
+    """Return the seconds of preparing; marked if they are not measured from an empty cache, or beside others.
 
     Those of a warm start if it is not known what it takes from an empty one (`compile_cache=shared`).
     """
     prepare = record.prepare
     if prepare is None:
         return None
-    return Marked("~", prepare.from_cold) if prepare.beside or prepare.cold_s is not None else prepare.seconds
+    return Marked("~", prepare.from_cold) if prepare.beside or prepare.is_warm else prepare.seconds
 
 
 def starts_section(data: RunData) -> Section:
