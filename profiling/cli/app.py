@@ -44,10 +44,10 @@ from profiling.errors import (
     shell_words,
 )
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.record import BASELINE
+from profiling.results.record import AND
 from profiling.results.run_folder import CONFIG_FILE, JOB_FILE, SWEEP_FILE, claimed, new_folder, resume_command
 from profiling.run.job import RunConfig
-from profiling.variants.steps import AND, read_steps
+from profiling.variants.steps import read_steps
 
 if TYPE_CHECKING:
     from profiling.run.runner import Run
@@ -245,13 +245,14 @@ def _check_own_names(added: Path) -> None:
         InputError: names the file.
 
     """
+    steps = step_nodes()
     for file in sorted(added.glob("*/*.yaml")):
         name = file.relative_to(added)
-        if name.parent.name == "variant" and file.stem in (BASELINE, *step_nodes(), *short_names()):
+        if name.parent.name == "variant" and is_expression(file.stem, steps):
             raise InputError(f"{file} has the name of a recipe of the tool. Rename the file and the key in it.")
         if name.parent.name == "step" and not added.samefile(CONF):
             check_yaml(file)
-            if same := sorted(set(yaml.safe_load(file.read_text(encoding="utf-8")) or {}) & set(step_nodes())):
+            if same := sorted(set(yaml.safe_load(file.read_text(encoding="utf-8")) or {}) & set(steps)):
                 raise InputError(f"{file}: the tool has a step {same[0]} of its own. Rename that of the file.")
         if (CONF / name).exists() and not added.samefile(CONF):
             key = f"{name.parent.name}.{name.stem}.KEY=VALUE"

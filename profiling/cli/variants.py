@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from profiling.errors import InputError, did_you_mean
-from profiling.results.record import BASELINE
-from profiling.variants.steps import AND, Step, named_recipe, read_steps
+from profiling.results.record import AND, BASELINE
+from profiling.variants.steps import Step, named_recipe, read_steps
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 #: The key of a variant that is an expression, in the composed config.
@@ -31,6 +32,7 @@ def step_nodes(folders: Sequence[Path] = (CONF,)) -> dict[str, Any]:
     return {name: node for content in contents for name, node in content.items()}
 
 
+@cache
 def short_names() -> Mapping[str, str]:
     """Return the short names of expressions."""
     return yaml.safe_load((CONF / "settings" / "short_names.yaml").read_text(encoding="utf-8"))

@@ -46,8 +46,11 @@ class RewritePass:
         return replaced
 
     def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
-        """Return the node that the users of `node` read in its place, or None. New nodes are inserted before it."""
-        raise NotImplementedError
+        """Return the node that the users of `node` read in its place, or None. New nodes are inserted before it.
+
+        A pass defines this, or `rewrite` in its place.
+        """
+        raise TypeError(f"{type(self).__name__} defines neither replacement(module, node) nor rewrite(module)")
 
 
 def pruned(module: fx.GraphModule) -> fx.GraphModule:

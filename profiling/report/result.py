@@ -111,6 +111,6 @@ class RunResult:
 
 
 def _remove(folder: Path, process: int) -> None:
-    """Remove a folder, unless this is a copy of the process that made it: a forked worker that ends, for example."""
+    """Remove a folder, but only in the process that made it, and not in a fork of that."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)

@@ -13,11 +13,11 @@ from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.judge import Pair
-from profiling.results.record import BASELINE, Record
+from profiling.results.record import AND, BASELINE, Record
 from profiling.results.verdicts import by_component, compare_records, fastest_correct
 
 #: The target whose runs are searches, and what stands between the steps in the name of a recipe.
-TUNE, AND = "tune", "+"
+TUNE = "tune"
 #: The front counts errors within this factor as equal: they differ only in the order in which sums are rounded.
 SAME_ERROR = 1.1
 

@@ -49,7 +49,7 @@ class Git(Section, frozen=True, kw_only=True):
 
 
 class Ceilings(Section, frozen=True, kw_only=True):
-    """The best rates of the device in one dtype, measured at the start of the run or of an earlier one."""
+    """Measured peak rates of the device in one dtype; they are kept for later runs with the same device and driver."""
 
     dtype: Annotated[str, about("dtype of the products")]
     copy_bytes_per_s: Annotated[float, about("bandwidth of a large copy, read plus written", "bytes/s")]

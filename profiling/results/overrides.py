@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from profiling.results.record import Record
+from profiling.results.record import AND, Record
 from profiling.results.sweep import Sweep, SweepJob
 
 #: Keys, and all below them, that change how the same work is run.
@@ -63,7 +63,7 @@ def concerns(key: str, record: Record) -> bool:
     if match is None or record.is_realtime:
         return True
     name = record.component if match[1] == "component" else record.variant
-    names = name.partition("@")[0].split("+") if match[1] == "step" else [name.partition("@")[0]]
+    names = name.partition("@")[0].split(AND) if match[1] == "step" else [name.partition("@")[0]]
     return match[2] in names
 
 

@@ -60,6 +60,8 @@ from profiling.results.measured import (
 SCHEMA = 2
 #: The variant that speedups refer to.
 BASELINE = "baseline"
+#: What joins the names of steps in the name of a recipe: `compile+cuda_graph`.
+AND = "+"
 #: The target that runs a loop of frames.
 REALTIME = "realtime"
 #: Reason of a cell whose record was never replaced: it still runs, or died with its run.

@@ -135,8 +135,8 @@ class CellsInTurns:
             if left and not self._active and self.lacking_memory():
                 break
             self._go_on()
-        order = {due.job.cell: place for place, due in enumerate(cells)}
-        self.waiting.sort(key=lambda each: order.get(each.due.job.cell, -1))
+        order = {id(due): place for place, due in enumerate(cells)}  # two runs may have cells of one name
+        self.waiting.sort(key=lambda each: order.get(id(each.due), -1))
         return left
 
     @property
@@ -165,7 +165,7 @@ class CellsInTurns:
         self._step(self._preparing[-1])
 
     def _go_on(self) -> None:
-        """Wait until a process has sent something, and handle it."""
+        """Wait until one of the processes has sent something, and handle it."""
         sessions = tuple(self._preparing)
         pending = [each.pending for each in sessions if each.pending is not None]
         for session in tuple(self._ahead):
@@ -184,7 +184,7 @@ class CellsInTurns:
             self._step(each)
 
     def _step(self, each: _Preparing) -> None:
-        """Let a cell go on until it has nothing to do, is ready or has ended."""
+        """Resume the session of a cell until there is nothing to read, the cell is ready, or it has ended."""
         try:
             state = next(each.process.session)
         except StopIteration as end:

@@ -168,23 +168,29 @@ class Isolated:
         return dataclasses.replace(performed, notes=(*performed.notes, *notes))
 
     def compile_ahead(self, job: Job) -> Session:
-        """Compile what a cell will compile, in a process of its own, into the cache that the cell will start from."""
+        """Compile a cell's code in a separate process, into the cache from which the cell will load it.
+
+        It costs nothing but time if it fails: the cell then compiles by itself, and its row says what is wrong.
+        """
         task, started = Start(job=job, checkout=self._checkout, began=time.perf_counter()), list[Started]()
         files = self._run / "cells" / f"{job.name}.ahead"
-        files.parent.mkdir(exist_ok=True)
-        with lease(self._caches, Cell(job=job)) as cache:
-            performed = yield from child.perform(
-                *(task, files, Limits(self.timeout, self._prepare_timeout)),
-                lambda event: started.append(event) if isinstance(event, Started) else None,
-                {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())},
-                self._orphans.own,
-                server=self._server,
-                modules=set(job.imports),
-            )
-            if started and started[0].start.graphs:
-                cache.fill(started[0].start, f"{job.variant}, ahead of its cell")
-            else:  # the cell says why itself
-                cache.empty()
+        try:
+            files.parent.mkdir(exist_ok=True)
+            with lease(self._caches, Cell(job=job)) as cache:
+                performed = yield from child.perform(
+                    *(task, files, Limits(self.timeout, self._prepare_timeout)),
+                    lambda event: started.append(event) if isinstance(event, Started) else None,
+                    {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())},
+                    self._orphans.own,
+                    server=self._server,
+                    modules=set(job.imports),
+                )
+                if started and started[0].start.graphs:
+                    cache.fill(started[0].start, f"{job.variant}, ahead of its cell")
+                else:
+                    cache.empty()
+        except OSError as error:  # a full disk, for example
+            return Performed(f"could not be run: {error.strerror or error}")
         return performed
 
     def _measure_starts(self, task: Task, cache: Lease, on_event: Emit) -> tuple[str, ...]:

@@ -8,9 +8,9 @@ from itertools import combinations
 from typing import Any
 
 from profiling.errors import InputError, check_number, did_you_mean
-from profiling.results.record import BASELINE
+from profiling.results.record import AND, BASELINE
 from profiling.run.job import LONGEST_NAME, check_names
-from profiling.variants.steps import AND, Step, are_alternatives, expression, in_order, misfit, recipe
+from profiling.variants.steps import Step, are_alternatives, expression, in_order, misfit, recipe
 
 #: The steps of a recipe; the empty set is eager PyTorch, the baseline.
 Chosen = frozenset[str]

@@ -13,10 +13,8 @@ from typing import Any, Literal, get_args
 
 from profiling.components.spec import decode
 from profiling.errors import InputError, check_number, did_you_mean
-from profiling.results.record import BASELINE
+from profiling.results.record import AND, BASELINE
 
-#: What joins the names of steps in an expression.
-AND = "+"
 Kind = Literal["transform", "compiler", "option", "capture"]
 _ORDER: tuple[Kind, ...] = get_args(Kind)
 #: The key of a step that has its rules; the other keys are its `_target_` and options.
@@ -97,7 +95,7 @@ def _read(name: str, node: object) -> Step:
         change = "Remove its _target_" if kind == "option" else "Give it a _target_"
         raise InputError(f"step.{name} {is_option}. {change}, or correct {where}.kind.")
     if kind == "option" and not rules.needs:
-        raise InputError(f"step.{name} sets options of a compiler. Name it in {where}.needs: [compile], for example.")
+        raise InputError(f"step.{name} is an option of a compiler. Name that compiler: {where}.needs: [compile], say.")
     return Step(options, kind, rules)
 
 

@@ -175,20 +175,28 @@ ARGUMENTS = (
 )
 
 
-@fault("a YAML file of --config-dir has the name of one of the tool's, which Hydra would use instead of it")
-def test_a_name_of_the_tools_own(started, tmp_path):
-    own = tmp_path / "own" / "variant" / "baseline.yaml"
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        pytest.param(
+            *(
+                "variant/baseline.yaml",
+                "baseline: {compiler: null}\n",
+                "baseline.yaml has the name of a recipe of the tool",
+            ),
+            marks=fault("a YAML of --config-dir has the name of one of the tool's, which would hide it"),
+        ),
+        pytest.param(
+            *("step/mine.yaml", "compile: {_target_: a.b}\n", "the tool has a step compile of its own"),
+            marks=fault("a step of the user's own has the name of one of the tool"),
+        ),
+    ],
+)
+def test_a_name_of_the_tools_own(started, tmp_path, file, text, says):
+    own = tmp_path / "own" / file
     own.parent.mkdir(parents=True)
-    own.write_text("baseline: {compiler: {_target_: profiling.variants.inductor.Inductor}}\n")
-    is_refused(started(*NET, config_dir=tmp_path / "own"), "baseline.yaml has the name of a recipe of the tool")
-
-
-@fault("a step of the user's own has the name of one of the tool")
-def test_a_step_of_the_tools_own(started, tmp_path):
-    own = tmp_path / "own" / "step" / "mine.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text("compile: {_target_: my_package.compile}\n")
-    is_refused(started(*NET, config_dir=tmp_path / "own"), "the tool has a step compile of its own")
+    own.write_text(text)
+    is_refused(started(*NET, config_dir=tmp_path / "own"), says)
 
 
 @pytest.mark.parametrize(
