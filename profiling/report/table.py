@@ -60,8 +60,12 @@ class Column(Generic[Row]):
     @property
     def header(self) -> str:
         """The title with the unit."""
-        unit = UNITS.get(self.kind, "") if self.unit is None else self.unit
-        return printable(f"{self.title} {unit}")
+        return printable(f"{self.title} {self.shown_unit}")
+
+    @property
+    def shown_unit(self) -> str:
+        """The unit that the header shows; empty for none."""
+        return UNITS.get(self.kind, "") if self.unit is None else self.unit
 
     @property
     def numeric(self) -> bool:
@@ -221,6 +225,11 @@ def console(table: AnyTable, width: int = WIDTH, depth: Depth = "console") -> st
         texts = [[_broken(text, column, share) for text, column in zip(row, columns, strict=True)] for row in whole]
     widths = _widths(columns, texts)
     headers = [_wrapped(column.header, space) for column, space in zip(columns, widths, strict=True)]
+    if any("\n" in header for header in headers):  # then every unit stands below its title
+        headers = [
+            f"{_wrapped(printable(column.title), space)}\n{column.shown_unit}".rstrip("\n")
+            for column, space in zip(columns, widths, strict=True)
+        ]
     parts = []
     keys = sum(column in columns for column in table.columns[: table.keys])
     for places in _parts(widths, keys, width):
