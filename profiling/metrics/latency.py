@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -50,6 +50,8 @@ class Latency(SamplingLimits, Metric):
 
     `cold` evicts the last-level cache before each sample.
     """
+
+    takes_turns: ClassVar[bool] = True
 
     cold: bool = False
 

@@ -63,6 +63,8 @@ class Metric(ABC):
 
     #: Whether the cell must compute the reference, which temporarily needs a float32 copy of the weights if one fits.
     needs_reference: ClassVar[bool] = False
+    #: Whether it waits for its turns in the middle of `measure`.
+    takes_turns: ClassVar[bool] = False
 
     def on_phase(self, phase: str, device: torch.device) -> None:  # noqa: B027 - most metrics observe nothing
         """Observe the process when the cell has reached `phase` (start, loaded, inputs, prepared)."""

@@ -388,9 +388,12 @@ def warm_up(components: Mapping[str, Component], steps: Mapping[str, Step]) -> d
 
 
 def metrics_of(job: Job) -> dict[str, Metric]:
-    """Return the job's metrics by name, in running order: those that need the reference (parity), then the others."""
+    """Return the job's metrics by name, in running order: first those that need the reference (parity).
+
+    Then what waits for its turns, before which other cells may be prepared: nothing else is measured meanwhile.
+    """
     metrics: dict[str, Metric] = {name: instantiate(node, f"metric.{name}") for name, node in job.metrics.items()}
-    return dict(sorted(metrics.items(), key=lambda item: not item[1].needs_reference))
+    return dict(sorted(metrics.items(), key=lambda item: (not item[1].needs_reference, not item[1].takes_turns)))
 
 
 def measured_by(metric: Metric, subject: Subject) -> Measured:

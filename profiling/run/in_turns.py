@@ -18,7 +18,7 @@ from profiling.results.verdicts import is_captured
 from profiling.run.cell_records import CellInProgress, CellRecords
 from profiling.run.child import Pending, Session, advance, wait
 from profiling.run.compile_caches import compiled_code, compiles_ahead
-from profiling.run.job import Job
+from profiling.run.job import FORWARD, Job
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.task import Cell
 from profiling.run.turns import Again, Resident, Start, WaitingProcess, lacking_memory, take_turns
@@ -283,9 +283,7 @@ def run_in_turns(cells: Sequence[DueCell], ahead: Sequence[DueCell] = ()) -> Non
         turns.finish(ending, note)
 
     with CellsInTurns(again=again) as turns:
-        settings = cells[0].records.config.settings
-        # Starts are measured alone, and a compile log tells what this cell compiled.
-        most = 1 if settings.starts or settings.trace else beside()
+        most = most_beside(cells)
         left = turns.prepare_all(cells, ahead, most)
         while left:
             note = f"not all variants were prepared beside each other: {turns.lacking_memory()}"
@@ -294,6 +292,18 @@ def run_in_turns(cells: Sequence[DueCell], ahead: Sequence[DueCell] = ()) -> Non
         time_and_finish(turns.waiting)
     for due in again:
         run_again(due.records, [due.job], due.executor)
+
+
+def most_beside(cells: Sequence[DueCell]) -> int:
+    """Return how many of these cells may be prepared at the same time.
+
+    Only one where starts are measured, or a compile log, or where a cell waits for no turn when it is prepared: a loop,
+    say, which is measured then.
+    """
+    settings, metrics = cells[0].job.settings, [node["_target_"] for node in cells[0].job.metrics.values()]
+    waits = cells[0].job.procedure["_target_"] == FORWARD["_target_"] and LATENCY in metrics
+    alone = not waits or settings.starts or settings.trace or settings.check
+    return 1 if alone else beside()
 
 
 def beside() -> int:

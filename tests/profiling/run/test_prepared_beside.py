@@ -1,5 +1,6 @@
 """Which cells are prepared side by side, and what is compiled ahead meanwhile."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,11 +9,12 @@ from fake_cells import SETTINGS
 from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Ready
 from profiling.results.record import Record
+from profiling.run.cell import metrics_of
 from profiling.run.cell_records import CellInProgress
 from profiling.run.child import Pending, Performed
 from profiling.run.events import Waiting
-from profiling.run.in_turns import CellsInTurns, DueCell
-from profiling.run.job import RECIPE, Job
+from profiling.run.in_turns import CellsInTurns, DueCell, most_beside
+from profiling.run.job import FORWARD, RECIPE, Job
 
 INDUCTOR = "profiling.variants.inductor.Inductor"
 STEPS = 4
@@ -118,6 +120,39 @@ def test_code_of_later_components_is_compiled_ahead_once_memory_is_known():
     assert processes.log[1:5] == ["ready net.baseline", "begin net.compile", *processes.log[3:5]]
     assert {*processes.log[3:5]} == {"begin ahead two.compile", "begin ahead three.compile"}
     assert not processes.active, "nothing compiles when timing begins"
+
+
+@pytest.mark.parametrize(
+    ("procedure", "metrics", "settings", "beside"),
+    [
+        ({}, {"latency": {}}, {}, True),
+        ({"_target_": "profiling.realtime.cell.RealtimeCell"}, {"latency": {}}, {}, False),
+        ({}, {"calls": {"_target_": "profiling.metrics.calls.Calls"}}, {}, False),
+        ({}, {"latency": {}}, {"trace": True}, False),
+        ({}, {"latency": {}}, {"starts": True}, False),
+        ({}, {"latency": {}}, {"check": True}, False),
+    ],
+)
+def test_only_cells_that_are_not_measured_before_their_turn_are_prepared_side_by_side(
+    monkeypatch, procedure, metrics, settings, beside
+):
+    """A loop, or a metric without turns, would be timed while others compile."""
+    monkeypatch.setattr("profiling.run.in_turns.beside", lambda: 8)
+    metrics = {name: {"_target_": "profiling.metrics.latency.Latency"} | node for name, node in metrics.items()}
+    job = due(None, "baseline").job
+    job = replace(
+        job,
+        procedure={**FORWARD, **procedure},
+        metrics=metrics,
+        settings=replace(job.settings, **settings),
+    )
+    assert (most_beside([DueCell(Records(), None, job)]) > 1) == beside
+
+
+def test_what_waits_for_its_turns_is_measured_before_any_other_time():
+    metrics = {name: f"profiling.metrics.{name}.{name.title()}" for name in ("calls", "memory", "latency", "parity")}
+    job = replace(due(None, "baseline").job, metrics={name: {"_target_": path} for name, path in metrics.items()})
+    assert list(metrics_of(job)) == ["parity", "latency", "calls", "memory"]
 
 
 def test_cells_without_memory_are_left():
