@@ -57,7 +57,7 @@ from profiling.metrics.sampling import (
 from profiling.report.table import Column, Table, markdown
 from profiling.results.judge import compare
 from profiling.run.revisions import TOOL, git_state
-from profiling.run.turns import Resident, take_turns
+from profiling.run.turns import Placement, take_turns
 from profiling.trace.counters import snapshot
 
 #: Links of a chain by planted work: 50 is 1.
@@ -138,7 +138,7 @@ def serve(link: Connection, device_name: str, kind: str, links: int, seconds: fl
 
 
 @contextmanager
-def prepared(device: str, kind: str, works: Sequence[str], seconds: float) -> Iterator[list[Resident]]:
+def prepared(device: str, kind: str, works: Sequence[str], seconds: float) -> Iterator[list[Placement]]:
     """Prepare cells in processes of their own, at the same time."""
     with ExitStack() as stack:
         links = []
@@ -155,13 +155,13 @@ def prepared(device: str, kind: str, works: Sequence[str], seconds: float) -> It
         yield [_resident(link, device, kind, work) for link, work in zip(links, works, strict=True)]
 
 
-def _resident(link: Connection, device: str, kind: str, work: str) -> Resident:
+def _resident(link: Connection, device: str, kind: str, work: str) -> Placement:
     def window(turn: Turn) -> WindowSamples:
         link.send_bytes(msgspec.json.encode(turn))
         return msgspec.json.decode(link.recv_bytes(), type=WindowSamples)
 
     ready = msgspec.json.decode(link.recv_bytes(), type=Ready)
-    return Resident(work, ready, window, device=device, is_captured=kind == "captured")
+    return Placement(work, ready, window, device=device, is_captured=kind == "captured")
 
 
 @dataclass(frozen=True)

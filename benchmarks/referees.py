@@ -44,7 +44,7 @@ from profiling.metrics.clocks import CacheFlush, clock_of
 from profiling.metrics.sampling import Ready, SamplingLimits, Turn, WindowSamples, collect
 from profiling.report.table import Column, Table, markdown
 from profiling.results.judge import Cell, Pair, Spread, Windows, compare
-from profiling.run.turns import Resident, take_turns
+from profiling.run.turns import Placement, take_turns
 from profiling.trace.device_work import device_work
 
 Call = Callable[[], object]
@@ -178,13 +178,13 @@ class Rows:
         for side in sides[1:]:
             theirs = _by_block(side)
             blocks = [block for block in own if block in theirs]
-            yield self.row(side.variant, [theirs[b] for b in blocks], [own[b] for b in blocks], is_bar=is_bar)
+            yield self.row(side.name, [theirs[b] for b in blocks], [own[b] for b in blocks], is_bar=is_bar)
 
     def row(self, referee: str, theirs: Sequence[float], ours: Sequence[float], *, is_bar: bool) -> Row:
         return Row(self.call, referee, theirs, ours, self.tolerance, is_bar and self.has_bars)
 
 
-def _resident(name: str, measure: Measure, *, host: bool) -> Resident:
+def _resident(name: str, measure: Measure, *, host: bool) -> Placement:
     """Return a side of a row as a cell that waits for its turns; a window is one number, the median of its calls.
 
     Where the `host` sets the time, windows have the shortest length, since its speed may change within seconds.
@@ -197,10 +197,10 @@ def _resident(name: str, measure: Measure, *, host: bool) -> Resident:
     call_s = measure(0.05) / 1e3  # also warms up
     limits = {"min_iterations": LEAST, "max_iterations": MOST, "max_seconds": SECONDS}
     ready = Ready(call_s=0.0 if host else call_s, used={}, free={}, **limits)
-    return Resident(name, ready, window)
+    return Placement(name, ready, window)
 
 
-def _by_block(side: Resident) -> dict[int, float]:
+def _by_block(side: Placement) -> dict[int, float]:
     return {block: window.wall_ms[0] for block, window in side.windows}
 
 

@@ -11,16 +11,19 @@ from msgspec.structs import replace
 
 from profiling.errors import printable, reason_of
 from profiling.machine.spreads import Spreads
-from profiling.metrics.sampling import summaries
+from profiling.metrics.sampling import Ready, Turn, WindowSamples, summaries
 from profiling.results.jsonl import append_record, encode_record
 from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import keep_newest_lines
-from profiling.run.child import Performed
+from profiling.results.verdicts import is_captured
+from profiling.run.child import Pending, Performed, Session, advance
 from profiling.run.events import End, Event, Phase, Sections
 from profiling.run.job import Job, RunConfig
+from profiling.run.process import Executor, Isolated
 from profiling.run.progress import Progress
 from profiling.run.rounds import with_round, with_speedup
-from profiling.run.turns import Resident, Start
+from profiling.run.task import Cell
+from profiling.run.turns import Placement, Start
 from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 
@@ -74,30 +77,119 @@ class CellEvents:
         )
 
 
-@dataclass
-class CellInProgress:
-    """A cell whose process runs, or waits for its turn."""
+@dataclass(eq=False)
+class LiveCell:
+    """A cell from when it is due until its record is kept; its process is alive meanwhile, if it has one of its own."""
 
     records: CellRecords
+    executor: Executor
     job: Job
-    round_: int
-    events: CellEvents
-    notes: list[str]
-    number: int  # in the progress display
-    resident: Resident | None = None  # once it has waited for its turn
-    is_kept: bool = False  # whether its record is on disk
+    round_: int = 1
+    is_control: bool = False  # a second process of a cell: it is timed, and has no record
+    events: CellEvents = field(init=False)
+    notes: list[str] = field(default_factory=list, init=False)
+    number: int = field(default=0, init=False)  # in the progress display, once it has begun
+    session: Session | None = field(default=None, init=False)  # its process
+    pending: Pending | None = field(default=None, init=False)  # what that waits for
+    beside: int = field(default=0, init=False)  # most others that were prepared meanwhile
+    placement: Placement | None = field(default=None, init=False)  # once it has waited for its turn
+    is_kept: bool = field(default=False, init=False)  # whether its record is on disk
 
-    def prepared_beside(self, number: int) -> None:
-        """Note beside how many other processes it was prepared, which lengthens that."""
-        prepare = self.events.measured.prepare
-        if number and prepare is not None and prepare.graphs:
-            self.events.measured = replace(self.events.measured, prepare=replace(prepare, beside=number))
+    def __post_init__(self) -> None:
+        """Begin without events."""
+        self.anew()
+
+    def anew(self) -> None:
+        """Forget what happened, so that the cell can begin once more."""
+        self.events, self.pending = CellEvents(self.records.base_record(self.job), self.records.progress), None
+        self.notes, self.placement, self.number = [], None, 0
+
+    @property
+    def label(self) -> str:
+        """Its variant, and which of the runs it is of where there are several."""
+        return f"{self.job.variant} of {self.records.label}" if self.records.label else self.job.variant
+
+    def start(self) -> None:
+        """Start its process, in which it is prepared."""
+        assert isinstance(self.executor, Isolated), "in one process, cells are not alive at the same time"
+        name = f"{self.job.name}.control" if self.is_control else self.job.name
+        self.session = self.executor.session(Cell(job=self.job, control=self.is_control), name, self._receive)
+
+    def resume(self) -> bool:
+        """Let its process go on until there is nothing to read; return whether it has ended, or waits for its turn."""
+        assert self.session is not None
+        try:
+            state = next(self.session)
+        except StopIteration as end:
+            self._end(end.value)
+            return True
+        if isinstance(state, Pending):
+            self.pending = state
+            return False
+        assert state.ready is not None
+        self.place(state.ready, self.window)
+        if not self.is_control:
+            self._note_beside()
+        return True
+
+    def place(
+        self, ready: Ready, window: Callable[[Turn], WindowSamples | None], start: Start | None = None
+    ) -> Placement:
+        """Note that it is ready and waits for its turns; with a `start`, in one process with the others."""
+        measured = self.events.measured
+        self.placement = Placement(
+            *(self.label, ready, window, self.job.settings.device, is_captured(measured)),
+            frames_per_call=measured.frames_per_call or 1,
+            one_process=start is not None,
+            start=start,
+        )
+        return self.placement
+
+    def window(self, turn: Turn) -> WindowSamples | None:
+        """Let it time one window; None where its process has ended."""
+        assert self.session is not None
+        try:
+            return advance(self.session, turn).window
+        except StopIteration as end:
+            self._end(end.value)
+            return None
+
+    def finish(self) -> None:
+        """Let it do what follows its timing, to its end; without windows it first times itself alone."""
+        stopped_by = None if self.placement is None else self.placement.stopped_by
+        while self.session is not None:
+            self.window(Turn(stopped_by=stopped_by))
+
+    def close(self) -> None:
+        """Kill its process."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+    @property
+    def waiting_in(self) -> Placement:
+        """Its placement, of a cell that has been prepared."""
+        assert self.placement is not None
+        return self.placement
 
     @property
     def ran_out_of_memory(self) -> bool:
         """Whether its process has ended for want of memory, as far as can be told."""
         end = self.events.end
         return end.out_of_memory if end is not None else self.events.performed.killed
+
+    def _receive(self, event: Event) -> None:
+        if not (self.is_control and isinstance(event, Phase)):  # a control is not shown
+            self.events.receive(event)
+
+    def _end(self, performed: Performed) -> None:
+        self.session, self.events.performed = None, performed
+
+    def _note_beside(self) -> None:
+        """Note beside how many other processes it was prepared, which lengthens that."""
+        prepare = self.events.measured.prepare
+        if self.beside and prepare is not None and prepare.graphs:
+            self.events.measured = replace(self.events.measured, prepare=replace(prepare, beside=self.beside))
 
 
 @dataclass
@@ -115,7 +207,7 @@ class CellRecords:
     begun: int = 0  # number of cells
     total: int = 0
 
-    def show(self, cell: CellInProgress, *, again: bool = False) -> None:
+    def show(self, cell: LiveCell, *, again: bool = False) -> None:
         """Show in the progress display that this cell is active; `again`: it was before, and so were others since."""
         suffix = f" · round {cell.round_}" if self.config.rounds > 1 else ""
         label = f"{self.label} · " if self.label else ""
@@ -123,30 +215,30 @@ class CellRecords:
             f"{label}{cell.job.component.name} · {cell.job.variant}{suffix}", cell.number, self.total, again=again
         )
 
-    def begin(self, job: Job, round_: int, note: str = "") -> CellInProgress | None:
-        """Prepare the files and the row of a cell that is about to run; None where its component has an error."""
+    def begin(self, cell: LiveCell, note: str = "") -> bool:
+        """Prepare the files and the row of a cell that is about to run; False where its component has an error."""
         self.begun += 1
-        cell = CellInProgress(self, job, round_, CellEvents(self._base_record(job), self.progress), [], self.begun)
+        job, cell.number = cell.job, self.begun
         self.show(cell)
         error = self._component_error(job)
         if error is not None:
-            record = replace(self._base_record(job).with_status("failed", error), bad_input=True)
+            record = replace(self.base_record(job).with_status("failed", error), bad_input=True)
             self.keep(record)
             self.progress.end(record)
-            return None
-        cell.notes = [*([note] if note else []), *self._remove_files(job, first_round=round_ == 1)]
+            return False
+        cell.notes = [*([note] if note else []), *self._remove_files(job, first_round=cell.round_ == 1)]
         if self.changed_code:
             cell.notes.append(f"measured with other code than the run began with: {self.changed_code}")
         if job.cell not in self.by_cell:  # a row for this cell, whatever ends the run; an earlier round has one
-            planned = self._base_record(job).with_status("failed", NOT_ENDED)
+            planned = self.base_record(job).with_status("failed", NOT_ENDED)
             append_record(self.folder, record_with(planned, encode_sections(**self.config.files.planned(job))))
-        return cell
+        return True
 
-    def end(self, cell: CellInProgress, start: Start | None = None, note: str = "") -> None:
+    def end(self, cell: LiveCell, note: str = "") -> None:
         """Keep the record of a cell whose process has ended; it is on disk before the cell's files are read."""
         job = cell.job
         cell.notes += [note] if note else []
-        record = self.merged(self._measured(cell, start), cell.round_)
+        record = self.merged(self._measured(cell), cell.round_)
         self.keep(record)
         cell.is_kept = True
         complete = self._with_files(record, job, self._readers(job))
@@ -156,33 +248,34 @@ class CellRecords:
             self.keep(complete)
         self.progress.end(complete)
 
-    def keep_interrupted(self, cell: CellInProgress, start: Start | None = None) -> None:
+    def keep_interrupted(self, cell: LiveCell) -> None:
         """Keep what a cell has measured that the user has interrupted; the rounds before it are not lost."""
         if cell.is_kept:
             return
         if cell.events.end is None:
             cell.events.performed = Performed(death="was interrupted")
-        record = self._with_files(self._measured(cell, start), cell.job, [self._with_recovered])
+        record = self._with_files(self._measured(cell), cell.job, [self._with_recovered])
         if cell.events.end is not None or cell.job.cell not in self.by_cell:
             self.keep(self.merged(record, cell.round_))
 
-    def so_far(self, cell: CellInProgress, start: Start) -> Record:
+    def so_far(self, cell: LiveCell) -> Record:
         """Return the record that a waiting cell would have if it ended successfully now."""
-        return replace(self._measured(cell, start), status="ok", reason=None)
+        return replace(self._measured(cell), status="ok", reason=None)
 
-    def _measured(self, cell: CellInProgress, start: Start | None) -> Record:
+    def _measured(self, cell: LiveCell) -> Record:
         """Return the record of a cell from its events, and from its windows where it died before it could send it."""
         record = cell.events.record()
         record = replace(record, notes=(*cell.notes, *record.notes))
-        if cell.resident is None or not cell.resident.windows or start is None:
+        turns = None if cell.placement is None else cell.placement.section()
+        if cell.placement is None or turns is None:
             return record
         if record.metrics.wall_ms is None:
-            windows = [window for _, window in cell.resident.windows]
-            clocks = summaries(windows, None)
+            clocks = summaries([window for _, window in cell.placement.windows], None)
             record = replace(record, metrics=replace(record.metrics, **clocks))
-        return replace(record, turns=cell.resident.section(start))
+        return replace(record, turns=turns)
 
-    def _base_record(self, job: Job) -> Record:
+    def base_record(self, job: Job) -> Record:
+        """Return the record of a cell that was not run."""
         settings = job.settings
         return Record(
             target=self.target,
@@ -294,7 +387,7 @@ class CellRecords:
 
     def not_run(self, job: Job, end: End) -> None:
         """Keep the record of a cell that does not run."""
-        self.keep(self._base_record(job).with_status(end.status, end.reason or "not run"))
+        self.keep(self.base_record(job).with_status(end.status, end.reason or "not run"))
 
 
 def _with_note(record: Record, note: str) -> Record:

@@ -66,10 +66,10 @@ class Lease:
         """Whether this cache is empty, and later cells will start from it."""
         return self._shared and self._cache is not None and self._cache.filled_by is None
 
-    def fill(self, start: Start, by: str = "") -> None:
-        """Record that the cold start of this cell filled the cache, or what is named by `by`."""
+    def fill(self, start: Start) -> None:
+        """Record that the cold start of this cell filled the cache."""
         if self._cache is not None:
-            self._cache.filled_by = by or f"the cold start of {self._variant}"
+            self._cache.filled_by = f"the cold start of {self._variant}"
             self._cache.phases = start.phases
 
     def empty(self) -> None:
@@ -133,12 +133,11 @@ class CompileCaches:
             if key is None or (cache.filled_by is None and self._caches.pop(key, None) is not None):
                 cache.remove()
 
-    def clear(self, component: str | None = None) -> None:
-        """Remove the folders of a component, or all; the cells that could use them have ended."""
-        for key, cache in tuple(self._caches.items()):
-            if component in (None, json.loads(key)[0]):
-                cache.remove()
-                del self._caches[key]
+    def clear(self) -> None:
+        """Remove all folders; the cells that could use them have ended."""
+        for cache in self._caches.values():
+            cache.remove()
+        self._caches.clear()
 
 
 @contextmanager
@@ -159,13 +158,10 @@ def compiled_code(job: Job) -> str | None:
     return json.dumps([job.component.name, options], sort_keys=True)
 
 
-def compiles_ahead(job: Job) -> bool:
-    """Return whether what a cell compiles may be compiled beside others: not where a compiler compares times."""
-    compiler = job.variant_options.get("compiler")
-    if compiled_code(job) is None or not isinstance(compiler, Mapping):
-        return False
-    words = json.dumps(compiler)
-    return not any(each in words for each in _BENCHMARKING)
+def compares_times(job: Job) -> bool:
+    """Return whether a cell may compare times while it compiles, so that nothing else may run."""
+    words = json.dumps(job.variant_options.get("compiler"))
+    return bool(job.imports) and (compiled_code(job) is None or any(each in words for each in _BENCHMARKING))
 
 
 def cache_variables(folder: str, packages: Path | None = None) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Runs cells: alone, or those of a component beside each other, timed in turns, each in a process or all in one.
+"""Runs the cells of a run: each alone, or those of a component in turns, each in a process or all in one.
 
-Cells of a component are prepared side by side, as the cores allow, and beside them what the cells of later components
-will compile is compiled ahead. Nothing is timed meanwhile.
+Cells are prepared side by side, as cores and memory allow: those of later components, and second processes of cells,
+too. Nothing is timed meanwhile.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import gc
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
-from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
-from profiling.results.verdicts import is_captured
-from profiling.run.cell_records import CellInProgress, CellRecords
-from profiling.run.child import Pending, Session, advance, wait
-from profiling.run.compile_caches import compiled_code, compiles_ahead
-from profiling.run.job import FORWARD, Job
-from profiling.run.process import Executor, InProcess, Isolated
+from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
+from profiling.run.cell_records import LiveCell
+from profiling.run.child import wait
+from profiling.run.compile_caches import compares_times, compiled_code
+from profiling.run.job import FORWARD
+from profiling.run.process import InProcess
 from profiling.run.task import Cell
-from profiling.run.turns import Again, Resident, Start, WaitingProcess, lacking_memory, take_turns
+from profiling.run.turns import Again, Placement, Start, lacking_memory, take_turns
 
 #: The metric that takes turns, and what a control does not do.
 LATENCY = "profiling.metrics.latency.Latency"
@@ -30,53 +29,16 @@ _MOST_BESIDE = 8
 _ONLY_ONCE = ("trace", "starts", "counters", "memory_snapshot", "stacks")
 
 
-@dataclass(frozen=True)
-class DueCell:
-    """A cell to be timed in turns, which may be of another run than those beside it."""
-
-    records: CellRecords
-    executor: Isolated
-    job: Job
-
-    @property
-    def name(self) -> str:
-        """Its variant, and which of the runs it is of where there are several."""
-        label = self.records.label
-        return f"{self.job.variant} of {label}" if label else self.job.variant
-
-
-def run_cell(records: CellRecords, job: Job, executor: Executor, round_: int, note: str = "") -> None:
+def run_cell(cell: LiveCell, note: str = "") -> None:
     """Run one cell from its start to its end."""
-    cell = records.begin(job, round_, note)
-    if cell is None:
+    if not cell.records.begin(cell, note):
         return
     try:
-        cell.events.performed = executor.perform(Cell(job=job), job.name, cell.events.receive)
-        records.end(cell)
+        cell.events.performed = cell.executor.perform(Cell(job=cell.job), cell.job.name, cell.events.receive)
+        cell.records.end(cell)
     except KeyboardInterrupt:
-        records.keep_interrupted(cell)
+        cell.records.keep_interrupted(cell)
         raise
-
-
-@dataclass
-class _Preparing:
-    """A cell that is being prepared, and what its process waits for."""
-
-    due: DueCell
-    cell: CellInProgress
-    process: WaitingProcess
-    pending: Pending | None = None
-    beside: int = 0  # most others that were active meanwhile
-
-
-@dataclass
-class PreparedCell:
-    """A prepared cell that waits in its process for its turns."""
-
-    due: DueCell
-    cell: CellInProgress
-    resident: Resident
-    process: WaitingProcess
 
 
 class CellsInTurns:
@@ -87,214 +49,228 @@ class CellsInTurns:
     `again`, to be measured once more; without that list they fail.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic, again: list[DueCell] | None = None) -> None:
-        self.start, self.again, self._now = Start(), again, now
-        self.waiting: list[PreparedCell] = []
-        self._controls: list[tuple[WaitingProcess, Resident]] = []
-        self._preparing: list[_Preparing] = []
-        self._ahead: list[Session] = []
+    def __init__(self, now: Callable[[], float] = time.monotonic, again: list[LiveCell] | None = None) -> None:
+        self.again, self._now = again, now
+        self.waiting: list[LiveCell] = []
+        self._preparing: list[LiveCell] = []
+        self._controls: dict[LiveCell, LiveCell] = {}  # by the cell; prepared, being prepared, or dead
+        self._compiled: set[str] = set()  # code that is in the caches
+        self._free: dict[frozenset[LiveCell], dict[str, int]] = {}  # memory, by what was alive when it was measured
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        alive = (*self.waiting, *self._preparing)
-        sessions = [*(each.process.session for each in alive), *(process.session for process, _ in self._controls)]
-        for session in (*sessions, *self._ahead):
-            session.close()
+        alive = (*self.waiting, *(each for each in self._preparing if not each.is_control))
+        for each in (*self.waiting, *self._preparing, *self._controls.values()):
+            each.close()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             for each in alive:
-                each.cell.records.keep_interrupted(each.cell, self.start)
-
-    def lacking_memory(self) -> str:
-        """Return why no further cell fits beside those that wait or are prepared, or an empty string."""
-        waiting = [*(each.resident for each in self.waiting), *(control for _, control in self._controls)]
-        return lacking_memory(waiting, self._active) if waiting else ""
-
-    def prepare(self, due: DueCell) -> PreparedCell | None:
-        """Prepare a cell beside those that wait; None if it ended before it was ready."""
-        number = len(self.waiting)
-        self.prepare_all([due])
-        return self.waiting[-1] if len(self.waiting) > number else None
-
-    def prepare_all(self, cells: Sequence[DueCell], ahead: Sequence[DueCell] = (), most: int = 1) -> list[DueCell]:
-        """Prepare cells beside those that wait, `most` at a time, and return those that there is no memory for.
-
-        The first one goes alone: what it needs is expected of the others. Cells that compile the same code follow each
-        other, and a compiler that compares times goes alone. `ahead` are cells of later components, whose code is
-        compiled where there is room.
-        """
-        left, later, first = list(cells), list(ahead), cells[0] if cells else None
-        while left or self._preparing or self._ahead:
-            while self._active < most and (due := self._next_due(left, first)) is not None:
-                left.remove(due)
-                self._begin(due)
-            while later and self._active < most and self.waiting and not self.lacking_memory():
-                due = later.pop(0)
-                self._ahead.append(due.executor.compile_ahead(due.job))
-            if left and not self._active and self.lacking_memory():
-                break
-            self._go_on()
-        order = {id(due): place for place, due in enumerate(cells)}  # two runs may have cells of one name
-        self.waiting.sort(key=lambda each: order.get(id(each.due), -1))
-        return left
+                each.records.keep_interrupted(each)
 
     @property
-    def _active(self) -> int:
-        return len(self._preparing) + len(self._ahead)
+    def _placed(self) -> list[LiveCell]:
+        """Cells and controls that have been prepared and are alive."""
+        return [*self.waiting, *(each for each in self._controls.values() if each.placement and each.session)]
 
-    def _next_due(self, left: Sequence[DueCell], first: DueCell | None) -> DueCell | None:
-        """Return the next cell that can be prepared beside those that are being prepared; None if none can."""
-        if not left or (self.waiting and self.lacking_memory()):
-            return None
-        if left[0] is first:
-            return None if self._active else first
-        codes = {compiled_code(each.due.job) for each in self._preparing if each.due.job.imports}
-        if any(each.due is first or not _goes_beside(each.due.job) for each in self._preparing):
-            return None
-        fitting = (due for due in left if compiled_code(due.job) not in codes)
-        return next((due for due in fitting if not self._active or _goes_beside(due.job)), None)
+    def lacking_memory(self) -> str:
+        """Return why no further cell fits beside those that wait or are prepared, or an empty string.
 
-    def _begin(self, due: DueCell) -> None:
-        """Start the process of a cell."""
-        cell = due.records.begin(due.job, 1)
-        if cell is None:
-            return
-        process = WaitingProcess(due.executor.session(Cell(job=due.job), due.job.name, cell.events.receive))
-        self._preparing.append(_Preparing(due, cell, process))
-        self._step(self._preparing[-1])
+        What is free was measured when a cell had been prepared, beside those that are alive now, and maybe others.
+        """
+        alive = self._placed
+        known = [each for each in self._free if each.issuperset(alive)]
+        if not alive or not known:
+            return ""
+        placed = [each.waiting_in for each in alive]
+        return lacking_memory(placed, self._free[min(known, key=len)], len(self._preparing))
 
-    def _go_on(self) -> None:
-        """Wait until one of the processes has sent something, and handle it."""
-        sessions = tuple(self._preparing)
-        pending = [each.pending for each in sessions if each.pending is not None]
-        for session in tuple(self._ahead):
-            try:
-                state = next(session)
-            except StopIteration:
-                self._ahead.remove(session)
-                return
-            assert isinstance(state, Pending), "it takes no turns"
-            pending.append(state)
-        if pending:
-            wait(pending)
-        for each in sessions:
-            each.beside = max(each.beside, self._active - 1)
-            each.due.records.show(each.cell, again=True)
-            self._step(each)
+    def prepare(self, cell: LiveCell) -> bool:
+        """Prepare a cell beside those that wait; False if it ended before it was ready."""
+        self.prepare_all([cell])
+        return cell in self.waiting
 
-    def _step(self, each: _Preparing) -> None:
-        """Resume the session of a cell until there is nothing to read, the cell is ready, or it has ended."""
-        try:
-            state = next(each.process.session)
-        except StopIteration as end:
-            self._preparing.remove(each)
-            each.cell.events.performed = end.value
-            if each.cell.ran_out_of_memory and self.waiting and self.again is not None:
-                self.again.append(each.due)
+    def prepare_all(self, cells: Sequence[LiveCell], later: Sequence[LiveCell] = (), most: int = 1) -> list[LiveCell]:
+        """Prepare cells beside those that wait, `most` at a time, and return those that there is no memory for.
+
+        The first one goes alone: what it needs is expected of the others. A cell that compiles goes before those that
+        do not, those that compile the same code follow it, and a compiler that compares times goes alone. Where there
+        is room, `later` ones are prepared, too, and a second process of each cell, its control.
+        """
+        optional = [each for each in later if each.number == 0] if most > 1 else []
+        left = [each for each in cells if each.number == 0]
+        first = left[0] if left and not self.waiting else None
+        while True:
+            while len(self._preparing) < most and (cell := self._next(left, optional, first, most)) is not None:
+                for due in (left, optional):
+                    if cell in due:
+                        due.remove(cell)
+                self._begin(cell)
+            if self._preparing:
+                self._go_on(cells)
+            elif left and (early := [each for each in self.waiting if each not in cells]):
+                self._give_up(early[-1])
             else:
-                each.due.records.end(each.cell)
-            return
-        if isinstance(state, Pending):
-            each.pending = state
-            return
-        self._preparing.remove(each)
-        each.cell.prepared_beside(each.beside)
-        assert state.ready is not None
-        each.cell.resident = _resident(each.due.name, state.ready, each.process.window, each.cell)
-        self.waiting.append(PreparedCell(each.due, each.cell, each.cell.resident, each.process))
+                break  # all are prepared, or there is no memory
+        places = {cell: place for place, cell in enumerate((*cells, *later))}
+        self.waiting.sort(key=lambda each: places.get(each, -1))
+        return left
 
-    def time(self, cells: Sequence[PreparedCell], seconds: float | None, *, with_controls: bool = True) -> None:
+    def _next(
+        self, left: Sequence[LiveCell], optional: Sequence[LiveCell], first: LiveCell | None, most: int
+    ) -> LiveCell | None:
+        """Return the next cell that can be prepared beside those that are being prepared; None if none can."""
+        if first is not None and first in left:
+            return None if self._preparing else first
+        goes_alone = first in self._preparing or any(compares_times(each.job) for each in self._preparing)
+        if goes_alone or self.lacking_memory():
+            return None
+        if most == 1:
+            return left[0] if left else None
+        compiling = {compiled_code(each.job) for each in self._preparing if each.job.imports} - self._compiled
+        fitting = [each for each in (*left, *optional) if compiled_code(each.job) not in compiling]
+        fitting = [each for each in fitting if not (self._preparing and compares_times(each.job))]
+        fitting.sort(key=lambda each: (each not in left, not self._is_compiled_anew(each)))
+        return fitting[0] if fitting else self._next_control()
+
+    def _next_control(self) -> LiveCell | None:
+        """Return a control that may be prepared before it is known whether it will be used; None if there is none."""
+        for each in (*self.waiting, *self._preparing):
+            if not (each.is_control or each in self._controls or self._is_compiled_anew(each)):
+                self._controls[each] = _control_of(each)
+                return self._controls[each]
+        return None
+
+    def _is_compiled_anew(self, cell: LiveCell) -> bool:
+        """Return whether a cell compiles code that no other cell has compiled."""
+        return bool(cell.job.imports) and compiled_code(cell.job) not in self._compiled
+
+    def _begin(self, cell: LiveCell) -> None:
+        """Start the process of a cell."""
+        if cell.is_control or cell.records.begin(cell):
+            cell.start()
+            self._preparing.append(cell)
+            self._resume(cell, is_due=True)
+
+    def _go_on(self, due: Sequence[LiveCell]) -> None:
+        """Wait until one of the processes has sent something, and handle it."""
+        active = tuple(self._preparing)
+        wait([each.pending for each in active if each.pending is not None])
+        for each in active:
+            if each not in self._preparing:
+                continue  # a control that has ended with its cell
+            each.beside = max(each.beside, len(self._preparing) - 1)
+            if not each.is_control:
+                each.records.show(each, again=True)
+            self._resume(each, is_due=each in due)
+
+    def _resume(self, cell: LiveCell, *, is_due: bool) -> None:
+        """Let the process of a cell go on until there is nothing to read, the cell is ready, or it has ended."""
+        if not cell.resume():
+            return
+        self._preparing.remove(cell)
+        if cell.placement is not None:
+            if not cell.is_control:
+                self.waiting.append(cell)
+            if cell.job.settings.compile_cache != "cold" and (code := compiled_code(cell.job)) is not None:
+                self._compiled.add(code)
+            self._free[frozenset(self._placed)] = cell.placement.ready.free
+        elif not cell.is_control:
+            self._ended(cell, is_due=is_due)
+
+    def _ended(self, cell: LiveCell, *, is_due: bool) -> None:
+        """Keep the record of a cell that ended before it was ready, unless it is to run once more."""
+        self._end_controls([cell])
+        if not (cell.ran_out_of_memory and self.waiting and self.again is not None):
+            cell.records.end(cell)
+        elif is_due:
+            self.again.append(cell)
+        else:
+            self._give_up(cell)
+
+    def _give_up(self, cell: LiveCell) -> None:
+        """End a cell that is prepared before it is due, for want of memory; it will begin once more."""
+        cell.close()
+        if cell in self.waiting:
+            self.waiting.remove(cell)
+        self._end_controls([cell])
+        cell.anew()
+        cell.records.total += 1
+
+    def time(self, cells: Sequence[LiveCell], seconds: float | None, *, with_controls: bool = True) -> None:
         """Let cells take turns until they can be compared, or for `seconds`; a single cell takes none."""
         if cells:
-            residents = [each.resident for each in cells]
-            again = self._again if with_controls else None
-            _time(cells[0].due.records, residents, cells[0].due.job.component.name, seconds, self._now, again)
+            _time(cells, seconds, self._now, self._again if with_controls else None)
 
-    def _again(self, resident: Resident) -> Resident | None:
-        """Prepare a cell that waits once more, as a control that is only timed; None where that is not possible."""
-        if self.lacking_memory():
-            return None
-        prepared = next(each for each in self.waiting if each.resident is resident)
-        job = as_control(prepared.due.job)
-        prepared.due.records.progress.phase("control")
-        task = Cell(job=job, control=True)
-        session = prepared.due.executor.session(task, f"{job.name}.control", lambda event: None)
-        process = WaitingProcess(session)
-        try:
-            ready = advance(process.session).ready
-        except StopIteration:
-            return None
-        assert ready is not None
-        control = replace(_resident(resident.variant, ready, process.window, prepared.cell), device=resident.device)
-        self._controls.append((process, control))
-        return control
+    def _again(self, placement: Placement) -> Placement | None:
+        """Return the control of a cell that waits, which is only timed; None where there is none."""
+        cell = next(each for each in self.waiting if each.placement is placement)
+        if cell not in self._controls:
+            if self.lacking_memory():
+                return None
+            cell.records.progress.phase("control")
+            self._controls[cell] = _control_of(cell)
+            self._begin(self._controls[cell])
+            while self._preparing:
+                self._go_on(())
+        return self._controls[cell].placement if self._controls[cell].session is not None else None
 
-    def finish(self, cells: Sequence[PreparedCell], note: str = "") -> None:
+    def finish(self, cells: Sequence[LiveCell], note: str = "") -> None:
         """Let cells finish: other metrics, the second parity check, explanations."""
+        self._end_controls([each for each in self.waiting if each.placement and each.placement.start])
         for each in tuple(cells):
-            self._end_controls()  # what follows needs the memory, and an idle device
-            each.cell.records.show(each.cell)
-            each.cell.events.performed = each.process.finish(each.resident.stopped_by)
-            if each.cell.ran_out_of_memory and each.resident.beside and self.again is not None:
-                self.again.append(each.due)
+            each.records.show(each)
+            each.finish()
+            if each.ran_out_of_memory and each.placement and each.placement.others and self.again is not None:
+                self.again.append(each)
             else:
-                each.cell.records.end(each.cell, self.start, note)
+                each.records.end(each, note)
             self.waiting.remove(each)
 
-    def _end_controls(self) -> None:
-        while self._controls:
-            self._controls.pop()[0].session.close()
+    def _end_controls(self, cells: Sequence[LiveCell]) -> None:
+        """End the controls of cells: what follows needs the memory, and an idle device."""
+        for each in cells:
+            if each in self._controls:
+                control = self._controls.pop(each)
+                control.close()
+                if control in self._preparing:
+                    self._preparing.remove(control)
 
 
-def as_control(job: Job) -> Job:
-    """Return the job of a second process of a cell, in which it is timed and nothing else."""
+def _control_of(cell: LiveCell) -> LiveCell:
+    """Return a second process of a cell, in which it is timed and nothing else."""
+    job = cell.job
     settings = replace(job.settings, **dict.fromkeys(_ONLY_ONCE, False), ceilings="off")
     metrics = {name: node for name, node in job.metrics.items() if node["_target_"] == LATENCY}
-    return replace(job, settings=settings, metrics=metrics)
+    return LiveCell(cell.records, cell.executor, replace(job, settings=settings, metrics=metrics), is_control=True)
 
 
-def _resident(
-    name: str, ready: Ready, window: Callable[[Turn], WindowSamples | None], cell: CellInProgress
-) -> Resident:
-    measured = cell.events.measured
-    return Resident(
-        name,
-        ready,
-        window,
-        device=cell.job.settings.device,
-        is_captured=is_captured(measured),
-        frames_per_call=measured.frames_per_call or 1,
-    )
-
-
-def run_in_turns(cells: Sequence[DueCell], ahead: Sequence[DueCell] = ()) -> None:
+def run_in_turns(turns: CellsInTurns, cells: Sequence[LiveCell], later: Sequence[LiveCell] = ()) -> None:
     """Prepare cells, time them in turns, and let each finish: those of a component, say.
 
     Where there is no memory for all of them, those that are prepared take their turns first. Then the first one, with
-    which the others are compared, stays if it leaves room, and the others follow beside it. `ahead` are cells of later
-    components, whose code is compiled meanwhile.
+    which the others are compared, stays if it leaves room, and the others follow beside it. `later` cells are those of
+    other components, which are prepared meanwhile where there is room.
     """
-    note, again, seconds = "", list[DueCell](), cells[0].records.config.seconds
+    note, seconds, most = "", cells[0].records.config.seconds, most_beside(cells)
 
-    def time_and_finish(ending: Sequence[PreparedCell]) -> None:
+    def ready() -> list[LiveCell]:
+        return [each for each in cells if each in turns.waiting]
+
+    def time_and_finish(ending: Sequence[LiveCell]) -> None:
         """Let the cells that wait take turns, for the share of the component's seconds of those that then end."""
-        turns.time(turns.waiting, None if seconds is None else seconds * len(ending) / len(cells))
+        turns.time(ready(), None if seconds is None else seconds * len(ending) / len(cells))
         turns.finish(ending, note)
 
-    with CellsInTurns(again=again) as turns:
-        most = most_beside(cells)
-        left = turns.prepare_all(cells, ahead, most)
-        while left:
-            note = f"not all variants were prepared beside each other: {turns.lacking_memory()}"
-            time_and_finish(turns.waiting[1:] or turns.waiting)
-            left = turns.prepare_all(left, most=most)
-        time_and_finish(turns.waiting)
-    for due in again:
-        run_again(due.records, [due.job], due.executor)
+    left = turns.prepare_all(cells, later, most)
+    while left:
+        note = f"not all variants were prepared beside each other: {turns.lacking_memory()}"
+        time_and_finish(ready()[1:] or ready())
+        left = turns.prepare_all(cells, most=most)
+    time_and_finish(ready())
 
 
-def most_beside(cells: Sequence[DueCell]) -> int:
+def most_beside(cells: Sequence[LiveCell]) -> int:
     """Return how many of these cells may be prepared at the same time.
 
     Only one where starts are measured, or a compile log, or where a cell waits for no turn when it is prepared: a loop,
@@ -311,24 +287,18 @@ def beside() -> int:
     return max(1, min(_MOST_BESIDE, len(os.sched_getaffinity(0)) // 2))
 
 
-def _goes_beside(job: Job) -> bool:
-    """Return whether others may prepare beside a cell: it compiles nothing, or its compiler compares no times."""
-    return not job.imports or compiles_ahead(job)
-
-
-def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProcess) -> None:
+def run_in_process(cells: Sequence[LiveCell]) -> None:
     """Run each other cell of a component in the middle of the baseline's timing, in turns with the baseline.
 
     In one process a compiler's caches hold the graphs of one cell only: a baseline that compiles takes no turns.
     """
-    start, left, again, errors = Start(one_process=True), list(jobs[1:]), list[Job](), list[BaseException]()
-    baseline = records.begin(jobs[0], 1)
-    note, seconds = "", records.config.seconds
+    baseline, left = cells[0], list(cells[1:])
+    start, again, errors = Start(), list[LiveCell](), list[BaseException]()
+    note, seconds = "", baseline.records.config.seconds
     share = None if seconds is None else seconds / max(1, len(left))
 
     def run_others(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
         nonlocal note
-        assert baseline is not None
         failures: list[BaseException] = []
 
         def guarded(turn: Turn) -> WindowSamples | None:  # the cell in whose middle it is called goes on
@@ -343,96 +313,91 @@ def run_in_process(records: CellRecords, jobs: Sequence[Job], executor: InProces
         prepare = baseline.events.measured.prepare
         if prepare is not None and prepare.graphs:
             return None
-        baseline.resident = _resident(baseline.job.variant, ready, guarded, baseline)
+        placement = baseline.place(ready, guarded, start)
         try:
             while left and not failures:
-                if lacking := lacking_memory([baseline.resident]):
+                if lacking := lacking_memory([placement], ready.free):
                     note = f"not all variants were prepared beside each other: {lacking}"
                     break
-                _run_beside(records, baseline.resident, left.pop(0), executor, start, again, share)
+                _run_beside(baseline, left.pop(0), again, share)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # of the run and not of the cell, which must not handle it
             errors.append(error)
         if failures:
             raise failures[0]
-        return baseline.resident.stopped_by
+        return placement.stopped_by
 
-    if baseline is not None:
+    if baseline.records.begin(baseline):
         try:
-            baseline.events.performed = executor.perform(
-                Cell(job=baseline.job), baseline.job.name, baseline.events.receive, run_others
-            )
-            if baseline.resident is not None:
-                baseline.resident.end()
+            _perform(baseline, run_others)
+            if baseline.placement is not None:
+                baseline.placement.end()
             for error in errors:
                 raise error
-            records.show(baseline)
-            records.end(baseline, start, note)
+            baseline.records.show(baseline)
+            baseline.records.end(baseline, note)
         except KeyboardInterrupt:
-            records.keep_interrupted(baseline, start)
+            baseline.records.keep_interrupted(baseline)
             raise
-    for job in left:
-        run_cell(records, job, executor, 1, note)
-    run_again(records, again, executor)
+    for cell in left:
+        run_cell(cell, note)
+    run_again(again)
 
 
-def _run_beside(
-    records: CellRecords,
-    baseline: Resident,
-    job: Job,
-    executor: InProcess,
-    start: Start,
-    again: list[Job],
-    seconds: float | None,
-) -> None:
+def _run_beside(baseline: LiveCell, cell: LiveCell, again: list[LiveCell], seconds: float | None) -> None:
     """Run a cell for `seconds` in turns with the baseline, which waits in this process in the middle of its timing."""
-    cell = records.begin(job, 1)
-    if cell is None:
+    if not cell.records.begin(cell):
         return
 
     def take_turns_with_baseline(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
-        cell.resident = _resident(job.variant, ready, window, cell)
-        _time(records, [baseline, cell.resident], job.component.name, seconds)
-        records.show(cell)
-        return cell.resident.stopped_by
+        placement = cell.place(ready, window, baseline.waiting_in.start)
+        _time([baseline, cell], seconds)
+        cell.records.show(cell)
+        return placement.stopped_by
 
     collecting = gc.isenabled()
     gc.enable()  # the baseline's timing has disabled it
     try:
-        cell.events.performed = executor.perform(Cell(job=job), job.name, cell.events.receive, take_turns_with_baseline)
+        _perform(cell, take_turns_with_baseline)
         if cell.ran_out_of_memory:
-            again.append(job)
+            again.append(cell)
         else:
-            records.end(cell, start)
+            cell.records.end(cell)
     except KeyboardInterrupt:
-        records.keep_interrupted(cell, start)
+        cell.records.keep_interrupted(cell)
         raise
     finally:
         if not collecting:
             gc.disable()
 
 
+def _perform(cell: LiveCell, take_turns: TakeTurns) -> None:
+    """Perform a cell in this process, which calls `take_turns` in the middle of its timing."""
+    assert isinstance(cell.executor, InProcess)
+    cell.events.performed = cell.executor.perform(Cell(job=cell.job), cell.job.name, cell.events.receive, take_turns)
+
+
 def _time(
-    records: CellRecords,
-    residents: Sequence[Resident],
-    component: str,
+    cells: Sequence[LiveCell],
     seconds: float | None,
     now: Callable[[], float] = time.monotonic,
     again: Again | None = None,
 ) -> None:
     """Let several cells take turns for `seconds`, with controls by `again`."""
-    if len(residents) > 1:
-        names = [resident.variant for resident in residents]
+    placements = [each.placement for each in cells if each.placement is not None]
+    if len(placements) > 1:
+        records, settings = cells[0].records, cells[0].records.config.settings
+        names = [each.name for each in placements]
         which = " and ".join(names) if len(names) == 2 else f"{len(names)} variants"
-        records.progress.begin(f"{component} · {which}", 0, 0)
+        records.progress.begin(f"{cells[0].job.component.name} · {which}", 0, 0)
         records.progress.phase("turns")
-        settings = records.config.settings
-        take_turns(residents, seconds, settings.seed, now, again, records.spreads, settings.late_share)
+        take_turns(placements, seconds, settings.seed, now, again, records.spreads, settings.late_share)
 
 
-def run_again(records: CellRecords, jobs: Sequence[Job], executor: Executor) -> None:
+def run_again(cells: Sequence[LiveCell]) -> None:
     """Run cells alone that have run out of memory beside others."""
-    records.total += len(jobs)  # each is begun once more
-    for job in jobs:
-        run_cell(records, job, executor, 1, "measured again, alone: beside other variants it ran out of memory")
+    for cell in cells:
+        cell.records.total += 1  # it is begun once more
+        cell.anew()
+        run_cell(cell, "measured again, alone: beside other variants it ran out of memory")

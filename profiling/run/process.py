@@ -28,12 +28,11 @@ from profiling.run import child
 from profiling.run.checkouts import Checkout
 from profiling.run.child import Limits, Orphans, Performed, Session, advance
 from profiling.run.compile_caches import CompileCaches, Lease, lease
-from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting
+from profiling.run.events import Emit, Event, Phase, Sections, Waiting
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
-from profiling.run.job import Job
 from profiling.run.starts import NoStartError, StartPass
-from profiling.run.task import Cell, Counters, Probe, Start, Task
+from profiling.run.task import Cell, Counters, Probe, Task
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
@@ -166,32 +165,6 @@ class Isolated:
         except OSError as error:  # a name that is too long for a file, for example
             return Performed(f"could not be run: {error.strerror or error}")
         return dataclasses.replace(performed, notes=(*performed.notes, *notes))
-
-    def compile_ahead(self, job: Job) -> Session:
-        """Compile a cell's code in a separate process, into the cache from which the cell will load it.
-
-        It costs nothing but time if it fails: the cell then compiles by itself, and its row says what is wrong.
-        """
-        task, started = Start(job=job, checkout=self._checkout, began=time.perf_counter()), list[Started]()
-        files = self._run / "cells" / f"{job.name}.ahead"
-        try:
-            files.parent.mkdir(exist_ok=True)
-            with lease(self._caches, Cell(job=job)) as cache:
-                performed = yield from child.perform(
-                    *(task, files, Limits(self.timeout, self._prepare_timeout)),
-                    lambda event: started.append(event) if isinstance(event, Started) else None,
-                    {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())},
-                    self._orphans.own,
-                    server=self._server,
-                    modules=set(job.imports),
-                )
-                if started and started[0].start.graphs:
-                    cache.fill(started[0].start, f"{job.variant}, ahead of its cell")
-                else:
-                    cache.empty()
-        except OSError as error:  # a full disk, for example
-            return Performed(f"could not be run: {error.strerror or error}")
-        return performed
 
     def _measure_starts(self, task: Task, cache: Lease, on_event: Emit) -> tuple[str, ...]:
         """Measure the starts of the cell in fresh processes and send them; return a note where a start failed."""

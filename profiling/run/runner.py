@@ -12,21 +12,21 @@ from typing import Any
 
 import msgspec
 
-from profiling.components.spec import ComponentSpec, Settings
+from profiling.components.spec import Settings
 from profiling.errors import InputError, printable
 from profiling.machine.spreads import Spreads
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, encode_environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import JOB_FILE, EarlierRun, prepare_folder, write_json
-from profiling.run.cell_records import CellRecords
+from profiling.run.cell_records import CellRecords, LiveCell
 from profiling.run.checkouts import Checkout
 from profiling.run.child import Orphans
-from profiling.run.compile_caches import CompileCaches, compiled_code, compiles_ahead
+from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import BadInput, End, Event, Phase, Probed
 from profiling.run.fork_server import ForkServer
-from profiling.run.in_turns import DueCell, run_cell, run_in_process, run_in_turns
-from profiling.run.job import FORWARD, Job, RunConfig
+from profiling.run.in_turns import CellsInTurns, run_again, run_cell, run_in_process, run_in_turns
+from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.progress import Progress
 from profiling.run.revisions import TOOL, code_changes, git_state, tool_version
@@ -244,53 +244,39 @@ def execute(runs: Sequence[Run], schedule: Schedule | None = None) -> None:
 def _run_cells(runs: Sequence[Run]) -> None:
     if len(runs) == 1:
         components = groupby(runs[0].jobs, lambda job: job.component)
-        cells = [[(runs[0], job) for job in jobs] for _, jobs in components]
+        groups = [[(runs[0], job) for job in jobs] for _, jobs in components]
     else:
         of_a_name = zip(*(run.jobs for run in runs), strict=True)
-        cells = [list(zip(runs, jobs, strict=True)) for jobs in of_a_name]
+        groups = [list(zip(runs, jobs, strict=True)) for jobs in of_a_name]
     for round_ in range(1, runs[0].config.rounds + 1):
         for run in runs:
             run.count(round_)
-        for component, groups in groupby(cells, lambda group: group[0][1].component):
-            try:
-                for group in groups:
-                    ahead = _compiled_ahead(runs[0], component) if round_ == 1 and len(runs) == 1 else []
-                    _run_in_round(round_, [(run, job) for run, job in group if run.is_due(round_, job)], ahead)
-            finally:
-                for run in runs:
-                    if run.caches is not None:
-                        run.caches.clear(component.name)
+        _run_round(round_, groups)
     for run in runs:
         run.cells.complete()
 
 
-def _compiled_ahead(run: Run, component: ComponentSpec) -> list[DueCell]:
-    """Return a cell of each later component for each code that is compiled, where it may be before its cell begins."""
-    settings, executor = run.config.settings, run.executor
-    names = list(dict.fromkeys(job.component.name for job in run.jobs))
-    asked = settings.trace or settings.starts or settings.check or settings.compile_cache == "cold"
-    if asked or run.config.procedure != FORWARD or not isinstance(executor, Isolated) or component.name != names[0]:
-        return []
-    later = [job for job in run.jobs if job.component.name != names[0] and job.variant not in run.not_run]
-    codes = {compiled_code(job): job for job in reversed(later) if compiles_ahead(job) and run.is_due(1, job)}
-    return [DueCell(run.cells, executor, job) for job in reversed(codes.values())]
-
-
-def _run_in_round(round_: int, due: Sequence[tuple[Run, Job]], ahead: Sequence[DueCell]) -> None:
-    """Run cells; those that are timed in turns run in the first round only, while code of `ahead` is compiled."""
-    cells = [(run, job) for run, job in due if job.variant not in run.not_run]
-    isolated = [DueCell(run.cells, run.executor, job) for run, job in cells if isinstance(run.executor, Isolated)]
-    in_turns = round_ == 1 and len(cells) > 1
-    if in_turns and isolated:
-        run_in_turns(isolated, ahead)
-    elif in_turns and isinstance(cells[0][0].executor, InProcess):
-        run_in_process(cells[0][0].cells, [job for _, job in cells], cells[0][0].executor)
-    else:
-        for run, job in cells:
-            run_cell(run.cells, job, run.executor, round_)
-    for run, job in due:
-        if job.variant in run.not_run:
-            run.cells.not_run(job, run.not_run[job.variant])
+def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None:
+    """Run the cells that are due; in the first round those of a group are timed in turns, if they are several."""
+    due = [[(run, job) for run, job in group if run.is_due(round_, job)] for group in groups]
+    cells = [
+        [LiveCell(run.cells, run.executor, job, round_) for run, job in group if job.variant not in run.not_run]
+        for group in due
+    ]
+    again = list[LiveCell]()
+    with CellsInTurns(again=again) as turns:
+        for place, group in enumerate(cells):
+            if round_ > 1 or len(group) < 2:
+                for cell in group:
+                    run_cell(cell)
+            elif isinstance(group[0].executor, InProcess):
+                run_in_process(group)
+            else:
+                run_in_turns(turns, group, [cell for each in cells[place + 1 :] if len(each) > 1 for cell in each])
+            for run, job in due[place]:
+                if job.variant in run.not_run:
+                    run.cells.not_run(job, run.not_run[job.variant])
+    run_again(again)
 
 
 def baseline_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:

@@ -23,14 +23,15 @@ from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import BASELINE, NOT_ENDED, Record
 from profiling.results.run_folder import write_text
 from profiling.results.verdicts import compare_records, fastest_correct
+from profiling.run.cell_records import LiveCell
 from profiling.run.compile_caches import FROM_CACHE, compiled_code
 from profiling.run.events import End
-from profiling.run.in_turns import CellsInTurns, DueCell, PreparedCell, run_again
+from profiling.run.in_turns import CellsInTurns, run_again
 from profiling.run.job import Job, as_recipe
 from profiling.run.process import Isolated
 from profiling.run.rounds import with_speedup
 from profiling.run.runner import Run
-from profiling.run.turns import window_of
+from profiling.run.turns import take_turns, window_of
 from profiling.tune.devices import SEARCHING, Shared
 from profiling.tune.space import Chosen, Space
 
@@ -79,8 +80,8 @@ class Search:
     _refused: set[Chosen] = field(default_factory=set, init=False)  # that failed; no steps are added to them
     _saved: dict[str | None, float] = field(default_factory=dict, init=False)  # seconds, by compiled code
     _ending: float = field(default=0.0, init=False)  # longest time that a cell took from its last window to its end
-    _alive: dict[Chosen, PreparedCell] = field(default_factory=dict, init=False)
-    _again: list[DueCell] = field(default_factory=list, init=False)  # ran out of memory beside others a moment ago
+    _alive: dict[Chosen, LiveCell] = field(default_factory=dict, init=False)
+    _again: list[LiveCell] = field(default_factory=list, init=False)  # ran out of memory beside others a moment ago
     _alone: dict[Chosen, float] = field(default_factory=dict, init=False)  # to be run at the end; expected seconds
 
     def __post_init__(self) -> None:
@@ -203,17 +204,14 @@ class Search:
 
     def _records(self) -> list[Record]:
         """Return the records of all recipes with their speedups, those of waiting ones as of now."""
-        alive = {each.cell.job.cell: self._so_far(each) for each in self._alive.values()}
+        alive = {each.job.cell: self._run.cells.so_far(each) for each in self._alive.values()}
         return [self._with_speedup(each) for each in {**self._run.records, **alive}.values()]
-
-    def _so_far(self, prepared: PreparedCell) -> Record:
-        return self._run.cells.so_far(prepared.cell, self._turns.start)
 
     def _with_speedup(self, record: Record) -> Record:
         """Return the record with its speedup over the baseline with which it took turns."""
         if record.speedup is not None or _EAGER not in self._alive:
             return record
-        return with_speedup(record, self._so_far(self._alive[_EAGER]))
+        return with_speedup(record, self._run.cells.so_far(self._alive[_EAGER]))
 
     def _is_affordable(self, chosen: Chosen, best: Chosen | None) -> bool:
         """Return whether the budget suffices for the recipe, and for those without one step of it or of the `best`."""
@@ -279,11 +277,12 @@ class Search:
             self._note_refused(chosen, self._ended(job))
         else:
             self._alive[chosen] = prepared
-            record = self._so_far(prepared)
+            record = self._run.cells.so_far(prepared)
             self._note_cache(chosen, record)
             parity = record.parity
             if parity is not None and not parity.passed:
-                prepared.resident.take(0)  # without a window it would time itself alone, for seconds
+                # Without a window it would time itself alone, for seconds.
+                take_turns([prepared.waiting_in], 0.0, seed=0, spreads=self._run.cells.spreads)
                 self._finish([chosen])
 
     def _note_cache(self, chosen: Chosen, record: Record) -> None:
@@ -297,12 +296,13 @@ class Search:
         saved = sum(prepare.phases.get(each, 0.0) for each in phases)
         self._saved.setdefault(compiled_code(self._job(chosen)), saved)
 
-    def _prepared_beside(self, job: Job) -> PreparedCell | None:
+    def _prepared_beside(self, job: Job) -> LiveCell | None:
         """Prepare a cell beside the others, within the budget; None if it has ended."""
         cells = self._run.cells
         cells.total = cells.begun + 1
         cells.by_cell.pop(job.cell, None)  # of the run that is resumed: the baseline is timed again beside the others
-        return self._turns.prepare(DueCell(cells, self._executor, job))
+        cell = LiveCell(cells, self._executor, job)
+        return cell if self._turns.prepare(cell) else None
 
     @property
     def _executor(self) -> Isolated:
@@ -336,7 +336,7 @@ class Search:
         for chosen, seconds in tuple(self._alone.items()):
             if seconds <= self.left:
                 self._run.cells.total = self._run.cells.begun + 1
-                run_again(self._run.cells, [self._job(chosen)], self._executor)
+                run_again([LiveCell(self._run.cells, self._executor, self._job(chosen))])
                 del self._alone[chosen]
 
     def _halve(self) -> None:
@@ -351,10 +351,10 @@ class Search:
         self._note_spent()
         cells = [self._alive[each] for each in recipes]
         if len(cells) > 1:
-            seconds = blocks * sum(window_of(each.resident.ready).seconds for each in cells)
+            seconds = blocks * sum(window_of(each.waiting_in.ready).seconds for each in cells)
             left = max(0.0, min(seconds, self.left - self._ending * len(self._alive)))
             self._turns.time(cells, left, with_controls=False)
-        self._finish([chosen for chosen, each in self._alive.items() if each.resident.has_ended])
+        self._finish([chosen for chosen, each in self._alive.items() if each.waiting_in.has_ended])
 
     def _finish(self, recipes: Sequence[Chosen], note: str = "") -> None:
         """Let recipes finish (other metrics, second parity check), and keep their records."""
@@ -366,7 +366,7 @@ class Search:
                 self._alone[chosen] = self._expected(chosen)
                 del self._alive[chosen]
                 continue
-            record = self._run.records[prepared.cell.job.cell]
+            record = self._run.records[prepared.job.cell]
             self._note_refused(chosen, record)
             if chosen and (compared := self._with_speedup(record)) != record:
                 self._run.cells.keep(compared)
@@ -432,9 +432,9 @@ class Search:
         """Return the fastest waiting recipe that more turns could show to be faster than `best`; None if none could."""
         if best not in self._alive:
             return None
-        record, gains = self._so_far(self._alive[best]), self._gains()
+        record, gains = self._run.cells.so_far(self._alive[best]), self._gains()
         others = [each for each in self._alive if each and each != best and each in gains]
-        pairs = {each: compare_records(self._so_far(self._alive[each]), record) for each in others}
+        pairs = {each: compare_records(self._run.cells.so_far(self._alive[each]), record) for each in others}
         undecided = [
             each
             for each, pair in pairs.items()

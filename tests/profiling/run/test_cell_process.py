@@ -11,7 +11,6 @@ from profiling.machine.memory import held_before
 from profiling.metrics.latency import TimedWindowMonitor
 from profiling.metrics.sampling import Ready
 from profiling.run import in_turns
-from profiling.run.turns import Start
 from profiling.run.worker import _with_own_memory
 
 CPU = torch.device("cpu")
@@ -45,16 +44,14 @@ def test_windows_of_few_threads_run_on_as_many_cores_and_nothing_else_does():
 def test_a_cell_within_the_timing_of_the_baseline_collects_garbage(collecting):
     """The baseline's timing has disabled it: a module with cycles would run out of memory."""
     seen = []
-    cell = SimpleNamespace(events=SimpleNamespace(receive=None), ran_out_of_memory=False, resident=None)
-    records = SimpleNamespace(begin=lambda job, round_: cell, end=lambda cell, start: None)
-    executor = SimpleNamespace(perform=lambda *_: seen.append(gc.isenabled()))
-    job = SimpleNamespace(name="net.a", component=SimpleNamespace(name="net"), variant="a")
+    records = SimpleNamespace(begin=lambda cell: True, end=lambda cell: None)
+    cell = SimpleNamespace(records=records, ran_out_of_memory=False)
     was = gc.isenabled()
     (gc.enable if collecting else gc.disable)()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(in_turns, "Cell", lambda job: job)
-            in_turns._run_beside(records, None, job, executor, Start(), [], None)
+            patch.setattr(in_turns, "_perform", lambda *_: seen.append(gc.isenabled()))
+            in_turns._run_beside(cell, cell, [], None)
         assert seen == [True]
         assert gc.isenabled() is collecting
     finally:

@@ -1,101 +1,139 @@
-"""Which cells are prepared side by side, and what is compiled ahead meanwhile."""
+"""Which cells are prepared side by side: of the component, of later ones, and second processes of both."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from fake_cells import SETTINGS
+from fake_cells import SETTINGS, Silent
 
 from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Ready
 from profiling.results.record import Record
 from profiling.run.cell import metrics_of
-from profiling.run.cell_records import CellInProgress
+from profiling.run.cell_records import LiveCell
 from profiling.run.child import Pending, Performed
-from profiling.run.events import Waiting
-from profiling.run.in_turns import CellsInTurns, DueCell, most_beside
+from profiling.run.events import End, Waiting
+from profiling.run.in_turns import CellsInTurns, most_beside
 from profiling.run.job import FORWARD, RECIPE, Job
+from profiling.run.process import Isolated
 
 INDUCTOR = "profiling.variants.inductor.Inductor"
+COMPILE = {"_target_": INDUCTOR, "mode": "default"}
 STEPS = 4
+GB = 10**9
 
 
-class Processes:
-    """An executor whose cells take some steps to become ready; `log` has who began and who became ready, in order."""
+class Processes(Isolated):
+    """Cells that take some steps to become ready; `log` has who began and who became ready, in order."""
 
-    def __init__(self, free=10**12):
-        self.log, self.active, self.most, self.free = [], set(), 0, free
+    def __init__(self, memory=10**12, lacking=()):
+        self.log, self.active, self.most, self.memory, self.lacking = [], set(), 0, memory, list(lacking)
+        self.alive = 0
 
-    def session(self, task, name, on_event):
-        yield from self._steps(name)
-        limits = {"min_iterations": 1, "max_iterations": 9, "max_seconds": 1.0}
-        yield Waiting(ready=Ready(call_s=0.1, used={"device": 10**9}, free={"device": self.free}, **limits))
-
-    def compile_ahead(self, job):
-        yield from self._steps(f"ahead {job.name}")
-        return Performed()
-
-    def _steps(self, name):
+    def session(self, task, name, on_event, *, turns=True):
         self.log.append(f"begin {name}")
         self.active.add(name)
         self.most = max(self.most, len(self.active))
         for _ in range(STEPS):
             yield Pending((), 0.0)
         self.active.remove(name)
+        if name in self.lacking:
+            self.lacking.remove(name)
+            self.log.append(f"lacking {name}")
+            on_event(End("failed", "out of memory", out_of_memory=True))
+            return Performed()
         self.log.append(f"ready {name}")
+        self.alive += 1
+        try:
+            limits = {"min_iterations": 1, "max_iterations": 9, "max_seconds": 1.0}
+            free = {"device": self.memory - self.alive * GB}
+            yield Waiting(ready=Ready(call_s=0.1, used={"device": GB}, free=free, **limits))
+        finally:
+            self.alive -= 1
 
 
-class Records:
+class Records(SimpleNamespace):
     """The records of cells that nobody reads."""
 
-    label, show = "", staticmethod(lambda cell, *, again=False: None)
+    def __init__(self):
+        super().__init__(label="", progress=Silent(), total=0, ended=[])
 
-    def begin(self, job, round_):
-        measured = Record(target="t", component=job.component.name, variant=job.variant, status="ok")
-        events = SimpleNamespace(receive=None, measured=measured)
-        return CellInProgress(self, job, 1, events, [], 1)
+    def show(self, cell, *, again=False):
+        pass
+
+    def base_record(self, job):
+        return Record(target="t", component=job.component.name, variant=job.variant, status="ok")
+
+    def begin(self, cell):
+        cell.number = 1
+        return True
+
+    def end(self, cell):
+        self.ended.append(cell)
 
 
-def due(processes, variant, compiler=None, capture=None, component="net"):
+def due(processes, variant, compiler=None, capture=None, component="net", **settings):
     spec = ComponentSpec(component, {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
     options = {"_target_": RECIPE, "compiler": compiler, "capture": capture}
-    return DueCell(Records(), processes, Job("t", spec, variant, options, {}, SETTINGS, "run", {"_target_": "c"}))
+    job = Job("t", spec, variant, options, {}, replace(SETTINGS, **settings), "run", {"_target_": "c"})
+    return LiveCell(Records(), processes, job)
 
 
-def prepared(processes, *cells, most=8, ahead=()):
-    turns = CellsInTurns()
-    left = turns.prepare_all(cells, ahead, most)
-    assert [each.due.job.variant for each in turns.waiting] == [
-        each.job.variant for each in cells if each not in left
-    ], "they take turns in the order in which they were given, the baseline first"
+def prepared(turns, *cells, most=8, later=()):
+    left = turns.prepare_all(cells, later, most)
+    waiting = [each for each in turns.waiting if each in cells]
+    assert waiting == [each for each in cells if each in waiting], "they take turns in the order of the caller"
     return [each.job.variant for each in left]
 
 
-COMPILE = {"_target_": INDUCTOR, "mode": "default"}
+def without_controls(log):
+    return [line for line in log if not line.endswith(".control")]
 
 
 def test_the_first_cell_goes_alone_and_the_others_side_by_side():
     processes = Processes()
     cells = [due(processes, name, {**COMPILE, "name": name}) for name in ("baseline", "a", "b", "c")]
-    assert prepared(processes, *cells) == []
+    assert prepared(CellsInTurns(), *cells) == []
     assert processes.log[:2] == ["begin net.baseline", "ready net.baseline"]
     assert processes.log[2:5] == ["begin net.a", "begin net.b", "begin net.c"]
-    assert processes.most == 3
 
 
-def test_no_more_than_so_many_are_prepared_at_a_time():
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_no_more_than_so_many_are_prepared_at_a_time(most):
     processes = Processes()
     cells = [due(processes, name) for name in "abcdef"]
-    assert prepared(processes, *cells, most=2) == []
-    assert processes.most == 2
+    assert prepared(CellsInTurns(), *cells, most=most, later=[due(processes, "a", component="two")]) == []
+    assert processes.most == most
 
 
-def test_cells_that_compile_the_same_code_follow_each_other():
+def test_one_at_a_time_means_in_order_and_nothing_that_may_not_be_needed():
+    processes = Processes()
+    cells = [due(processes, "baseline"), due(processes, "a"), due(processes, "b", COMPILE)]
+    prepared(CellsInTurns(), *cells, most=1, later=[due(processes, "a", component="two")])
+    assert [line for line in processes.log if line.startswith("begin")] == [
+        f"begin net.{each}" for each in ("baseline", "a", "b")
+    ]
+
+
+def test_cells_that_compile_the_same_code_follow_each_other_and_what_was_compiled_is_no_obstacle():
     processes = Processes()
     cells = due(processes, "baseline"), due(processes, "compile", COMPILE), due(processes, "both", COMPILE, {"c": 1})
-    prepared(processes, *cells)
-    assert processes.log.index("ready net.compile") < processes.log.index("begin net.both")
-    assert processes.most == 1
+    prepared(CellsInTurns(), *cells)
+    log = processes.log
+    at = log.index("ready net.compile")
+    for later in ("net.both", "net.compile.control", "net.both.control"):
+        assert at < log.index(f"begin {later}") < log.index("ready net.both")
+
+
+def test_with_cold_caches_a_second_process_that_compiles_waits_until_it_is_needed():
+    processes = Processes()
+    cells = [due(processes, name, compile_cache="cold") for name in ("baseline", "other")]
+    compiling = due(processes, "compile", COMPILE, compile_cache="cold")
+    prepared(CellsInTurns(), *cells, compiling)
+    assert {line for line in processes.log if "control" in line and "begin" in line} == {
+        "begin net.baseline.control",
+        "begin net.other.control",
+    }
 
 
 @pytest.mark.parametrize("option", [{"mode": "max-autotune"}, {"options": {"coordinate_descent_tuning": True}}])
@@ -107,19 +145,58 @@ def test_a_compiler_that_compares_times_goes_alone(option):
         due(processes, "a"),
         due(processes, "b"),
     ]
-    prepared(processes, *cells)
+    prepared(CellsInTurns(), *cells)
     at = processes.log.index("begin net.tuned")
     assert processes.log[at + 1] == "ready net.tuned"
-    assert processes.most == 2, "of the others"
+    assert processes.most > 1, "of the others"
 
 
-def test_code_of_later_components_is_compiled_ahead_once_memory_is_known():
-    processes = Processes()
-    later = [due(processes, "compile", COMPILE, component=name) for name in ("two", "three")]
-    prepared(processes, due(processes, "baseline"), due(processes, "compile", COMPILE), ahead=later)
-    assert processes.log[1:5] == ["ready net.baseline", "begin net.compile", *processes.log[3:5]]
-    assert {*processes.log[3:5]} == {"begin ahead two.compile", "begin ahead three.compile"}
+def test_cells_of_later_components_are_prepared_too_what_compiles_first():
+    processes, turns = Processes(), CellsInTurns()
+    later = [due(processes, *recipe, component=name) for name in ("two", "three") for recipe in (["a"], ["b", COMPILE])]
+    first = [due(processes, "baseline"), due(processes, "compile", COMPILE)]
+    assert prepared(turns, *first, later=later) == []
+    log = without_controls(processes.log)
+    assert log[1:5] == ["ready net.baseline", "begin net.compile", "begin two.b", "begin three.b"]
     assert not processes.active, "nothing compiles when timing begins"
+    before = len(processes.log)
+    assert prepared(turns, *later[:2], later=later[2:]) == []
+    assert len(processes.log) == before, "they are ready"
+
+
+def test_cells_without_memory_are_left():
+    processes = Processes(memory=4 * GB)  # room for three, with a margin
+    cells = [due(processes, name) for name in ("baseline", "a", "b", "c")]
+    assert prepared(CellsInTurns(), *cells) == ["c"]
+    assert processes.most == 2, "what is prepared needs memory, too"
+
+
+def test_cells_of_later_components_make_room_for_those_that_are_due():
+    """They are prepared early beside a cell that takes long, and begin once more in their own turn."""
+    processes, turns = Processes(memory=5 * GB), CellsInTurns()
+    cells = due(processes, "baseline"), due(processes, "compile", COMPILE), due(processes, "both", COMPILE, {"c": 1})
+    later = [due(processes, name, component="two") for name in "ab"]
+    assert prepared(turns, *cells, later=later) == []
+    assert [each for each in turns.waiting if each in cells] == list(cells)
+    turns.finish = None
+    given_up = [each for each in later if each not in turns.waiting]
+    assert given_up
+    assert all(each.number == 0 and each.placement is None for each in given_up)
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_a_cell_that_runs_out_of_memory_beside_others_is_run_once_more(is_due):
+    processes, again = Processes(lacking=["two.a"]), []
+    turns = CellsInTurns(again=again)
+    big = due(processes, "a", component="two")
+    first = due(processes, "baseline"), due(processes, "b")
+    prepared(turns, *first, *([big] if is_due else []), later=[] if is_due else [big])
+    assert again == ([big] if is_due else [])
+    assert big not in turns.waiting
+    assert not big.records.ended
+    if not is_due:
+        assert prepared(turns, big) == []
+        assert big in turns.waiting
 
 
 @pytest.mark.parametrize(
@@ -139,28 +216,12 @@ def test_only_cells_that_are_not_measured_before_their_turn_are_prepared_side_by
     """A loop, or a metric without turns, would be timed while others compile."""
     monkeypatch.setattr("profiling.run.in_turns.beside", lambda: 8)
     metrics = {name: {"_target_": "profiling.metrics.latency.Latency"} | node for name, node in metrics.items()}
-    job = due(None, "baseline").job
-    job = replace(
-        job,
-        procedure={**FORWARD, **procedure},
-        metrics=metrics,
-        settings=replace(job.settings, **settings),
-    )
-    assert (most_beside([DueCell(Records(), None, job)]) > 1) == beside
+    cell = due(None, "baseline", **settings)
+    cell.job = replace(cell.job, procedure={**FORWARD, **procedure}, metrics=metrics)
+    assert (most_beside([cell]) > 1) == beside
 
 
 def test_what_waits_for_its_turns_is_measured_before_any_other_time():
     metrics = {name: f"profiling.metrics.{name}.{name.title()}" for name in ("calls", "memory", "latency", "parity")}
     job = replace(due(None, "baseline").job, metrics={name: {"_target_": path} for name, path in metrics.items()})
     assert list(metrics_of(job)) == ["parity", "latency", "calls", "memory"]
-
-
-def test_cells_without_memory_are_left():
-    processes = Processes(free=3 * 10**9)  # room for two more, with a margin
-    cells = [due(processes, name) for name in ("baseline", "a", "b", "c")]
-    turns = CellsInTurns()
-    turns.prepare_all(cells, (), 8)
-    assert processes.most == 2, "what is prepared needs memory, too"
-    processes.free = 10**9
-    processes.log.clear()
-    assert prepared(processes, *cells) == ["a", "b", "c"]
