@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -328,14 +328,17 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def keep_newest_lines(run: Path) -> None:
+def keep_newest_lines(run: Path, order: Sequence[tuple[str, str]] = ()) -> None:
     """Reduce `results.jsonl`, atomically, to one line for each cell: its newest.
+
+    Those in `order`, (component, variant) each, come first, and in it.
 
     Raises:
         OSError: it cannot be written; the old file stays.
 
     """
-    newest = read_records(run).records
+    places = {cell: place for place, cell in enumerate(order)}
+    newest = sorted(read_records(run).records, key=lambda record: places.get(record.cell, len(places)))
     write_bytes(run / RESULTS_FILE, b"".join(encode_record(record) + b"\n" for record in newest))
 
 

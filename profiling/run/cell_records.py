@@ -367,17 +367,17 @@ class CellRecords:
         append_record(self.folder, record)
         self.by_cell[record.cell] = record
 
-    def complete(self) -> None:
+    def complete(self, order: Sequence[tuple[str, str]] = ()) -> None:
         """End the run: add speedups, and the compile log that all cells shared.
 
-        The file of records then has one line for each cell.
+        The file of records then has one line for each cell, in this order.
         """
         for record in tuple(self.by_cell.values()):
             compared = self._with_speedup(record)
             if record.speedup is None and compared != record:
                 self.keep(compared)
         if self.by_cell:
-            keep_newest_lines(self.folder)
+            keep_newest_lines(self.folder, order)
         if self.config.isolation == "none" and self.config.settings.trace:
             try:
                 summary = parse_compile_log(self.folder / "torch_trace", self.folder / "tl_out" / "run")

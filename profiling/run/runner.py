@@ -253,7 +253,7 @@ def _run_cells(runs: Sequence[Run]) -> None:
             run.count(round_)
         _run_round(round_, groups)
     for run in runs:
-        run.cells.complete()
+        run.cells.complete([job.cell for job in run.jobs])
 
 
 def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None:

@@ -154,6 +154,21 @@ def test_a_run_prepares_all_variants_then_gives_turns_then_lets_each_finish(tmp_
     assert base.rounds is None
 
 
+def test_lines_of_a_finished_run_are_in_the_order_of_its_cells(tmp_path, monkeypatch):
+    """On many cores what compiles begins before what does not."""
+    cells = FakeCells({name: Plan() for name in ("baseline", "slow", "v")})
+    run = run_of(monkeypatch, tmp_path / "run", cells)
+    prepare_all = in_turns.CellsInTurns.prepare_all
+
+    def reversed_(turns, due, later=(), most=1):
+        return prepare_all(turns, due[::-1], later, most)
+
+    monkeypatch.setattr(in_turns.CellsInTurns, "prepare_all", reversed_)
+    assert run.execute() == 0
+    assert cells.log[0] == ("v", "ready")
+    assert [record.variant for record in read_records(run.folder).records] == ["baseline", "slow", "v"]
+
+
 def test_a_drift_of_the_machine_does_not_change_the_speedup(tmp_path, monkeypatch):
     """Both get twice as slow in a minute: one cell after the other would compare an early with a late one."""
     plans = {name: Plan(ms, drift=1.0) for name, ms in (("baseline", 10.0), ("v", 8.0))}
