@@ -126,14 +126,18 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell that is warmed up: the mean time of a call, its limits, and memory in bytes by kind (device, host)."""
+    """A cell that is prepared: memory in bytes by kind (device, host), the mean time of a call, and its limits.
 
-    call_s: float
-    min_iterations: int
-    max_iterations: int
-    max_seconds: float
+    One that takes no windows waits until it is alone, and is then measured at once: a loop, for example.
+    """
+
     used: dict[str, int]  # by this process, at its peak
     free: dict[str, int]  # now, for any process
+    takes_windows: bool = True
+    call_s: float = 0.0
+    min_iterations: int = 0
+    max_iterations: int = 0
+    max_seconds: float = 0.0
     pinned: bool = False  # to cores of its own
 
 

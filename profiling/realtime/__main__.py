@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from profiling.cli.app import execute, main
 from profiling.cli.config import read_config, steps_of
 from profiling.cli.variants import named_recipes
-from profiling.components.spec import decode_options
+from profiling.components.spec import ComponentSpec, decode_options
 from profiling.errors import InputError
 from profiling.realtime.graph import WHOLE, Graph, parse_graph
 from profiling.realtime.options import LoopOptions
@@ -42,7 +42,13 @@ def run(cfg: DictConfig, folder: Path) -> int:
     }
     row = replace(next(iter(stages.values())), name=graph.name, checkpoint=None)
     variants = mixed(config, graph, steps) or config.variants
+
+    def parts(options: Mapping[str, Any]) -> list[tuple[ComponentSpec, Mapping[str, Any]]]:
+        of_stage = options["stages"] if options["_target_"] == MIXED else dict.fromkeys(stages, options)
+        return [(spec, of_stage[name]) for name, spec in stages.items() if name in of_stage]
+
     config = replace(config, components=(row,), variants=variants, procedure=procedure, files=FrameFiles())
+    config = replace(config, waits=True, parts=parts)
     return execute(TARGET, config, folder)
 
 

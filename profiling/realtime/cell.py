@@ -127,6 +127,7 @@ class RealtimeCell(Cell):
                 self.note("loop.schedule=overlap: a CPU runs the stages in turn, so the times are those of sequential")
             self._check(variant, prepared, steps, pipeline)
             self._check_drift(prepared, pipeline, eager)
+            self.wait_until_alone()
             begin_session(prepared.components, pipeline)
             first_ms = self._first_frame_ms(prepared, pipeline)
             self._measure_idle_power(torch.device(settings.device))

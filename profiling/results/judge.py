@@ -14,7 +14,8 @@ addresses and its own luck with the host. The logarithm of a window's median tim
   Benchmarking in Reasonable Time, 2013). The standard deviation is pooled from what such pairs showed here, and a prior
   with the weight of few of them (`Spread`).
 - *noise*: 20% trimmed means with winsorised variances (Tukey and McLaughlin, 1963), widened where neighbouring windows
-  are correlated. Both terms add up to Student's t with the degrees of freedom of Satterthwaite (1946).
+  are correlated, and bounded by what was seen where no window of one cell is as short as one of the other. Both add
+  up to Student's t with the degrees of freedom of Satterthwaite (1946).
 
 **Four answers.** The 95% interval of the ratio lies within ± `RESOLUTION`: *same* (an equivalence test). It excludes 1
 and the estimate is beyond the resolution: *faster* or *slower*. Else *undecided*. As a true ratio grows from 1, the
@@ -31,8 +32,7 @@ Clopper and Pearson (1934) on k late of n calls. Late calls come in bursts: k an
 burst.
 
 **Looks.** Turns end at one of `LOOKS`. The first two ask for 99.9% intervals (Haybittle 1971, Peto 1976), so that
-looking adds at most 0.2 points to the 5% of the last; where no window of one cell is as short as one of the other, 95%
-suffices.
+looking adds at most 0.2 points to the 5% of the last.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ TREND_P = 1e-5
 LOOKS: Mapping[int, float] = {10: 0.999, 25: 0.999, 75: 0.95}
 #: Share of the windows that is trimmed at either end.
 TRIM = 0.2
+#: Standard errors in the largest difference of windows that are apart (99.9%), the degrees of freedom of that, and the
+#: fewest windows: that all of 8 err to one side has a probability of 0.8%.
+APART, BOUNDED, APART_WINDOWS = 3.29, 1e6, 8
 #: Most that can be removed from a window, as a share of it.
 MOST_TAKEN = 0.999
 #: Pairs of placements that a prior counts as, at most.
@@ -338,7 +341,7 @@ def _together(ones: Sequence[Windows], others: Sequence[Windows]) -> tuple[float
 
     log_one, log_other = (mean(each, lambda windows: np.log(windows.ms)) for each in (ones, others))
     taken_one, taken_other = (mean(each, lambda windows: windows.taken) for each in (ones, others))
-    return (*_trimmed(log_one - log_other), _removed(taken_one), _removed(taken_other))
+    return _difference(log_one, log_other, taken_one, taken_other)
 
 
 def _run_alone(placements: Sequence[Windows], spread: Spread) -> _Run:
@@ -398,8 +401,25 @@ def _in_turns(a: Windows, b: Windows) -> tuple[float, float, float, float, float
     _, at_a, at_b = np.intersect1d(a.turns, b.turns, return_indices=True)
     if at_a.size == 0:
         return None
-    difference = _trimmed(np.log(a.ms[at_a]) - np.log(b.ms[at_b]))
-    return (*difference, _removed(a.taken[at_a]), _removed(b.taken[at_b]))
+    return _difference(np.log(a.ms[at_a]), np.log(b.ms[at_b]), a.taken[at_a], b.taken[at_b])
+
+
+def _difference(
+    one: Array, other: Array, taken_one: Array, taken_other: Array
+) -> tuple[float, float, float, float, float]:
+    """Return (log ratio, variance, freedom, log removed from one, from other) of the logarithms of paired windows.
+
+    Where no window of one is as short as one of the other, without what others can have taken, the differences that
+    were seen bound the error (at `APART`): few windows at two speeds, say, have a wide interval otherwise.
+    """
+    centre, variance, freedom = _trimmed(one - other)
+    removed = _removed(taken_one), _removed(taken_other)
+    lows = (np.min(each + np.log1p(-taken)) for each, taken in ((one, taken_one), (other, taken_other)))
+    apart = next(lows) > np.max(other) or next(lows) > np.max(one)
+    bound = float(np.abs(one - other - centre).max() / APART) ** 2
+    if apart and one.size >= APART_WINDOWS and bound < variance:
+        variance, freedom = bound, BOUNDED
+    return centre, variance, freedom, *removed
 
 
 def _removed(taken: Array) -> float:
@@ -491,32 +511,18 @@ def is_settled(cells: Sequence[Cell], level: float) -> bool:
     """Return whether further turns would tell no more; the first cell is the one that the others are compared with.
 
     Each comparison with the first cell, and with the one that leads, has an answer at `level`, or is limited by what
-    windows cannot show, or has an answer while no window of one cell is as short as one of the other; and no cell
-    drifts by more than the comparison leaves open.
+    windows cannot show; and no cell drifts by more than the comparison leaves open.
     """
     leader = min(range(len(cells)), key=lambda place: cells[place].log_ms)
     moved = [_moved(cell) for cell in cells]
     pairs = {(place, with_) for place in range(len(cells)) for with_ in (0, leader) if place != with_}
     for one, other in pairs:
         pair = compare(cells[one], cells[other])
-        is_plain = pair.answer() != "undecided" and _are_apart(cells[one], cells[other])
-        if pair.answer(level) == "undecided" and not (pair.is_limited_by_placement or is_plain):
+        if pair.answer(level) == "undecided" and not pair.is_limited_by_placement:
             return False
         if max(moved[one], moved[other]) > max(pair.reach(1 - FALSE), abs(pair.log_ratio)):
             return False
     return True
-
-
-def _are_apart(one: Cell, other: Cell) -> bool:
-    """Return whether all windows of a cell are longer than all of the other, without what others can have taken.
-
-    A cell that has two speeds, on a host that is busy at times, has a wide interval long after this is plain.
-    """
-    lows, highs = (
-        [edge(np.concatenate([of(each) for each in cell.placements])) for cell in (one, other)]
-        for edge, of in ((np.min, lambda each: each.ms * (1 - each.taken)), (np.max, lambda each: each.ms))
-    )
-    return bool(lows[0] > highs[1] or lows[1] > highs[0])
 
 
 def _moved(cell: Cell) -> float:

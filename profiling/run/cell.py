@@ -26,8 +26,9 @@ from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import eager_reference
 from profiling.errors import InputError, print_traceback, reason_of
+from profiling.machine.memory import used_and_free
 from profiling.metrics.metric import Measured, Metric, Subject
-from profiling.metrics.sampling import TakeTurns
+from profiling.metrics.sampling import Ready, TakeTurns, Turn, WindowSamples
 from profiling.results.check import Check
 from profiling.results.explained import MemorySnapshot, RecipeStep
 from profiling.results.measured import Metrics, Prepare, Start
@@ -136,6 +137,12 @@ class Cell(ABC):
         variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
         variant.start_workers(torch.device(self.job.settings.device))
         return variant
+
+    def wait_until_alone(self) -> None:
+        """Wait, prepared, until no other cell is being prepared: what follows is measured in one go."""
+        if self.take_turns is not None:
+            used, free = used_and_free(torch.device(self.job.settings.device))
+            self.take_turns(Ready(used=used, free=free, takes_windows=False), _no_window)
 
     def add(self, **sections: Any) -> None:
         """Send sections of the record: structs of `profiling.results.record`, or mappings of the same shape.
@@ -344,6 +351,10 @@ class Cell(ABC):
                         step.run()
                     for component in components.values():
                         synchronize(component.device)
+
+
+def _no_window(turn: Turn) -> WindowSamples:
+    raise AssertionError("it takes no windows")
 
 
 def prepare_phases(before: Mapping[str, float], recipe: Sequence[RecipeStep]) -> dict[str, float]:

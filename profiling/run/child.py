@@ -34,6 +34,8 @@ from profiling.run.task import Task, write_task
 if TYPE_CHECKING:
     from profiling.run.fork_server import ForkServer
 
+#: Most processes that prepare at the same time.
+_MOST_BESIDE = 8
 #: The phase of a cell to which `prepare_timeout` applies.
 PREPARE = "prepare"
 #: Seconds that a process may take to exit after it has sent its result (CUDA teardown, worker pools).
@@ -98,6 +100,30 @@ def wait(pending: Sequence[Pending]) -> None:
     """Wait until one of several sessions can be resumed."""
     descriptors = {each for one in pending for each in one.descriptors}
     select.select(descriptors, [], [], min((one.seconds for one in pending), default=0.0))
+
+
+def beside() -> int:
+    """Return how many processes may prepare at the same time: each compiles with several threads."""
+    return max(1, min(_MOST_BESIDE, len(os.sched_getaffinity(0)) // 2))
+
+
+def side_by_side(sessions: Sequence[Session]) -> Generator[Pending, Any, None]:
+    """Resume sessions that take no turns until all have ended; it is one itself."""
+    left = list(sessions)
+    while left:
+        pending = list[Pending]()
+        for session in tuple(left):
+            try:
+                state = next(session)
+            except StopIteration:
+                left.remove(session)
+            else:
+                assert isinstance(state, Pending), "it takes no turns"
+                pending.append(state)
+        if left:
+            yield Pending(
+                tuple(each for one in pending for each in one.descriptors), min(one.seconds for one in pending)
+            )
 
 
 class Child(Protocol):

@@ -300,7 +300,7 @@ def main() -> None:
     """Import what cells need, then serve requests."""
     descriptor, parent, worker, *modules = sys.argv[1:]
     end_with(int(parent))
-    work = import_module(worker).work  # it imports torch
+    work = import_module(worker).work_and_exit  # it imports torch
     _import(modules)
     request = _serve(socket.socket(fileno=int(descriptor)))
     work(request.task_file, request.events, request.turns)

@@ -7,7 +7,6 @@ too. Nothing is timed meanwhile.
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,17 +14,14 @@ from typing import Self
 
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.run.cell_records import LiveCell
-from profiling.run.child import wait
+from profiling.run.child import beside, wait
 from profiling.run.compile_caches import compares_times, compiled_code
-from profiling.run.job import FORWARD
-from profiling.run.process import InProcess
+from profiling.run.job import FORWARD, LATENCY
+from profiling.run.process import InProcess, Isolated
 from profiling.run.task import Cell
 from profiling.run.turns import Again, Placement, Start, lacking_memory, take_turns
 
-#: The metric that takes turns, and what a control does not do.
-LATENCY = "profiling.metrics.latency.Latency"
-#: Most processes that prepare at the same time.
-_MOST_BESIDE = 8
+#: What a control does not do.
 _ONLY_ONCE = ("trace", "starts", "counters", "memory_snapshot", "stacks")
 
 
@@ -136,7 +132,8 @@ class CellsInTurns:
     def _next_control(self) -> LiveCell | None:
         """Return a control that may be prepared before it is known whether it will be used; None if there is none."""
         for each in (*self.waiting, *self._preparing):
-            if not (each.is_control or each in self._controls or self._is_compiled_anew(each)):
+            has_none = each.is_control or each in self._controls or not each.job.takes_windows
+            if not has_none and not self._is_compiled_anew(each):
                 self._controls[each] = _control_of(each)
                 return self._controls[each]
         return None
@@ -199,6 +196,7 @@ class CellsInTurns:
 
     def time(self, cells: Sequence[LiveCell], seconds: float | None, *, with_controls: bool = True) -> None:
         """Let cells take turns until they can be compared, or for `seconds`; a single cell takes none."""
+        cells = [each for each in cells if each.waiting_in.ready.takes_windows]
         if cells:
             _time(cells, seconds, self._now, self._again if with_controls else None)
 
@@ -270,21 +268,22 @@ def run_in_turns(turns: CellsInTurns, cells: Sequence[LiveCell], later: Sequence
     time_and_finish(ready())
 
 
+def waits(cells: Sequence[LiveCell]) -> bool:
+    """Return whether cells may wait when they are prepared: for their windows, or for others to be prepared, too."""
+    job = cells[0].job
+    is_forward = job.procedure["_target_"] == FORWARD["_target_"]
+    return is_forward or (job.waits and isinstance(cells[0].executor, Isolated) and most_beside(cells) > 1)
+
+
 def most_beside(cells: Sequence[LiveCell]) -> int:
     """Return how many of these cells may be prepared at the same time.
 
-    Only one where starts are measured, or a compile log, or where a cell waits for no turn when it is prepared: a loop,
-    say, which is measured then.
+    Only one where starts are measured, or a compile log, or where a cell may not wait when it is prepared, and is
+    measured then.
     """
-    settings, metrics = cells[0].job.settings, [node["_target_"] for node in cells[0].job.metrics.values()]
-    waits = cells[0].job.procedure["_target_"] == FORWARD["_target_"] and LATENCY in metrics
-    alone = not waits or settings.starts or settings.trace or settings.check
-    return 1 if alone else beside()
-
-
-def beside() -> int:
-    """Return how many processes may prepare at the same time: each compiles with several threads."""
-    return max(1, min(_MOST_BESIDE, len(os.sched_getaffinity(0)) // 2))
+    job = cells[0].job
+    waits = job.takes_windows or job.waits
+    return beside() if waits and not (job.settings.starts or job.settings.trace) else 1
 
 
 def run_in_process(cells: Sequence[LiveCell]) -> None:

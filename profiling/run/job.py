@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +28,14 @@ class Job:
     settings: Settings
     run: str
     procedure: Mapping[str, Any]
+    waits: bool = False  # prepared, until it may be measured, so that others can be prepared beside it
+    parts: tuple[Job, ...] = ()  # that compile, one by one, the code that this cell compiles: the stages of a loop
+
+    @property
+    def takes_windows(self) -> bool:
+        """Whether it is timed in windows, in turns with others."""
+        timed = any(node["_target_"] == LATENCY for node in self.metrics.values())
+        return self.procedure["_target_"] == FORWARD["_target_"] and timed and not self.settings.check
 
     @property
     def name(self) -> str:
@@ -86,6 +94,10 @@ class CellFiles:
 
 #: The procedure of a cell, a forward pass, unless its target has another one.
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
+#: The metric that takes turns.
+LATENCY = "profiling.metrics.latency.Latency"
+#: Returns the components, and the options of their variants, that a variant of these options prepares one by one.
+Parts = Callable[[Mapping[str, Any]], Sequence[tuple[ComponentSpec, Mapping[str, Any]]]]
 
 
 #: What inductor finds out for a CPU, in each process anew.
@@ -142,6 +154,8 @@ class RunConfig:
     prepare_timeout: float | None = None  # in seconds, for preparing a cell's variant; None: cell_timeout alone
     details: bool = False  # whether the console prints all tables
     resume_changed: bool = False  # whether a resumed run may go on with other code than it began with
+    waits: bool = False  # whether cells that take no windows wait, prepared, until they may be measured
+    parts: Parts | None = None
     refusable: frozenset[str] = frozenset()  # variants that are skipped where their steps refuse each other
 
     def __post_init__(self) -> None:
@@ -199,17 +213,19 @@ class RunConfig:
 
     def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
         """Return one job per cell, under the resolved `settings`."""
-        return tuple(
-            Job(
-                target=target,
-                component=component.at(settings.scale),
-                variant=name,
-                variant_options=options,
-                metrics=self.metrics,
-                settings=settings,
-                run=run,
-                procedure=self.procedure,
+
+        def job(component: ComponentSpec, name: str, options: Mapping[str, Any], procedure: Mapping[str, Any]) -> Job:
+            return Job(
+                *(target, component.at(settings.scale), name, options, self.metrics, settings, run, procedure),
+                waits=self.waits and not settings.check,
             )
+
+        def parts(name: str, options: Mapping[str, Any]) -> tuple[Job, ...]:
+            found = self.parts(options) if self.parts is not None else ()
+            return tuple(job(spec, name, as_recipe(each), FORWARD) for spec, each in found)
+
+        return tuple(
+            replace(job(component, name, options, self.procedure), parts=parts(name, options))
             for component in self.components
             for name, options in self.variants.items()
         )

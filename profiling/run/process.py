@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,13 +26,13 @@ from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, Window
 from profiling.results.record import encode_sections
 from profiling.run import child
 from profiling.run.checkouts import Checkout
-from profiling.run.child import Limits, Orphans, Performed, Session, advance
-from profiling.run.compile_caches import CompileCaches, Lease, lease
+from profiling.run.child import Limits, Orphans, Pending, Performed, Session, advance, beside, side_by_side
+from profiling.run.compile_caches import CompileCaches, Lease, compares_times, lease
 from profiling.run.events import Emit, Event, Phase, Sections, Waiting
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
 from profiling.run.starts import NoStartError, StartPass
-from profiling.run.task import Cell, Counters, Probe, Task
+from profiling.run.task import Cell, Counters, Probe, Start, Task
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
@@ -123,8 +123,11 @@ class Isolated:
         try:
             files = self._run / "cells" / name
             files.parent.mkdir(exist_ok=True)
+            server = None if trace else self._server
             with lease(self._caches, task) as cache, self._orphans.adopted():
                 notes = self._measure_starts(task, cache, on_event)
+                if isinstance(task, Cell) and server is not None:
+                    yield from self._compile_parts(task, cache, server)
 
                 def relay(event: Event) -> None:
                     event = cache.describe(event)
@@ -133,7 +136,6 @@ class Isolated:
                     on_event(event)
 
                 environment = {**os.environ, **trace, **cache.variables, RUN_PROCESS: str(os.getpid())}
-                server = None if trace else self._server
                 jobs = task.jobs if isinstance(task, Probe) else (task.job,)
                 worker = child.perform(
                     *(task, files, limits, relay, environment, self._orphans.own),
@@ -165,6 +167,31 @@ class Isolated:
         except OSError as error:  # a name that is too long for a file, for example
             return Performed(f"could not be run: {error.strerror or error}")
         return dataclasses.replace(performed, notes=(*performed.notes, *notes))
+
+    def _compile_parts(self, task: Cell, cache: Lease, server: ForkServer) -> Generator[Pending, Any, None]:
+        """Compile what the parts of a cell compile, side by side, into the cache from which the cell will load it.
+
+        It costs nothing but time where it fails: the cell then compiles by itself, and its row says what is wrong.
+        """
+        parts = [each for each in task.job.parts if each.imports and not compares_times(each)]
+        if len(parts) < 2 or beside() == 1 or task.job.settings.compile_cache == "cold":
+            return
+        variables = {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())}
+        limits, folder = Limits(self.timeout, self._prepare_timeout), self._run / "cells"
+        sessions = [
+            child.perform(
+                *(Start(job=each, checkout=self._checkout, began=time.perf_counter()), folder / f"{each.name}.ahead"),
+                *(limits, lambda event: None, variables, self._orphans.own),
+                server=server,
+                modules=set(each.imports),
+            )
+            for each in parts[: beside()]
+        ]
+        try:
+            yield from side_by_side(sessions)
+        finally:
+            for session in sessions:
+                session.close()
 
     def _measure_starts(self, task: Task, cache: Lease, on_event: Emit) -> tuple[str, ...]:
         """Measure the starts of the cell in fresh processes and send them; return a note where a start failed."""

@@ -25,7 +25,7 @@ from profiling.run.child import Orphans
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import BadInput, End, Event, Phase, Probed
 from profiling.run.fork_server import ForkServer
-from profiling.run.in_turns import CellsInTurns, run_again, run_cell, run_in_process, run_in_turns
+from profiling.run.in_turns import CellsInTurns, run_again, run_cell, run_in_process, run_in_turns, waits
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.progress import Progress
@@ -266,13 +266,17 @@ def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None
     again = list[LiveCell]()
     with CellsInTurns(again=again) as turns:
         for place, group in enumerate(cells):
-            if round_ > 1 or len(group) < 2:
+            if round_ > 1 or len(group) < 2 or not waits(group):
                 for cell in group:
                     run_cell(cell)
             elif isinstance(group[0].executor, InProcess):
                 run_in_process(group)
             else:
-                run_in_turns(turns, group, [cell for each in cells[place + 1 :] if len(each) > 1 for cell in each])
+                run_in_turns(
+                    turns,
+                    group,
+                    [cell for each in cells[place + 1 :] if len(each) > 1 and waits(each) for cell in each],
+                )
             for run, job in due[place]:
                 if job.variant in run.not_run:
                     run.cells.not_run(job, run.not_run[job.variant])

@@ -7,10 +7,13 @@ The descriptor is - for a task that sends no events.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import faulthandler
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,29 @@ def work(task_file: str, events: int, turns: int | None) -> None:
         perform(task, emit, None if turns is None else turns_from(turns, emit))
     except KeyboardInterrupt as error:  # from the cell's own code: Ctrl-C in a terminal reaches only the parent
         _fail(task, error, emit)
+
+
+def work_and_exit(task_file: str, events: int, turns: int | None) -> None:
+    """Perform the task in a file, and end this process."""
+    work(task_file, events, turns)
+    _exit()
+
+
+def _exit() -> None:
+    """End this process when its threads have ended and what modules registered has run, and tear nothing else down.
+
+    An H100 is released in 0.15 s then and not in 1.2 s, and without waiting for the compiler's workers, up to 6 s.
+    """
+    compiler: Any = sys.modules.get("torch._inductor.async_compile")
+    with contextlib.suppress(Exception):  # inductor's own business: it then waits for them
+        for pool in compiler._pool_set if compiler is not None else ():
+            pool.process.kill()
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue] - as the interpreter does
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError):  # the cell's code has closed them
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
 
 
 def perform(task: Task, emit: Emit, take_turns: TakeTurns | None = None) -> None:
@@ -143,4 +169,4 @@ if __name__ == "__main__":
     if _events == "-":
         perform(read_task(Path(_task_file)), lambda event: None)
     else:
-        work(_task_file, int(_events), int(_turns[0]) if _turns else None)
+        work_and_exit(_task_file, int(_events), int(_turns[0]) if _turns else None)

@@ -31,7 +31,7 @@ def use_driver():
     gpus = 0  # what a fork of a process that has initialised the driver finds
 torch._C = types.SimpleNamespace(_cuda_getDeviceCount=count_gpus)
 torch.cuda = types.SimpleNamespace(_is_in_bad_fork=lambda: torch.initialised)
-def work(task, events, turns):
+def work_and_exit(task, events, turns):
     exec(open(task).read(), dict(events=events, turns=turns))
 def fork(fork=os.fork):
     if pathlib.Path(__file__).with_name("full").exists():

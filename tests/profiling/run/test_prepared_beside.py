@@ -14,7 +14,7 @@ from profiling.run.cell_records import LiveCell
 from profiling.run.child import Pending, Performed
 from profiling.run.events import End, Waiting
 from profiling.run.in_turns import CellsInTurns, most_beside
-from profiling.run.job import FORWARD, RECIPE, Job
+from profiling.run.job import FORWARD, LATENCY, RECIPE, Job
 from profiling.run.process import Isolated
 
 INDUCTOR = "profiling.variants.inductor.Inductor"
@@ -75,7 +75,8 @@ class Records(SimpleNamespace):
 def due(processes, variant, compiler=None, capture=None, component="net", **settings):
     spec = ComponentSpec(component, {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
     options = {"_target_": RECIPE, "compiler": compiler, "capture": capture}
-    job = Job("t", spec, variant, options, {}, replace(SETTINGS, **settings), "run", {"_target_": "c"})
+    metrics = {"latency": {"_target_": LATENCY}}
+    job = Job("t", spec, variant, options, metrics, replace(SETTINGS, **settings), "run", FORWARD)
     return LiveCell(Records(), processes, job)
 
 
