@@ -1,8 +1,7 @@
-"""Hydra's launchers of a sweep: which is installed, where its jobs run, and how they are handed to it."""
+"""The launchers of a sweep (joblib, submitit, Ray): which is installed, where its jobs run, and how it gets them."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -11,32 +10,32 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-import hydra
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from profiling.errors import InputError, command, did_you_mean, override
+from profiling.errors import InputError, command
 from profiling.machine.places import physical_cores, visible_gpus
 from profiling.results.sweep import Launcher
-from profiling.run.sweep_job import JobTask
+from profiling.run.sweep_job import JobTask, run_job
 
-#: The plugin of each launcher.
-PLUGINS = {"local": "hydra-joblib-launcher", "slurm": "hydra-submitit-launcher", "ray": "hydra-ray-launcher"}
+#: The package that starts the jobs.
+PACKAGES = {"local": "joblib", "slurm": "submitit", "ray": "ray"}
+#: What begins the keys of a launcher, and the choice that lets submitit run on this machine.
+OWN, ENGINE, HERE = "hydra.launcher.", "hydra/launcher", "submitit_local"
 #: Seconds in which a Ray cluster must answer.
 ANSWER_SECONDS = 30.0
 #: Bytes of the object store of a cluster of our own, the least that Ray takes: jobs return nothing.
 _OBJECT_STORE = 78_643_200
-_CONFIG = Path(__file__).resolve().parents[2] / "conf" / "sweep"
+#: CPUs that Slurm gives a job, and minutes that a job may take where it has no limit.
+_SLURM_CPUS, _SLURM_MINUTES = 8, 1440
+#: Parameters of every executor of submitit; others are those of Slurm.
+_OF_SUBMITIT = ("name", "timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes")
+_OF_SUBMITIT += ("stderr_to_stdout",)
+#: How often Ray starts a job again whose worker is gone; the job counts its tries itself.
+_RAY_TRIES = 20
 
 #: Starts the jobs of these numbers, and returns when they have ended.
 Launch = Callable[[Sequence[int]], None]
@@ -46,22 +45,30 @@ Launch = Callable[[Sequence[int]], None]
 class SweepOptions:
     """How the jobs of a sweep are started.
 
-    `devices` is how many jobs of this machine run at a time, each alone on its device. `own` are the overrides of the
-    launcher's own config, `of_all` those that each job gets beside its own.
+    `devices` is how many jobs of this machine run at a time, each alone on its device. `own` are the launcher's own
+    options, by the keys of the command line; `of_all` the overrides that each job gets beside its own.
     """
 
     launcher: Launcher = "basic"
     devices: int | None = None
     retries: int = 0
     job_timeout: float | None = None
-    own: tuple[str, ...] = ()
+    own: Mapping[str, Any] = field(default_factory=dict)
     of_all: tuple[str, ...] = ()
 
     @property
-    def engine(self) -> str:
-        """The plugin's launcher where it is not the preset's: `submitit_local`, for example."""
-        chosen = [each.partition("=")[2] for each in self.own if each.startswith("hydra/launcher=")]
-        return chosen[0] if chosen else self.launcher
+    def on_slurm(self) -> bool:
+        """Whether Slurm runs the jobs, and not submitit on this machine."""
+        return self.launcher == "slurm" and self.own.get(ENGINE) != HERE
+
+    def own_below(self, prefix: str) -> dict[str, Any]:
+        """Return the launcher's own options whose keys begin so, without that."""
+        return {key.removeprefix(prefix): value for key, value in self.own.items() if key.startswith(prefix)}
+
+    @property
+    def ray_address(self) -> str:
+        """The address of a running Ray cluster, or "local"."""
+        return str(self.own.get(f"{OWN}ray.init.address", "local"))
 
 
 @dataclass(frozen=True)
@@ -87,28 +94,27 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
                 f"devices={options.devices}: without a launcher, jobs run one after another. Add launcher=local."
             )
         if options.own:
-            raise InputError(f"{options.own[0]} belongs to a launcher. Add launcher=local, slurm or ray.")
+            raise InputError(f"{next(iter(options.own))} belongs to a launcher. Add launcher=local, slurm or ray.")
         return Places()
-    plugin = PLUGINS[options.launcher]
-    if not _is_installed(plugin):
+    package = PACKAGES[options.launcher]
+    if find_spec(package) is None:
         raise InputError(
-            f"launcher={options.launcher} needs {plugin}, which is not installed. To install it: "
-            f"{command('-m', 'pip', 'install', plugin)}"
+            f"launcher={options.launcher} needs {package}, which is not installed. To install it: "
+            f"{command('-m', 'pip', 'install', package)}"
         )
-    _check_own_keys(options)
     devices = {word.partition("=")[2] for job in jobs for word in job if word.startswith("device=")} or {"auto"}
     if numbered := sorted(each for each in devices if each.startswith("cuda:")):
         raise InputError(
             f"device={numbered[0]}: the launcher hands out the devices. Write device=cuda, and "
             f"CUDA_VISIBLE_DEVICES={numbered[0][5:]} before the command to use no other."
         )
-    if options.launcher == "slurm" and options.engine != "submitit_local":
-        if shutil.which("sbatch") is None:
-            raise InputError("launcher=slurm needs sbatch, which is not on the path. Start the sweep on a Slurm host.")
+    if options.on_slurm and shutil.which("sbatch") is None:
+        raise InputError("launcher=slurm needs sbatch, which is not on the path. Start the sweep on a Slurm host.")
+    _check_own(options)
+    if options.on_slurm:
         return Places(options.devices or 0, None, int(devices != {"cpu"}), None)
-    address = next((each.partition("=")[2] for each in options.own if "ray.init.address=" in each), "local")
-    if options.launcher == "ray" and address != "local":
-        return _places_of_cluster(address, options, devices=devices)
+    if options.launcher == "ray" and options.ray_address != "local":
+        return _places_of_cluster(options.ray_address, options, devices=devices)
     gpus = () if devices == {"cpu"} else tuple(visible_gpus())
     if "cuda" in devices and not gpus:
         raise InputError(
@@ -125,42 +131,57 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
     return Places(number, None if is_ray and gpus else gpus[:number], int(bool(gpus)), cpus)
 
 
-def _check_own_keys(options: SweepOptions) -> None:
-    """Check the overrides of the launcher's own config.
+def _check_own(options: SweepOptions) -> None:
+    """Check the launcher's own options.
 
     Raises:
         InputError: a key or a choice that does not exist, or a value of a wrong type.
 
     """
-    if not options.own:
-        return
+    for key, value in options.own.items():
+        name = key.removeprefix(OWN)
+        if options.launcher == "local":
+            raise InputError(f"{key}: launcher=local has no options. devices=N sets how many jobs run at a time.")
+        if options.launcher == "ray" and not name.startswith(("ray.init.", "ray.remote.")):
+            raise InputError(f"{key}: options of Ray begin with {OWN}ray.init. or {OWN}ray.remote.")
+        if key == ENGINE and value != HERE:
+            raise InputError(f"{ENGINE}={value}: only {HERE} can be chosen, which runs the jobs on this machine.")
+    if options.launcher == "slurm":
+        _submitit(options, Path(), {})
+
+
+def _submitit(options: SweepOptions, folder: Path, values: Mapping[str, Any]) -> Any:
+    """Return the executor of submitit for parameters of its own, before which those of the user go.
+
+    Raises:
+        InputError: submitit does not know a parameter, or its value has a wrong type.
+
+    """
+    import submitit
+
+    executor = submitit.AutoExecutor(folder=folder, cluster="slurm" if options.on_slurm else "local")
+    own = {**values, **_nested(options.own_below(OWN))}
+    cluster = executor.cluster
     try:
-        _launcher_config(options.launcher, ["job=0", "folder=.", *options.own])
-    except (HydraException, OmegaConfBaseException) as error:
-        what, cause = (str(each or "").strip().partition("\n")[0].rstrip(".") for each in (error, error.__cause__))
-        unknown = re.search(r"Could not override '([^']+)'", what)
-        if unknown is None:
-            raise InputError(f"launcher={options.launcher}: {f'{what}: {cause}' if cause else what}.") from None
-        keys = _dotted("hydra.launcher", _launcher_config(options.launcher, ["job=0", "folder=."]))
-        more = f" To pass another one on to Ray: +{unknown[1]}=VALUE." if options.launcher == "ray" else ""
-        raise InputError(
-            f"launcher={options.launcher} has no key {unknown[1]!r}.{did_you_mean(unknown[1], keys)}{more} "
-            f"Its keys: {', '.join(key.removeprefix('hydra.launcher.') for key in keys)}"
-        ) from None
+        executor.update_parameters(
+            **{name if name in _OF_SUBMITIT else f"{cluster}_{name}": value for name, value in own.items()}
+        )
+    except (NameError, TypeError, ValueError, AssertionError) as error:
+        what = str(error).strip().partition("\n")[0].rstrip(".")
+        raise InputError(f"launcher=slurm: submitit does not take {OWN}KEY=VALUE: {what}.") from None
+    return executor
 
 
-def _dotted(key: str, node: object) -> list[str]:
-    if not isinstance(node, dict) or not node:
-        return [key]
-    values = cast(dict[str, object], node)
-    return [each for name, value in values.items() if name != "_target_" for each in _dotted(f"{key}.{name}", value)]
-
-
-def _launcher_config(launcher: Launcher, words: Sequence[str]) -> Any:
-    """Return the config of a launcher's plugin as plain data."""
-    with initialize_config_dir(str(_CONFIG), version_base=None):
-        cfg = compose(launcher, list(words), return_hydra_config=True)
-    return OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
+def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with dotted keys as nested dictionaries."""
+    found: dict[str, Any] = {}
+    for key, value in options.items():
+        *above, last = key.split(".")
+        place = found
+        for each in above:
+            place = place.setdefault(each, {})
+        place[last] = value
+    return found
 
 
 _ASK_RAY = """
@@ -202,82 +223,59 @@ def _places_of_cluster(address: str, options: SweepOptions, devices: set[str]) -
     return Places(1, (), 0, max(1, cpus // (options.devices or 1)))
 
 
-def _is_installed(plugin: str) -> bool:
-    with contextlib.suppress(ModuleNotFoundError):
-        return find_spec(f"hydra_plugins.{plugin.replace('-', '_')}") is not None
-    return False
-
-
 def launch_with(options: SweepOptions, places: Places, task: JobTask) -> Launch:
     """Return the function that starts jobs with the launcher, and returns when they have ended."""
-    if options.launcher == "basic":
+    folder = Path(task.folder, "launcher", ".submitit", "%j")
 
-        def in_turns(numbers: Sequence[int]) -> None:
-            for number in numbers:
-                task({"job": number})
+    def in_turn(numbers: Sequence[int]) -> None:
+        for number in numbers:
+            task(number)
 
-        return in_turns
-    no_gpu = "null" if options.launcher == "slurm" else 0  # Slurm refuses to hand out 0 GPUs where it has none
-    values: dict[str, Any] = {"places": places.number, "gpus": places.gpus_of_a_job or no_gpu}
-    values |= {} if places.cpus is None else {"cpus": places.cpus}
-    if options.job_timeout is not None:
-        values["minutes"] = math.ceil((options.retries + 1) * (options.job_timeout + 60) / 60)
-    words = [override("folder", task.folder), *(f"{key}={value}" for key, value in values.items())]
-    if options.engine == "slurm" and options.devices is not None:
-        words.append(f"hydra.launcher.array_parallelism={options.devices}")
-    if options.launcher == "ray":
-        words += _ray_words(options, places, task)
+    def joblib(numbers: Sequence[int]) -> None:
+        from joblib import Parallel, delayed
 
-    def launch(numbers: Sequence[int]) -> None:
-        jobs = ",".join(str(number) for number in numbers)
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line
-        try:
-            with _arguments(["--multirun", f"job={jobs}", *words, *options.own]):
-                if options.launcher == "ray":
-                    _start_ray([*words, *options.own])
-                hydra.main(version_base=None, config_path=str(_CONFIG), config_name=options.launcher)(task)()
-        finally:
-            if "ray" in sys.modules:
-                sys.modules["ray"].shutdown()
+        one_by_one: Any = {"pre_dispatch": "n_jobs", "batch_size": 1}  # a worker that is free is given the next job
+        Parallel(n_jobs=places.number, **one_by_one)(delayed(run_job)(task, number) for number in numbers)
 
-    return launch
+    def submitit(numbers: Sequence[int]) -> None:
+        minutes = _SLURM_MINUTES
+        if options.job_timeout is not None:
+            minutes = math.ceil((options.retries + 1) * (options.job_timeout + 60) / 60)
+        asked: dict[str, Any] = {"name": "profiling", "timeout_min": minutes}
+        asked["cpus_per_task"] = places.cpus if places.cpus is not None else _SLURM_CPUS
+        if places.gpus_of_a_job:  # Slurm refuses to hand out 0 GPUs where it has none
+            asked["gpus_per_node"] = places.gpus_of_a_job
+        if options.on_slurm and options.devices is not None:
+            asked["array_parallelism"] = options.devices
+        started = _submitit(options, folder, asked).map_array(task, numbers)
+        for each in started:
+            each.result()
+
+    launches: Mapping[Launcher, Launch] = {"basic": in_turn, "local": joblib, "slurm": submitit}
+    return launches.get(options.launcher) or (lambda numbers: _with_ray(options, places, task, numbers))
 
 
-def _ray_words(options: SweepOptions, places: Places, task: JobTask) -> list[str]:
-    """Return the settings of a cluster that is started for the sweep, or of the connection to another one."""
-    init = "+hydra.launcher.ray.init"
-    words = [f"{init}.log_to_driver=false", f"{init}.logging_level=WARNING"]
-    if any("ray.init.address=" in each and not each.endswith("=local") for each in options.own):
-        return [*words, override(f"{init}.runtime_env.env_vars.PYTHONPATH", task.python_path)]
-    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: others would run first on a job's cores
-    return [
-        *words,
-        f"{init}.num_gpus={places.number * places.gpus_of_a_job}",
-        f"{init}.num_cpus={places.number * (places.cpus or 1)}",
-        f"{init}.include_dashboard=false",
-        f"{init}.object_store_memory={_OBJECT_STORE}",
-    ]
-
-
-def _start_ray(words: Sequence[str]) -> None:
-    """Start a cluster, or connect to one, before the plugin does: Ray takes SIGTERM, which is to end a sweep."""
+def _with_ray(options: SweepOptions, places: Places, task: JobTask, numbers: Sequence[int]) -> None:
+    """Run jobs on a cluster that is started for the sweep, or on a running one."""
     import ray  # type: ignore
 
-    settings = _launcher_config("ray", ["job=0", *words])["ray"]["init"]
+    settings: dict[str, Any] = {"address": options.ray_address, "log_to_driver": False, "logging_level": "WARNING"}
+    if options.ray_address == "local":
+        os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: others would run first on a job's cores
+        settings |= {
+            "num_gpus": places.number * places.gpus_of_a_job,
+            "num_cpus": places.number * (places.cpus or 1),
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE,
+        }
+    else:
+        settings["runtime_env"] = {"env_vars": {"PYTHONPATH": task.python_path}}
+    asked = {"num_gpus": places.gpus_of_a_job, "num_cpus": places.cpus or 1, "max_retries": _RAY_TRIES}
     before = signal.getsignal(signal.SIGTERM)
-    ray.init(**settings)
-    signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _arguments(words: Sequence[str]) -> Iterator[None]:
-    """Let Hydra read `words` as its command line."""
-    before = sys.argv
-    sys.argv = [before[0], *words]
-    OmegaConf.clear_resolvers()  # launchers send them to their workers, and those of a run cannot be pickled
-    GlobalHydra.instance().clear()
     try:
-        yield
+        ray.init(**settings | _nested(options.own_below(f"{OWN}ray.init.")))
+        signal.signal(signal.SIGTERM, before)  # Ray takes it, which is to end a sweep
+        run = ray.remote(**asked | _nested(options.own_below(f"{OWN}ray.remote.")))(run_job)
+        ray.get([run.remote(task, number) for number in numbers])
     finally:
-        sys.argv = before
-        GlobalHydra.instance().clear()
+        ray.shutdown()

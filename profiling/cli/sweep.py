@@ -1,7 +1,7 @@
-"""`--multirun`: a run for each combination of the swept values, started by a launcher of Hydra.
+"""`--multirun`: a run for each combination of the swept values, started by joblib, submitit or Ray.
 
-The command line is expanded here and written to `sweep.json` before the first job begins. Hydra's launcher then gets
-nothing but the numbers of the jobs (`conf/sweep`), and starts `profiling.run.sweep_job.JobTask` with each. Retries and
+The command line is expanded here and written to `sweep.json` before the first job begins. The launcher then gets
+nothing but the numbers of the jobs, and starts `profiling.run.sweep_job.JobTask` with each. Retries and
 resume go by the state that the jobs write into their folders, so they are the same for all launchers.
 """
 
@@ -27,7 +27,7 @@ from msgspec.structs import replace
 from omegaconf import OmegaConf
 
 from profiling.cli.app import SWEEP_OPTIONS, let_interrupts_raise
-from profiling.cli.launchers import Launch, SweepOptions, launch_with, places_for
+from profiling.cli.launchers import ENGINE, OWN, Launch, SweepOptions, launch_with, places_for
 from profiling.errors import (
     InputError,
     check_choice,
@@ -146,7 +146,7 @@ def perform(folder: Path, options: SweepOptions, task: JobTask, launch: Launch, 
             for job in _silent(folder):
                 write_job(folder, replace(job, state="waiting", tries=job.tries - 1, reason="interrupted"))
             failure = "interrupted; finished cells are kept"
-            if options.engine == "slurm":
+            if options.on_slurm:
                 failure += ", and jobs that Slurm has go on (scancel ends them)"
     ended = read_sweep(folder)
     jobs = ended.jobs
@@ -182,7 +182,7 @@ def _exit_code(job: SweepJob) -> int:
 def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Path | None, str | None]:
     """Return the options of the sweep, the overrides of each job, the folder where it is given, and `resume`."""
     values: dict[str, Any] = dict(SWEEP_OPTIONS)
-    own: list[str] = []
+    own: dict[str, Any] = {}
     of_jobs: list[Override] = []
     of_all: list[str] = []
     folder: Path | None = None
@@ -201,8 +201,8 @@ def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Pat
             of_all.append(text)  # no job is another one for it
         elif key == _FOLDER:
             folder = Path(_path(each))
-        elif key.startswith(("hydra.launcher.", "hydra/launcher")):
-            own.append(text)
+        elif key.startswith((OWN, ENGINE)):
+            own[key] = each.value()
         elif key.startswith(("hydra.sweep", "hydra/sweep")):
             raise InputError(f"{text} has no effect: the folders of a sweep are numbered. Leave it out.")
         elif not key.startswith("hydra.run."):
@@ -219,7 +219,7 @@ def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Pat
     if number > MOST_JOBS:
         raise InputError(f"the swept values make {number:,} jobs. Sweep fewer values: at most {MOST_JOBS:,} jobs.")
     (jobs,) = BasicSweeper.split_arguments(list(of_jobs), None)
-    options = SweepOptions(own=tuple(own), of_all=tuple(of_all), **values)
+    options = SweepOptions(own=own, of_all=tuple(of_all), **values)
     return options, jobs, Path(resume) if resume is not None else folder, resume
 
 

@@ -38,7 +38,7 @@ looking adds at most 0.2 points to the 5% of the last.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import combinations, pairwise
 from typing import Any, Literal, TypeVar
@@ -510,18 +510,20 @@ def answers(pairs: Mapping[Name, Pair], resolution: float = RESOLUTION, tests: i
 def is_settled(cells: Sequence[Cell], level: float) -> bool:
     """Return whether further turns would tell no more; the first cell is the one that the others are compared with.
 
-    Each comparison with the first cell, and with the one that leads, has an answer at `level`, or is limited by what
-    windows cannot show; and no cell drifts by more than the comparison leaves open.
+    Each comparison with the one that leads has an answer at `level`, or is limited by what windows cannot show, and no
+    cell drifts by more than that leaves open. Other comparisons with the first cell have an answer (95%), or would have
+    none without noise: nothing is chosen by them, so that looking at them often makes none of them false.
     """
     leader = min(range(len(cells)), key=lambda place: cells[place].log_ms)
     moved = [_moved(cell) for cell in cells]
-    pairs = {(place, with_) for place in range(len(cells)) for with_ in (0, leader) if place != with_}
-    for one, other in pairs:
-        pair = compare(cells[one], cells[other])
-        if pair.answer(level) == "undecided" and not pair.is_limited_by_placement:
-            return False
-        if max(moved[one], moved[other]) > max(pair.reach(1 - FALSE), abs(pair.log_ratio)):
-            return False
+    for place, cell in enumerate(cells):
+        for other in {leader, 0} - {place}:
+            pair, leads = compare(cell, cells[other]), leader in (place, other)
+            is_open = pair.answer(level if leads else 1 - FALSE) == "undecided" and not pair.is_limited_by_placement
+            if is_open and (leads or replace(pair, noise=0.0).answer() != "undecided"):
+                return False
+            if max(moved[place], moved[other]) > max(pair.reach(1 - FALSE), abs(pair.log_ratio)):
+                return False
     return True
 
 

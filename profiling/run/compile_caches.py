@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,11 +66,14 @@ class Lease:
         """Whether this cache is empty, and later cells will start from it."""
         return self._shared and self._cache is not None and self._cache.filled_by is None
 
-    def fill(self, start: Start) -> None:
-        """Record that the cold start of this cell filled the cache."""
+    def fill(self, starts: Sequence[Start], by: str) -> None:
+        """Record that cold starts filled the cache: those of `by`."""
         if self._cache is not None:
-            self._cache.filled_by = f"the cold start of {self._variant}"
-            self._cache.phases = start.phases
+            self._cache.filled_by = by
+            self._cache.phases = {
+                phase: sum(each.phases.get(phase, 0.0) for each in starts)
+                for phase in dict.fromkeys(phase for each in starts for phase in each.phases)
+            }
 
     def empty(self) -> None:
         """Remove what a failed start left."""

@@ -28,7 +28,7 @@ from profiling.run import child
 from profiling.run.checkouts import Checkout
 from profiling.run.child import Limits, Orphans, Pending, Performed, Session, advance, beside, side_by_side
 from profiling.run.compile_caches import CompileCaches, Lease, compares_times, lease
-from profiling.run.events import Emit, Event, Phase, Sections, Waiting
+from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
 from profiling.run.starts import NoStartError, StartPass
@@ -178,10 +178,12 @@ class Isolated:
             return
         variables = {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())}
         limits, folder = Limits(self.timeout, self._prepare_timeout), self._run / "cells"
+        done = list[Started]()
         sessions = [
             child.perform(
                 *(Start(job=each, checkout=self._checkout, began=time.perf_counter()), folder / f"{each.name}.ahead"),
-                *(limits, lambda event: None, variables, self._orphans.own),
+                *(limits, lambda event: done.append(event) if isinstance(event, Started) else None),
+                *(variables, self._orphans.own),
                 server=server,
                 modules=set(each.imports),
             )
@@ -189,6 +191,8 @@ class Isolated:
         ]
         try:
             yield from side_by_side(sessions)
+            if len(done) == len(parts) and cache.is_fillable:
+                cache.fill([each.start for each in done], f"the stages of {task.job.variant}, one by one")
         finally:
             for session in sessions:
                 session.close()

@@ -63,7 +63,7 @@ class StartPass:
             if not starts.cold.graphs:
                 return starts, ()
             if fills:
-                lease.fill(starts.cold)
+                lease.fill([starts.cold], f"the cold start of {cell.job.variant}")
             try:
                 starts = replace(starts, warm=self._start(cell, "warm", cache))
                 if artifacts.is_file():

@@ -1,6 +1,6 @@
 """A job of a sweep, as a launcher starts it: a run in a fresh process, on a device that it holds alone.
 
-Hydra's launchers pickle this (joblib, submitit) or send it to other hosts (Ray); the run itself is a child process
+Launchers pickle this (joblib, submitit) or send it to other hosts (Ray); the run itself is a child process
 `python -m profiling.TARGET`, so that its device is set before torch is imported, and that its death costs this job
 only, whatever the cause. The child does not outlive this process.
 """
@@ -12,13 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -38,7 +36,7 @@ _TAIL = 16_384
 
 @dataclass(frozen=True)
 class JobTask:
-    """Starts jobs of the sweep in `folder`: the task function of Hydra's launchers, called with `{job: number}`.
+    """Starts jobs of the sweep in `folder`, by their numbers.
 
     Args:
         folder: of the sweep; all hosts see it under this path.
@@ -64,10 +62,10 @@ class JobTask:
     retries: int = 0
     timeout: float | None = None
 
-    def __call__(self, cfg: Mapping[str, Any]) -> None:
+    def __call__(self, number: int) -> None:
         """Start the job and wait for its end; its state is in its `job.json`."""
         folder = Path(self.folder)
-        planned = read_plan(folder).jobs[int(cfg["job"])]
+        planned = read_plan(folder).jobs[number]
         job = read_job(folder, planned)
         if job.state in ("running", "done"):  # another process has it
             return
@@ -146,6 +144,11 @@ class JobTask:
         if code == INTERRUPTED:
             return "died", "its process was ended by SIGTERM or Ctrl-C; finished cells are kept"
         return "failed", _why_failed(run, earlier)
+
+
+def run_job(task: JobTask, number: int) -> None:
+    """Run a job: what launchers call in their workers, by the name of this function."""
+    task(number)
 
 
 def _say(job: SweepJob, line: str) -> None:

@@ -42,10 +42,7 @@ def start(tmp_path, monkeypatch, capfd):
 
 
 LINE = "one line, exit 2"
-JOBLIB = pytest.mark.skipif(
-    not (importlib.util.find_spec("hydra_plugins") and importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher")),
-    reason="hydra_joblib_launcher is not installed",
-)
+SUBMITIT = pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
 
 
 @pytest.mark.parametrize(
@@ -109,21 +106,32 @@ JOBLIB = pytest.mark.skipif(
             marks=fault("a sweep into a folder that cannot be made", LINE),
         ),
         pytest.param(
-            ("seed=0", "launcher=local", "hydra.launcher.n_job=1"),
-            ["no key 'hydra.launcher.n_job'", "Did you mean 'hydra.launcher.n_jobs'"],
-            id="launcher key",
-            marks=[JOBLIB, fault("a key of the launcher that does not exist", f"{LINE}, before the first job")],
+            ("seed=0", "launcher=local", "hydra.launcher.n_jobs=1"),
+            ["hydra.launcher.n_jobs", "devices=N"],
+            id="launcher without options",
+            marks=fault("an option of a launcher that has none", f"{LINE}, before the first job"),
         ),
         pytest.param(
-            ("seed=0", "launcher=local", "hydra.launcher.n_jobs=many"),
-            ["hydra.launcher.n_jobs=many", "Integer"],
+            ("seed=0", "launcher=slurm", "hydra/launcher=submitit_local", "hydra.launcher.timeout_mins=1"),
+            ["submitit", "timeout_mins"],
+            id="launcher key",
+            marks=[SUBMITIT, fault("a key of the launcher that does not exist", f"{LINE}, before the first job")],
+        ),
+        pytest.param(
+            ("seed=0", "launcher=slurm", "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=many"),
+            ["submitit", "timeout_min", "int"],
             id="launcher value",
-            marks=[JOBLIB, fault("a value of a wrong type for the launcher", f"{LINE}, before the first job")],
+            marks=[SUBMITIT, fault("a value of a wrong type for the launcher", f"{LINE}, before the first job")],
+        ),
+        pytest.param(
+            ("seed=0", "launcher=ray", "hydra.launcher.n=1"),
+            ["hydra.launcher.n", "hydra.launcher.ray.init."],
+            id="ray key",
         ),
     ],
 )
 def test_wrong_words(start, tmp_path, monkeypatch, words, told):
-    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
+    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     code, err = start("--multirun", *words)
     (line,) = err.splitlines()
     assert code == 2
@@ -133,7 +141,7 @@ def test_wrong_words(start, tmp_path, monkeypatch, words, told):
 
 @fault("device=cuda where the driver names no GPU to hand out", f"{LINE}, before the first job")
 def test_no_gpu_to_hand_out(start, monkeypatch):
-    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
+    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setattr(launchers, "visible_gpus", list)
     code, err = start("--multirun", "seed=0,1", "launcher=local", device="cuda")
     assert (code, len(err.splitlines())) == (2, 1)
@@ -142,8 +150,7 @@ def test_no_gpu_to_hand_out(start, monkeypatch):
 
 @fault("device=cuda on a Ray cluster without a GPU", f"{LINE}, before the first job")
 def test_a_cluster_without_a_gpu(start, monkeypatch):
-    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
-    monkeypatch.setattr(launchers, "_check_own_keys", lambda options: None)  # they are those of the plugin
+    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setattr(launchers, "_ASK_RAY", "print('[{\"CPU\": 8.0}]')")
     words = ("launcher=ray", "hydra.launcher.ray.init.address=127.0.0.1:1", "seed=0,1")
     code, err = start("--multirun", *words, device="cuda")
@@ -166,18 +173,18 @@ def test_an_option_of_a_sweep_for_a_run(start):
     assert "Add --multirun" in err
 
 
-@pytest.mark.parametrize("launcher", sorted(launchers.PLUGINS))
+@pytest.mark.parametrize("launcher", sorted(launchers.PACKAGES))
 @fault("a launcher that is not installed", f"{LINE}, names the command that installs it")
 def test_a_launcher_that_is_not_installed(start, monkeypatch, launcher):
     monkeypatch.setattr(launchers, "find_spec", lambda name: None)
     code, err = start("--multirun", "seed=0,1", f"launcher={launcher}")
     assert (code, len(err.splitlines())) == (2, 1)
-    assert f"-m pip install {launchers.PLUGINS[launcher]}" in err
+    assert f"-m pip install {launchers.PACKAGES[launcher]}" in err
 
 
 @fault("launcher=slurm where there is no Slurm", LINE)
 def test_no_slurm(start, monkeypatch):
-    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
+    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setenv("PATH", "")
     code, err = start("--multirun", "seed=0,1", "launcher=slurm")
     assert (code, len(err.splitlines())) == (2, 1)
@@ -187,8 +194,7 @@ def test_no_slurm(start, monkeypatch):
 @pytest.mark.parametrize("answers", [False, True])
 @fault("a Ray address where nothing answers, or not in the words of Ray", f"{LINE}, within 30 s")
 def test_a_ray_cluster_that_does_not_answer(start, monkeypatch, answers):
-    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
-    monkeypatch.setattr(launchers, "_check_own_keys", lambda options: None)  # they are those of the plugin
+    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setattr(launchers, "ANSWER_SECONDS", 5.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -212,8 +218,7 @@ def _accept(server):
 
 @fault("a Ray cluster that refuses the token, or gets none", f"{LINE}, says which variables hold it")
 def test_a_ray_cluster_that_wants_a_token(start, monkeypatch):
-    monkeypatch.setattr(launchers, "_is_installed", lambda plugin: True)
-    monkeypatch.setattr(launchers, "_check_own_keys", lambda options: None)  # they are those of the plugin
+    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     refusal = "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing"
     monkeypatch.setattr(launchers, "_ASK_RAY", f"raise SystemExit({refusal!r})")
     code, err = start("--multirun", "seed=0,1", "launcher=ray", "hydra.launcher.ray.init.address=127.0.0.1:1")

@@ -17,20 +17,20 @@ from profiling.machine import places
 from profiling.results.sweep import read_sweep
 
 
-def needs(plugin):
-    installed = importlib.util.find_spec("hydra_plugins") and importlib.util.find_spec(f"hydra_plugins.{plugin}")
-    return pytest.mark.skipif(not installed, reason=f"{plugin} is not installed")
+def needs(package):
+    installed = importlib.util.find_spec(package) is not None
+    return pytest.mark.skipif(not installed, reason=f"{package} is not installed")
 
 
 LAUNCHERS = [
     pytest.param(("launcher=basic",), id="basic"),
-    pytest.param(("launcher=local", "devices=2"), id="joblib", marks=needs("hydra_joblib_launcher")),
+    pytest.param(("launcher=local", "devices=2"), id="joblib", marks=needs("joblib")),
     pytest.param(
         ("launcher=slurm", "hydra/launcher=submitit_local", "devices=2"),
         id="submitit",
-        marks=needs("hydra_submitit_launcher"),
+        marks=needs("submitit"),
     ),
-    pytest.param(("launcher=ray", "devices=2"), id="ray", marks=[needs("hydra_ray_launcher"), pytest.mark.ray]),
+    pytest.param(("launcher=ray", "devices=2"), id="ray", marks=[needs("ray"), pytest.mark.ray]),
 ]
 PARALLEL = LAUNCHERS[1:]
 TWO_CORES = pytest.mark.skipif(len(places.physical_cores()) < 2, reason="needs two cores")
@@ -99,25 +99,25 @@ def test_a_killed_worker_costs_its_own_job(start_sweep, words, monkeypatch):
             ("launcher=local", "devices=2"),
             signal.SIGINT,
             id="joblib-ctrl-c",
-            marks=[needs("hydra_joblib_launcher"), TWO_CORES],
+            marks=[needs("joblib"), TWO_CORES],
         ),
         pytest.param(
             ("launcher=local", "devices=2"),
             signal.SIGTERM,
             id="joblib",
-            marks=[needs("hydra_joblib_launcher"), TWO_CORES],
+            marks=[needs("joblib"), TWO_CORES],
         ),
         pytest.param(
             ("launcher=ray", "devices=2"),
             signal.SIGTERM,
             id="ray",
-            marks=[needs("hydra_ray_launcher"), TWO_CORES, pytest.mark.ray],
+            marks=[needs("ray"), TWO_CORES, pytest.mark.ray],
         ),
         pytest.param(
             ("launcher=ray", "devices=2"),
             signal.SIGINT,
             id="ray-ctrl-c",
-            marks=[needs("hydra_ray_launcher"), TWO_CORES, pytest.mark.ray],
+            marks=[needs("ray"), TWO_CORES, pytest.mark.ray],
         ),
     ],
 )
@@ -178,7 +178,7 @@ def test_time_limit_and_retries(start_sweep):
     assert "job_timeout=1.5 s" in late.sweep.jobs[0].reason
 
 
-@needs("hydra_submitit_launcher")
+@needs("submitit")
 def test_slurm_hands_out_the_gpus(start_sweep, tmp_path, monkeypatch):
     slurm_standin.install(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
@@ -197,7 +197,7 @@ def test_slurm_hands_out_the_gpus(start_sweep, tmp_path, monkeypatch):
     }
 
 
-@needs("hydra_submitit_launcher")
+@needs("submitit")
 @pytest.mark.parametrize("words", [(), ("hydra/launcher=submitit_local",)])
 def test_an_interrupt_says_what_ends_the_jobs_that_go_on(start_sweep, tmp_path, monkeypatch, words):
     def interrupted(numbers):
@@ -220,7 +220,7 @@ sys.stdin.read()
 
 
 @TWO_CORES
-@needs("hydra_ray_launcher")
+@needs("ray")
 @pytest.mark.ray
 def test_a_running_ray_cluster(start_sweep, tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # the token lies in a home folder
@@ -237,7 +237,7 @@ def test_a_running_ray_cluster(start_sweep, tmp_path, monkeypatch):
         cluster.communicate()
 
 
-@needs("hydra_joblib_launcher")
+@needs("joblib")
 @pytest.mark.gpu
 def test_the_gpus_of_this_machine(start_sweep):
     swept = start_sweep("device=auto", "launcher=local", "seed=0,1,2")
@@ -252,7 +252,7 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(launchers, "visible_gpus", lambda: ["GPU-a", "GPU-b"])
 
 
-@needs("hydra_joblib_launcher")
+@needs("joblib")
 @TWO_CORES
 def test_each_job_gets_a_gpu_and_cores_of_its_own(start_sweep, two_gpus):
     swept = start_sweep("device=auto", "launcher=local", "seed=0,1,2,3", plan={0: "meet 1"})
