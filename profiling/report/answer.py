@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiling.errors import printable
-from profiling.report.cells import CELLS, CELLS_LEGEND, COLD, UNDECIDED, cells_table, median_of, ratio_value
+from profiling.report.cells import CELLS_LEGEND, COLD, UNDECIDED, cells_table, median_of, ratio_value
 from profiling.report.conditions import conditions_of
-from profiling.report.format import Link, Value, count_of, few, listed, named_once, percent
+from profiling.report.format import count_of, few, listed, named_once, percent
 from profiling.report.page import Section
-from profiling.report.roofline import REASONS, deciding, link_to_findings, next_step
-from profiling.report.run_data import RunData, link_to, name_of, wrong_because
+from profiling.report.roofline import deciding, next_step
+from profiling.report.run_data import RunData, name_of, wrong_because
 from profiling.report.table import Column, Table
 from profiling.results.judge import RESOLUTION, Holds, Pair, Ranking
 from profiling.results.measured import Deadline
@@ -208,33 +208,13 @@ def _columns(baselines: set[str]) -> tuple[Column[Answer], ...]:
     against = f"vs {baselines.pop()}" if len(baselines) == 1 else "vs its baseline"
     return (
         Column("component", lambda row: row.component, wrap=26),
-        Column("fastest correct", _fastest, wrap=34),
+        Column("fastest correct", lambda row: row.fastest.variant if row.fastest else "none", wrap=34),
         Column("p50", lambda row: median_of(row.fastest) if row.fastest else None, "ms"),
         Column(against, lambda row: ratio_value(row.speedup), "ratio"),
         Column("holds", lambda row: row.holds),
-        Column("next", _next, wrap=_SHORT),
-        Column("bound by", _bound, depth="report"),
+        Column("next", lambda row: (row.next[0] if len(row.next[0]) <= _SHORT else "see below") or None, wrap=_SHORT),
+        Column("bound by", lambda row: row.bound, depth="report"),
     )
-
-
-def _fastest(row: Answer) -> Value:
-    if row.fastest is None:
-        return "none"
-    return link_to(row.fastest.variant, CELLS, row.fastest)
-
-
-def _bound(row: Answer) -> Link | None:
-    """Return what bounds the fastest variant, with a link to the reasons."""
-    call = deciding(row.fastest) if row.fastest is not None else None
-    return link_to(row.bound, REASONS, call.record, call.stage) if call is not None and row.bound else None
-
-
-def _next(row: Answer) -> Value | None:
-    """Return the next step, with a link to the findings that it follows from."""
-    short, call = row.next[0], deciding(row.fastest) if row.fastest is not None else None
-    if not short or call is None:
-        return short or None
-    return link_to_findings(call, short if len(short) <= _SHORT else "see below")
 
 
 def _sentences(answer: Answer) -> list[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from profiling.errors import printable
-from profiling.report.format import Link, Value, significant
+from profiling.report.format import significant
 from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, link_to, row_name
+from profiling.report.run_data import RunData, cell_table
 from profiling.report.table import Column, columns
 from profiling.results.explained import KernelFinding, RooflinePart
 from profiling.results.field import described
@@ -73,11 +72,6 @@ def stage_ms(record: Record, stage: str) -> float | None:
     return None if part is None else part.host_ms if part.device_ms is None else part.device_ms
 
 
-def link_to_findings(call: Judged, words: str) -> Link | str:
-    """Return `words` with a link to the findings of a call, where it has any."""
-    return link_to(words, FINDINGS, call.record, call.stage) if call.roofline.findings else words
-
-
 def deciding(record: Record) -> Judged | None:
     """Return the call, or the longest stage of a frame: the part to optimise first."""
     calls = [call for call in judged_calls(record) if call.stage is None or call.ms is not None]
@@ -135,10 +129,8 @@ def roofline_section(data: RunData) -> Section:
     calls = [call for record in data.records for call in judged_calls(record)]
     rows = [call for record in data.records for call in (*judged_calls(record), *_whole_frame(record))]
     why = cell_table(REASONS, (*_ROOFLINE, _next_column(data)), rows, depth="report")
-    why = replace(why, name=lambda call: row_name(call.record, call.stage))
     found = list(_found(data.records))
     findings = cell_table(FINDINGS, _FINDING, found, depth="report")
-    findings = replace(findings, name=lambda row: row_name(row[0], row[2]))
     predictions = cell_table(
         "Predicted and measured medians", _PREDICTION, _predictions(calls, data.records), depth="report"
     )
@@ -194,11 +186,10 @@ def _ms_of(record: Record, stage: str | None) -> float | None:
 def _next_column(data: RunData) -> Column[Judged]:
     """Return the column of what to try: what the run measured as slower is not in it."""
 
-    def read(call: Judged) -> Value | None:
+    def read(call: Judged) -> str | None:
         if not call.record.is_correct or call.roofline.bound is None:
             return None
-        words = _step_of(call, data.groups[call.record.component])[1]
-        return link_to_findings(call, words) if words else None
+        return _step_of(call, data.groups[call.record.component])[1] or None
 
     return Column("next", read, wrap=40)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from profiling.errors import InputError, printable
 from profiling.report.format import Link, count_of
-from profiling.report.table import Column, Depth, Table, anchor
+from profiling.report.table import Column, Depth, Table
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, read_environment
 from profiling.results.frames import TIMES, frame_count, read_frames, series_file
 from profiling.results.jsonl import RESULTS_FILE, read_records, read_results
@@ -168,18 +168,7 @@ def cell_table(
         lambda row: not record_of(row).is_correct,
         keys,
         depth,
-        lambda row: name_of(record_of(row)),
     )
-
-
-def link_to(text: str, table: str, record: Record, stage: str | None = None) -> Link:
-    """Return `text` with a link to the first row of the record's cell, or of its stage, in the table of that title."""
-    return Link(text, f"#{anchor(table, row_name(record, stage))}")
-
-
-def row_name(record: Record, stage: str | None = None) -> str:
-    """Return the name by which a row of a cell, or of a stage of its frame, is linked."""
-    return ".".join(filter(None, (name_of(record), stage)))
 
 
 def name_of(record: Record) -> str:

@@ -146,7 +146,6 @@ class Table(Generic[Row]):
     strike: Callable[[Row], bool] | None = None
     keys: int = 2  # columns that name the row; repeated where the console breaks a wide table
     depth: Depth = "console"
-    name: Callable[[Row], str] | None = None  # names a row for links on the page; rows may share a name
     few: int | None = None  # rows that the console shows, where it does not show all
 
     def __bool__(self) -> bool:
@@ -181,14 +180,6 @@ class Table(Generic[Row]):
     def _cells(self) -> list[list[Cell]]:
         return [[self._cell(column, row) for column in self.columns] for row in self.rows[:MOST_ROWS]]
 
-    def anchors(self) -> tuple[str | None, ...]:
-        """Return the id of each row on the page: the first row of a name has one."""
-        if self.name is None:
-            return (None,) * len(self.rows)
-        names = [anchor(self.title, self.name(row)) for row in self.rows[:MOST_ROWS]]
-        first = dict(zip(reversed(names), range(len(names) - 1, -1, -1), strict=True))
-        return tuple(name if first[name] == place else None for place, name in enumerate(names))
-
     def _cell(self, column: Column[Row], row: Row) -> Cell:
         value = column.read(row)
         text = show(value, column.kind)
@@ -198,11 +189,6 @@ class Table(Generic[Row]):
 
 
 AnyTable = Table[Any]
-
-
-def anchor(title: str, name: str) -> str:
-    """Return the id of the first row called `name` in the table of that title."""
-    return re.sub(r"[^\w.@=]+", "-", f"{title}-{name}".lower())
 
 
 def fits(depth: Depth, rendering: Depth) -> bool:

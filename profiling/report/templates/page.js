@@ -67,21 +67,4 @@
     }
     show(block);
   }
-
-  // A link to a row shows it: the filter is emptied, and a folded table unfolded.
-  const reveal = () => {
-    const row = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    const block = row?.closest(".table");
-    if (!block) return;
-    const fold = block.closest("details");
-    if (!row.hidden && (fold?.open ?? true)) return;
-    if (fold) fold.open = true;
-    const input = block.querySelector("input");
-    if (input) input.value = "";
-    if (block.dataset.folded) block.dataset.folded = "no";
-    show(block);
-    row.scrollIntoView({ block: "center" });
-  };
-  window.addEventListener("hashchange", reveal);
-  reveal();
 })();

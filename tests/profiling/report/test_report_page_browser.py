@@ -135,39 +135,6 @@ def test_medians_stand_at_their_share_of_the_axis(write_page: Callable[..., Path
     assert [round((level["x"] + level["width"] / 2 - bar["x"]) / slow, 2) for level in levels] == [0.83]
 
 
-def test_an_answer_links_to_its_rows_also_where_a_filter_hides_them(shown: Open) -> None:
-    page = shown("h200_energy", width=800)
-    link = page.locator("#answer tbody tr").first.get_by_role("link", name="compile_cuda_graph")
-    link.click()
-    assert page.locator("tr:target td").all_inner_texts()[:2] == ["world_model", "compile_cuda_graph"]
-    page.locator("#answer .table").nth(1).locator("input").fill("baseline")
-    page.evaluate("location.hash = ''")
-    link.click()
-    page.locator("tr:target").wait_for(state="visible")  # the link empties the filter, in an event that follows
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (800, "dark")])
-def test_a_verdict_and_its_next_step_lead_to_reasons_and_findings(
-    write_page: Callable[..., Path], show: Open, width: int, scheme: str
-) -> None:
-    finding = {"kind": "memset", "what": "memsets and fills", "ms": 0.5, "saves_ms": 0.4, "count": 3}
-    kinds = [finding | {"what": f"{place} fills", "saves_ms": 0.4 - place / 100} for place in range(30)]
-    step = {"words": "0 fills", "advice": "0 fills: write into other buffers", "wall_ms": 1.6}
-    section = {"roofline_ms": 0.4, "bound": "0 fills 25%", "evidence": ["25% 0 fills"], "steps": [step]}
-    section |= {"findings": kinds}
-    records = [build("baseline", 9.0, roofline=section), build("compile", 2.0, roofline=section)]
-    page = show(write_page(records), width=width, scheme=scheme)
-    answer, target = page.locator("#answer tbody tr").first, page.locator("tr:target")
-    answer.get_by_role("link", name="0 fills 25%").click()
-    assert {"compile", "0 fills 25%", "25% 0 fills"} <= set(target.locator("td").all_inner_texts())
-    target.get_by_role("link", name="0 fills").click()
-    assert target.locator("td").all_inner_texts()[1:3] == ["compile", "0 fills"]
-    target.wait_for(state="visible")  # behind the first rows of a long table
-    page.evaluate("location.hash = ''")
-    answer.get_by_role("link", name="0 fills: ~").click()
-    assert target.locator("td").all_inner_texts()[1:3] == ["compile", "0 fills"]
-
-
 def test_a_narrow_screen_scrolls_tables_and_not_the_page(shown: Open) -> None:
     page = unfolded(shown("h200_energy", width=380))
     assert page.evaluate("document.documentElement.scrollWidth") <= 380

@@ -9,9 +9,7 @@ from report_records import build, build_loop, clocks, frame_loop, rows, run_data
 
 from profiling.report.answer import answer_section, notes_section
 from profiling.report.heading import ceilings_line
-from profiling.report.page import Section
 from profiling.report.roofline import FINDINGS, REASONS, next_step, roofline_section
-from profiling.report.table import AnyTable
 from profiling.results.record import Record
 
 PREDICTED = "Predicted and measured medians"
@@ -142,42 +140,14 @@ def test_findings_are_a_table() -> None:
     ]
 
 
-def hrefs(table: AnyTable, header: str) -> list[str | None]:
-    columns, cells = table.shown()
-    place = [column.header for column in columns].index(header)
-    return [row[place].href for row in cells]
-
-
-def tables_of(section: Section) -> dict[str, AnyTable]:
-    return {table.title: table for table in section.tables if table}
-
-
-def test_a_verdict_leads_to_its_findings() -> None:
-    found = build("compile", 2.0, roofline=roofline(findings=[FINDING, FINDING | {"what": "memsets and fills"}]))
-    data = run_data(build("baseline", 28.7, roofline=roofline()), found)
-    tables = tables_of(roofline_section(data))
-    anchors = tables[FINDINGS].anchors()
-    assert anchors[0] is not None
-    assert anchors[1] is None, "the first of a cell is what links lead to"
-    assert hrefs(tables[REASONS], "next") == [None, f"#{anchors[0]}"]
-    answer, _ = answer_section(data).tables
-    assert hrefs(answer, "next") == [f"#{anchors[0]}"]
-    assert hrefs(answer, "bound by") == [f"#{tables[REASONS].anchors()[1]}"]
-
-
-def test_stages_have_findings_of_their_own_and_links_lead_to_the_longest() -> None:
+def test_stages_have_findings_of_their_own() -> None:
     part = judged(bound="GEMM 60%", evidence=["60% GEMM"], steps=BATCH, findings=[FINDING])
     picture = {"bound": "compute", "findings": [FINDING | {"what": "convolutions"}]}
     part["parts"]["picture"] = FRAME["parts"]["picture"] | picture
-    data = run_data(build_loop("x", roofline=part))
-    tables = tables_of(roofline_section(data))
-    assert [(row["stage"], row["kernels"]) for row in rows(tables[FINDINGS])] == [
+    found = titled(roofline_section(run_data(build_loop("x", roofline=part))))[FINDINGS]
+    assert [(row["stage"], row["kernels"]) for row in found] == [
         *(("world", "group norm reductions"), ("picture", "convolutions"))
     ]
-    answer, _ = answer_section(data).tables
-    assert hrefs(answer, "bound by") == [f"#{tables[REASONS].anchors()[0]}"], "world takes longest"
-    assert hrefs(answer, "next") == [f"#{tables[FINDINGS].anchors()[0]}"]
-    assert tables[FINDINGS].anchors()[1] != tables[FINDINGS].anchors()[0]
 
 
 def test_a_prediction_says_whose_it_is_and_wrong_cells_fulfil_none() -> None:
