@@ -26,7 +26,7 @@ from typing import Literal
 import msgspec
 from tabulate import tabulate
 
-from profiling.report.hardware_counters import traffic
+from profiling.report.trace import traffic
 from profiling.results.explained import CountedKernel, KernelBound
 from profiling.results.jsonl import read_records
 from profiling.results.record import Record

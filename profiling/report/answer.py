@@ -11,8 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiling.errors import printable
-from profiling.report.cells import CELLS_LEGEND, COLD, UNDECIDED, cells_table, median_of, ratio_value
-from profiling.report.conditions import conditions_of
+from profiling.report.cells import (
+    CELLS_LEGEND,
+    COLD,
+    ENERGY,
+    UNDECIDED,
+    cells_table,
+    conditions_of,
+    median_of,
+    ratio_value,
+)
 from profiling.report.format import count_of, few, listed, named_once, percent
 from profiling.report.page import Section
 from profiling.report.roofline import deciding, next_step
@@ -116,8 +124,13 @@ def answer_section(data: RunData) -> Section:
     remarks = remarks if data.records else ["No cell has ended yet."]
     cells = [record for answer in answers for record in answer.group]
     tables = (Table("Answer", _columns(names), answers, keys=1), cells_table(cells, data.groups))
-    is_cold = any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells)
-    legend = (_LEGEND, CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
+    legends = {
+        _LEGEND: bool(answers),
+        CELLS_LEGEND: bool(answers),
+        COLD: any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells),
+        ENERGY: any(record.energy is not None and record.energy.windows for record in cells),
+    }
+    legend = [words for words, concerns in legends.items() if concerns]
     return Section("answer", "Answer", tuple(map(printable, remarks)), legend, tables, leads=True)
 
 
@@ -145,11 +158,13 @@ def failure_lines(folder: Path, found: Iterable[tuple[str, str, str | None, str]
 
 
 def notes_section(data: RunData) -> Section:
-    """Return the notes of cells and of their transforms, and what is known of the machine."""
+    """Return the notes of cells and of their transforms, what they lack, and what is known of the machine."""
     noted = named_once((name_of(record), note) for record in data.records for note in _notes(record))
     lines = [f"{', '.join(names)}: {note}" for note, names in noted.items()]
     if warm := [name_of(r) for r in data.records if r.prepare is not None and r.prepare.is_cold_unknown]:
         lines.append(f"{listed(warm)}: warm start (compiled from a cache); a cold start takes longer to prepare")
+    hints = named_once((record.component, hint) for record in data.records for hint in _weights_hints(record))
+    lines += [f"{', '.join(dict.fromkeys(names))}: random weights; {hint}" for hint, names in hints.items()]
     lines += list(_spreads(data.records))
     ceilings = data.environment.ceilings
     if ceilings is not None and ceilings.disturbed:
@@ -163,7 +178,13 @@ def notes_section(data: RunData) -> Section:
 def _notes(record: Record) -> list[str]:
     # A network that was not transformed as asked, or runs without the kernels meant for it, explains a slow row.
     of_transforms = (note for step in record.recipe or () if step.kind == "transform" for note in step.notes)
-    return [note for note in (*record.notes, *of_transforms) if note not in (record.reason or "")]
+    no_energy = [f"no energy: {record.energy.reason}"] if record.energy is not None and record.energy.reason else []
+    return [note for note in (*record.notes, *of_transforms, *no_energy) if note not in (record.reason or "")]
+
+
+def _weights_hints(record: Record) -> list[str]:
+    of_roles = [f"{role}: {hint}" for role, hint in record.weights_hints.items()]
+    return of_roles or ([record.weights_hint] if record.weights_hint else [])
 
 
 def _spreads(records: Iterable[Record]) -> Iterator[str]:

@@ -1,26 +1,33 @@
-"""The table of cells: times, frame rate, memory, error and preparation of each call, training step and loop."""
+"""The table of cells: times, frame rate, memory, error, energy and preparation of each call, training step and loop.
+
+And the conditions under which a cell was timed, as facts with a number. They explain its times and do not judge it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from profiling.report.conditions import conditions_text, limits_text
-from profiling.report.format import Estimate, Marked, Value, estimate, times
+from profiling.errors import printable
+from profiling.report.format import Estimate, Marked, Value, estimate, percent, significant, times
 from profiling.report.run_data import cell_table, wrong_because
 from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column, Table, columns
 from profiling.results.judge import Pair
-from profiling.results.measured import FP32_EAGER, Summary
+from profiling.results.measured import FP32_EAGER, ClockConditions, Summary
 from profiling.results.record import Record
 from profiling.results.verdicts import (
     NAMED_SHARE,
+    Taken,
     answer_on,
     baseline_name,
     correct_baseline,
+    drift_of,
     interval_of,
     speedup,
     summary_of,
+    taken,
+    taken_of_calls,
 )
 
 UNDECIDED = "undecided"
@@ -33,6 +40,11 @@ CELLS_LEGEND = (
     "reference; allowed: twice that of eager in this dtype. Struck out: failed or invalid, and not compared."
 )
 COLD = "Cold: the last-level cache was flushed before each sample."
+ENERGY = (
+    "Energy: of the whole GPU, without the host, over windows of frames that follow each other, each waited for, with "
+    "95% intervals over the windows. Idle: power of the GPU before, while nothing ran. Above idle: without that power; "
+    "its interval does not contain the error of the idle power."
+)
 
 
 def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]]) -> Table[Record]:
@@ -48,9 +60,17 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
         Column[Record]("FPS", _fps, "fps", measured=True),
         Column[Record](against, lambda record: speedup_of(record, groups[record.component]), "ratio", depth="report"),
         Column[Record]("peak", lambda record: record.peak_memory[1] if record.peak_memory else None, "MiB"),
+        *columns(Record, "graph_pool", "prepare_peak_allocated", at="memory", depth="report"),
+        *columns(
+            *(Record, "joules_per_frame", "above_idle_per_frame", "watts", "idle_w"),
+            at="energy",
+            measured=True,
+            depth="report",
+        ),
         Column[Record]("rel. L2", lambda record: _judged(record)[0], "error"),
         Column[Record]("allowed", lambda record: _judged(record)[1], "error", depth="report"),
         Column[Record]("against", _reference, depth="report"),
+        *columns(Record, "metrics.drift.max", depth="report"),
         Column[Record]("prepare", prepare_seconds, "s"),
         Column[Record](
             "pays after",
@@ -64,7 +84,9 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
             "samples", lambda record: each.n if (each := summary_of(record)) else None, "count", depth="report"
         ),
         *columns(Record, "device_ms.p50", "host_ms.p50", at="metrics", depth="report"),
-        Column[Record]("clocks limited by", limits_text, depth="report"),
+        Column[Record]("clocks limited by", _limits_text, depth="report"),
+        *columns(Record, "parameters", "weights", depth="report"),
+        Column[Record]("dtype", _dtype, depth="report"),
     )
     return cell_table(CELLS, shown, rows)
 
@@ -136,3 +158,43 @@ def _reference(record: Record) -> str | None:
     if parity is not None and parity.weights_judged is False:
         return "eager's losses"
     return None if parity is None or record.training or parity.reference == FP32_EAGER else parity.reference
+
+
+def _dtype(record: Record) -> str | None:
+    """Return the dtypes that the record's calls compute in: those of the weights, and that of autocast."""
+    weights = " and ".join(record.parameter_dtypes) or record.dtype
+    return f"{weights} under autocast {record.dtype}" if record.cast == "autocast" else weights
+
+
+def conditions_of(record: Record) -> list[str]:
+    """Return the conditions of one cell, those first that matter most."""
+    named = [_named(taken(record)), _named(taken_of_calls(record), "calls in a row: ")]
+    found = [words for words in named if words]
+    if (drift := drift_of(record)) is not None:
+        found.append(f"drifting: {significant(drift.begin, 3)} → {significant(drift.end, 3)} ms")
+    if by_call := record.metrics.by_call_ms:
+        times = ", ".join(f"{name} {significant(ms, 3)}" for name, ms in by_call.items())
+        found.append(f"calls in a row take {times} ms")
+    latency = record.metrics.latency
+    if latency is not None and not latency.settled:
+        found.append(f"times still changed after {significant(latency.warmup_seconds, 2)} s of warm-up")
+    return found
+
+
+def _named(others: Taken | None, of: str = "") -> str | None:
+    return f"{of}{others.words}" if others is not None and others.is_named else None
+
+
+def conditions_text(record: Record) -> str | None:
+    """Return the conditions of a cell for a table; None where there is none."""
+    return "; ".join(conditions_of(record)) or None
+
+
+def _limits_text(record: Record) -> str | None:
+    """Return why the GPU lowered its clocks during the timing, each reason with its share of the time if known."""
+    conditions: ClockConditions | None = record.metrics.latency or record.realtime
+    if conditions is None:
+        return None
+    if conditions.limited_share is None:
+        return None if conditions.sm_clock_median_mhz is None else "not known (window under 1 s)"
+    return ", ".join(f"{printable(name)} {percent(share)}" for name, share in conditions.limited_share.items()) or None

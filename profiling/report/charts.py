@@ -32,7 +32,7 @@ Level = tuple[float, str]
 POINTS = 4_000
 GREY = "#888888"
 #: How a series is drawn: as the sign that stands for it in the legend.
-LINE, DOTTED, MARKS = "━", "┄", "○"
+LINE, MARKS = "━", "○"
 #: Ticks of an axis, at most; and free space at the end of an axis, as a share of it.
 _TICKS, _MARGIN = 7, 0.04
 #: Ratio of largest to smallest value above which an axis is logarithmic: small values would be flat otherwise.
@@ -52,7 +52,7 @@ _COLOURS = (
 
 @dataclass(frozen=True)
 class Series:
-    """Points (x, y) of one name: a line through them (`LINE` or `DOTTED`), or a mark at each (`MARKS`)."""
+    """Points (x, y) of one name: a line through them (`LINE`), or a mark at each (`MARKS`)."""
 
     name: str
     points: Sequence[tuple[float, float]]

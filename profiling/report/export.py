@@ -11,9 +11,7 @@ from xml.etree import ElementTree
 
 from profiling.errors import printable
 from profiling.report.answer import Answer, answers_of, held_rate
-from profiling.report.conditions import conditions_of, conditions_text
-from profiling.report.energy import joules_per_frame
-from profiling.report.format import number_of
+from profiling.report.cells import conditions_of, conditions_text
 from profiling.report.roofline import deciding
 from profiling.report.run_data import RunData, name_of, wrong_because
 from profiling.results.jsonl import RESULTS_FILE
@@ -95,7 +93,7 @@ def cell_row(record: Record, group: Sequence[Record]) -> dict[str, Cell]:
         "rel_l2_error": record.parity.rel_l2 if record.parity is not None else None,
         "peak_memory_bytes": memory_bytes,
         "peak_memory_kind": memory_kind,
-        "joules_per_frame": number_of(joules_per_frame(record)),
+        "joules_per_frame": record.energy.joules_per_frame if record.energy is not None else None,
         "prepare_s": record.prepare.from_cold if record.prepare is not None else None,
         "bound_by": call.roofline.bound if call is not None else None,
         "conditions": conditions_text(record),

@@ -1,4 +1,4 @@
-"""The origin of the numbers: device, versions, settings, ceilings, networks, config and the command."""
+"""The origin of the numbers: device, versions, settings, ceilings, config and the command."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from profiling.errors import LONGEST_COMMAND, printable
 from profiling.report.format import MIB, count_of, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
-from profiling.report.table import Column, Table, columns
 from profiling.results.environment import Environment, Git, encode_environment
 from profiling.results.jsonl import read_file
-from profiling.results.record import Record
 from profiling.results.run_folder import CONFIG_FILE
 
 _VERSIONS = ("torch", "cuda", "cudnn", "triton", "driver", "python")
@@ -42,15 +40,6 @@ def ceilings_line(environment: Environment) -> str:
     costs = (("launch", ceilings.launch_us), ("gap in a graph", ceilings.gap_us), ("replay", ceilings.replay_us))
     parts += [f"{name} {significant(time, 3)} µs" for name, time in costs if time is not None]
     return printable(f"Measured ceilings: {', '.join(parts)}.")
-
-
-def network_section(data: RunData) -> Section:
-    """Return a row for each component and dtype: parameters, device, and where the weights came from."""
-    networks: dict[tuple[str, str], Record] = {}
-    for record in (record for group in data.groups.values() for record in group):
-        if record.parameters is not None or record.weights is not None:
-            networks.setdefault((record.component, _dtype(record)), record)
-    return Section("networks", "Networks", tables=(Table("Networks", _NETWORK, [*networks.values()], keys=1),))
 
 
 def origin_sections(data: RunData) -> tuple[Section, ...]:
@@ -112,22 +101,3 @@ def rate_text(rate: float, unit: str) -> str:
     """Return `4.31 TB/s`."""
     size, name = next(((size, name) for size, name in ((1e12, "T"), (1e9, "G")) if rate >= size), (1e6, "M"))
     return f"{significant(rate / size, 3)} {name}{unit}"
-
-
-def _dtype(record: Record) -> str:
-    """Return the dtypes that the record's calls compute in: those of the weights, and that of autocast."""
-    weights = " and ".join(record.parameter_dtypes) or record.dtype or ""
-    return f"{weights} under autocast {record.dtype}" if record.cast == "autocast" else weights
-
-
-def _hints(record: Record) -> str | None:
-    return "; ".join(f"{role}: {hint}" for role, hint in record.weights_hints.items()) or record.weights_hint
-
-
-_NETWORK = (
-    Column[Record]("component", lambda record: record.component),
-    *columns(Record, "parameters"),
-    Column[Record]("dtype", lambda record: _dtype(record) or None),
-    *columns(Record, "device", "weights"),
-    Column[Record]("how to get weights", _hints, wrap=40),
-)

@@ -1,4 +1,4 @@
-"""What explains the times of calls: slow calls, drift of the error, the user's metrics, and a chart of their spread."""
+"""What explains the times of calls: slow ones by cause, the user's metrics, training steps, a chart of the spread."""
 
 from __future__ import annotations
 
@@ -8,39 +8,60 @@ from typing import Any
 import numpy as np
 
 from profiling.errors import printable
-from profiling.report.charts import Chart, Row, Rows, Spread, View, envelope, frame_budgets, upper_end
-from profiling.report.format import significant
+from profiling.report.charts import (
+    MARKS,
+    Chart,
+    Row,
+    Rows,
+    Series,
+    Spread,
+    View,
+    envelope,
+    frame_budgets,
+    palette,
+    upper_end,
+)
+from profiling.report.format import count_of, listed, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words
-from profiling.report.slow import slow_table, summed_words
-from profiling.report.table import Column, columns
-from profiling.results.measured import Summary
+from profiling.report.table import AnyTable, Column, columns
+from profiling.results.loop import Realtime
+from profiling.results.measured import SlowFrames, Summary, TrainingStepRow
 from profiling.results.record import Record
 from profiling.results.verdicts import by_component, summary_of
 
 #: Most single times that are drawn for a cell.
 _DOTS = 60
+_SLOW = (
+    "Slow: above the median, or the steady one of a loop, by 20% and by 5 median absolute deviations. A cause is named "
+    "where it took half of the time beyond the median or more; one that is slow may have several."
+)
+
+_Cause = tuple[Record, SlowFrames, str]
 
 
 def latency_section(data: RunData) -> Section:
-    """Return the tables of slow calls, drift and other metrics, and the chart of the spread."""
-    drifts = [record for record in data.records if record.metrics.drift is not None]
+    """Return the tables of slow calls and other metrics, and the chart of the spread."""
+    trained = [(record, record.training) for record in data.records if record.training is not None]
+    logged = [
+        (record, step, training.eager_losses.get(step.step)) for record, training in trained for step in training.log
+    ]
     slow = [(record, calls) for record in data.timed if (calls := record.metrics.slow_calls) is not None]
     tables = (
         slow_table(slow, "call"),
-        cell_table("Error against eager, over calls in a row", _DRIFT, drifts, depth="report"),
         cell_table("Other metrics", _OTHER, list(_other(data.records)), keys=3),
+        cell_table("Logged steps of training", _LOGGED, logged, keys=3, depth="report"),
     )
     words = summed_words([calls for _, calls in slow], "call")
     lines = [printable(words)] if words else []
     return Section("latency", "Latency", lines, tables=tables, charts=(_spreads(data),))
 
 
-_DRIFT = (
-    Column[Record]("calls", lambda record: len(record.metrics.drift.rel_l2) if record.metrics.drift else None, "count"),
-    *columns(Record, "max", at="metrics.drift"),
+_LOGGED = (
+    *columns(TrainingStepRow, "step", "loss"),
+    Column[tuple[Record, TrainingStepRow, float | None]]("loss of eager", lambda row: row[2], "number"),
+    *columns(TrainingStepRow, "step_ms", "data_ms"),
 )
-
 _Other = tuple[Record, str, str | None, Any]
 _OTHER = (
     Column[_Other]("metric", lambda row: row[1]),
@@ -99,3 +120,51 @@ def _row(record: Record, times: Summary) -> Row:
     name, ms = times.tail
     words = f"{significant(times.p50)} ms, {name} {significant(ms)}"
     return Row(cell_words(record), words, spread=spread, counts=record.is_correct)
+
+
+def _kind(cause: str) -> str:
+    """Return the cause without the id that tells one recompile from another."""
+    return printable("recompile" if cause.startswith("recompile") else cause)
+
+
+def summed_words(sections: Sequence[SlowFrames], noun: str) -> str:
+    """Return the time of all slow calls or frames of a run, and its sum by cause; empty where there are none."""
+    total_ms: dict[str, float] = {}
+    for section in sections:
+        for cause, ms in section.cause_ms.items():
+            total_ms[_kind(cause)] = total_ms.get(_kind(cause), 0.0) + ms
+    number, whole_ms = sum(section.count for section in sections), sum(total_ms.values())
+    if not number or not whole_ms:
+        return ""
+    parts = [f"{cause} {significant(ms, 3)} ms" for cause, ms in sorted(total_ms.items(), key=lambda item: -item[1])]
+    slow = count_of(number, f"slow {noun}")
+    return f"{slow} took {significant(whole_ms, 3)} ms beyond the usual: {listed(parts)}."
+
+
+def slow_table(sections: Sequence[tuple[Record, SlowFrames]], noun: str) -> AnyTable:
+    """Return the table of causes, whose times add up to those of the slow calls or frames."""
+    causes = [
+        (record, slow, cause)
+        for record, slow in sections
+        for cause in sorted({**slow.causes, **slow.cause_ms}, key=lambda cause: -slow.causes.get(cause, 0))
+    ]
+    by_cause = (
+        Column[_Cause]("cause", lambda row: row[2]),
+        Column[_Cause](f"{noun}s", lambda row: row[1].causes.get(row[2], 0), "count"),
+        Column[_Cause](f"of slow {noun}s", lambda row: row[1].count, "count"),
+        Column[_Cause]("time", lambda row: row[1].cause_ms.get(row[2]), "ms", measured=True),
+        *columns(SlowFrames, "threshold_ms"),
+    )
+    return cell_table(f"Slow {noun}s by cause", by_cause, causes, (_SLOW,), 3, "report")
+
+
+def slow_marks(loop: Realtime) -> list[Series]:
+    """Mark each slow frame once for each kind of cause; hollow, so that one does not hide another."""
+    by_cause: dict[str, list[tuple[float, float]]] = {}
+    for frame in loop.slow.frames if loop.slow is not None else ():
+        for cause in dict.fromkeys(map(_kind, frame.causes)):
+            by_cause.setdefault(cause, []).append((frame.frame, frame.ms))
+    colours = palette(by_cause)
+    return [
+        Series(f"slow: {printable(cause, 60)}", points, colours[cause], MARKS) for cause, points in by_cause.items()
+    ]

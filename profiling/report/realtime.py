@@ -10,10 +10,10 @@ from profiling.report.answer import holds_words
 from profiling.report.cells import UNDECIDED, p99_of
 from profiling.report.charts import POINTS, Chart, Figure, Series, View, envelope
 from profiling.report.format import MINUS, count_of, decimals, estimate, listed, significant
+from profiling.report.latency import slow_marks, slow_table, summed_words
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
 from profiling.report.run_data import RunData, Samples, cell_table, cell_words, name_of, wrong_because
-from profiling.report.slow import slow_marks, slow_table, summed_words
 from profiling.report.table import Column, columns
 from profiling.results.field import described
 from profiling.results.loop import BudgetPart, Deadline, MemoryTrend, Realtime

@@ -15,15 +15,13 @@ from typing import NamedTuple, TypeVar
 from profiling.errors import command, install_hint, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
 from profiling.report.check import check_section
-from profiling.report.energy import energy_section
 from profiling.report.format import count_of, escaped, few, listed
-from profiling.report.graphs import compile_section, files_section, graphs_section, recipe_section
-from profiling.report.heading import heading_lines, network_section, origin_sections
+from profiling.report.heading import heading_lines, origin_sections
 from profiling.report.latency import latency_section
 from profiling.report.launches import launches_section
-from profiling.report.memory import memory_section
 from profiling.report.page import PAGE_FILE, Section, render_page
 from profiling.report.realtime import realtime_section
+from profiling.report.recipes import recipes_section
 from profiling.report.roofline import roofline_section
 from profiling.report.run_data import RunData, load_run, name_of
 from profiling.report.shape_sweep import shape_sweep_section
@@ -31,7 +29,6 @@ from profiling.report.starts import starts_section
 from profiling.report.table import WIDTH, Column, Depth, Table, console, fits, markdown, wrapped_line
 from profiling.report.time_split import time_charts
 from profiling.report.trace import trace_section
-from profiling.report.training import training_section
 from profiling.report.tune import tune_section
 from profiling.results.record import Record
 from profiling.results.run_folder import write_text
@@ -71,23 +68,16 @@ _ANSWERS = (
     _skipped_section,
     check_section,
     realtime_section,
-    energy_section,
     launches_section,
     shape_sweep_section,
     starts_section,
-    training_section,
 )
 _DETAILS = (
     latency_section,
-    recipe_section,
-    graphs_section,
+    recipes_section,
     roofline_section,
     trace_section,
-    memory_section,
-    compile_section,
-    files_section,
     notes_section,
-    network_section,
     origin_sections,
 )
 _SECTIONS = (*_ANSWERS, *_DETAILS)

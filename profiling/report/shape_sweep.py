@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiling.report.cells import UNDECIDED, pays_after
-from profiling.report.conditions import conditions_text
+from profiling.report.cells import UNDECIDED, conditions_text, pays_after
 from profiling.report.format import Marked, Value, count_of, times
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table

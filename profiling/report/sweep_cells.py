@@ -17,8 +17,7 @@ from urllib.parse import quote
 
 from profiling.errors import InputError, reason_of
 from profiling.report.answer import held_rate, ranking_remarks
-from profiling.report.cells import median_of, ratio_value
-from profiling.report.conditions import conditions_of
+from profiling.report.cells import conditions_of, median_of, ratio_value
 from profiling.report.format import Estimate, Link, Value, number_of
 from profiling.report.page import PAGE_FILE
 from profiling.report.run_data import load_run, wrong_because

@@ -1,4 +1,4 @@
-"""The profiler trace of a call: busy and idle time of the GPU, kernels, submodules, waits and copies."""
+"""Inside a call: busy and idle time of the GPU, kernels with their hardware counters, submodules, waits and copies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from profiling.report.format import ABSENT, named_once, percent
-from profiling.report.hardware_counters import counters_table
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, name_of
 from profiling.report.table import Column, columns
 from profiling.results.explained import (
     KERNEL_CLASSES,
+    CountedKernel,
     HostWait,
     Kernel,
     ModuleTime,
@@ -39,6 +39,14 @@ _OPERATORS = (
     "On a CPU: operators, with their self time and its share of the call under the profiler. The self time of a "
     "compiled region is that of the code that the compiler generated."
 )
+COUNTERS = "Hardware counters of the longest kernels"
+_NEARLY_ALL = 0.9  # of a kernel's time
+_MEANING = (
+    "Measured by ncu (Nsight Compute), in shares of the peak of the device. Bound by counters: what reaches 60% of its "
+    "peak; L2 alone where the kernel reads the same data several times, or little of each sector that it fetches. "
+    "Bound by trace: 70% of a measured ceiling, for the bytes and FLOPs of its operators. Neither: it is short, waits, "
+    "or is busy with other instructions."
+)
 _SELF = "Self: without submodules. *: sum over indexed submodules of the same structure, their number in brackets."
 
 
@@ -47,6 +55,8 @@ def trace_section(data: RunData) -> Section:
     traces = [(record, record.trace_analysis) for record in data.records if record.trace_analysis is not None]
     seen = [record for record, trace in traces if trace.span_ms is not None]
     waits = [(record, each) for record, trace in traces for each in (*trace.waits, *trace.copies)]
+    measured = [(record, each) for record in data.records if (each := record.hardware_counters) is not None]
+    counted = [(record, kernel) for record, counters in measured for kernel in counters.kernels]
     on_cpu = [_on_cpu(trace) for _, trace in traces]
     kernel_notes = (*([_OPERATORS] if any(on_cpu) else []), *([] if all(on_cpu) else [_OF_CEILINGS]))
     sources = named_once((name_of(record), trace.modules_from) for record, trace in traces if trace.modules_from)
@@ -54,7 +64,7 @@ def trace_section(data: RunData) -> Section:
     tables = (
         cell_table("GPU time of a call, busy and idle", _BUSY, seen, (_PROFILED,)),
         cell_table(KERNELS, _kernel_columns(data), list(_kernels(traces)), kernel_notes, 3),
-        counters_table(data),
+        cell_table(COUNTERS, _COUNTED, counted, [_MEANING], 3),
         cell_table("Time by submodule", _MODULE, list(_modules(traces)), module_notes, 3),
         cell_table(_BUS, _WAITS, waits),
     )
@@ -144,9 +154,26 @@ def _modules(traces: Sequence[tuple[Record, TraceAnalysis]]) -> Iterator[tuple[R
             yield record, ModuleTime(path="not attributable", ms=lost_ms, self_ms=lost_ms)
 
 
+def traffic(record: Record, kernel: CountedKernel, moved: float | None) -> float | None:
+    """Return the bytes `moved` by DRAM or L2 in a launch over the kernel's mean bytes by trace; None if not known.
+
+    The trace's bytes are of all launches, so they compare with those that counters saw where these cover nearly all.
+    """
+    named = () if record.trace_analysis is None else record.trace_analysis.kernels
+    same = [each for each in named if each.name == kernel.name]
+    known = len(same) == 1 and (kernel.covered or 0.0) >= _NEARLY_ALL
+    own = same[0].gbps * same[0].mean_us * 1e3 if known and same[0].gbps and same[0].mean_us else None
+    return moved / own if own and moved is not None else None
+
+
 _BUSY = (
     *columns(Record, "count", "span_ms", "busy_ms", "idle.host_ms", "idle.between_ms", at="trace_analysis"),
     Column[Record]("kernel time by class", _classes, wrap=40),
+)
+_COUNTED = (
+    *columns(CountedKernel, "name", "ms", "share", "mean_us", "counted_us", "dram", "l2"),
+    Column[tuple[Record, CountedKernel]]("L2 over bytes by trace", lambda row: traffic(*row, row[1].l2_bytes), "ratio"),
+    *columns(CountedKernel, "tensor", "fma", "sm", "occupancy", "bound_by_counters", "bound_by_trace"),
 )
 _MODULE = columns(ModuleTime, "path", "count", "ms", "share", "self_ms")
 _WAITS = columns(HostWait, "what", "line", "code", "count", "ms", "bytes")

@@ -156,7 +156,7 @@ class Drift(Section, frozen=True, kw_only=True):
     """Distance from eager, in the run's own dtype, call by call: a stateful network adds up rounding errors."""
 
     rel_l2: Annotated[tuple[float, ...], about("relative L2 error of each call")]
-    max: Annotated[float, about("largest relative L2 error of any call")]
+    max: Annotated[float, about("largest relative L2 error of any call", "relative", "rel. L2 of calls in a row")]
 
 
 class OtherShapes(Section, frozen=True, kw_only=True):
@@ -432,6 +432,11 @@ class Training(Section, frozen=True, kw_only=True):
 
     log: Annotated[tuple[TrainingStepRow, ...], about("steps under the variant")]
     eager_log: Annotated[tuple[TrainingStepRow, ...], about("the same steps done eagerly")] = ()
+
+    @property
+    def eager_losses(self) -> dict[int, float | None]:
+        """The loss of each logged eager step, by its number."""
+        return {row.step: row.loss for row in self.eager_log}
 
 
 class RoundSummary(Section, frozen=True, kw_only=True):

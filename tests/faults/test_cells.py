@@ -787,11 +787,11 @@ def test_a_record_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
 @pytest.mark.parametrize("rendering", RENDERINGS, ids=lambda rendering: rendering.__name__)
 @fault("a section of the report that raises an error", "a line in its place", "the other sections and all rows")
 def test_a_section_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
-    def memory_section(data):
+    def latency_section(data):
         raise RuntimeError("planted")
 
-    sections = [memory_section if build.__name__ == "memory_section" else build for build in render._SECTIONS]
+    sections = [latency_section if build.__name__ == "latency_section" else build for build in render._SECTIONS]
     monkeypatch.setattr(render, "_SECTIONS", sections)
     text = rendering(run_data(tmp_path, made_record(p50=1.25)))
-    assert "memory: cannot be rendered, but is in the results: RuntimeError: planted" in text.replace("\\", "")
+    assert "latency: cannot be rendered, but is in the results: RuntimeError: planted" in text.replace("\\", "")
     assert "1.25" in text

@@ -154,7 +154,7 @@ def test_a_training_step_runs_and_reports(tmp_path):
         assert [row.step for row in record.training.log] == [0, 2, 4, 5]
         assert {"dataloader", "model", "ready", "prepared", "training"} <= set(record.memory.phases)
         assert records[component, "cuda_graph"].status == "skipped"
-    assert "Memory by phase" in (folder / "report.md").read_text()
+    assert "Logged steps of training" in (folder / "report.md").read_text()
 
 
 def test_launch_costs_are_measured_and_shown(tmp_path):

@@ -1,16 +1,14 @@
-"""Energy in the report: the table, the reason where it is not known, the answer and the exports."""
+"""Energy in the report: the cells, the reason where it is not known, and the exports."""
 
 import csv
 import io
 import json
 
 import pytest
-from report_records import build, run_data
+from report_records import build, run_data, titled
 
-from profiling.report.energy import energy_section, joules_per_frame
+from profiling.report.answer import answer_section, notes_section
 from profiling.report.export import as_csv, as_json
-from profiling.report.format import Estimate
-from profiling.report.render import render_console
 
 
 def energy(joules, frames=1, **changes):
@@ -33,16 +31,14 @@ def data():
     )
 
 
-def test_a_row_for_each_cell_whose_energy_is_known(data):
-    section = energy_section(data)
-    (table,) = section.tables
-    assert [record.variant for record in table.rows] == ["baseline", "cuda_graph"]
-    text = render_console(data)
-    assert "1.250 ±0.8%" in text
-    assert "(0.66-0.66)" in text, "above idle, of windows that are alike"
-    assert "Energy of world_model.compile is not known: the driver has no energy counter for this GPU." in text
-    assert "600" in text
-    assert "118" in text
+def test_the_table_of_cells_has_the_energy_where_it_is_known(data):
+    names = ("J/frame", "above idle J/frame", "power W", "idle W")
+    rows = titled(answer_section(data))["Cells"]
+    found = {row["variant"]: [row[name] for name in names] for row in rows}
+    assert found["cuda_graph"] == ["1.250 ±0.8%", "1.0 (0.66-0.66)", "600.0", "118.0"]
+    assert set(found["compile"]) == {"–"}
+    reason = "world_model.compile: no energy: the driver has no energy counter for this GPU"
+    assert notes_section(data).lines[0] == reason
 
 
 def test_the_exports_have_the_energy_of_the_fastest(data):
@@ -54,4 +50,5 @@ def test_the_exports_have_the_energy_of_the_fastest(data):
 
 def test_frames_of_a_call_share_its_energy():
     record = build("cuda_graph", 30.0, frames_per_call=10, energy=energy(2.0, frames=10))
-    assert joules_per_frame(record) == Estimate(0.2, pytest.approx(0.199), pytest.approx(0.201))
+    (row,) = titled(answer_section(run_data(record)))["Cells"]
+    assert row["J/frame"] == "0.2000 ±0.5%"

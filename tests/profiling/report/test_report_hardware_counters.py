@@ -3,8 +3,7 @@
 from hand_traced import trace
 from report_records import build, run_data, titled
 
-from profiling.report.hardware_counters import COUNTERS
-from profiling.report.trace import trace_section
+from profiling.report.trace import COUNTERS, trace_section
 
 SECTION = {
     "file": "counters/world_model.baseline.csv",

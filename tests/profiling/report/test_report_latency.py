@@ -9,9 +9,7 @@ from report_records import MIB, build, build_loop, clocks, faster, run_data, tit
 
 from profiling.report.answer import answer_section
 from profiling.report.charts import Rows
-from profiling.report.heading import network_section
 from profiling.report.latency import latency_section
-from profiling.report.memory import memory_section
 from profiling.results.record import Record
 
 
@@ -28,9 +26,10 @@ def test_a_row_shows_the_known_numbers(three: tuple[Record, ...]) -> None:
     assert cells(*three)[1] == {
         **{"component": "world_model", "variant": "compile", "status": "–"},
         **{"mean ms": "2.500", "std ms": "0.01900", "min ms": "2.460", "max ms": "2.700"},
+        "weights": "random",
         **{"p50 ms": "2.500", "p99 ms": "2.600", "FPS": "400", "speedup vs baseline": "11.5× ±2.6%"},
         **{"rel. L2": "4.1e-03", "allowed": "8.2e-03", "peak MiB": "2506", "prepare s": "28.0", "samples": "400"},
-        **{"device p50 ms": "2.500", "host p50 ms": "0.2500"},
+        **{"device p50 ms": "2.500", "host p50 ms": "0.2500", "parameters": "1093823296", "dtype": "bfloat16"},
     }
 
 
@@ -64,7 +63,7 @@ def test_cells_without_a_time_or_an_error_have_no_row_and_what_was_not_measured_
     rows = cells(build("baseline", 2.5), wrong, skipped, broken)
     assert [row["variant"] for row in rows] == ["baseline", "compile"]
     assert {name for name, text in rows[1].items() if text != "–"} == {
-        *("component", "variant", "status", "rel. L2", "against")
+        *("component", "variant", "status", "rel. L2", "against", "parameters", "weights", "dtype")
     }
 
 
@@ -77,9 +76,8 @@ def test_metrics_of_a_users_own_show_their_numbers() -> None:
 
 def test_whether_the_error_adds_up_over_calls() -> None:
     drift = {"rel_l2": [0.001 * call for call in range(1, 61)], "max": 0.06}
-    record = build("compile", metrics={"drift": drift})
-    (row,) = titled(latency_section(run_data(record)))["Error against eager, over calls in a row"]
-    assert list(row.values())[2:] == ["60", "0.06000"]
+    (row,) = cells(build("compile", metrics=clocks(2.5) | {"drift": drift}))
+    assert row["rel. L2 of calls in a row"] == "6.0e-02"
 
 
 def spreads(*records: Record) -> dict[str, Rows]:
@@ -131,40 +129,11 @@ def test_of_many_samples_the_lowest_and_the_highest_are_drawn() -> None:
     assert {0.5, 50.0} <= set(spread.samples)
 
 
-MEMORY = {
-    "phases": {
-        "start": {"allocated": 0, "host_rss": 600 * MIB},
-        "loaded": {"allocated": 3 * MIB, "host_rss": 700 * MIB},
-    },
-    **{"peak_allocated": 5 * MIB, "prepare_peak_allocated": 9 * MIB, "graph_pool": 0},
-}
-
-
-def test_memory_by_phase_names_its_kinds() -> None:
-    table = titled(memory_section(run_data(build("baseline", 1.0, memory=MEMORY))))["Memory by phase"]
-    assert [list(row.values())[2:] for row in table] == [
-        ["start", "0", "600", "–"],
-        ["loaded", "3.0", "700", "–"],
-        ["prepare peak", "9.0", "–", "–"],
-        ["steady peak", "5.0", "–", "0"],
-    ]
-    assert list(table[0])[3:] == ["allocated MiB", "host RSS MiB", "graph pool MiB"]
-
-
-def test_memory_says_which_numbers_include_other_cells() -> None:
-    turns = {"began": "now", "beside": ["compile"], "windows": []}
-    (table,) = memory_section(run_data(build("baseline", 1.0, memory=MEMORY, turns=turns))).tables
-    assert "include the variants that were prepared beside each other" in table.notes[0]
-    assert not memory_section(run_data(build("baseline", 1.0, memory=MEMORY))).tables[0].notes
-
-
-def test_phases_of_a_capture_have_their_memory() -> None:
-    captured = {name: {"allocated": size * MIB} for name, size in (("before static input", 12), ("static input", 15))}
-    record = build("cuda_graph", memory={"phases": {"ready": {"allocated": 10 * MIB}}}, graphs={"memory": captured})
-    table = titled(memory_section(run_data(record)))["Memory by phase"]
-    assert [(row["phase"], row["allocated MiB"]) for row in table] == [
-        *(("ready", "10"), ("before static input", "12"), ("static input", "15"))
-    ]
+def test_memory_of_graph_pools_and_of_preparing() -> None:
+    memory = {"peak_held": 5 * MIB, "prepare_peak_allocated": 9 * MIB, "graph_pool": 2 * MIB}
+    (row,) = cells(build("cuda_graph", 1.0, memory=memory))
+    names = ("peak MiB", "graph pool MiB", "prepare peak allocated MiB")
+    assert [row[name] for name in names] == ["5.0", "2.0", "9.0"]
 
 
 def test_another_reference_and_other_dtypes_are_named():
@@ -174,8 +143,8 @@ def test_another_reference_and_other_dtypes_are_named():
     assert [row["against"] for row in rows] == ["–", "eager bfloat16"]
     assert "against" not in cells(build("baseline", 2.5))[0]
     mixed = build("baseline", 2.5, dtype="bfloat16", parameter_dtypes={"bfloat16": 8, "float32": 1}, cast="none")
-    networks = titled(network_section(run_data(build("baseline", 2.5), other, mixed)))["Networks"]
-    assert [row["dtype"] for row in networks] == ["bfloat16", "float32 under autocast bfloat16", "bfloat16 and float32"]
+    rows = cells(build("baseline", 2.5), other, mixed)
+    assert [row["dtype"] for row in rows] == ["bfloat16", "float32 under autocast bfloat16", "bfloat16 and float32"]
 
 
 def test_slow_calls_by_cause_add_up_over_the_run() -> None:

@@ -22,11 +22,8 @@ WritePage = Callable[..., Path]
 
 ALWAYS = {"answer", "environment", "config", "command"}
 EXPECTED = {
-    "h200_energy": {
-        *("latency", "energy", "starts", "recipe", "graphs", "roofline", "memory"),
-        *("networks", "notes"),
-    },
-    "h200_stream_img2img": {"latency", "realtime", "roofline", "starts", "notes", "networks"},
+    "h200_energy": {"latency", "starts", "recipes", "roofline", "notes"},
+    "h200_stream_img2img": {"latency", "realtime", "roofline", "starts", "notes"},
 }
 #: Attributes whose value a browser may fetch.
 FETCHED = ("src", "srcset", "href", "data", "poster", "action", "formaction", "background", "xlink:href")

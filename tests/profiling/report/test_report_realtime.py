@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from report_records import build, build_loop, drawn, frame_loop, run_data, summary, titled
 
-from profiling.report.answer import answer_section
+from profiling.report.answer import answer_section, notes_section
 from profiling.report.charts import POINTS
-from profiling.report.heading import network_section
 from profiling.report.realtime import realtime_section, verdict
 from profiling.report.run_data import RunData
 from profiling.results.frames import series_file
@@ -231,6 +230,5 @@ def test_frames_that_cannot_be_read_cost_a_line(content: bytes | None, tmp_path:
 
 def test_each_network_of_a_loop_says_how_to_get_weights() -> None:
     hints = {"world": "none", "picture": "fetch it"}
-    record = build_loop("a", parameters=None, dtype=None, device=None, weights_hint=None, weights_hints=hints)
-    (row,) = titled(network_section(run_data(record)))["Networks"]
-    assert list(row.values()) == ["realtime", "random", "world: none; picture: fetch it"]
+    lines = notes_section(run_data(build_loop("a", weights_hint=None, weights_hints=hints))).lines
+    assert lines == ("realtime: random weights; world: none", "realtime: random weights; picture: fetch it")

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from report_records import build, clocks, drawn, faster, rows, run_data, titled
+from report_records import build, clocks, faster, run_data, titled
 
-from profiling.report.energy import energy_section
-from profiling.report.graphs import compile_section, files_section, graphs_section, recipe_section
+from profiling.report.latency import latency_section
 from profiling.report.launches import launches_section
+from profiling.report.recipes import recipes_section
 from profiling.report.shape_sweep import shape_sweep_section
 from profiling.report.starts import starts_section
-from profiling.report.training import training_section
 from profiling.results.record import Record
 from profiling.run.rounds import with_speedup
 
@@ -135,21 +134,14 @@ def step(number: int, loss: float | None = 1.0, step_ms: float = 12.5, data_ms: 
     return {name: value for name, value in known.items() if value is not None}
 
 
-def test_the_loss_is_drawn_beside_that_of_eager() -> None:
+def test_the_loss_stands_beside_that_of_eager() -> None:
     log = [step(0, 2.302585, 4.25, 0.05), step(10, 1.500125, 4.0), step(19, None, 4.125)]
     record = build("cuda_graph", 4.0, training={"log": log, "eager_log": [step(10, 1.5), step(0, 2.3), step(5, 9.0)]})
-    section = training_section(run_data(record))
-    assert [values(row) for row in titled(section)["Logged steps"]] == [
-        ["0", "2.303", "4.250", "0.05000"],
-        ["10", "1.500", "4.000", "0.1200"],
-        ["19", "–", "4.125", "0.1200"],
+    assert [values(row) for row in titled(latency_section(run_data(record)))["Logged steps of training"]] == [
+        ["0", "2.303", "2.300", "4.250", "0.05000"],
+        ["10", "1.500", "1.500", "4.000", "0.1200"],
+        ["19", "–", "–", "4.125", "0.1200"],
     ]
-    (loss,) = section.charts
-    _, series = drawn(loss)
-    assert series == {
-        "cuda_graph": [(0, 2.302585), (10, 1.500125)],
-        "cuda_graph: eager": [(10, 1.5), (0, 2.3), (5, 9.0)],
-    }
 
 
 def number(middle: float, half: float | None = None) -> dict[str, Any]:
@@ -213,19 +205,12 @@ def test_a_cpu_has_its_own_columns_and_no_word_of_a_gpu() -> None:
     ]
 
 
-def test_captured_graphs_and_passes() -> None:
-    graphs = {
-        **{"held": 2, "capture_seconds": 0.1984, "pool_bytes": 3 * 2**20},
-        **{"host_launches": {"before": 780, "after": 5}, "wall_ms": {"before": 14.07, "after": 3.028}},
-    }
+def test_fx_passes() -> None:
     passes = [
         {"name": "fold_bn", "replaced": 12, "rel_l2": 1.2e-4, "replay_ms": {"before": 2.2, "after": 2}},
         {"name": "swap", "unmeasured": "no GPU"},
     ]
-    found = titled(graphs_section(run_data(build("fx", graphs=graphs, passes=passes), build("baseline"))))
-    assert [values(row) for row in found["CUDA graphs: a call before and after capture"]] == [
-        ["780", "5", "14.07", "3.028", "0.198", "3.0", "2"]
-    ]
+    found = titled(recipes_section(run_data(build("fx", passes=passes), build("baseline"))))
     assert [values(row) for row in found["torch.fx passes, each against the module before it"]] == [
         ["fold_bn", "12", "1.2e-04", "2.200", "2.000", "–"],
         ["swap", "–", "–", "–", "–", "no GPU"],
@@ -247,16 +232,17 @@ def test_the_steps_of_a_recipe() -> None:
     ]
     layer = {"name": "blocks.0.mlp", "shape": [16, 8], "rel_l2": 0.01, "ms": {"before": 0.5, "after": 0.25}}
     alone = {"layers": [layer], "quantised": 48, "timed": "estimated: the layer alone, eager"}
-    section = recipe_section(run_data(build("fp8", recipe=steps, sensitivity=alone), build("baseline")))
+    section = recipes_section(run_data(build("fp8", recipe=steps, sensitivity=alone), build("baseline")))
     found = titled(section)
     replaced = "12 replaced by Int8Tensor; 5 left: called with 1 row"
     assert [values(row) for row in found["Steps of the recipes"]] == [
-        ["transform", "Quantize", "0.500", "12", "–", "–", replaced, "1 left; 2 rows"],
-        ["capture", "CudaGraph", "1.25", "–", "1.0", "4.0", "–", "–"],
+        ["transform", "Quantize", "0.500", "12", replaced],
+        ["capture", "CudaGraph", "1.25", "–", "–"],
     ]
     table = "Each layer quantised alone, largest error first"
     assert [values(row) for row in found[table]] == [["blocks.0.mlp", "1.0e-02", "0.5000", "0.2500"]]
-    assert section.tables[-1].notes == ["fp8: 1 of 48 layers; times estimated: the layer alone, eager."]
+    (alone_table,) = (each for each in section.tables if each.title == table)
+    assert alone_table.notes == ["fp8: 1 of 48 layers; times estimated: the layer alone, eager."]
 
 
 def compiled(folder: Path) -> Record:
@@ -279,10 +265,10 @@ def compiled(folder: Path) -> Record:
 
 def test_what_the_compiler_did_and_said(tmp_path: Path) -> None:
     data = run_data(compiled(tmp_path), build("baseline", 3.0), folder=tmp_path)
-    (reasons,) = compile_section(data).tables
     (prepared,) = titled(starts_section(data)).values()
     assert values(prepared[0]) == ["28.0", "2", "1", "1"]
-    assert [values(row) for row in rows(reasons)] == [
+    reasons = titled(recipes_section(data))["What the compiler reported"]
+    assert [values(row) for row in reasons] == [
         ["graph break", "–", "call to print", "models/net.py:40"],
         ["recompile", "0/1", "size", "–"],
         ["CUDA graph skipped", "–", "mutated inputs", "–"],
@@ -291,9 +277,9 @@ def test_what_the_compiler_did_and_said(tmp_path: Path) -> None:
 
 def test_traces_are_linked(tmp_path: Path) -> None:
     data = run_data(compiled(tmp_path), folder=tmp_path)
-    section = files_section(data)
-    assert "ui.perfetto.dev" in section.legend[0]
-    _, ((_, _, trace, operators, report),) = section.tables[0].shown()
+    *_, files = recipes_section(data).tables
+    assert "ui.perfetto.dev" in files.notes[0]
+    _, ((_, _, trace, operators, report),) = files.shown()
     assert (trace.href, operators.href, report.href) == ("traces/x.json.gz", None, "tl_out/x/index.html")
 
 
@@ -317,14 +303,5 @@ def test_only_files_of_the_run_are_linked(path: str, href: str | None, tmp_path:
 
 def test_what_a_run_has_nothing_of_is_absent() -> None:
     data = run_data(build("baseline", 1.0))
-    for section in (
-        shape_sweep_section,
-        training_section,
-        launches_section,
-        graphs_section,
-        compile_section,
-        files_section,
-        recipe_section,
-        energy_section,
-    ):
+    for section in (shape_sweep_section, launches_section, recipes_section):
         assert not section(data)

@@ -9,7 +9,7 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.report.graphs import files_section
+from profiling.report.recipes import recipes_section
 from profiling.report.run_data import load_run
 from profiling.results.jsonl import append_record
 from profiling.results.record import Record, record_with
@@ -84,10 +84,9 @@ def test_it_is_recorded_after_everything_that_is_measured(planted, tmp_path):
     )
     append_record(tmp_path, record)
     data = load_run(tmp_path)
-    section = files_section(data)
-    (table,) = (table for table in section.tables if table)
+    (table,) = (table for table in recipes_section(data).tables if table)
     assert [cell.href for cell in table.shown()[1][0] if cell.href] == ["memory/net.baseline.pickle"]
-    assert "pytorch.org/memory_viz" in section.legend[0]
+    assert "pytorch.org/memory_viz" in table.notes[0]
 
 
 def test_a_cell_that_ran_out_of_memory_has_one(planted, tmp_path):

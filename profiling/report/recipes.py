@@ -1,4 +1,4 @@
-"""What recipe steps, quantised layers, CUDA graphs, torch.fx passes and torch.compile did, and the files to open."""
+"""What the steps of recipes did, what torch.compile and torch.fx passes reported, and the files to open."""
 
 from __future__ import annotations
 
@@ -19,48 +19,29 @@ _Step = tuple[Record, RecipeStep]
 _Reason = tuple[Record, CompileEvent, str]
 
 
-def recipe_section(data: RunData) -> Section:
-    """Return the tables of the steps of each recipe, of the files that they wrote, and of layers quantised alone."""
+def recipes_section(data: RunData) -> Section:
+    """Return the tables of steps, of what they wrote, reported and changed, and of traces, snapshots and reports."""
     steps = [(record, step) for record in data.records for step in record.recipe or ()]
     packages = [(record, package) for record, step in steps for package in step.packages or ()]
     single = [(record, record.sensitivity) for record in data.records if record.sensitivity is not None]
     layers = [(record, layer) for record, each in single for layer in each.layers]
     timed = [f"{r.variant}: {len(each.layers)} of {each.quantised} layers; times {each.timed}." for r, each in single]
-    tables = (
-        cell_table("Steps of the recipes", _STEPS, steps, keys=4),
-        cell_table("Files compiled ahead of time", _PACKAGES, packages, keys=3),
-        cell_table("Each layer quantised alone, largest error first", _ALONE, layers, timed, 3),
-    )
-    return Section("recipe", "Recipes", tables=tables)
-
-
-def graphs_section(data: RunData) -> Section:
-    """Return the tables of captured CUDA graphs and of torch.fx passes."""
-    captured = [record for record in data.records if record.graphs is not None]
     passes = [(record, each) for record in data.records for each in record.passes or ()]
-    tables = (
-        cell_table("CUDA graphs: a call before and after capture", _GRAPHS, captured),
-        cell_table("torch.fx passes, each against the module before it", _PASSES, passes, keys=3),
-    )
-    return Section("graphs", "CUDA graphs", tables=tables)
-
-
-def compile_section(data: RunData) -> Section:
-    """Return the compiler's reasons for graph breaks, recompiles and skips."""
     reasons = [reason for record in data.records for reason in _reasons(record)]
-    table = cell_table("What the compiler reported", _REASONS, reasons)
-    return Section("compile", "torch.compile", tables=(table,))
-
-
-def files_section(data: RunData) -> Section:
-    """Return traces, operator tables, memory snapshots and compile reports as links, and how they are opened."""
-    rows = [r for r in data.records if r.trace or r.memory_snapshot or (r.compile and r.compile.index)]
+    files = [r for r in data.records if r.trace or r.memory_snapshot or (r.compile and r.compile.index)]
     links = (
         *data.linked(columns(Record, "trace.trace", "trace.operators", "memory_snapshot.file", "compile.index")),
         *columns(Record, "memory_snapshot.ended_by"),
     )
-    table = cell_table("Traces, snapshots and compile reports", links, rows)
-    return Section("traces", "Traces", legend=[_TO_OPEN], tables=(table,))
+    tables = (
+        cell_table("Steps of the recipes", _STEPS, steps, keys=4),
+        cell_table("Files compiled ahead of time", _PACKAGES, packages, keys=3),
+        cell_table("Each layer quantised alone, largest error first", _ALONE, layers, timed, 3),
+        cell_table("torch.fx passes, each against the module before it", _PASSES, passes, keys=3),
+        cell_table("What the compiler reported", _REASONS, reasons),
+        cell_table("Traces, snapshots and compile reports", links, files, [_TO_OPEN]),
+    )
+    return Section("recipes", "Recipes", tables=tables)
 
 
 def _reasons(record: Record) -> Iterator[_Reason]:
@@ -89,18 +70,9 @@ _REASONS = (
     *columns(Recompile, "compile_id", "reason"),
     Column[_Reason]("where", _where),
 )
-_GRAPHS = (
-    *columns(
-        *(Record, "host_launches.before", "host_launches.after", "wall_ms.before", "wall_ms.after"),
-        *("capture_seconds", "pool_bytes"),
-        at="graphs",
-    ),
-    *columns(Record, "held", at="graphs"),
-)
 _STEPS = (
-    *columns(RecipeStep, "stage", "kind", "name", "seconds", "changed", "memory_bytes.before", "memory_bytes.after"),
+    *columns(RecipeStep, "stage", "kind", "name", "seconds", "changed"),
     Column[_Step]("layers", _layers, wrap=40),
-    Column[_Step]("notes", lambda row: "; ".join(row[1].notes) or None, wrap=40),
 )
 _PACKAGES = (
     *columns(Package, "file", "bytes", "export_s", "compile_s", "load_s"),
