@@ -15,6 +15,7 @@ from profiling.report.cells import (
     CELLS_LEGEND,
     COLD,
     ENERGY,
+    LOOPS,
     UNDECIDED,
     cells_table,
     conditions_of,
@@ -128,6 +129,7 @@ def answer_section(data: RunData) -> Section:
         _LEGEND: bool(answers),
         CELLS_LEGEND: bool(answers),
         COLD: any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells),
+        LOOPS: any(record.realtime is not None for record in cells),
         ENERGY: any(record.energy is not None and record.energy.windows for record in cells),
     }
     legend = [words for words, concerns in legends.items() if concerns]

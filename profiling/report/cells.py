@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from profiling.errors import printable
 from profiling.report.format import Estimate, Marked, Value, estimate, percent, significant, times
@@ -14,6 +15,7 @@ from profiling.report.run_data import cell_table, wrong_because
 from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column, Table, columns
 from profiling.results.judge import Pair
+from profiling.results.loop import Realtime
 from profiling.results.measured import FP32_EAGER, ClockConditions, Summary
 from profiling.results.record import Record
 from profiling.results.verdicts import (
@@ -40,6 +42,10 @@ CELLS_LEGEND = (
     "reference; allowed: twice that of eager in this dtype. Struck out: failed or invalid, and not compared."
 )
 COLD = "Cold: the last-level cache was flushed before each sample."
+LOOPS = (
+    "Late: frames that miss their deadline. Underruns, N: frames that a player at the target rate misses if it starts "
+    "with N frames in its buffer."
+)
 ENERGY = (
     "Energy: of the whole GPU, without the host, over windows of frames that follow each other, each waited for, with "
     "95% intervals over the windows. Idle: power of the GPU before, while nothing ran. Above idle: without that power; "
@@ -85,10 +91,37 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
         ),
         *columns(Record, "device_ms.p50", "host_ms.p50", at="metrics", depth="report"),
         Column[Record]("clocks limited by", _limits_text, depth="report"),
+        *_loop_columns([record.realtime for record in rows if record.realtime is not None]),
         *columns(Record, "parameters", "weights", depth="report"),
         Column[Record]("dtype", _dtype, depth="report"),
     )
     return cell_table(CELLS, shown, rows)
+
+
+def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:
+    """Return the columns of loops of frames: deadlines, latency, age of inputs, steadiness, and settings."""
+    sources = dict.fromkeys(source for loop in loops for source in loop.input_age_ms)
+    titled = {f"underruns.{n}": f"underruns, {n}" for n in range(4)}
+    titled |= {f"input_age_ms.{source}.p50": f"age of {source}" for source in sources}
+    renamed = zip(columns(Record, *titled, at="realtime", depth="report"), titled.values(), strict=True)
+
+    def latency(record: Record) -> Summary | None:
+        return record.realtime.latency_ms if record.realtime is not None else None
+
+    def settings(record: Record) -> str | None:
+        work = record.realtime.work if record.realtime is not None else {}
+        return ", ".join(f"{name} {value}" for name, value in work.items() if value is not None) or None
+
+    return (
+        *columns(Record, "late", "sustained_fps", "audio_rtf", at="realtime", measured=True, depth="report"),
+        *columns(Record, "latency_ms.p50", at="realtime", depth="report"),
+        Column("latency p99", lambda record: p99_of(latency(record)), "ms", measured=True, depth="report"),
+        *(replace(column, title=title) for column, title in renamed),
+        *columns(Record, "steady.from_frame", "spikes.count", "spikes.period", at="realtime", depth="report"),
+        *columns(Record, "frames", "warmup_frames", "frames_per_tick", at="realtime", depth="report"),
+        *columns(Record, "schedule", "pace", "deliver", at="realtime", depth="report"),
+        Column("settings", settings, depth="report", wrap=40),
+    )
 
 
 def p99_of(summary: Summary | None) -> Value | None:

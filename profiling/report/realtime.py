@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 
 from profiling.errors import printable
 from profiling.report.answer import holds_words
-from profiling.report.cells import UNDECIDED, p99_of
+from profiling.report.cells import UNDECIDED
 from profiling.report.charts import POINTS, Chart, Figure, Series, View, envelope
-from profiling.report.format import MINUS, count_of, decimals, estimate, listed, significant
+from profiling.report.format import MINUS, count_of, decimals, estimate, listed, significant, times
 from profiling.report.latency import slow_marks, slow_table, summed_words
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
 from profiling.report.run_data import RunData, Samples, cell_table, cell_words, name_of, wrong_because
 from profiling.report.table import Column, columns
 from profiling.results.field import described
-from profiling.results.loop import BudgetPart, Deadline, MemoryTrend, Realtime
+from profiling.results.loop import BudgetPart, MemoryTrend, Realtime
 from profiling.results.measured import MemoryKinds
 from profiling.results.record import Record
 from profiling.results.verdicts import holds_rate
 
-_Loop = tuple[Record, Realtime]
-_BUFFERS = ("0", "1", "2", "3")
 _FRAMES = "#7b8a9c"
 
 _LEGEND = (
     "Frame: time from its begin, when its inputs are read (or the previous delivery, if later), until all its outputs "
     "are delivered. Late: longer than the budget; with pace=realtime, delivered a budget or more after it was due. "
     "Holds: at most 1% of the frames (or what `late` sets) are late, by the upper 95% bound of their share.",
-    "Underruns, N: frames that a player at the target rate misses if it starts with N frames in its buffer.",
 )
 
 
 def realtime_section(data: RunData) -> Section:
-    """Return the verdict and the settings of each loop, its tables, and its charts."""
+    """Return the verdict on each loop, where a frame's time goes, slow frames, memory, and the chart of all frames."""
     rows = [record for record in data.loops if record.status != "skipped"]
     loops = [(record, record.realtime) for record in rows if record.realtime is not None]
     lines = [f"{name_of(record)}: {verdict(record)}" for record in rows]
@@ -46,12 +42,9 @@ def realtime_section(data: RunData) -> Section:
     slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]
     lines += [words] if (words := summed_words([each for _, each in slow], "frame")) else []
     parts = [part for record, loop in loops for part in _parts(record, loop)]
-    deadlines = [(record, deadline) for record in rows for deadline in record.deadlines]
     trends = [(record, trend, _kind(kind)) for record, loop in loops for kind, trend in loop.memory.items()]
     tables = (
-        cell_table("Frames", _frame_columns(loops), loops),
         cell_table("Stage budget, medians", _BUDGET, parts, keys=3),
-        cell_table("Deadlines", _DEADLINES, deadlines, depth="report"),
         slow_table(slow, "frame"),
         cell_table("Memory over the frames", _MEMORY, trends, keys=3, depth="report"),
     )
@@ -79,6 +72,7 @@ def verdict(record: Record) -> str:
         f"{loop.target_fps:g} FPS: {_target_words(record, loop)}",
         _budget_words(loop),
         _rate_words(record),
+        f"The sound runs dry: it is made at {times(loop.audio_rtf)} real time" if (loop.audio_rtf or 1) < 1 else "",
         _first_frame(loop),
         _longest_stage(record),
         _growth(loop),
@@ -192,25 +186,6 @@ def _kind(kind: str) -> str:
     return described(MemoryKinds, kind).title
 
 
-def _frame_columns(loops: Sequence[_Loop]) -> tuple[Column[_Loop], ...]:
-    sources = dict.fromkeys(source for _, loop in loops for source in loop.input_age_ms)
-    ages = columns(Realtime, *(f"{source}.p50" for source in sources), at="input_age_ms", depth="report")
-    return (
-        *columns(Realtime, "late", "sustained_fps", "audio_rtf", measured=True),
-        *columns(Realtime, "latency_ms.p50", depth="report"),
-        Column[_Loop]("latency p99", lambda row: p99_of(row[1].latency_ms), "ms", measured=True, depth="report"),
-        *(replace(age, title=f"age of {source}") for source, age in zip(sources, ages, strict=True)),
-        *columns(Realtime, "steady.from_frame", "spikes.count", "spikes.period", depth="report"),
-        *(replace(columns(Realtime, f"underruns.{n}", depth="report")[0], title=f"underruns, {n}") for n in _BUFFERS),
-        *columns(Realtime, "frames", "warmup_frames", "frames_per_tick", "schedule", "pace", "deliver", depth="report"),
-        Column[_Loop]("settings", lambda row: _listed(row[1].work), depth="report", wrap=40),
-    )
-
-
-def _listed(settings: Mapping[str, object]) -> str | None:
-    return ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None) or None
-
-
 #: A part of the frames of a loop: its median times, and its name.
 _Part = tuple[Record, BudgetPart, str]
 _BUDGET = (
@@ -227,15 +202,6 @@ def _parts(record: Record, loop: Realtime) -> Iterator[_Part]:
     if loop.frame_ms is not None and any(part.mean_ms is not None for part in parts.values()):
         yield record, BudgetPart(mean_ms=loop.frame_ms.mean, share=loop.frame_ms.p50 / loop.budget_ms), "frame"
 
-
-_Rate = tuple[Record, Deadline]
-
-
-_DEADLINES = (
-    *columns(Deadline, "fps", "budget_ms", measured=False),
-    Column[_Rate]("holds", lambda row: said.answer if (said := holds_rate(*row)) is not None else None),
-    *columns(Deadline, "misses", "longest_run", "longest_stall_ms", measured=True),
-)
 
 _Trend = tuple[Record, MemoryTrend, str]
 _MEMORY = (
