@@ -24,7 +24,7 @@ from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judge import Cell, compare, rank
-from profiling.results.overrides import concerns, is_recipe, is_work, names_cells, overrides_of, setting, swept_keys
+from profiling.results.overrides import concerns, is_work, names_cells, recipe_of, setting, swept_keys, values_of
 from profiling.results.record import Record
 from profiling.results.sweep import is_sweep, read_sweep
 from profiling.results.verdicts import cell_of, interval_of, taken, work_of
@@ -130,10 +130,9 @@ def _swept(folders: Iterable[Path]) -> dict[Path, dict[str, str]]:
         except InputError as error:  # its runs are still points
             print(printable(error), file=sys.stderr)
             continue
-        keys = [key for key in swept_keys(sweep) if not names_cells(key)]
-        for job in sweep.jobs:
-            given = overrides_of(job)
-            values[folder / job.folder] = {key: given[key] for key in keys if key in given}
+        known = ("dtype", "loop.schedule")  # which stand in the title, and behind the variant
+        keys = [key for key in swept_keys(sweep) if not names_cells(key) and key not in known]
+        values |= {folder / job.folder: values_of(job, keys) for job in sweep.jobs}
     return values
 
 
@@ -197,10 +196,8 @@ def _point(run: RunData, group: Sequence[Record], name: str, swept: Mapping[str,
 def _recipe(record: Record, swept: Mapping[str, str]) -> str:
     """Return the variant, with the schedule of a loop and what the sweep sets of it."""
     schedule = record.realtime and record.realtime.schedule
-    known = ("dtype", "loop.schedule")  # which stand in the title, and behind the variant
-    chosen = [key for key in swept if is_recipe(key) and concerns(key, record) and key not in known]
     name = f"{record.variant} ({schedule})" if schedule else record.variant
-    return ", ".join((name, *(setting(key, swept[key]) for key in chosen)))
+    return recipe_of(name, {key: value for key, value in swept.items() if concerns(key, record)})
 
 
 def _section(history: History) -> Section:

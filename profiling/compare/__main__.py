@@ -16,10 +16,10 @@ from pathlib import Path
 from profiling.compare.cells import IN_TURNS, TWO_RUNS
 from profiling.compare.command import check_page_path, parse_options, show
 from profiling.compare.output import EXIT_CODES, compare_runs, compare_sweeps, sections_of
-from profiling.compare.sweeps import check_both
-from profiling.errors import InputError, prepare_output, printable, reason_of, shell_words
+from profiling.errors import InputError, command, prepare_output, printable, reason_of, shell_words
+from profiling.report.format import count_of
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.sweep import is_sweep
+from profiling.results.sweep import is_sweep, read_plan
 
 INTERRUPTED = 130
 _USAGE = """\
@@ -82,7 +82,7 @@ def _compare(options: argparse.Namespace) -> int:
     check_page_path(options.html)
     folders = Path(options.a), Path(options.b)
     are_checkouts = _are_checkouts(options)
-    if check_both(*folders):
+    if _are_sweeps(*folders):
         comparison = compare_sweeps(folders, options.threshold, options.cells)
     else:
         if are_checkouts:
@@ -92,6 +92,24 @@ def _compare(options: argparse.Namespace) -> int:
         comparison = compare_runs(folders, options.threshold, options.cells)
     show(options, comparison.title, comparison.heading, sections_of(comparison))
     return comparison.exit_code
+
+
+def _are_sweeps(a: Path, b: Path) -> bool:
+    """Return whether both are sweeps.
+
+    Raises:
+        InputError: only one of them is.
+
+    """
+    if is_sweep(a) == is_sweep(b):
+        return is_sweep(a)
+    sweep, other = (a, b) if is_sweep(a) else (b, a)
+    jobs = read_plan(sweep).jobs
+    words = (path / jobs[0].folder if path == sweep and jobs else path for path in (a, b))
+    raise InputError(
+        f"{sweep} is a sweep of {count_of(len(jobs), 'run')}, and {other} is none. Name one of its runs: "
+        f"{command('-m', 'profiling.compare', *words)}"
+    )
 
 
 def _are_checkouts(options: argparse.Namespace) -> bool:

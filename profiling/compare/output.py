@@ -22,14 +22,17 @@ from profiling.compare.cells import (
     read_run,
 )
 from profiling.compare.differences import Difference, run_differences
-from profiling.compare.sweeps import JobRuns, matched_jobs
-from profiling.errors import printable
+from profiling.errors import InputError, printable
 from profiling.report.format import Value, count_of, estimate
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.environment import ENVIRONMENT_FILE
+from profiling.results.overrides import setting, swept_keys, values_of
+from profiling.results.sweep import SweepJob, read_sweep
 
+#: The name of a job, and its run in A and in B, or why there is none.
+JobRuns = tuple[str, RunData | str, RunData | str]
 EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 undecided for some cells"
 
 #: Most rows of a table on the console.
@@ -73,9 +76,36 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
 
 
 def compare_sweeps(folders: Sequence[Path], threshold: float | None = None, glob: str | None = None) -> Comparison:
-    """Compare two sweeps job by job: only the cells whose <component>.<variant> matches `glob`, where one is given."""
-    lines, keys, runs = matched_jobs(folders, glob)
-    return _comparison(folders, runs, threshold, lines, swept=keys)
+    """Compare two sweeps as `compare_runs` does, job by job: those with the same values of the swept overrides.
+
+    Raises:
+        InputError: one of the sweeps cannot be read.
+
+    """
+    sweeps = [read_sweep(folder) for folder in folders]
+    keys = swept_keys(*sweeps)
+    heading = [
+        printable(f"{letter}: {folder} · {sweep.target} · {count_of(len(sweep.jobs), 'job')} · {sweep.began}")
+        for letter, folder, sweep in zip("AB", folders, sweeps, strict=True)
+    ]
+    a, b = ({_job_name(job, keys): job for job in sweep.jobs} for sweep in sweeps)  # of equal jobs the last
+    heading.append(f"{count_of(len(a.keys() & b.keys()), 'job')} in both, by {', '.join(keys)}.")
+    names = dict.fromkeys((*a, *b))
+    runs = ((name, _run(folders[0], a.get(name), glob), _run(folders[1], b.get(name), glob)) for name in names)
+    return _comparison(folders, runs, threshold, heading, swept=keys)
+
+
+def _job_name(job: SweepJob, keys: Sequence[str]) -> str:
+    return printable(" ".join(setting(key, value) for key, value in values_of(job, keys).items()))
+
+
+def _run(folder: Path, job: SweepJob | None, glob: str | None) -> RunData | str:
+    if job is None:
+        return "has no such job"
+    try:
+        return read_run(folder / job.folder, glob)
+    except (InputError, OSError) as error:
+        return f"job {job.number} is {job.state}: {error}"
 
 
 def _comparison(

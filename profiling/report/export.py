@@ -42,7 +42,7 @@ def as_json(data: RunData) -> str:
 
 def as_csv(data: RunData) -> str:
     """Return a row for each cell, calibrations left out; an empty field was not measured, or may not be claimed."""
-    return csv_text(cell_rows(data))
+    return csv_text([row for group in data.groups.values() for row in cell_rows(data, group)])
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
@@ -55,12 +55,11 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def cell_rows(data: RunData) -> list[dict[str, Cell]]:
-    """Return the numbers of each cell, and on what they were measured; calibrations are left out."""
+def cell_rows(data: RunData, group: Sequence[Record]) -> list[dict[str, Cell]]:
+    """Return the numbers of each cell of a component's `group`, and on what they were measured."""
     environment = data.environment
     return [
         cell_row(record, group) | {"device": environment.device_kind or record.device, "revision": environment.revision}
-        for group in data.groups.values()
         for record in group
     ]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from profiling.report.format import Value
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table
+from profiling.report.run_data import RunData, cell_table, linked_file
 from profiling.report.table import Column, columns
 from profiling.results.explained import CompileEvent, FxPass, LayerSensitivity, Package, RecipeStep, Recompile
 from profiling.results.record import Record
@@ -29,10 +31,8 @@ def recipes_section(data: RunData) -> Section:
     passes = [(record, each) for record in data.records for each in record.passes or ()]
     reasons = [reason for record in data.records for reason in _reasons(record)]
     files = [r for r in data.records if r.trace or r.memory_snapshot or (r.compile and r.compile.index)]
-    links = (
-        *data.linked(columns(Record, "trace.trace", "trace.operators", "memory_snapshot.file", "compile.index")),
-        *columns(Record, "memory_snapshot.ended_by"),
-    )
+    paths = columns(Record, "trace.trace", "trace.operators", "memory_snapshot.file", "compile.index")
+    links = (*(_linked(each, data) for each in paths), *columns(Record, "memory_snapshot.ended_by"))
     tables = (
         cell_table("Steps of the recipes", _STEPS, steps, keys=4),
         cell_table("Files compiled ahead of time", _PACKAGES, packages, keys=3),
@@ -42,6 +42,16 @@ def recipes_section(data: RunData) -> Section:
         cell_table("Traces, snapshots and compile reports", links, files, [_TO_OPEN]),
     )
     return Section("recipes", "Recipes", tables=tables)
+
+
+def _linked(column: Column[Record], data: RunData) -> Column[Record]:
+    """Return a column of paths as a column of links."""
+
+    def read(record: Record) -> Value | None:
+        path = column.read(record)
+        return linked_file(data.folder, path) if isinstance(path, str) else path
+
+    return replace(column, read=read)
 
 
 def _reasons(record: Record) -> Iterator[_Reason]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -96,22 +96,6 @@ class RunData:
             lines.append(f"{RESULTS_FILE}: {count_of(self.skipped_lines, 'damaged or cut-off line')} skipped")
         return tuple(lines)
 
-    def linked(self, columns: Iterable[Column[Row]]) -> list[Column[Row]]:
-        """Return columns of paths as columns of links."""
-        return [
-            replace(each, read=lambda row, read=each.read: self.link(cast("str | None", read(row)))) for each in columns
-        ]
-
-    def link(self, path: str | None) -> Link | None:
-        """Return `path`, which is relative to the run, as a link where it names a file inside the run."""
-        if not path:
-            return None
-        if "\0" not in path:
-            target, root = (self.folder / path).resolve(), self.folder.resolve()
-            if target.is_relative_to(root) and target.is_file():
-                return Link(path, quote(target.relative_to(root).as_posix()))
-        return Link(path, None)
-
 
 def load_run(path: Path) -> RunData:
     """Read a run: its folder, or a file of records, with what stands beside it.
@@ -138,6 +122,15 @@ def _with_frames(record: Record, folder: Path) -> Record:
         return record
     times = {name: structs.replace(summarize(frames[name]), samples=()) for name in ("frame_ms", "latency_ms")}
     return structs.replace(record, realtime=structs.replace(record.realtime, frames=frame_count(frames), **times))
+
+
+def linked_file(folder: Path, path: str) -> Link:
+    """Return `path`, which is relative to `folder`, as a link where it names a file inside the folder."""
+    if "\0" not in path:
+        target, root = (folder / path).resolve(), folder.resolve()
+        if target.is_relative_to(root) and target.is_file():
+            return Link(path, quote(target.relative_to(root).as_posix()))
+    return Link(path, None)
 
 
 def cell_table(

@@ -1,25 +1,49 @@
-"""The report of a sweep: the answer, all cells and jobs; as files, console text, JSON and CSV."""
+"""The report of a sweep: the answer, all cells and all jobs; as files, console text, JSON and CSV.
+
+A sweep is a flat list of cells. A recipe is a variant with the overrides that change how work is run (dtype, threads,
+options of the variant); every other override changes the work. The judge compares the recipes with the same work on the
+same kind of device. Jobs that repeat a recipe on the same work are further placements of one cell. Runs are read one
+after the other, and their samples are dropped once they are judged.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from profiling.errors import LONGEST_COMMAND, InputError, printable, shell_words
-from profiling.report.answer import failure_lines
+from profiling.errors import LONGEST_COMMAND, InputError, printable, reason_of, shell_words
+from profiling.report.answer import failure_lines, ranking_remarks
+from profiling.report.cells import conditions_of, median_of, ratio_value, speedup_of
 from profiling.report.export import cell_rows, csv_text
 from profiling.report.format import Estimate, Link, Value, count_of, few, listed, named_once, number_of, percent
 from profiling.report.page import PAGE_FILE, Section, render_page
 from profiling.report.render import REPORT_FILE, Printed, built, console_text, markdown_text, write_files
-from profiling.report.run_data import load_run
-from profiling.report.sweep_cells import Repeated, SweepAnswer, SweepData, SweptCell, SweptJob, load_sweep
+from profiling.report.run_data import RunData, linked_file, load_run
 from profiling.report.table import Column, Table, columns
-from profiling.results.judge import RESOLUTION
-from profiling.results.overrides import setting, short
-from profiling.results.sweep import SweepJob
+from profiling.results.jsonl import RESULTS_FILE
+from profiling.results.judge import RESOLUTION, Cell, Pair, Ranking, compare, rank
+from profiling.results.overrides import (
+    concerns,
+    is_work,
+    names_cells,
+    number,
+    recipe_of,
+    setting,
+    short,
+    swept_keys,
+    values_of,
+)
+from profiling.results.record import NOT_ENDED, Record
+from profiling.results.run_folder import JOB_LOG
+from profiling.results.sweep import Sweep, SweepJob, read_sweep
+from profiling.results.verdicts import cell_of, correct_baseline, sm_clock, work_of
 
 #: Most rows of a table on the console.
 _CONSOLE = 30
@@ -33,6 +57,235 @@ _LEGEND = (
 )
 
 
+@dataclass(frozen=True)
+class SweptJob:
+    """A job, and what is known of its run; `damage` says what of its files cannot be read, each in one line."""
+
+    job: SweepJob
+    values: Mapping[str, str]  # of the overrides that differ between jobs, by key
+    page: Link  # the number of the job, linked to the page of its run
+    log: Link | None = None  # what it printed
+    device: str | None = None  # the kind that it measured
+    damage: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SweptCell:
+    """A cell of a job.
+
+    `judged`: what the judge compares; None where it is not correct or was not timed. `baseline`: the same of the
+    baseline of its run; None where that is not correct, and for loops, which have no speedup.
+    """
+
+    job: SweptJob
+    row: Mapping[str, Any]  # its numbers, as `--format csv` of its run has them
+    values: Mapping[str, str]  # of the overrides that concern it: not those of another component or variant
+    facts: frozenset[str] | None  # of the work of its component in this job; None where nothing of it was timed
+    judged: Cell | None
+    baseline: Cell | None
+    p50: Estimate | float | None  # ms
+    against_baseline: Value | None
+    sm_clock: float | None  # MHz, while it was timed
+    conditions: list[str]
+
+    @cached_property
+    def work(self) -> dict[str, str]:
+        """The values of the overrides that change the work."""
+        return {key: value for key, value in self.values.items() if is_work(key)}
+
+
+@dataclass(frozen=True)
+class SweepAnswer:
+    """The judgement on the cells of one component that did the same work on one kind of device."""
+
+    component: str
+    work: Mapping[str, str]  # values of the overrides that change the work
+    device: str | None
+    cells: tuple[SweptCell, ...]
+
+    @cached_property
+    def recipes(self) -> Mapping[str, list[SweptCell]]:
+        """The correct, timed cells of each recipe, in the order of the jobs."""
+        found: dict[str, list[SweptCell]] = {}
+        for cell in self.cells:
+            if cell.judged is not None:
+                found.setdefault(recipe_of(cell.row["variant"], cell.values), []).append(cell)
+        return found
+
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        """The recipe that leads, and the answer on each of the others; None where none was timed."""
+        placed = {name: _placed([cell.judged for cell in cells]) for name, cells in self.recipes.items()}
+        judged = {name: cell for name, cell in placed.items() if cell is not None}
+        return rank(judged) if judged else None
+
+    @property
+    def fastest(self) -> Sequence[SweptCell]:
+        """The cells of the recipe that leads; none where none was timed."""
+        return self.recipes[self.ranking.leader] if self.ranking is not None else ()
+
+    @property
+    def p50(self) -> Value | None:
+        """The time of the fastest in ms with its interval; of several jobs the median, with lowest and highest."""
+        times = [value for cell in self.fastest if (value := number_of(cell.p50)) is not None]
+        if len(times) > 1:
+            return Estimate(median(times), min(times), max(times))
+        return self.fastest[0].p50 if self.fastest else None
+
+    @property
+    def speedup(self) -> Pair | None:
+        """The time of the baseline of the same jobs over that of the fastest; None for the baseline itself."""
+        both = [cell for cell in self.fastest if cell.baseline is not None and cell.baseline is not cell.judged]
+        baseline, own = _placed([cell.baseline for cell in both]), _placed([cell.judged for cell in both])
+        return None if baseline is None or own is None else compare(baseline, own)
+
+    @property
+    def against_baseline(self) -> Value | None:
+        """The speedup of the fastest over the baseline as text or number; 1 for the baseline."""
+        one = self.fastest[0].against_baseline if self.fastest else None
+        return one if one == 1.0 else ratio_value(self.speedup)
+
+    @property
+    def holds(self) -> str | None:
+        """The highest frame rate that the fastest holds; if jobs differ, the rate of each."""
+        return " or ".join(dict.fromkeys(cell.row["holds"] for cell in self.fastest if cell.row["holds"])) or None
+
+    @property
+    def jobs(self) -> Value | None:
+        """The job of the fastest, linked, or how many there are."""
+        return self.fastest[0].job.page if len(self.fastest) == 1 else f"{len(self.fastest)} jobs"
+
+    @property
+    def name(self) -> str:
+        """The component and what was swept of its work."""
+        values = ", ".join(setting(key, value) for key, value in self.work.items())
+        return f"{self.component} ({values})" if values else self.component
+
+    def remarks(self) -> Iterator[str]:
+        """Yield a sentence on each thing that needs saying, after the name."""
+        if self.ranking is None:
+            known = any(cell.row["status"] == "ok" for cell in self.cells)
+            yield "no latency was measured" if known else "no correct result"
+            return
+        yield from ranking_remarks(self.ranking)
+        noted = [cell for cell in self.fastest if cell.conditions]
+        if noted:
+            more = f" (and {len(noted) - 1} more of its {len(self.fastest)} jobs)" if len(noted) > 1 else ""
+            yield f"{self.ranking.leader}, job {noted[0].job.job.number}: {'; '.join(noted[0].conditions)}{more}"
+        clocks = [cell.sm_clock for cells in self.recipes.values() for cell in cells if cell.sm_clock is not None]
+        if clocks and max(clocks) > min(clocks) * (1 + RESOLUTION):
+            yield f"SM clocks of its jobs: {min(clocks):.0f} to {max(clocks):.0f} MHz while timed"
+
+
+def _placed(cells: Sequence[Cell | None]) -> Cell | None:
+    """Return one cell of all placements, with the widest spread; None without any."""
+    known = [cell for cell in cells if cell is not None]
+    if not known:
+        return None
+    placements = tuple(placement for cell in known for placement in cell.placements)
+    return Cell(placements, max((cell.spread for cell in known), key=lambda spread: spread.std))
+
+
+@dataclass(frozen=True)
+class SweepData:
+    """A sweep: its plan, its jobs and their cells in the order of their numbers, and its folder."""
+
+    sweep: Sweep
+    keys: tuple[str, ...]  # of the overrides that differ between jobs, without the names of components and variants
+    jobs: tuple[SweptJob, ...]
+    cells: tuple[SweptCell, ...]
+    folder: Path
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """The kinds of device that jobs measured."""
+        return tuple(dict.fromkeys(job.device for job in self.jobs if job.device is not None))
+
+    @cached_property
+    def on_several(self) -> bool:
+        """Whether cells were measured on several kinds of device; one that is not known may be of any kind."""
+        return len({cell.job.device for cell in self.cells}) > 1
+
+    @cached_property
+    def answers(self) -> list[SweepAnswer]:
+        """The answers, by component in the order of the jobs, then sorted by the swept values of the work."""
+        alike: dict[tuple[object, ...], list[SweptCell]] = {}
+        for cell in self.cells:
+            place = cell.job.device or cell.job.job.number  # a device that is not known may be of any kind
+            alike.setdefault((cell.row["component"], *sorted(cell.work.items()), place), []).append(cell)
+        answers = []
+        for cells in alike.values():
+            if all(cell.row["status"] == "skipped" for cell in cells):
+                continue
+            # Cells that failed early lack facts of their work. They belong to timed ones with the same overrides.
+            for facts in dict.fromkeys(cell.facts for cell in cells if cell.facts is not None) or [None]:
+                same, first = tuple(cell for cell in cells if cell.facts in (None, facts)), cells[0]
+                answers.append(SweepAnswer(first.row["component"], first.work, first.job.device, same))
+        components = list(dict.fromkeys(cell.row["component"] for cell in self.cells))
+        return sorted(answers, key=lambda a: (components.index(a.component), *map(_place, a.work.values())))
+
+
+def _place(value: str) -> tuple[float, str]:
+    """Return what values are sorted by: numbers by size, then text."""
+    return (math.inf if (found := number(value)) is None else found, value)
+
+
+def load_sweep(folder: Path) -> SweepData:
+    """Read a sweep and what its runs have measured so far.
+
+    Raises:
+        InputError: the folder holds no sweep that can be read.
+
+    """
+    sweep = read_sweep(folder)
+    keys = tuple(key for key in swept_keys(sweep) if not names_cells(key))
+    read = [_read(folder, job, keys) for job in sweep.jobs]
+    return SweepData(sweep, keys, tuple(job for job, _ in read), tuple(c for _, cells in read for c in cells), folder)
+
+
+def _read(folder: Path, planned: SweepJob, keys: Sequence[str]) -> tuple[SweptJob, list[SweptCell]]:
+    """Return a job and its cells; what is wrong with its run is said in the job, and hides no other."""
+    path, page = folder / planned.folder, linked_file(folder, f"{planned.folder}/{PAGE_FILE}")
+    job = SweptJob(planned, values_of(planned, keys), Link(str(planned.number), page.href))
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{planned.folder} lies outside of the sweep")
+        log = linked_file(folder, f"{planned.folder}/{JOB_LOG}")
+        job = replace(job, log=Link("log", log.href) if log.href else None)
+        if not (path / RESULTS_FILE).is_file():
+            return job, []
+        data = load_run(path)
+        job = replace(job, device=data.environment.device_kind, damage=data.damage)
+        records = (record for record in data.records if record.check is None)
+        ended = (record for record in records if planned.state != "running" or record.reason != NOT_ENDED)
+        data = replace(data, records=tuple(ended))
+        return job, [cell for group in data.groups.values() for cell in _cells(job, data, group)]
+    except Exception as error:  # what is wrong with one run must not hide the others
+        reason = str(error) if isinstance(error, InputError | OSError) else reason_of(error)
+        return replace(job, damage=(f"cannot be read: {reason}",)), []
+
+
+def _cells(job: SweptJob, data: RunData, group: Sequence[Record]) -> Iterator[SweptCell]:
+    """Yield the cells of one component of a job."""
+    judged = {record.cell: cell_of(record) for record in group}
+    work = dict(pair for record in group for pair in work_of(record).items())
+    facts = frozenset(f"{name}={fact}" for name, fact in work.items()) if any(judged.values()) else None
+    baseline = correct_baseline(group)
+    for record, row in zip(group, cell_rows(data, group), strict=True):
+        yield SweptCell(
+            job=job,
+            row=row,
+            values={key: value for key, value in job.values.items() if concerns(key, record)},
+            facts=facts,
+            judged=judged[record.cell],
+            baseline=None if baseline is None or record.is_realtime else judged[baseline.cell],
+            p50=median_of(record),
+            against_baseline=speedup_of(record, group),
+            sm_clock=sm_clock(record),
+            conditions=conditions_of(record),
+        )
+
+
 def write_sweep_report(folder: Path) -> Printed:
     """Write the sweep's `report.md` and `report.html`, also while it runs, and return the console text.
 
@@ -41,13 +294,8 @@ def write_sweep_report(folder: Path) -> Printed:
 
     """
     data = load_sweep(folder)
-    sections, heading = sections_of(data), heading_lines(data)
-    title = _title(data, folder)
-    files = {
-        REPORT_FILE: lambda: markdown_text(title, heading, sections),
-        PAGE_FILE: lambda: render_page(title, heading, sections),
-    }
-    return write_files(folder, files, console_text(heading, sections, [f"sweep: {printable(folder)}"]))
+    files = {REPORT_FILE: lambda: _markdown(data), PAGE_FILE: lambda: render_page(*_parts(data))}
+    return write_files(folder, files, _console(data))
 
 
 def sweep_as(form: str, folder: Path) -> str:
@@ -58,14 +306,24 @@ def sweep_as(form: str, folder: Path) -> str:
 
     """
     forms: dict[str, Callable[[SweepData], str]] = {
-        "table": lambda data: console_text(heading_lines(data), sections_of(data), [f"sweep: {printable(folder)}"]),
-        "markdown": lambda data: markdown_text(_title(data, folder), heading_lines(data), sections_of(data)),
-        "json": _as_json,
-        "csv": _as_csv,
+        **{"table": _console, "markdown": _markdown, "json": _as_json, "csv": _as_csv}
     }
     if form not in forms:
         raise InputError(f"--format {form} is of a run, and {folder} is a sweep. Use {listed(list(forms), last='or')}.")
     return forms[form](load_sweep(folder))
+
+
+def _console(data: SweepData) -> str:
+    return console_text(heading_lines(data), sections_of(data), [f"sweep: {printable(data.folder)}"])
+
+
+def _markdown(data: SweepData) -> str:
+    return markdown_text(*_parts(data))
+
+
+def _parts(data: SweepData) -> tuple[str, tuple[str, ...], tuple[Section, ...]]:
+    title = f"Sweep of {printable(data.sweep.target)}: {printable(data.folder.resolve().name)}"
+    return title, heading_lines(data), sections_of(data)
 
 
 def heading_lines(data: SweepData) -> tuple[str, ...]:
@@ -74,10 +332,8 @@ def heading_lines(data: SweepData) -> tuple[str, ...]:
     states = Counter(job.state for job in sweep.jobs)
     jobs = f"{count_of(len(sweep.jobs), 'job')}: {', '.join(f'{n} {state}' for state, n in states.items())}"
     began = sweep.began[:16].replace("T", " ")
-    lines = [" · ".join(filter(None, (sweep.target, f"launcher {sweep.launcher}", jobs, f"began {began}")))]
-    if data.devices:
-        lines.append(" · ".join(data.devices))
-    return tuple(map(printable, lines))
+    lines = [" · ".join((sweep.target, f"launcher {sweep.launcher}", jobs, f"began {began}")), " · ".join(data.devices)]
+    return tuple(map(printable, filter(None, lines)))
 
 
 def sections_of(data: SweepData) -> tuple[Section, ...]:
@@ -88,24 +344,16 @@ def sections_of(data: SweepData) -> tuple[Section, ...]:
     return (*(section for build in builders for section in built(build, data)), command_section)
 
 
-def _title(data: SweepData, folder: Path) -> str:
-    return f"Sweep of {printable(data.sweep.target)}: {printable(folder.resolve().name)}"
-
-
 def _answer_section(data: SweepData) -> Section:
     """Return the fastest correct recipe of each component, work and kind of device, and what needs saying of it."""
-
-    def of_fastest(read: Callable[[Repeated], Value | None]) -> Callable[[SweepAnswer], Value | None]:
-        return lambda row: read(row.fastest) if row.fastest is not None else None
-
     shown = (
         Column[SweepAnswer]("component", lambda row: row.name, wrap=26),
         *([Column[SweepAnswer]("device", lambda row: row.device, wrap=20)] if data.on_several else []),
         Column[SweepAnswer]("fastest correct", lambda row: row.ranking.leader if row.ranking else "none", wrap=34),
-        Column[SweepAnswer]("p50", of_fastest(lambda recipe: recipe.p50), "ms"),
-        Column[SweepAnswer]("vs baseline", of_fastest(lambda recipe: recipe.against_baseline), "ratio"),
-        Column[SweepAnswer]("holds", of_fastest(lambda recipe: recipe.holds)),
-        Column[SweepAnswer]("jobs", of_fastest(_jobs_text)),
+        Column[SweepAnswer]("p50", lambda row: row.p50, "ms"),
+        Column[SweepAnswer]("vs baseline", lambda row: row.against_baseline, "ratio"),
+        Column[SweepAnswer]("holds", lambda row: row.holds),
+        Column[SweepAnswer]("jobs", lambda row: row.jobs if row.fastest else None),
     )
     table = Table("Answer", shown, data.answers, keys=1 + data.on_several, few=_CONSOLE)
     none = "No cell has a time yet that can be compared. The report of each job shows what it measured."
@@ -115,41 +363,36 @@ def _answer_section(data: SweepData) -> Section:
     return Section("answer", "Answer", _shortened(lines, "remark"), legend, (table,), leads=True)
 
 
-def _jobs_text(recipe: Repeated) -> Value:
-    """Return the job, linked, or how many there are."""
-    return recipe.cells[0].job.link if len(recipe.cells) == 1 else f"{len(recipe.cells)} jobs"
-
-
 def _place_of(answer: SweepAnswer, data: SweepData) -> str:
     return answer.name + (f" on {answer.device}" if data.on_several and answer.device else "")
 
 
 def _cells_section(data: SweepData) -> Section:
     shown = (
-        Column[SweptCell]("job", lambda row: row.job.link),
+        Column[SweptCell]("job", lambda row: row.job.page),
         *_swept_columns(data, ("job", "device", "component", "variant")),
         *([Column[SweptCell]("device", lambda row: row.job.device, wrap=16)] if data.on_several else []),
-        Column[SweptCell]("component", lambda row: row.component),
-        Column[SweptCell]("variant", lambda row: row.variant),
+        Column[SweptCell]("component", lambda row: row.row["component"]),
+        Column[SweptCell]("variant", lambda row: row.row["variant"]),
         Column[SweptCell]("p50", lambda row: row.p50, "ms", measured=True),
-        Column[SweptCell]("vs baseline", lambda row: Repeated((row,)).against_baseline, "ratio"),
-        Column[SweptCell]("holds", lambda row: row.holds),
-        Column[SweptCell]("status", lambda row: row.status),
+        Column[SweptCell]("vs baseline", lambda row: row.against_baseline, "ratio"),
+        Column[SweptCell]("holds", lambda row: row.row["holds"]),
+        Column[SweptCell]("status", lambda row: row.row["status"]),
         Column[SweptCell]("SM clock", lambda row: row.sm_clock, "count", unit="MHz", depth="report"),
-        Column[SweptCell]("conditions", lambda row: "; ".join(row.conditions) or None, wrap=40, depth="report"),
+        Column[SweptCell]("conditions", lambda row: row.row["conditions"], wrap=40, depth="report"),
     )
-    cells = sorted(data.cells, key=lambda cell: cell.status == "skipped")
-    keys = 3 + len(data.keys) + (data.on_several)
-    table = Table("Cells", shown, cells, strike=lambda row: row.status != "ok", keys=keys, few=_CONSOLE)
+    cells = sorted(data.cells, key=lambda cell: cell.row["status"] == "skipped")
+    keys = 3 + len(data.keys) + data.on_several
+    table = Table("Cells", shown, cells, strike=lambda row: row.row["status"] != "ok", keys=keys, few=_CONSOLE)
     return Section("cells", "Cells", tables=(table,))
 
 
 def _failures_section(data: SweepData) -> Section:
     """Return a line for each reason why cells have no right time, with the first of them."""
     found = []
-    for cell in (cell for cell in data.cells if cell.status != "ok"):
-        name, job = f"{cell.component}.{cell.variant}", cell.job.job
-        found.append((f"job {job.number} {name}", cell.status, cell.reason, f"{job.folder}/cells/{name}.log"))
+    for row, job in ((cell.row, cell.job.job) for cell in data.cells if cell.row["status"] != "ok"):
+        name = f"{row['component']}.{row['variant']}"
+        found.append((f"job {job.number} {name}", row["status"], row["reason"], f"{job.folder}/cells/{name}.log"))
     lines = failure_lines(data.folder, found)
     return Section("failures", "Failed, invalid or skipped cells", _shortened(lines, "reason"))
 
@@ -157,10 +400,10 @@ def _failures_section(data: SweepData) -> Section:
 def _jobs_section(data: SweepData) -> Section:
     """Return a line for each job that went wrong, and a row for each job."""
     shown = (
-        Column[SweptJob]("job", lambda row: row.link),
+        Column[SweptJob]("job", lambda row: row.page),
         *_swept_columns(data, ("job", "state", "reason", "log", "host", "device")),
         *columns(SweepJob, "state", "reason", "host", of=lambda row: row.job, wrap=40),
-        Column[SweptJob]("log", lambda row: row.log and Link("log", row.log)),
+        Column[SweptJob]("log", lambda row: row.log),
         Column[SweptJob]("device", lambda row: row.job.device or row.device),
     )
     table = Table("Jobs", shown, data.jobs, depth="page")
@@ -175,7 +418,8 @@ def _job_line(job: SweptJob) -> str:
     if not why and state in ("done", "running", "waiting"):
         return ""
     named = f"job {job.job.number}{f' ({values})' if values else ''}{'' if state == 'done' else f' {state}'}"
-    return f"{named}: {why or 'no reason is known'}{f' (log: {job.log})' if job.log else ''}"
+    log = f" (log: {job.job.folder}/{JOB_LOG})" if job.log is not None else ""
+    return f"{named}: {why or 'no reason is known'}{log}"
 
 
 def _swept_columns(data: SweepData, taken: Iterable[str]) -> list[Column[Any]]:
@@ -201,31 +445,25 @@ def _as_json(data: SweepData) -> str:
 def _answer(answer: SweepAnswer) -> dict[str, Any]:
     content = {"component": answer.component, "work": dict(answer.work), "device": answer.device}
     content["remarks"] = list(answer.remarks())
-    if answer.ranking is None or answer.fastest is None:
+    if answer.ranking is None:
         return content | {"fastest_correct": None}
-    p50, pair = answer.fastest.p50, answer.fastest.speedup
+    p50, pair = answer.p50, answer.speedup
     return content | {
         "fastest_correct": answer.ranking.leader,
         "same": answer.ranking.named("same"),
         "undecided": answer.ranking.named("undecided"),
-        "jobs": [cell.job.job.number for cell in answer.fastest.cells],
+        "jobs": [cell.job.job.number for cell in answer.fastest],
         "p50_ms": number_of(p50),
         "p50_ms_interval": [p50.low, p50.high] if isinstance(p50, Estimate) else None,
         "speedup": pair.ratio if pair is not None else None,
         "speedup_ci95": pair.interval() if pair is not None else None,
-        "holds": answer.fastest.holds,
+        "holds": answer.holds,
     }
 
 
 def _as_csv(data: SweepData) -> str:
     """Return a row for each cell of each job, as `--format csv` of a run does, after the job and its overrides."""
     overrides = dict.fromkeys(data.keys)
-    measured = {cell.job.job.number for cell in data.cells}
-    return csv_text(
-        [
-            {"job": job.job.number, "state": job.job.state, **overrides, **row, **job.values}
-            for job in data.jobs
-            if job.job.number in measured
-            for row in cell_rows(load_run(data.folder / job.job.folder))
-        ]
-    )
+    of_jobs = ({"job": cell.job.job.number, "state": cell.job.job.state} for cell in data.cells)
+    rows = zip(of_jobs, data.cells, strict=True)
+    return csv_text([{**of_job, **overrides, **cell.row, **cell.job.values} for of_job, cell in rows])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from profiling.results.record import AND, Record
 from profiling.results.sweep import Sweep, SweepJob
@@ -37,6 +37,17 @@ def swept_keys(*sweeps: Sweep) -> tuple[str, ...]:
         keys = dict.fromkeys(key for values in given for key in values)
         differing |= dict.fromkeys(key for key in keys if len({values.get(key) for values in given}) > 1)
     return tuple(differing)
+
+
+def values_of(job: SweepJob, keys: Sequence[str]) -> dict[str, str]:
+    """Return the values of these keys that a job sets."""
+    given = overrides_of(job)
+    return {key: given[key] for key in keys if key in given}
+
+
+def recipe_of(variant: str, values: Mapping[str, str]) -> str:
+    """Return a variant with those of the overrides that change how the same work is run: `compile, dtype=float16`."""
+    return ", ".join((variant, *(setting(key, value) for key, value in values.items() if is_recipe(key))))
 
 
 def is_work(key: str) -> bool:

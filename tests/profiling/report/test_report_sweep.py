@@ -20,8 +20,7 @@ from profiling.report import table as table_module
 from profiling.report.__main__ import main
 from profiling.report.format import Estimate
 from profiling.report.page import Section
-from profiling.report.sweep import heading_lines, sections_of, write_sweep_report
-from profiling.report.sweep_cells import SweepAnswer, load_sweep
+from profiling.report.sweep import SweepAnswer, heading_lines, load_sweep, sections_of, write_sweep_report
 from profiling.results.record import NOT_ENDED, Record
 
 
@@ -139,7 +138,7 @@ def test_an_option_of_one_variant_says_nothing_of_the_others(tmp_path: Path) -> 
     jobs = [Job(f"variant.compile.mode={mode}", pair("net", 8.0, ms)) for mode, ms in (("default", 4.0), ("fast", 3.0))]
     found = only(plant(tmp_path / "s", *jobs))
     assert set(found.recipes) == {"baseline", "compile, mode=default", "compile, mode=fast"}
-    assert len(found.recipes["baseline"].cells) == 2
+    assert len(found.recipes["baseline"]) == 2
     assert found.ranking is not None
     assert found.ranking.leader == "compile, mode=fast"
 
@@ -147,11 +146,9 @@ def test_an_option_of_one_variant_says_nothing_of_the_others(tmp_path: Path) -> 
 def test_repetitions_are_placements_of_one_recipe(tmp_path: Path) -> None:
     times = ((13.0, 7.0), (17.0, 7.1), (14.0, 7.01))
     folder = plant(tmp_path / "s", *(Job(f"seed={i}", pair("net", *each)) for i, each in enumerate(times)))
-    fastest = only(folder).fastest
-    assert fastest is not None
-    assert fastest.judged is not None
-    assert len(fastest.judged.placements) == 3
-    assert fastest.p50 == Estimate(7.01, 7.0, 7.1)
+    found = only(folder)
+    assert len(found.fastest) == 3
+    assert found.p50 == Estimate(7.01, 7.0, 7.1)
     (row,) = table(folder, "answer", "Answer")
     assert (row["fastest correct"], row["jobs"], row["p50 ms"]) == ("compile", "3 jobs", "7.010 ±1.3%")
 

@@ -13,6 +13,7 @@ from report_records import build, clocks, faster, run_data, titled
 from profiling.report.latency import latency_section
 from profiling.report.launches import launches_section
 from profiling.report.recipes import recipes_section
+from profiling.report.run_data import linked_file
 from profiling.report.shape_sweep import shape_sweep_section
 from profiling.report.starts import starts_section
 from profiling.results.record import Record
@@ -296,8 +297,7 @@ def test_only_files_of_the_run_are_linked(path: str, href: str | None, tmp_path:
     (run / "traces").mkdir(parents=True)
     (run / "traces" / "a b#1.json.gz").touch()
     (tmp_path / "outside.txt").touch()
-    link = run_data(folder=run).link(path)
-    assert link is not None
+    link = linked_file(run, path)
     assert (link.text, link.href) == (path, href)
 
 
