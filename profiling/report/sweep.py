@@ -20,9 +20,20 @@ from typing import Any
 
 from profiling.errors import LONGEST_COMMAND, InputError, printable, reason_of, shell_words
 from profiling.report.answer import failure_lines, ranking_remarks
-from profiling.report.cells import conditions_of, median_of, ratio_value, speedup_of
+from profiling.report.cells import conditions_of, ratio_value
 from profiling.report.export import cell_rows, csv_text
-from profiling.report.format import Estimate, Link, Value, count_of, few, listed, named_once, number_of, percent
+from profiling.report.format import (
+    Estimate,
+    Link,
+    Value,
+    count_of,
+    estimate,
+    few,
+    listed,
+    named_once,
+    number_of,
+    percent,
+)
 from profiling.report.page import PAGE_FILE, Section, render_page
 from profiling.report.render import REPORT_FILE, Printed, built, console_text, markdown_text, write_files
 from profiling.report.run_data import RunData, linked_file, load_run
@@ -83,8 +94,6 @@ class SweptCell:
     facts: frozenset[str] | None  # of the work of its component in this job; None where nothing of it was timed
     judged: Cell | None
     baseline: Cell | None
-    p50: Estimate | float | None  # ms
-    against_baseline: Value | None
     sm_clock: float | None  # MHz, while it was timed
     conditions: list[str]
 
@@ -92,6 +101,12 @@ class SweptCell:
     def work(self) -> dict[str, str]:
         """The values of the overrides that change the work."""
         return {key: value for key, value in self.values.items() if is_work(key)}
+
+    @property
+    def p50(self) -> Estimate | float | None:
+        """The median time in ms with its interval."""
+        low, high = self.row["p50_low_ms"], self.row["p50_high_ms"]
+        return estimate(self.row["p50_ms"], None if low is None else (low, high))
 
 
 @dataclass(frozen=True)
@@ -135,15 +150,7 @@ class SweepAnswer:
     @property
     def speedup(self) -> Pair | None:
         """The time of the baseline of the same jobs over that of the fastest; None for the baseline itself."""
-        both = [cell for cell in self.fastest if cell.baseline is not None and cell.baseline is not cell.judged]
-        baseline, own = _placed([cell.baseline for cell in both]), _placed([cell.judged for cell in both])
-        return None if baseline is None or own is None else compare(baseline, own)
-
-    @property
-    def against_baseline(self) -> Value | None:
-        """The speedup of the fastest over the baseline as text or number; 1 for the baseline."""
-        one = self.fastest[0].against_baseline if self.fastest else None
-        return one if one == 1.0 else ratio_value(self.speedup)
+        return _speedup(self.fastest)
 
     @property
     def holds(self) -> str | None:
@@ -175,6 +182,19 @@ class SweepAnswer:
         clocks = [cell.sm_clock for cells in self.recipes.values() for cell in cells if cell.sm_clock is not None]
         if clocks and max(clocks) > min(clocks) * (1 + RESOLUTION):
             yield f"SM clocks of its jobs: {min(clocks):.0f} to {max(clocks):.0f} MHz while timed"
+
+
+def _speedup(cells: Sequence[SweptCell]) -> Pair | None:
+    """Return the time of the baseline of the same jobs over that of one recipe; None for the baseline itself."""
+    both = [cell for cell in cells if cell.baseline is not None and cell.baseline is not cell.judged]
+    baseline, own = _placed([cell.baseline for cell in both]), _placed([cell.judged for cell in both])
+    return None if baseline is None or own is None else compare(baseline, own)
+
+
+def _against_baseline(cells: Sequence[SweptCell]) -> Value | None:
+    """Return the speedup of one recipe over the baseline as text or number; 1 for the baseline."""
+    is_baseline = bool(cells) and all(cell.judged is not None and cell.baseline is cell.judged for cell in cells)
+    return 1.0 if is_baseline else ratio_value(_speedup(cells))
 
 
 def _placed(cells: Sequence[Cell | None]) -> Cell | None:
@@ -279,8 +299,6 @@ def _cells(job: SweptJob, data: RunData, group: Sequence[Record]) -> Iterator[Sw
             facts=facts,
             judged=judged[record.cell],
             baseline=None if baseline is None or record.is_realtime else judged[baseline.cell],
-            p50=median_of(record),
-            against_baseline=speedup_of(record, group),
             sm_clock=sm_clock(record),
             conditions=conditions_of(record),
         )
@@ -293,9 +311,12 @@ def write_sweep_report(folder: Path) -> Printed:
         InputError: the folder holds no sweep that can be read.
 
     """
-    data = load_sweep(folder)
-    files = {REPORT_FILE: lambda: _markdown(data), PAGE_FILE: lambda: render_page(*_parts(data))}
-    return write_files(folder, files, _console(data))
+    title, heading, sections = _parts(load_sweep(folder))
+    files = {
+        REPORT_FILE: lambda: markdown_text(title, heading, sections),
+        PAGE_FILE: lambda: render_page(title, heading, sections),
+    }
+    return write_files(folder, files, console_text(heading, sections, [f"sweep: {printable(folder)}"]))
 
 
 def sweep_as(form: str, folder: Path) -> str:
@@ -306,19 +327,14 @@ def sweep_as(form: str, folder: Path) -> str:
 
     """
     forms: dict[str, Callable[[SweepData], str]] = {
-        **{"table": _console, "markdown": _markdown, "json": _as_json, "csv": _as_csv}
+        "table": lambda data: console_text(*_parts(data)[1:], [f"sweep: {printable(folder)}"]),
+        "markdown": lambda data: markdown_text(*_parts(data)),
+        "json": _as_json,
+        "csv": _as_csv,
     }
     if form not in forms:
         raise InputError(f"--format {form} is of a run, and {folder} is a sweep. Use {listed(list(forms), last='or')}.")
     return forms[form](load_sweep(folder))
-
-
-def _console(data: SweepData) -> str:
-    return console_text(heading_lines(data), sections_of(data), [f"sweep: {printable(data.folder)}"])
-
-
-def _markdown(data: SweepData) -> str:
-    return markdown_text(*_parts(data))
 
 
 def _parts(data: SweepData) -> tuple[str, tuple[str, ...], tuple[Section, ...]]:
@@ -351,7 +367,7 @@ def _answer_section(data: SweepData) -> Section:
         *([Column[SweepAnswer]("device", lambda row: row.device, wrap=20)] if data.on_several else []),
         Column[SweepAnswer]("fastest correct", lambda row: row.ranking.leader if row.ranking else "none", wrap=34),
         Column[SweepAnswer]("p50", lambda row: row.p50, "ms"),
-        Column[SweepAnswer]("vs baseline", lambda row: row.against_baseline, "ratio"),
+        Column[SweepAnswer]("vs baseline", lambda row: _against_baseline(row.fastest), "ratio"),
         Column[SweepAnswer]("holds", lambda row: row.holds),
         Column[SweepAnswer]("jobs", lambda row: row.jobs if row.fastest else None),
     )
@@ -375,7 +391,7 @@ def _cells_section(data: SweepData) -> Section:
         Column[SweptCell]("component", lambda row: row.row["component"]),
         Column[SweptCell]("variant", lambda row: row.row["variant"]),
         Column[SweptCell]("p50", lambda row: row.p50, "ms", measured=True),
-        Column[SweptCell]("vs baseline", lambda row: row.against_baseline, "ratio"),
+        Column[SweptCell]("vs baseline", lambda row: _against_baseline([row]), "ratio"),
         Column[SweptCell]("holds", lambda row: row.row["holds"]),
         Column[SweptCell]("status", lambda row: row.row["status"]),
         Column[SweptCell]("SM clock", lambda row: row.sm_clock, "count", unit="MHz", depth="report"),
