@@ -11,7 +11,7 @@ from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table
 from profiling.report.table import Column, columns
-from profiling.results.explained import KernelFinding, RooflinePart
+from profiling.results.explained import KernelFinding, NextStep, RooflinePart
 from profiling.results.field import described
 from profiling.results.record import Record
 from profiling.results.verdicts import taken
@@ -36,14 +36,8 @@ class Judged(NamedTuple):
     over_roofline: float | None
 
 
-class _Predicted(NamedTuple):
-    record: Record
-    stage: str | None
-    variant: str
-    ms: float
-    measured_ms: float | None
-
-
+#: A step for a call, the stage of the call, and the median that its variant was measured with.
+_Predicted = tuple[Record, NextStep, str | None, float | None]
 #: A finding on a call, or on the stage of that name.
 _Found = tuple[Record, KernelFinding, str | None]
 
@@ -165,7 +159,7 @@ def _found(records: Sequence[Record]) -> Iterator[_Found]:
 
 def _predictions(calls: Sequence[Judged], records: Sequence[Record]) -> list[_Predicted]:
     return [
-        _Predicted(call.record, call.stage, step.variant, step.wall_ms, _measured(call, step.variant, records))
+        (call.record, step, call.stage, _measured(call, step.variant, records))
         for call in calls
         for step in call.roofline.steps
         if step.variant is not None and step.wall_ms is not None
@@ -210,13 +204,10 @@ _FINDING = (
     Column[_Found]("longest", lambda row: row[1].kernels[0] if row[1].kernels else None),
 )
 _PREDICTION = (
-    Column[_Predicted]("stage", lambda row: row.stage),
-    Column[_Predicted]("of", lambda row: row.variant),
-    Column[_Predicted]("predicted", lambda row: row.ms, "ms"),
-    Column[_Predicted]("measured", lambda row: row.measured_ms, "ms"),
+    Column[_Predicted]("stage", lambda row: row[2]),
+    *columns(NextStep, "variant", "wall_ms", measured=False),
+    Column[_Predicted]("measured", lambda row: row[3], "ms"),
     Column[_Predicted](
-        "measured / predicted",
-        lambda row: row.measured_ms / row.ms if row.measured_ms and row.ms > 0 else None,
-        "ratio",
+        "measured / predicted", lambda row: row[3] / row[1].wall_ms if row[3] and row[1].wall_ms else None, "ratio"
     ),
 )

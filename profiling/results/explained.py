@@ -220,8 +220,8 @@ class NextStep(Section, frozen=True, kw_only=True):
 
     words: Annotated[str, about("in a few words")]
     advice: Annotated[str, about("as a sentence")]
-    variant: Annotated[str | None, about("the variant to run; absent where the step is none")] = None
-    wall_ms: Annotated[float | None, about("wall time that it should reach", "ms")] = None
+    variant: Annotated[str | None, about("the variant to run; absent where the step is none", title="of")] = None
+    wall_ms: Annotated[float | None, about("wall time that it should reach", "ms", "predicted")] = None
 
 
 #: The classes of kernels in the order of a report, and what they are called in words.

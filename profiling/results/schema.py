@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,9 @@ def json_schema() -> dict[str, Any]:
 
 
 def markdown() -> str:
-    """Return the page: a table a struct, the record first and each struct after the first that uses it."""
+    """Return the page: a table a struct, the record first and the others by name."""
     structs = json_schema()["$defs"]
-    order = list(dict.fromkeys(_reached("Record", structs)))
+    order = dict.fromkeys(("Record", *sorted(structs)))
     return "\n".join([_HEAD, *(_table(name, structs[name]) for name in order)])
 
 
@@ -58,24 +58,6 @@ def main() -> None:
     for path, content in files().items():
         path.write_text(content, encoding="utf-8")
         print(path)
-
-
-def _reached(name: str, structs: Mapping[str, Any]) -> Iterator[str]:
-    yield name
-    for content in structs[name]["properties"].values():
-        for used in _references(content):
-            yield from _reached(used, structs)
-
-
-def _references(content: Any) -> Iterator[str]:
-    if isinstance(content, dict):
-        if "$ref" in content:
-            yield content["$ref"].rpartition("/")[2]
-        for value in content.values():
-            yield from _references(value)
-    elif isinstance(content, list):
-        for value in content:
-            yield from _references(value)
 
 
 def _table(name: str, struct: Mapping[str, Any]) -> str:
