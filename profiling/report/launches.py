@@ -1,28 +1,25 @@
-"""Launch costs of host and device: the headline numbers of each chain of operators, and each operator by size."""
+"""Launch costs of host and device, of each chain of operators."""
 
 from __future__ import annotations
 
 from profiling.errors import printable
-from profiling.report.format import Value, count_of
+from profiling.report.format import count_of
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table, columns
-from profiling.results.explained import LaunchCosts, OperatorCost
+from profiling.results.explained import LaunchCosts
 
 #: A chain of operators, and what its launches cost.
 _Chain = tuple[str, LaunchCosts]
 
 
 def launches_section(data: RunData) -> Section:
-    """Return the headline table and the table by operator size of each calibration."""
+    """Return the table of each calibration; the record has the cost of an operator at each size."""
     tables, lines = [], []
     for launches in (record.launches for record in data.records if record.launches is not None):
         costs = launches.launch_calibration
         chains = [("elementwise", costs), *([("linear", costs.linear)] if costs.linear is not None else [])]
-        tables += [
-            Table("Launch costs", _COSTS, chains),
-            Table("An operator by its size", _OPERATORS, launches.operators),
-        ]
+        tables.append(Table("Launch costs", _COSTS, chains))
         lines.append(
             f"{costs.device}, {costs.dtype}: slopes over the number of calls, medians of {costs.rounds} rounds with "
             "their 95% intervals."
@@ -32,17 +29,9 @@ def launches_section(data: RunData) -> Section:
     return Section("launches", "Launch overhead", list(map(printable, lines)), tables=tables)
 
 
-def _size(chain: LaunchCosts | OperatorCost) -> str:
+def _size(chain: LaunchCosts) -> str:
     size = count_of(chain.elements, "element") if chain.elements is not None else f"width {chain.width}"
-    rows = getattr(chain, "rows", None)
-    return size if rows is None else f"{size}, rows {rows}"
-
-
-def _idle(row: OperatorCost) -> Value | None:
-    """Return the share of an eager loop in which the device waits for the next launch."""
-    gpu, pace = row.gpu_us, row.pace_us
-    # For a device that is always busy this is noise of some tenths of a percent around zero.
-    return round(max(0.0, 1 - gpu.p50 / pace.p50), 2) if gpu is not None and pace is not None and pace.p50 else None
+    return size if chain.rows is None else f"{size}, rows {chain.rows}"
 
 
 _COSTS = (
@@ -52,10 +41,4 @@ _COSTS = (
     *columns(LaunchCosts, "graph_launch_host_us", "graph_host_us_per_node", "dispatch_us_per_operator"),
     *columns(LaunchCosts, "starvation_elements", "starvation_width", "starvation_us"),
     *columns(LaunchCosts, "dispatch_bound_elements", "dispatch_bound_width"),
-)
-_OPERATORS = (
-    *columns(OperatorCost, "chain"),
-    Column[OperatorCost]("size", _size),
-    *columns(OperatorCost, "host_us", "gpu_us", "pace_us"),
-    Column[OperatorCost]("GPU idle in eager", _idle, "percent"),
 )

@@ -1,21 +1,24 @@
-"""Loops of frames: which frame rates they hold, where the time of a frame goes, slow frames, and memory over them."""
+"""Loops of frames: which frame rates they hold, where the time of a frame goes, slow frames, growth and leaks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from profiling.errors import printable
+import numpy as np
+
+from profiling.errors import InputError, printable
 from profiling.report.answer import holds_words
 from profiling.report.cells import UNDECIDED
 from profiling.report.charts import POINTS, Chart, Figure, Series, View, envelope
-from profiling.report.format import MINUS, count_of, decimals, estimate, listed, significant, times
+from profiling.report.format import MINUS, count_of, decimals, listed, significant, times
 from profiling.report.latency import slow_marks, slow_table, summed_words
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
-from profiling.report.run_data import RunData, Samples, cell_table, cell_words, name_of, wrong_because
+from profiling.report.run_data import RunData, cell_table, cell_words, name_of, wrong_because
 from profiling.report.table import Column, columns
 from profiling.results.field import described
-from profiling.results.loop import BudgetPart, MemoryTrend, Realtime
+from profiling.results.frames import Array, read_frames, series_file
+from profiling.results.loop import BudgetPart, Realtime
 from profiling.results.measured import MemoryKinds
 from profiling.results.record import Record
 from profiling.results.verdicts import holds_rate
@@ -30,7 +33,7 @@ _LEGEND = (
 
 
 def realtime_section(data: RunData) -> Section:
-    """Return the verdict on each loop, where a frame's time goes, slow frames, memory, and the chart of all frames."""
+    """Return the verdict on each loop, where a frame's time goes, slow frames, and the chart of all frames."""
     rows = [record for record in data.loops if record.status != "skipped"]
     loops = [(record, record.realtime) for record in rows if record.realtime is not None]
     lines = [f"{name_of(record)}: {verdict(record)}" for record in rows]
@@ -42,15 +45,10 @@ def realtime_section(data: RunData) -> Section:
     slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]
     lines += [words] if (words := summed_words([each for _, each in slow], "frame")) else []
     parts = [part for record, loop in loops for part in _parts(record, loop)]
-    trends = [(record, trend, _kind(kind)) for record, loop in loops for kind, trend in loop.memory.items()]
-    tables = (
-        cell_table("Stage budget, medians", _BUDGET, parts, keys=3),
-        slow_table(slow, "frame"),
-        cell_table("Memory over the frames", _MEMORY, trends, keys=3, depth="report"),
-    )
-    series, unread = data.frame_times
-    views = [View(cell_words(each.record, component=True), _frames_figure(each)) for each in series]
-    longest = max((each.values.size for each in series), default=0)
+    tables = cell_table("Stage budget, medians", _BUDGET, parts, keys=3), slow_table(slow, "frame")
+    series, unread = _frame_times(data)
+    views = [View(cell_words(r, component=True), _frames_figure(r, frames)) for r, frames in series]
+    longest = max((frames.size for _, frames in series), default=0)
     note = "Marks: the slow frames that the record lists, by cause. Shaded: before the times settled."
     if longest > POINTS:
         note += f" Of more than {POINTS} frames the lowest and highest of each stretch are drawn."
@@ -175,15 +173,11 @@ def _leaks(record: Record) -> str:
     """Name the kinds of memory that leak, and how fast."""
     memory = record.realtime.memory if record.realtime is not None else {}
     leaks = [
-        f"{_kind(kind)} +{significant(trend.bytes_per_frame)} bytes a frame"
+        f"{described(MemoryKinds, kind).title} +{significant(trend.bytes_per_frame)} bytes a frame"
         for kind, trend in memory.items()
         if trend.leak
     ]
     return f"It leaks memory: {', '.join(leaks)}" if leaks else ""
-
-
-def _kind(kind: str) -> str:
-    return described(MemoryKinds, kind).title
 
 
 #: A part of the frames of a loop: its median times, and its name.
@@ -203,19 +197,28 @@ def _parts(record: Record, loop: Realtime) -> Iterator[_Part]:
         yield record, BudgetPart(mean_ms=loop.frame_ms.mean, share=loop.frame_ms.p50 / loop.budget_ms), "frame"
 
 
-_Trend = tuple[Record, MemoryTrend, str]
-_MEMORY = (
-    Column[_Trend]("kind", lambda row: row[2]),
-    *columns(MemoryTrend, "first", "last", "max"),
-    Column[_Trend]("growth", lambda row: estimate(row[1].bytes_per_frame, row[1].ci95), "number", unit="bytes/frame"),
-    *columns(MemoryTrend, "leak"),
-)
+def _frame_times(data: RunData) -> tuple[list[tuple[Record, Array]], list[str]]:
+    """Return (frame times of each loop, NaN where not measured; a line for each missing or unreadable file)."""
+    series, lines = [], []
+    for record in data.loops:
+        file = series_file(name_of(record))
+        try:
+            frames = read_frames(data.folder, name_of(record))
+        except InputError as error:
+            lines.append(printable(f"no frames to draw: {file}: {error}"))
+            continue
+        if frames is None:
+            if record.realtime is not None and record.realtime.frames:
+                lines.append(printable(f"no frames to draw: {file} is missing"))
+        elif np.isfinite(frames["frame_ms"]).any():
+            series.append((record, frames["frame_ms"]))
+    return series, lines
 
 
-def _frames_figure(each: Samples) -> Figure:
+def _frames_figure(record: Record, values: Array) -> Figure:
     """Draw the frame times of a loop, its deadline, and its slow frames by cause."""
-    loop, places = each.record.realtime, envelope(each.values, POINTS)
-    points = list(zip(places.tolist(), each.values[places].tolist(), strict=True))
+    loop, places = record.realtime, envelope(values, POINTS)
+    points = list(zip(places.tolist(), values[places].tolist(), strict=True))
     frames = Series("frame time", points, _FRAMES)
     if loop is None:
         return Figure("frame", "frame time, ms", [frames])
@@ -225,5 +228,5 @@ def _frames_figure(each: Samples) -> Figure:
         "frame time, ms",
         [frames, *slow_marks(loop)],
         level=(loop.budget_ms, f"deadline, {loop.target_fps:g} FPS") if loop.target_fps else None,
-        shaded_to=0 if steady is None else steady.from_frame if steady.settled else each.values.size,
+        shaded_to=0 if steady is None else steady.from_frame if steady.settled else values.size,
     )

@@ -11,13 +11,12 @@ from urllib.parse import quote
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
 from profiling.errors import InputError, printable
 from profiling.report.format import Link, count_of
 from profiling.report.table import Column, Depth, Table
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, read_environment
-from profiling.results.frames import TIMES, frame_count, read_frames, series_file
+from profiling.results.frames import TIMES, frame_count, read_frames
 from profiling.results.jsonl import RESULTS_FILE, read_records, read_results
 from profiling.results.record import Record
 from profiling.results.run_folder import CONFIG_FILE, read_config
@@ -25,14 +24,6 @@ from profiling.results.stats import summarize
 from profiling.results.verdicts import by_component
 
 Row = TypeVar("Row")
-
-
-@dataclass(frozen=True)
-class Samples:
-    """A record and its samples, float64 [n] in milliseconds, in the order in which they were taken."""
-
-    record: Record
-    values: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -59,24 +50,6 @@ class RunData:
     def groups(self) -> dict[str, tuple[Record, ...]]:
         """The records that are no calibrations, by component."""
         return by_component(record for record in self.records if record.launches is None)
-
-    @cached_property
-    def frame_times(self) -> tuple[tuple[Samples, ...], tuple[str, ...]]:
-        """(Frame times of each loop, NaN where not measured; a line for each missing or unreadable file)."""
-        series, lines = [], []
-        for record in self.loops:
-            file = series_file(name_of(record))
-            try:
-                frames = read_frames(self.folder, name_of(record))
-            except InputError as error:
-                lines.append(printable(f"no frames to draw: {file}: {error}"))
-                continue
-            if frames is None:
-                if record.realtime is not None and record.realtime.frames:
-                    lines.append(printable(f"no frames to draw: {file} is missing"))
-            elif np.isfinite(frames["frame_ms"]).any():
-                series.append(Samples(record, frames["frame_ms"]))
-        return tuple(series), tuple(lines)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:

@@ -77,16 +77,6 @@ def test_slow_frames_by_cause(stalled: Section) -> None:
     ]
 
 
-def test_memory_over_the_frames_says_what_leaks() -> None:
-    section = frame_loop()
-    section["memory"]["host_rss"] = section["memory"]["allocated"] | {
-        **{"bytes_per_frame": 4096.0, "ci95": [4000.0, 4200.0], "leak": True}
-    }
-    first, second = tables(build_loop("cuda_graph", section))["Memory over the frames"]
-    assert values(first) == ["allocated", "700", "700", "700", "0.0 (0.0-0.0)", "no"]
-    assert values(second)[-2:] == ["4096 ±2.5%", "yes"]
-
-
 def test_times_of_a_wrong_loop_are_struck_and_hold_nothing() -> None:
     wrong = build_loop("compile", status="invalid", reason="recompiled")
     found = tables(wrong, build_loop("cuda_graph"))

@@ -192,11 +192,6 @@ def test_launch_costs_with_their_intervals_by_chain() -> None:
     assert "up to width 128 every operator works for less time" in section.lines[1]
 
 
-def test_the_share_in_which_the_device_waits() -> None:
-    found = titled(launches_section(run_data(build("eager", launches=GPU))))["An operator by its size"]
-    assert [row["GPU idle in eager"] for row in found] == ["60%", "–", "0%"], "no share is negative"
-
-
 def test_a_cpu_has_its_own_columns_and_no_word_of_a_gpu() -> None:
     section = launches_section(run_data(build("eager", launches=CPU)))
     assert "GPU" not in str(titled(section))
