@@ -19,15 +19,14 @@ from statistics import median
 from typing import Any
 
 from profiling.errors import LONGEST_COMMAND, InputError, printable, reason_of, shell_words
-from profiling.report.answer import failure_lines, ranking_remarks
-from profiling.report.cells import conditions_of, ratio_value
+from profiling.report.answer import failure_lines, held_rate, ranking_remarks
+from profiling.report.cells import conditions_of, median_of, ratio_value
 from profiling.report.export import cell_rows, csv_text
 from profiling.report.format import (
     Estimate,
     Link,
     Value,
     count_of,
-    estimate,
     few,
     listed,
     named_once,
@@ -36,7 +35,7 @@ from profiling.report.format import (
 )
 from profiling.report.page import PAGE_FILE, Section, render_page
 from profiling.report.render import REPORT_FILE, Printed, built, console_text, markdown_text, write_files
-from profiling.report.run_data import RunData, linked_file, load_run
+from profiling.report.run_data import linked_file, load_run, wrong_because
 from profiling.report.table import Column, Table, columns
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judge import RESOLUTION, Cell, Pair, Ranking, compare, rank
@@ -54,7 +53,7 @@ from profiling.results.overrides import (
 from profiling.results.record import NOT_ENDED, Record
 from profiling.results.run_folder import JOB_LOG
 from profiling.results.sweep import Sweep, SweepJob, read_sweep
-from profiling.results.verdicts import cell_of, correct_baseline, sm_clock, work_of
+from profiling.results.verdicts import by_component, cell_of, correct_baseline, sm_clock, work_of
 
 #: Most rows of a table on the console.
 _CONSOLE = 30
@@ -89,7 +88,12 @@ class SweptCell:
     """
 
     job: SweptJob
-    row: Mapping[str, Any]  # its numbers, as `--format csv` of its run has them
+    component: str
+    variant: str
+    status: str  # ok, or why its time does not count
+    reason: str | None
+    p50: Estimate | float | None  # ms
+    holds: str | None
     values: Mapping[str, str]  # of the overrides that concern it: not those of another component or variant
     facts: frozenset[str] | None  # of the work of its component in this job; None where nothing of it was timed
     judged: Cell | None
@@ -101,12 +105,6 @@ class SweptCell:
     def work(self) -> dict[str, str]:
         """The values of the overrides that change the work."""
         return {key: value for key, value in self.values.items() if is_work(key)}
-
-    @property
-    def p50(self) -> Estimate | float | None:
-        """The median time in ms with its interval."""
-        low, high = self.row["p50_low_ms"], self.row["p50_high_ms"]
-        return estimate(self.row["p50_ms"], None if low is None else (low, high))
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ class SweepAnswer:
         found: dict[str, list[SweptCell]] = {}
         for cell in self.cells:
             if cell.judged is not None:
-                found.setdefault(recipe_of(cell.row["variant"], cell.values), []).append(cell)
+                found.setdefault(recipe_of(cell.variant, cell.values), []).append(cell)
         return found
 
     @cached_property
@@ -155,7 +153,7 @@ class SweepAnswer:
     @property
     def holds(self) -> str | None:
         """The highest frame rate that the fastest holds; if jobs differ, the rate of each."""
-        return " or ".join(dict.fromkeys(cell.row["holds"] for cell in self.fastest if cell.row["holds"])) or None
+        return " or ".join(dict.fromkeys(cell.holds for cell in self.fastest if cell.holds)) or None
 
     @property
     def jobs(self) -> Value | None:
@@ -171,7 +169,7 @@ class SweepAnswer:
     def remarks(self) -> Iterator[str]:
         """Yield a sentence on each thing that needs saying, after the name."""
         if self.ranking is None:
-            known = any(cell.row["status"] == "ok" for cell in self.cells)
+            known = any(cell.status == "ok" for cell in self.cells)
             yield "no latency was measured" if known else "no correct result"
             return
         yield from ranking_remarks(self.ranking)
@@ -232,16 +230,16 @@ class SweepData:
         alike: dict[tuple[object, ...], list[SweptCell]] = {}
         for cell in self.cells:
             place = cell.job.device or cell.job.job.number  # a device that is not known may be of any kind
-            alike.setdefault((cell.row["component"], *sorted(cell.work.items()), place), []).append(cell)
+            alike.setdefault((cell.component, *sorted(cell.work.items()), place), []).append(cell)
         answers = []
         for cells in alike.values():
-            if all(cell.row["status"] == "skipped" for cell in cells):
+            if all(cell.status == "skipped" for cell in cells):
                 continue
             # Cells that failed early lack facts of their work. They belong to timed ones with the same overrides.
             for facts in dict.fromkeys(cell.facts for cell in cells if cell.facts is not None) or [None]:
                 same, first = tuple(cell for cell in cells if cell.facts in (None, facts)), cells[0]
-                answers.append(SweepAnswer(first.row["component"], first.work, first.job.device, same))
-        components = list(dict.fromkeys(cell.row["component"] for cell in self.cells))
+                answers.append(SweepAnswer(first.component, first.work, first.job.device, same))
+        components = list(dict.fromkeys(cell.component for cell in self.cells))
         return sorted(answers, key=lambda a: (components.index(a.component), *map(_place, a.work.values())))
 
 
@@ -276,25 +274,29 @@ def _read(folder: Path, planned: SweepJob, keys: Sequence[str]) -> tuple[SweptJo
             return job, []
         data = load_run(path)
         job = replace(job, device=data.environment.device_kind, damage=data.damage)
-        records = (record for record in data.records if record.check is None)
+        records = (record for record in data.records if record.launches is None and record.check is None)
         ended = (record for record in records if planned.state != "running" or record.reason != NOT_ENDED)
-        data = replace(data, records=tuple(ended))
-        return job, [cell for group in data.groups.values() for cell in _cells(job, data, group)]
+        return job, [cell for group in by_component(ended).values() for cell in _cells(job, group)]
     except Exception as error:  # what is wrong with one run must not hide the others
         reason = str(error) if isinstance(error, InputError | OSError) else reason_of(error)
         return replace(job, damage=(f"cannot be read: {reason}",)), []
 
 
-def _cells(job: SweptJob, data: RunData, group: Sequence[Record]) -> Iterator[SweptCell]:
+def _cells(job: SweptJob, group: Sequence[Record]) -> Iterator[SweptCell]:
     """Yield the cells of one component of a job."""
     judged = {record.cell: cell_of(record) for record in group}
     work = dict(pair for record in group for pair in work_of(record).items())
     facts = frozenset(f"{name}={fact}" for name, fact in work.items()) if any(judged.values()) else None
     baseline = correct_baseline(group)
-    for record, row in zip(group, cell_rows(data, group), strict=True):
+    for record in group:
         yield SweptCell(
             job=job,
-            row=row,
+            component=record.component,
+            variant=record.variant,
+            status=wrong_because(record) or "ok",
+            reason=record.reason,
+            p50=median_of(record),
+            holds=held_rate(record) if record.is_correct else None,
             values={key: value for key, value in job.values.items() if concerns(key, record)},
             facts=facts,
             judged=judged[record.cell],
@@ -388,27 +390,27 @@ def _cells_section(data: SweepData) -> Section:
         Column[SweptCell]("job", lambda row: row.job.page),
         *_swept_columns(data, ("job", "device", "component", "variant")),
         *([Column[SweptCell]("device", lambda row: row.job.device, wrap=16)] if data.on_several else []),
-        Column[SweptCell]("component", lambda row: row.row["component"]),
-        Column[SweptCell]("variant", lambda row: row.row["variant"]),
+        Column[SweptCell]("component", lambda row: row.component),
+        Column[SweptCell]("variant", lambda row: row.variant),
         Column[SweptCell]("p50", lambda row: row.p50, "ms", measured=True),
         Column[SweptCell]("vs baseline", lambda row: _against_baseline([row]), "ratio"),
-        Column[SweptCell]("holds", lambda row: row.row["holds"]),
-        Column[SweptCell]("status", lambda row: row.row["status"]),
+        Column[SweptCell]("holds", lambda row: row.holds),
+        Column[SweptCell]("status", lambda row: row.status),
         Column[SweptCell]("SM clock", lambda row: row.sm_clock, "count", unit="MHz", depth="report"),
-        Column[SweptCell]("conditions", lambda row: row.row["conditions"], wrap=40, depth="report"),
+        Column[SweptCell]("conditions", lambda row: "; ".join(row.conditions) or None, wrap=40, depth="report"),
     )
-    cells = sorted(data.cells, key=lambda cell: cell.row["status"] == "skipped")
+    cells = sorted(data.cells, key=lambda cell: cell.status == "skipped")
     keys = 3 + len(data.keys) + data.on_several
-    table = Table("Cells", shown, cells, strike=lambda row: row.row["status"] != "ok", keys=keys, few=_CONSOLE)
+    table = Table("Cells", shown, cells, strike=lambda row: row.status != "ok", keys=keys, few=_CONSOLE)
     return Section("cells", "Cells", tables=(table,))
 
 
 def _failures_section(data: SweepData) -> Section:
     """Return a line for each reason why cells have no right time, with the first of them."""
     found = []
-    for row, job in ((cell.row, cell.job.job) for cell in data.cells if cell.row["status"] != "ok"):
-        name = f"{row['component']}.{row['variant']}"
-        found.append((f"job {job.number} {name}", row["status"], row["reason"], f"{job.folder}/cells/{name}.log"))
+    for cell in (cell for cell in data.cells if cell.status != "ok"):
+        name, job = f"{cell.component}.{cell.variant}", cell.job.job
+        found.append((f"job {job.number} {name}", cell.status, cell.reason, f"{job.folder}/cells/{name}.log"))
     lines = failure_lines(data.folder, found)
     return Section("failures", "Failed, invalid or skipped cells", _shortened(lines, "reason"))
 
@@ -479,7 +481,9 @@ def _answer(answer: SweepAnswer) -> dict[str, Any]:
 
 def _as_csv(data: SweepData) -> str:
     """Return a row for each cell of each job, as `--format csv` of a run does, after the job and its overrides."""
-    overrides = dict.fromkeys(data.keys)
-    of_jobs = ({"job": cell.job.job.number, "state": cell.job.job.state} for cell in data.cells)
-    rows = zip(of_jobs, data.cells, strict=True)
-    return csv_text([{**of_job, **overrides, **cell.row, **cell.job.values} for of_job, cell in rows])
+    overrides, rows = dict.fromkeys(data.keys), list[dict[str, Any]]()
+    for job in {cell.job.job.number: cell.job for cell in data.cells}.values():
+        of_job = {"job": job.job.number, "state": job.job.state, **overrides}
+        run = load_run(data.folder / job.job.folder)
+        rows += [{**of_job, **row, **job.values} for group in run.groups.values() for row in cell_rows(run, group)]
+    return csv_text(rows)
