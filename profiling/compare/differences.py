@@ -132,16 +132,6 @@ def _changed(one: Record, two: Record, column: Column[Record], fraction: float) 
     return Difference(column.header, show(before, column.kind), show(after, column.kind))
 
 
-def _cold_preparation(record: Record) -> float | None:
-    """Return the seconds of preparing; None where the compiler loaded code from a cache."""
-    return None if record.prepare is None or record.prepare.is_warm else record.prepare.seconds
-
-
-def _p99(record: Record) -> float | None:
-    summary = summary_of(record)
-    return None if summary is None else summary.percentile("p99")
-
-
 #: What is compared of every cell, with the fraction of a number by which single measurements of equal code may differ.
 _QUANTITIES: Mapping[float, tuple[Column[Record], ...]] = {
     0.0: (
@@ -155,12 +145,12 @@ _QUANTITIES: Mapping[float, tuple[Column[Record], ...]] = {
     0.03: (Column("median SM clock", sm_clock, "count", unit="MHz"),),
     0.05: (
         *columns(Record, "metrics.device_ms.p50", "metrics.host_ms.p50"),
-        Column("p99", _p99, "ms"),
+        Column("p99", lambda record: (times := summary_of(record)) and times.percentile("p99"), "ms"),
         *columns(Record, "trace_analysis.idle.host_ms", "trace_analysis.idle.between_ms"),
     ),
     0.1: (Column("relative L2 error", lambda record: record.parity and record.parity.rel_l2, "error"),),
     0.2: (
-        Column("preparation", _cold_preparation, "s"),
+        Column("preparation", lambda r: r.prepare.seconds if r.prepare and not r.prepare.is_warm else None, "s"),
         Column("cold start", lambda record: record.starts and record.starts.cold.seconds, "s"),
         Column("warm start", lambda record: record.starts and record.starts.warm and record.starts.warm.seconds, "s"),
     ),
@@ -176,11 +166,8 @@ def _compared(*records: Record) -> Iterator[tuple[float, Column[Record]]]:
     shares = [share for record in records if (share := _limited_share(record)) is not None]
     if len(shares) == len(records):
         for why in dict.fromkeys(why for share in shares for why in share):
-            yield 0.0, Column(f"clocks limited: {why}", lambda record, why=why: _limited(record, why), "percent")
-
-
-def _limited(record: Record, why: str) -> float:
-    return (_limited_share(record) or {}).get(why, 0.0)
+            name = f"clocks limited: {why}"
+            yield 0.0, Column(name, lambda record, why=why: (_limited_share(record) or {}).get(why, 0.0), "percent")
 
 
 def _holds(record: Record, fps: float) -> str | None:

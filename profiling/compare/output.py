@@ -23,7 +23,7 @@ from profiling.compare.cells import (
 )
 from profiling.compare.differences import Difference, run_differences
 from profiling.errors import InputError, printable
-from profiling.report.format import Value, count_of, estimate
+from profiling.report.format import count_of, estimate
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
@@ -147,7 +147,9 @@ def sections_of(comparison: Comparison) -> list[Section]:
     rows = [("all", each) for each in comparison.differences]
     rows += [(cell.name, each) for cell in comparison.cells for each in cell.changes]
     changes = Table("What differs", _CHANGES, rows, few=_CONSOLE)
-    answer = (_answer(comparison), _counts(comparison.cells))
+    numbers = Counter(cell.verdict for cell in comparison.cells)
+    counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if numbers[verdict])
+    answer = (_answer(comparison), f"{count_of(len(comparison.cells), 'cell')}: {counts}.")
     return [
         Section("verdict", "Cells", answer, _LEGEND, (cells,)),
         Section("differences", "What differs", comparison.lines, tables=(changes,)),
@@ -170,23 +172,13 @@ def _answer(comparison: Comparison) -> str:
     return f"{answer} (exit code {code})."
 
 
-def _counts(cells: Sequence[CellComparison]) -> str:
-    numbers = Counter(cell.verdict for cell in cells)
-    counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if numbers[verdict])
-    return f"{count_of(len(cells), 'cell')}: {counts}."
-
-
-def _ratio(cell: CellComparison) -> Value | None:
-    return None if cell.pair is None else estimate(cell.pair.ratio, cell.interval)
-
-
 _CELLS = (
     Column[CellComparison]("job", lambda cell: cell.job or None, wrap=30),
     Column[CellComparison]("component", lambda cell: cell.component),
     Column[CellComparison]("variant", lambda cell: cell.variant),
     Column[CellComparison]("A p50", lambda cell: cell.a_ms, "ms"),
     Column[CellComparison]("B p50", lambda cell: cell.b_ms, "ms"),
-    Column[CellComparison]("B / A", _ratio, "number"),
+    Column[CellComparison]("B / A", lambda cell: cell.pair and estimate(cell.pair.ratio, cell.interval), "number"),
     Column[CellComparison]("verdict", lambda cell: ": ".join(filter(None, (cell.verdict, cell.reason))), wrap=_WRAP),
 )
 _CHANGES = (

@@ -97,6 +97,11 @@ class Answer:
         return next_step(self.fastest, self.group) if self.fastest is not None else ("", "")
 
     @property
+    def left(self) -> list[str]:
+        """The next step as a sentence, where the table has no room for it."""
+        return [f"next: {self.next[1]}"] if len(self.next[0]) > _SHORT else []
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences on what needs saying, after the name of the component."""
         return tuple(_remarks(self))
@@ -120,7 +125,7 @@ def answer_section(data: RunData) -> Section:
     """Return the answer table, the table of cells, and what needs saying."""
     answers = answers_of(data)
     names = {baseline_name(answer.group) for answer in answers}
-    said = named_once((answer.component, sentence) for answer in answers for sentence in _sentences(answer))
+    said = named_once((answer.component, remark) for answer in answers for remark in (*answer.remarks, *answer.left))
     remarks = [f"{listed(names)}: {sentence}." for sentence, names in said.items()]
     remarks = remarks if data.records else ["No cell has ended yet."]
     cells = [record for answer in answers for record in answer.group]
@@ -219,10 +224,8 @@ def _judged_rates(record: Record) -> list[tuple[Deadline, Holds]]:
 def holds_words(said: Holds) -> str:
     """Return the judgement on a rate with its evidence: `undecided: 2 of 100 late, 400 calls more would tell`."""
     evidence = f"{said.late} of {said.n:,} late"
-    if said.answer == UNDECIDED and not said.wanted:  # others may have made them late
-        return f"{UNDECIDED}: {evidence}; a quiet machine would tell"
     if said.answer == UNDECIDED:
-        more = f"{said.wanted:,} calls more" if said.wanted else "a quiet machine"
+        more = f"{said.wanted:,} calls more" if said.wanted else "a quiet machine"  # others may have made them late
         return f"{UNDECIDED}: {evidence}; {more} would tell"
     return f"{said.answer}: {evidence} (at most {percent(said.most)})"
 
@@ -238,11 +241,6 @@ def _columns(baselines: set[str]) -> tuple[Column[Answer], ...]:
         Column("next", lambda row: (row.next[0] if len(row.next[0]) <= _SHORT else "see below") or None, wrap=_SHORT),
         Column("bound by", lambda row: row.bound, depth="report"),
     )
-
-
-def _sentences(answer: Answer) -> list[str]:
-    """Return the remarks, and the next step that the table has no room for."""
-    return [*answer.remarks, *([f"next: {answer.next[1]}"] if len(answer.next[0]) > _SHORT else [])]
 
 
 def _remarks(answer: Answer) -> Iterator[str]:

@@ -28,7 +28,8 @@ def check_section(data: RunData) -> Section:
         for name, call in check.calls.items():
             title = name if name == component else f"{component}, {name}"
             lines += _lines(title, call)
-            rows += _rows(title, call)
+            roles = (("input", call.inputs), ("output", call.outputs), ("state", call.state))
+            rows += [(title, form, role) for role, forms in roles for form in forms]
         if check.seconds is not None:
             lines.append(f"{component}: checked in {significant(check.seconds, 2)} s, nothing was timed.")
     table = Table("Tensors of a call", _COLUMNS, rows, keys=3)
@@ -75,21 +76,12 @@ def _obstacle(each: Obstacle) -> str:
     return f"{reason.rstrip('.')}." + (f" To do: {each.advice.rstrip('.')}." if each.advice else "")
 
 
-def _rows(name: str, call: CheckedCall) -> Iterator[_Row]:
-    roles = (("input", call.inputs), ("output", call.outputs), ("state", call.state))
-    return ((name, form, role) for role, forms in roles for form in forms)
-
-
-def _shape(row: _Row) -> str | None:
-    return None if row[1].shape is None else str(list(row[1].shape))
-
-
 _COLUMNS = (
     Column[_Row]("component", lambda row: row[0]),
     Column[_Row]("role", lambda row: row[2]),
     Column[_Row]("name", lambda row: row[1].path or "(itself)"),
     *columns(TensorForm, "dtype", "value"),
-    Column[_Row]("shape", _shape),
+    Column[_Row]("shape", lambda row: None if row[1].shape is None else str(list(row[1].shape))),
     *columns(TensorForm, "device"),
     *columns(StateForm, "bytes", "changed"),
 )

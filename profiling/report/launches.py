@@ -30,13 +30,13 @@ def launches_section(data: RunData) -> Section:
 
 
 def _size(chain: LaunchCosts) -> str:
-    size = count_of(chain.elements, "element") if chain.elements is not None else f"width {chain.width}"
-    return size if chain.rows is None else f"{size}, rows {chain.rows}"
+    return count_of(chain.elements, "element") if chain.elements is not None else f"width {chain.width}"
 
 
 _COSTS = (
     Column[_Chain]("chain", lambda row: row[0]),
     Column[_Chain]("size", lambda row: _size(row[1])),
+    *columns(LaunchCosts, "rows"),
     *columns(LaunchCosts, "host_us_per_launch", "gpu_us_per_launch", "graph_us_per_node", "graph_launch_device_us"),
     *columns(LaunchCosts, "graph_launch_host_us", "graph_host_us_per_node", "dispatch_us_per_operator"),
     *columns(LaunchCosts, "starvation_elements", "starvation_width", "starvation_us"),

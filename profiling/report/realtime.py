@@ -89,22 +89,20 @@ def _target_words(record: Record, loop: Realtime) -> str:
     return holds_words(said) if said.answer == UNDECIDED else said.answer
 
 
-def _rates(record: Record) -> dict[str, str]:
-    """Return the judgement on each frame rate: yes, no or undecided."""
-    judged = {f"{each.fps:g}": holds_rate(record, each) for each in record.deadlines}
-    return {fps: said.answer for fps, said in judged.items() if said is not None}
-
-
 def _rate_words(record: Record) -> str:
     """Name the rates that are held, those that are not, and those that are undecided."""
-    rates = _rates(record)
-    held, missed, unknown = ([fps for fps, each in rates.items() if each == kind] for kind in ("yes", "no", UNDECIDED))
+    rates: dict[str, list[str]] = {"yes": [], "no": [], UNDECIDED: []}
+    for each in record.deadlines:
+        if (said := holds_rate(record, each)) is not None:
+            rates[said.answer].append(f"{each.fps:g}")
     loop = record.realtime
     # In time, but the application does something else between them.
-    alone = loop is not None and loop.too_slow_fps is not None and f"{loop.target_fps:g}" not in missed
+    alone = loop is not None and loop.too_slow_fps is not None and f"{loop.target_fps:g}" not in rates["no"]
     holds = "Its frames alone hold" if alone else "Holds"
-    kinds = ((holds, held), ("Does not hold", missed), (f"{UNDECIDED.capitalize()}:", unknown))
-    return ". ".join(f"{words} {listed(rates)} FPS" for words, rates in kinds if rates)
+    words = (holds, "Does not hold", f"{UNDECIDED.capitalize()}:")
+    return ". ".join(
+        f"{kind} {listed(of_kind)} FPS" for kind, of_kind in zip(words, rates.values(), strict=True) if of_kind
+    )
 
 
 def _joined(*sentences: str) -> str:

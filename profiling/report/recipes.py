@@ -62,11 +62,6 @@ def _reasons(record: Record) -> Iterator[_Reason]:
         yield from ((record, CompileEvent(reason=reason), "CUDA graph skipped") for reason in log.cudagraph_skips)
 
 
-def _where(row: _Reason) -> str | None:
-    file, line = row[1].file, row[1].line
-    return file if not file or line is None else f"{file}:{line}"
-
-
 def _layers(row: _Step) -> str | None:
     """Return how many layers a transform replaced by what, and how many it left for what reason."""
     if (choices := row[1].choices) is None:
@@ -78,7 +73,7 @@ def _layers(row: _Step) -> str | None:
 _REASONS = (
     Column[_Reason]("what", lambda row: row[2]),
     *columns(Recompile, "compile_id", "reason"),
-    Column[_Reason]("where", _where),
+    *columns(CompileEvent, "file", "line"),
 )
 _STEPS = (
     *columns(RecipeStep, "stage", "kind", "name", "seconds", "changed"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from profiling.errors import printable
@@ -123,7 +123,7 @@ def roofline_section(data: RunData) -> Section:
     calls = [call for record in data.records for call in judged_calls(record)]
     rows = [call for record in data.records for call in (*judged_calls(record), *_whole_frame(record))]
     why = cell_table(REASONS, (*_ROOFLINE, _next_column(data)), rows, depth="report")
-    found = list(_found(data.records))
+    found = [(call.record, each, call.stage) for call in calls for each in call.roofline.findings]
     findings = cell_table(FINDINGS, _FINDING, found, depth="report")
     predictions = cell_table(
         "Predicted and measured medians", _PREDICTION, _predictions(calls, data.records), depth="report"
@@ -148,13 +148,6 @@ def _whole_frame(record: Record) -> tuple[Judged, ...]:
     if roofline is None or not roofline.parts:
         return ()
     return (Judged(record, roofline, "frame", record.median_ms, roofline.over_roofline),)
-
-
-def _found(records: Sequence[Record]) -> Iterator[_Found]:
-    """Yield the findings of each call, or of the stages of its frame."""
-    for record in records:
-        for call in judged_calls(record):
-            yield from ((record, each, call.stage) for each in call.roofline.findings)
 
 
 def _predictions(calls: Sequence[Judged], records: Sequence[Record]) -> list[_Predicted]:

@@ -26,8 +26,13 @@ def shape_sweep_section(data: RunData) -> Section:
     groups = by_component(rows)
     numbers = sorted({number for record in rows for number in record.call_points})
     totals = (
-        *map(_total_column, numbers),
-        Column[Record]("a call", lambda record: _call_ms(record), "ms", measured=True),
+        *(
+            Column[Record](
+                f"{count_of(number, 'call')},", lambda record, n=number: total_seconds(record, n), "s", measured=True
+            )
+            for number in numbers
+        ),
+        Column[Record]("a call", _call_ms, "ms", measured=True),
         Column[Record]("speedup", lambda record: _speedup(record, groups[record.component]), "ratio"),
         Column[Record](
             "pays after", lambda record: pays_after(record, groups[record.component]), "count", unit="calls"
@@ -52,10 +57,6 @@ def total_seconds(record: Record, number: int) -> Value | None:
         return None
     seconds = point.seconds + prepare.from_cold
     return seconds if point.measured and prepare.cold_s is None else Marked("~", seconds)
-
-
-def _total_column(number: int) -> Column[Record]:
-    return Column(f"{count_of(number, 'call')},", lambda record: total_seconds(record, number), "s", measured=True)
 
 
 def _call_ms(record: Record) -> float | None:

@@ -57,7 +57,7 @@ def trace_section(data: RunData) -> Section:
     waits = [(record, each) for record, trace in traces for each in (*trace.waits, *trace.copies)]
     measured = [(record, each) for record in data.records if (each := record.hardware_counters) is not None]
     counted = [(record, kernel) for record, counters in measured for kernel in counters.kernels]
-    on_cpu = [_on_cpu(trace) for _, trace in traces]
+    on_cpu = [any(kernel.kind == _OPERATOR for kernel in trace.kernels) for _, trace in traces]
     kernel_notes = (*([_OPERATORS] if any(on_cpu) else []), *([] if all(on_cpu) else [_OF_CEILINGS]))
     sources = named_once((name_of(record), trace.modules_from) for record, trace in traces if trace.modules_from)
     module_notes = (_SELF, *(f"Submodules: {how} ({', '.join(names)})" for how, names in sources.items()))
@@ -96,15 +96,14 @@ def folded(paths: Iterable[str]) -> dict[str, str]:
             if name.isdecimal():
                 numbered = below.setdefault(tuple(names[:place]), {})
                 numbered.setdefault(name, set()).add(".".join(names[place + 1 :]))
-    alike = {prefix for prefix, numbered in below.items() if _alike(list(numbered.values()))}
+    groups = {prefix: list(numbered.values()) for prefix, numbered in below.items() if len(numbered) > 1}
+    alike = {
+        prefix for prefix, (first, *rest) in groups.items() if first != {""} and all(each == first for each in rest)
+    }
     return {
         path: ".".join("*" if n.isdecimal() and tuple(names[:i]) in alike else n for i, n in enumerate(names))
         for path, names in parts.items()
     }
-
-
-def _alike(submodules: Sequence[set[str]]) -> bool:
-    return len(submodules) > 1 and all(each == submodules[0] for each in submodules) and submodules[0] != {""}
 
 
 def _kernels(traces: Sequence[tuple[Record, TraceAnalysis]]) -> Iterator[tuple[Record, Kernel]]:
@@ -116,11 +115,6 @@ def _kernels(traces: Sequence[tuple[Record, TraceAnalysis]]) -> Iterator[tuple[R
         if rest := kernels[most:]:
             count, ms, share = (_added(rest, name) for name in ("count", "ms", "share"))
             yield record, Kernel(name=f"and {len(rest)} more", kind=ABSENT, count=count, ms=ms or 0.0, share=share)
-
-
-def _on_cpu(trace: TraceAnalysis) -> bool:
-    """Return whether the trace lists operators of the host in place of kernels."""
-    return any(kernel.kind == _OPERATOR for kernel in trace.kernels)
 
 
 def _added(items: Iterable[Kernel | ModuleTime], name: str) -> float | None:

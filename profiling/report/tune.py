@@ -107,10 +107,6 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
     return f"{won.component}: the winner is {won.variant} (tried: {tried}). {use}"
 
 
-def _slower(row: Contribution) -> Value | None:
-    return f"not correct: {row.without.status}" if row.ratio is None else ratio_value(row.ratio)
-
-
 def _adds_to_preparing(row: Contribution) -> Value | None:
     """Return the seconds that the steps add, each recipe prepared from an empty cache."""
     with_them, without = row.recipe.prepare, row.without.prepare
@@ -122,7 +118,11 @@ def _adds_to_preparing(row: Contribution) -> Value | None:
 
 _STEPS = (
     Column[Contribution]("step", lambda row: listed(list(row.steps)), wrap=26),
-    Column[Contribution]("slower without it", _slower, "ratio"),
+    Column[Contribution](
+        "slower without it",
+        lambda row: ratio_value(row.ratio) if row.ratio is not None else f"not correct: {row.without.status}",
+        "ratio",
+    ),
     Column[Contribution]("p50 without", lambda row: median_of(row.without), "ms", wrap=14),
     Column[Contribution]("p50 with", lambda row: median_of(row.recipe), "ms", wrap=14),
     Column[Contribution]("adds to preparing", _adds_to_preparing, "s"),
