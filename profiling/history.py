@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from profiling.compare.cells import read_run
-from profiling.compare.command import check_page_path, parse_options, show
+from profiling.compare.output import check_page_path, parse_options, show
 from profiling.errors import InputError, prepare_output, printable, reason_of
 from profiling.report.format import Value, count_of, estimate, few
 from profiling.report.page import Section

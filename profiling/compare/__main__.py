@@ -14,8 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiling.compare.cells import IN_TURNS, TWO_RUNS
-from profiling.compare.command import check_page_path, parse_options, show
-from profiling.compare.output import EXIT_CODES, compare_runs, compare_sweeps, sections_of
+from profiling.compare.output import (
+    EXIT_CODES,
+    check_page_path,
+    compare_runs,
+    compare_sweeps,
+    parse_options,
+    sections_of,
+    show,
+)
 from profiling.errors import InputError, command, prepare_output, printable, reason_of, shell_words
 from profiling.report.format import count_of
 from profiling.results.jsonl import RESULTS_FILE

@@ -1,10 +1,13 @@
 """Shows a comparison of two runs or two sweeps: the conclusion, the cells, what could explain that.
 
-The console, Markdown and the page have the same tables; the console shows the first rows of long ones.
+The console, Markdown and the page have the same tables; the console shows the first rows of long ones. `history` has
+the same options and output.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,13 +25,15 @@ from profiling.compare.cells import (
     read_run,
 )
 from profiling.compare.differences import Difference, run_differences
-from profiling.errors import InputError, printable
+from profiling.errors import InputError, install_hint, print_text, printable, reason_of
 from profiling.report.format import count_of, estimate
-from profiling.report.page import Section
+from profiling.report.page import Section, render_page
+from profiling.report.render import console_text, markdown_text
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.environment import ENVIRONMENT_FILE
 from profiling.results.overrides import setting, swept_keys, values_of
+from profiling.results.run_folder import write_text
 from profiling.results.sweep import SweepJob, read_sweep
 
 #: The name of a job, and its run in A and in B, or why there is none.
@@ -187,3 +192,42 @@ _CHANGES = (
     Column[tuple[str, Difference]]("A", lambda row: row[1].a, wrap=_WRAP),
     Column[tuple[str, Difference]]("B", lambda row: row[1].b, wrap=_WRAP),
 )
+
+
+def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Add the options that `compare` and `history` share to `parser`, and parse the command line."""
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown, for a pull request")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page with all rows (name it *.html)")
+    return parser.parse_intermixed_args(arguments)  # options may stand between and after the others
+
+
+def check_page_path(path: Path | None) -> None:
+    """Refuse a path that no page can be written to, before anything is read: it must not replace records.
+
+    Raises:
+        InputError: it does not end in .html, it is a folder, or its folder is missing.
+
+    """
+    if path is not None and (path.suffix != ".html" or path.is_dir() or not path.parent.is_dir()):
+        raise InputError(f"--html {path}: name a file that ends in .html, in a folder that exists.")
+
+
+def show(options: argparse.Namespace, title: str, heading: Sequence[str], sections: Sequence[Section]) -> bool:
+    """Print the sections, and write their page where --html asks for it, whole or not at all.
+
+    Says on stderr where the page is, or why it was not written (False).
+    """
+    as_markdown = options.markdown
+    print_text(markdown_text(title, heading, sections) if as_markdown else console_text(heading, sections, ()))
+    path: Path | None = options.html
+    if path is None:
+        return True
+    try:
+        write_text(path, render_page(title, heading, sections))
+    except Exception as error:  # a fault of the page must not turn the printed result into a traceback
+        missing = isinstance(error, ModuleNotFoundError)
+        reason = install_hint(error.name) if missing else reason_of(error)
+        print(f"error: {printable(f'{path} was not written: {reason}')}", file=sys.stderr)
+        return False
+    print(f"open in a browser: {printable(path)}", file=sys.stderr)
+    return True
