@@ -13,7 +13,7 @@ from profiling.report.answer import answer_section
 from profiling.report.format import escaped
 from profiling.report.heading import heading_lines
 from profiling.report.realtime import realtime_section
-from profiling.report.render import console_text, render_markdown
+from profiling.report.render import Report, render_markdown
 from profiling.report.run_data import load_run
 from profiling.report.sweep import sweep_as
 from profiling.report.table import markdown
@@ -29,7 +29,7 @@ PIPELINES = ("h200_stream_img2img", "h200_chunked_video", "h200_speech")
 def results_block() -> str:
     """Return the command of the main job on an H100, and what it printed."""
     run = load_run(RESULTS / "h100_main")
-    text = console_text(heading_lines(run), [answer_section(run)], [])
+    text = Report("", heading_lines(run), [answer_section(run)]).console()
     return f"```\n$ {run.environment.command}\n\n{text.strip()}\n```"
 
 

@@ -20,6 +20,7 @@ from profiling.compare.output import check_page_path, parse_options, show
 from profiling.errors import InputError, prepare_output, printable, reason_of
 from profiling.report.format import Value, count_of, estimate, few
 from profiling.report.page import Section
+from profiling.report.render import Report
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.jsonl import RESULTS_FILE
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return InputError.exit_code
     runs = {point.run for series in history.values() for point in series}
     heading = [printable(f"{count_of(len(runs), 'run')} of {', '.join(map(str, options.folders))}")]
-    return 0 if show(options, "history", heading, [_section(history)]) else InputError.exit_code
+    return 0 if show(options, Report("history", heading, [_section(history)])) else InputError.exit_code
 
 
 def read_history(*folders: Path) -> History:

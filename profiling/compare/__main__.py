@@ -20,7 +20,7 @@ from profiling.compare.output import (
     compare_runs,
     compare_sweeps,
     parse_options,
-    sections_of,
+    report_of,
     show,
 )
 from profiling.errors import InputError, command, prepare_output, printable, reason_of, shell_words
@@ -97,7 +97,7 @@ def _compare(options: argparse.Namespace) -> int:
 
             folders = measure((options.a, options.b), options.overrides, options.config_dir)
         comparison = compare_runs(folders, options.threshold, options.cells)
-    show(options, comparison.title, comparison.heading, sections_of(comparison))
+    show(options, report_of(comparison))
     return comparison.exit_code
 
 

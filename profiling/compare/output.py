@@ -27,8 +27,8 @@ from profiling.compare.cells import (
 from profiling.compare.differences import Difference, run_differences
 from profiling.errors import InputError, install_hint, print_text, printable, reason_of
 from profiling.report.format import count_of, estimate
-from profiling.report.page import Section, render_page
-from profiling.report.render import console_text, markdown_text
+from profiling.report.page import Section
+from profiling.report.render import Report
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.environment import ENVIRONMENT_FILE
@@ -146,7 +146,7 @@ def _comparison(
     )
 
 
-def sections_of(comparison: Comparison) -> list[Section]:
+def report_of(comparison: Comparison) -> Report:
     """Return the conclusion with the cells, then what differs."""
     cells = Table("Cells", _CELLS, comparison.cells, few=_CONSOLE)
     rows = [("all", each) for each in comparison.differences]
@@ -155,10 +155,11 @@ def sections_of(comparison: Comparison) -> list[Section]:
     numbers = Counter(cell.verdict for cell in comparison.cells)
     counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if numbers[verdict])
     answer = (_answer(comparison), f"{count_of(len(comparison.cells), 'cell')}: {counts}.")
-    return [
+    sections = (
         Section("verdict", "Cells", answer, _LEGEND, (cells,)),
         Section("differences", "What differs", comparison.lines, tables=(changes,)),
-    ]
+    )
+    return Report(comparison.title, comparison.heading, sections)
 
 
 def _answer(comparison: Comparison) -> str:
@@ -212,18 +213,17 @@ def check_page_path(path: Path | None) -> None:
         raise InputError(f"--html {path}: name a file that ends in .html, in a folder that exists.")
 
 
-def show(options: argparse.Namespace, title: str, heading: Sequence[str], sections: Sequence[Section]) -> bool:
-    """Print the sections, and write their page where --html asks for it, whole or not at all.
+def show(options: argparse.Namespace, report: Report) -> bool:
+    """Print the report, and write its page where --html asks for it, whole or not at all.
 
     Says on stderr where the page is, or why it was not written (False).
     """
-    as_markdown = options.markdown
-    print_text(markdown_text(title, heading, sections) if as_markdown else console_text(heading, sections, ()))
+    print_text(report.markdown() if options.markdown else report.console())
     path: Path | None = options.html
     if path is None:
         return True
     try:
-        write_text(path, render_page(title, heading, sections))
+        write_text(path, report.page())
     except Exception as error:  # a fault of the page must not turn the printed result into a traceback
         missing = isinstance(error, ModuleNotFoundError)
         reason = install_hint(error.name) if missing else reason_of(error)

@@ -226,8 +226,5 @@ def conditions_text(record: Record) -> str | None:
 def _limits_text(record: Record) -> str | None:
     """Return why the GPU lowered its clocks during the timing, each reason with its share of the time if known."""
     conditions: ClockConditions | None = record.metrics.latency or record.realtime
-    if conditions is None:
-        return None
-    if conditions.limited_share is None:
-        return None if conditions.sm_clock_median_mhz is None else "not known (window under 1 s)"
-    return ", ".join(f"{printable(name)} {percent(share)}" for name, share in conditions.limited_share.items()) or None
+    shares = conditions.limited_share or {} if conditions is not None else {}
+    return ", ".join(f"{printable(name)} {percent(share)}" for name, share in shares.items()) or None

@@ -6,7 +6,7 @@ A section that cannot be rendered is a line that says so: see `built`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import get_terminal_size
@@ -91,6 +91,48 @@ class Printed(NamedTuple):
     is_written: bool
 
 
+class Report(NamedTuple):
+    """What all renderings show: a title, lines on the origin of the numbers, and sections, the answer first."""
+
+    title: str
+    heading: Sequence[str]
+    sections: Sequence[Section]
+
+    def console(self, path: str = "", depth: Depth = "console") -> str:
+        """Return the first section, then the heading, the other sections that `depth` shows, and the path to open."""
+        shown = [section_text(section, depth) for section in self.sections if fits(section.depth, depth)]
+        lead, *rest = [text for text in shown if text] or [""]
+        return "\n\n".join(filter(None, (lead, "\n".join(map(wrapped_line, self.heading)), *rest, path)))
+
+    def markdown(self) -> str:
+        """Return `report.md`: the first section, then the heading and the others."""
+        shown = [text for section in self.sections if (text := _section_markdown(section))]
+        parts = (f"## {escaped(self.title)}", *shown[:1], _bullets(self.heading), *shown[1:])
+        return "\n\n".join(filter(None, parts)) + "\n"
+
+    def page(self) -> str:
+        """Return `report.html`."""
+        return render_page(self.title, self.heading, self.sections)
+
+    def written(self, folder: Path, text: str) -> Printed:
+        """Write the files into the folder, the page last; return the text with its path, or why one is missing."""
+        files = {REPORT_FILE: self.markdown, PAGE_FILE: self.page}
+        left = list(files)
+        try:
+            for name, render in files.items():
+                write_text(folder / name, render())
+                left.remove(name)
+        except ModuleNotFoundError as error:
+            return Printed(f"{text}\n{PAGE_FILE} was not written: {install_hint(error.name)}", is_written=True)
+        except OSError as error:
+            cause = error.strerror or type(error).__name__
+            again = f"Make room or change the permissions, then: {command('-m', 'profiling.report', folder)}"
+            return Printed(f"{text}\n{listed(left)} could not be written: {cause}. {again}", is_written=False)
+        except Exception as error:  # the text is there, and the records are whole
+            return Printed(f"{text}\n{listed(left)} could not be written: {reason_of(error)}", is_written=False)
+        return Printed(f"{text}\nreport: {printable(folder / PAGE_FILE)}", is_written=True)
+
+
 def write_report(folder: Path, *, details: bool = False) -> Printed:
     """Write the run's `report.md` and `report.html`, and return the console text.
 
@@ -100,27 +142,8 @@ def write_report(folder: Path, *, details: bool = False) -> Printed:
         InputError: the folder holds no results, or results of another schema.
 
     """
-    data = load_run(folder)
-    files = {REPORT_FILE: lambda: render_markdown(data), PAGE_FILE: lambda: render_html(data)}
-    return write_files(folder, files, render_console(data, details=details))
-
-
-def write_files(folder: Path, files: Mapping[str, Callable[[], str]], text: str) -> Printed:
-    """Write the report's files into the folder, the page last; return the text with its path, or why one is missing."""
-    left = list(files)
-    try:
-        for name, render in files.items():
-            write_text(folder / name, render())
-            left.remove(name)
-    except ModuleNotFoundError as error:
-        return Printed(f"{text}\n{PAGE_FILE} was not written: {install_hint(error.name)}", is_written=True)
-    except OSError as error:
-        cause = error.strerror or type(error).__name__
-        again = f"Make room or change the permissions, then: {command('-m', 'profiling.report', folder)}"
-        return Printed(f"{text}\n{listed(left)} could not be written: {cause}. {again}", is_written=False)
-    except Exception as error:  # the text is there, and the records are whole
-        return Printed(f"{text}\n{listed(left)} could not be written: {reason_of(error)}", is_written=False)
-    return Printed(f"{text}\nreport: {printable(folder / PAGE_FILE)}", is_written=True)
+    report = run_report(load_run(folder))
+    return report.written(folder, report.console(f"run: {printable(folder)}", "report" if details else "console"))
 
 
 def sections_of(data: RunData) -> tuple[Section, ...]:
@@ -149,30 +172,26 @@ def built(build: Callable[[Data], Section | tuple[Section, ...]], data: Data) ->
     return sections
 
 
+def run_report(data: RunData) -> Report:
+    """Return the report of a run; `report.md` and the page contain no path outside the run."""
+    targets = ", ".join(dict.fromkeys(printable(record.target) for record in data.records)) or "profile"
+    title = f"{targets}: {printable(data.folder.resolve().name)}"
+    return Report(title, heading_lines(data), sections_of(data))
+
+
 def render_console(data: RunData, *, details: bool = False) -> str:
-    """Return the console text: the answer, failed cells, with `details` all tables of `report.md`, paths to open."""
-    files = [f"run: {printable(data.folder)}"]
-    return console_text(heading_lines(data), sections_of(data), files, "report" if details else "console")
+    """Return the console text: the answer, failed cells, with `details` all tables of `report.md`, and the folder."""
+    return run_report(data).console(f"run: {printable(data.folder)}", "report" if details else "console")
 
 
 def render_markdown(data: RunData) -> str:
-    """Return `report.md`: the console's text and further tables. It contains no path outside the run."""
-    return markdown_text(_title(data), heading_lines(data), sections_of(data))
+    """Return the `report.md` of a run."""
+    return run_report(data).markdown()
 
 
 def render_html(data: RunData) -> str:
-    """Return the page of a run; it contains no path outside the run."""
-    return render_page(_title(data), heading_lines(data), sections_of(data))
-
-
-def console_text(
-    heading: Sequence[str], sections: Sequence[Section], files: Sequence[str], depth: Depth = "console"
-) -> str:
-    """Return the first section, then the heading, the other sections that `depth` shows, and the paths to open."""
-    shown = [section_text(section, depth) for section in sections if fits(section.depth, depth)]
-    lead, *rest = [text for text in shown if text] or [""]
-    blocks = [[lead], [wrapped_line(line) for line in heading], *([text] for text in rest), list(files)]
-    return "\n\n".join("\n".join(block) for block in blocks if block)
+    """Return the page of a run."""
+    return run_report(data).page()
 
 
 def section_text(section: Section, depth: Depth = "console") -> str:
@@ -186,13 +205,6 @@ def section_text(section: Section, depth: Depth = "console") -> str:
     return "\n\n".join(filter(None, (*texts, lines) if section.leads else (lines, *texts)))
 
 
-def markdown_text(title: str, heading: Sequence[str], sections: Sequence[Section]) -> str:
-    """Return `report.md`: the first section, then the heading and the others."""
-    shown = [text for section in sections if (text := _section_markdown(section))]
-    parts = [f"## {escaped(title)}", *shown[:1], _bullets(heading), *shown[1:]]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
 def _section_markdown(section: Section) -> str:
     tables = [table for table in section.tables if table and fits(table.depth, "report")]
     if not fits(section.depth, "report") or not (tables or section.lines or section.text):
@@ -203,11 +215,6 @@ def _section_markdown(section: Section) -> str:
     parts = (*texts, lines) if section.leads else (lines, *texts)
     whole = (f"### {escaped(section.title)}", *parts, _bullets(section.legend), _fenced(section.text))
     return "\n\n".join(part for part in whole if part)
-
-
-def _title(data: RunData) -> str:
-    targets = ", ".join(dict.fromkeys(printable(record.target) for record in data.records)) or "profile"
-    return f"{targets}: {printable(data.folder.resolve().name)}"
 
 
 def _bullets(lines: Sequence[str]) -> str:

@@ -33,8 +33,8 @@ from profiling.report.format import (
     number_of,
     percent,
 )
-from profiling.report.page import PAGE_FILE, Section, render_page
-from profiling.report.render import REPORT_FILE, Printed, built, console_text, markdown_text, write_files
+from profiling.report.page import PAGE_FILE, Section
+from profiling.report.render import Printed, Report, built
 from profiling.report.run_data import linked_file, load_run, wrong_because
 from profiling.report.table import Column, Table, columns
 from profiling.results.jsonl import RESULTS_FILE
@@ -313,12 +313,8 @@ def write_sweep_report(folder: Path) -> Printed:
         InputError: the folder holds no sweep that can be read.
 
     """
-    title, heading, sections = _parts(load_sweep(folder))
-    files = {
-        REPORT_FILE: lambda: markdown_text(title, heading, sections),
-        PAGE_FILE: lambda: render_page(title, heading, sections),
-    }
-    return write_files(folder, files, console_text(heading, sections, [f"sweep: {printable(folder)}"]))
+    report = _report(load_sweep(folder))
+    return report.written(folder, report.console(f"sweep: {printable(folder)}"))
 
 
 def sweep_as(form: str, folder: Path) -> str:
@@ -329,8 +325,8 @@ def sweep_as(form: str, folder: Path) -> str:
 
     """
     forms: dict[str, Callable[[SweepData], str]] = {
-        "table": lambda data: console_text(*_parts(data)[1:], [f"sweep: {printable(folder)}"]),
-        "markdown": lambda data: markdown_text(*_parts(data)),
+        "table": lambda data: _report(data).console(f"sweep: {printable(folder)}"),
+        "markdown": lambda data: _report(data).markdown(),
         "json": _as_json,
         "csv": _as_csv,
     }
@@ -339,9 +335,9 @@ def sweep_as(form: str, folder: Path) -> str:
     return forms[form](load_sweep(folder))
 
 
-def _parts(data: SweepData) -> tuple[str, tuple[str, ...], tuple[Section, ...]]:
+def _report(data: SweepData) -> Report:
     title = f"Sweep of {printable(data.sweep.target)}: {printable(data.folder.resolve().name)}"
-    return title, heading_lines(data), sections_of(data)
+    return Report(title, heading_lines(data), sections_of(data))
 
 
 def heading_lines(data: SweepData) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from planted_runs import ENVIRONMENT, cell, noisy, two_runs, write_run
 
 from profiling.compare import cells, output
 from profiling.compare.__main__ import main
+from profiling.report import render
 from profiling.report.table import WIDTH
 from profiling.results.jsonl import RESULTS_FILE
 
@@ -164,7 +165,7 @@ def full(*_):
 )
 def test_a_page_that_fails_costs_neither_text_nor_exit_code(tmp_path, capsys, monkeypatch, name, fault, error):
     a, b = two_runs(tmp_path)
-    monkeypatch.setattr(output, name, fault)
+    monkeypatch.setattr(output if name == "write_text" else render, name, fault)
     assert main([str(a), str(b), "--html", str(tmp_path / "page.html")]) == 1
     printed = capsys.readouterr()
     assert "(exit code 1)" in printed.out
