@@ -18,17 +18,19 @@ from pathlib import Path
 from profiling.compare.cells import read_run
 from profiling.compare.output import check_page_path, parse_options, show
 from profiling.errors import InputError, prepare_output, printable, reason_of
+from profiling.report.answer import answer_of
+from profiling.report.cells import conditions_text, median_of
 from profiling.report.format import Value, count_of, estimate, few
 from profiling.report.page import Section
 from profiling.report.render import Report
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judge import Cell, compare, rank
+from profiling.results.judge import Cell, compare
 from profiling.results.overrides import concerns, is_work, names_cells, recipe_of, setting, swept_keys, values_of
 from profiling.results.record import Record
 from profiling.results.sweep import is_sweep, read_sweep
-from profiling.results.verdicts import cell_of, interval_of, taken, work_of
+from profiling.results.verdicts import cell_of, work_of
 
 #: What stands in the place of a ratio of two runs that had other variants.
 _OTHER_VARIANTS = "other variants"
@@ -46,7 +48,7 @@ class HistoryPoint:
     p50: Value | None  # of a call, or of a frame of a loop, in ms
     cell: Cell
     variants: frozenset[str]  # all that its run had for the component
-    conditions: str | None = None  # what others took while it was timed
+    conditions: str | None = None  # under which it was timed
     vs_first: Value | None = None  # time of the first run over this one: above 1 is faster
     vs_previous: Value | None = None
 
@@ -176,21 +178,20 @@ def _title(run: RunData, record: Record, swept: Mapping[str, str]) -> str:
 
 
 def _point(run: RunData, group: Sequence[Record], name: str, swept: Mapping[str, str]) -> HistoryPoint:
-    cells = {record.variant: cell for record in group if (cell := cell_of(record)) is not None}
-    ranked = rank(cells)
-    record = next(each for each in group if each.variant == ranked.leader)
-    beside = {answer: names for answer in ("same", "undecided") if (names := ranked.named(answer))}
-    others = taken(record)
+    answer = answer_of(group[0].component, group)
+    fastest, cell = answer.fastest, None if answer.fastest is None else cell_of(answer.fastest)
+    assert fastest is not None and cell is not None, "all of the group were timed"
+    beside = {"same": answer.same, "undecided": answer.undecided}
     return HistoryPoint(
         run=name,
         date=run.environment.captured_at,
         revision=run.environment.revision,
-        variant=_recipe(record, swept),
-        beside="; ".join(f"{answer}: {few(names)}" for answer, names in beside.items()) or None,
-        p50=estimate(record.median_ms, interval_of(record)),
-        cell=cells[ranked.leader],
-        variants=frozenset(_recipe(each, swept) for each in run.records if each.component == record.component),
-        conditions=others.words if others is not None and others.is_named else None,
+        variant=_recipe(fastest, swept),
+        beside="; ".join(f"{kind}: {few(names)}" for kind, names in beside.items() if names) or None,
+        p50=median_of(fastest),
+        cell=cell,
+        variants=frozenset(_recipe(each, swept) for each in run.records if each.component == fastest.component),
+        conditions=conditions_text(fastest),
     )
 
 
