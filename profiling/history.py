@@ -180,7 +180,8 @@ def _title(run: RunData, record: Record, swept: Mapping[str, str]) -> str:
 def _point(run: RunData, group: Sequence[Record], name: str, swept: Mapping[str, str]) -> HistoryPoint:
     answer = answer_of(group[0].component, group)
     fastest, cell = answer.fastest, None if answer.fastest is None else cell_of(answer.fastest)
-    assert fastest is not None and cell is not None, "all of the group were timed"
+    assert fastest is not None, "all of the group were timed"
+    assert cell is not None
     beside = {"same": answer.same, "undecided": answer.undecided}
     return HistoryPoint(
         run=name,

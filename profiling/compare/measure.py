@@ -100,7 +100,9 @@ def _measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path
             progress.say(f"interrupted; finished cells are in {base}. To measure again, repeat the command.")
             raise
         finally:
-            _write_reports(folders)
+            for folder in folders:
+                if (folder / RESULTS_FILE).exists():
+                    write_report(folder)
         _say_what_is_installed(runs, progress)
     return tuple(folders)
 
@@ -174,12 +176,6 @@ def _folder(chosen: Any) -> Path:
 def _remove_empty(folder: Path) -> None:
     with contextlib.suppress(OSError):  # it holds runs
         folder.rmdir()
-
-
-def _write_reports(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        if (folder / RESULTS_FILE).exists():
-            write_report(folder)
 
 
 def _say_what_is_installed(runs: Sequence[Run], progress: Progress) -> None:

@@ -143,23 +143,19 @@ def _seconds(ms: float) -> str:
 def _answer(answer: Answer) -> dict[str, Any]:
     """Return the row of the answer, with the numbers of the fastest correct cell if there is one."""
     record = answer.fastest
+    rates = deadlines_of(record) if record is not None else ()
+    judged = {f"{each.fps:g}": holds_rate(record, each) for each in rates if record is not None}
     return {
         "component": answer.component,
         "fastest_correct": record.variant if record is not None else None,
         "same": answer.same,
         "undecided": answer.undecided,
         **(cell_row(record, answer.group) if record is not None else {}),
-        "rates": _rates(record) if record is not None else {},
+        "rates": {
+            fps: {"answer": said.answer, "late": said.late, "n": said.n, "at_most": said.most}
+            for fps, said in judged.items()
+            if said is not None
+        },
         "next": answer.next[1] or None,
         "remarks": list(answer.remarks),
-    }
-
-
-def _rates(record: Record) -> dict[str, Any]:
-    """Return the judgement on each frame rate."""
-    judged = {f"{each.fps:g}": holds_rate(record, each) for each in deadlines_of(record)}
-    return {
-        fps: {"answer": said.answer, "late": said.late, "n": said.n, "at_most": said.most}
-        for fps, said in judged.items()
-        if said is not None
     }

@@ -21,7 +21,9 @@ def heading_lines(data: RunData) -> tuple[str, ...]:
     """Return up to three lines: the device, the software, the run's settings."""
     environment = data.environment
     tiny = any(record.scale == "tiny" for record in data.records)
-    lines = (_device(environment), _software(environment), _settings(environment, tiny=tiny))
+    versions = environment.versions
+    software = [f"{_LABELS.get(name, name)} {versions[name]}" for name in _VERSIONS if versions.get(name)]
+    lines = (_device(environment), software, _settings(environment, tiny=tiny))
     return tuple(printable(" · ".join(filter(None, parts))) for parts in lines if any(parts))
 
 
@@ -71,11 +73,6 @@ def _device(environment: Environment) -> list[str]:
     if environment.threads is not None and (cpu is None or environment.threads != cpu.cores):
         parts.append(count_of(environment.threads, "thread"))
     return parts
-
-
-def _software(environment: Environment) -> list[str]:
-    versions = environment.versions
-    return [f"{_LABELS.get(name, name)} {versions[name]}" for name in _VERSIONS if versions.get(name)]
 
 
 def _settings(environment: Environment, *, tiny: bool) -> list[str]:

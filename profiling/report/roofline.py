@@ -151,19 +151,14 @@ def _whole_frame(record: Record) -> tuple[Judged, ...]:
 
 
 def _predictions(calls: Sequence[Judged], records: Sequence[Record]) -> list[_Predicted]:
-    return [
-        (call.record, step, call.stage, _measured(call, step.variant, records))
-        for call in calls
-        for step in call.roofline.steps
-        if step.variant is not None and step.wall_ms is not None
-    ]
-
-
-def _measured(call: Judged, variant: str, records: Sequence[Record]) -> float | None:
-    """Return what the variant took, if it was measured and is correct."""
-    cell = (call.record.component, variant)
-    other = next((record for record in records if record.cell == cell and record.is_correct), None)
-    return None if other is None else _ms_of(other, call.stage)
+    """Return each step whose time was predicted, with what its variant took if it was measured and is correct."""
+    correct = {record.cell: record for record in records if record.is_correct}
+    found = []
+    for call in calls:
+        for step in (step for step in call.roofline.steps if step.variant is not None and step.wall_ms is not None):
+            other = correct.get((call.record.component, step.variant or ""))
+            found.append((call.record, step, call.stage, other and _ms_of(other, call.stage)))
+    return found
 
 
 def _ms_of(record: Record, stage: str | None) -> float | None:

@@ -17,7 +17,7 @@ from profiling.report.format import Link, count_of
 from profiling.report.table import Column, Depth, Table
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, read_environment
 from profiling.results.frames import TIMES, frame_count, read_frames
-from profiling.results.jsonl import RESULTS_FILE, read_records, read_results
+from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import Record
 from profiling.results.run_folder import CONFIG_FILE, read_config
 from profiling.results.stats import summarize
@@ -77,8 +77,7 @@ def load_run(path: Path) -> RunData:
         InputError: the folder holds no results, or results of another schema.
 
     """
-    is_file = path.is_file()
-    results, folder = (read_results(path), path.parent) if is_file else (read_records(path), path)
+    results, folder = read_records(path), path.parent if path.is_file() else path
     records = tuple(_with_frames(record, folder) for record in results.records)
     return RunData(records, read_environment(folder), folder, results.skipped_lines)
 

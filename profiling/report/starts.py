@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from profiling.report.format import Marked, Value
 from profiling.report.page import Section
@@ -52,7 +52,12 @@ def starts_section(data: RunData) -> Section:
         *columns(Record, *_COUNTS, at="prepare"),
         *columns(Record, *_phases(r.prepare.phases for r in rows if r.prepare is not None), at="prepare.phases"),
     )
-    started = [each for record in data.records for each in _started(record)]
+    started = [
+        (record, start, kind)
+        for record in data.records
+        for kind in _KINDS
+        if (start := getattr(record.starts, kind, None)) is not None
+    ]
     starting = (
         Column[_Started]("start", lambda row: row[2]),
         *columns(Start, "seconds"),
@@ -75,9 +80,3 @@ def _phases(measured: Iterable[Mapping[str, float]]) -> list[str]:
     """Return the phases of any of these, in their order."""
     names = {name for phases in measured for name in phases}
     return sorted(names, key=lambda name: _PHASES.index(name) if name in _PHASES else len(_PHASES))
-
-
-def _started(record: Record) -> Iterator[_Started]:
-    for kind in _KINDS:
-        if (start := getattr(record.starts, kind, None)) is not None:
-            yield record, start, kind

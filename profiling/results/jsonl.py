@@ -84,25 +84,15 @@ def read_file(path: Path) -> bytes:
 
 
 def read_records(run: Path) -> Results:
-    """Read a run's records.
+    """Read the records of a run: of its folder, or of a file like `results.jsonl`, whatever it is called.
 
     Raises:
-        InputError: the folder holds no results, or results of another schema.
+        InputError: there are no results, they cannot be read, or are of another schema.
 
     """
-    path = run / RESULTS_FILE
+    path = run if run.is_file() else run / RESULTS_FILE
     if not path.is_file():
         raise InputError(f"{run} is no run: it has no {RESULTS_FILE}. Name a folder that a run printed at its end.")
-    return read_results(path)
-
-
-def read_results(path: Path) -> Results:
-    """Read the records of a file like `results.jsonl`, whatever it is called.
-
-    Raises:
-        InputError: it cannot be read, or holds results of another schema.
-
-    """
     try:
         content = read_file(path)
     except OSError as error:

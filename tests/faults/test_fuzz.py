@@ -25,7 +25,7 @@ from profiling.errors import InputError
 from profiling.report.render import render_console, render_html, render_markdown
 from profiling.report.run_data import RunData
 from profiling.results.environment import Environment, decode_environment
-from profiling.results.jsonl import Results, decode_record, encode_record, read_results
+from profiling.results.jsonl import Results, decode_record, encode_record, read_records
 from profiling.results.measured import Metrics
 from profiling.results.record import Record
 from profiling.run.cell_records import CellEvents
@@ -79,7 +79,7 @@ def test_arbitrary_lines(tmp_path_factory, lines):
     file = tmp_path_factory.mktemp("fuzz") / "results.jsonl"
     good = encode_record(record("good", 2.0))
     file.write_bytes(b"\n".join([encode_record(record("first")), *lines, good, *lines, b""]))
-    results = read_results(file)
+    results = read_records(file)
     assert [each.variant for each in results.records] == ["first", "good"]
     assert results.skipped_lines == 2 * sum(bool(line.strip()) for line in lines)
     assert isinstance(results, Results)

@@ -8,7 +8,7 @@ import pytest
 from make_record import record, summary
 
 from profiling.errors import InputError
-from profiling.results.jsonl import append_record, decode_record, encode_record, read_records, read_results
+from profiling.results.jsonl import append_record, decode_record, encode_record, read_records, read_records
 from profiling.results.measured import Metrics
 from profiling.results.record import leaves
 
@@ -26,7 +26,7 @@ def test_there_are_committed_runs():
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.parent.relative_to(RESULTS)))
 def test_a_committed_run_loses_nothing(path):
-    results = read_results(path)
+    results = read_records(path)
     assert results.skipped_lines == 0
     lines = path.read_text().splitlines()
     assert len(lines) == len(results.records)
@@ -76,7 +76,7 @@ def test_a_line_that_is_no_record_is_counted(tmp_path, line):
     file.write_bytes(
         b"\xef\xbb\xbf" + encode_record(record("a")) + b"\r\n\n" + line + b"\n" + encode_record(record("b"))
     )
-    results = read_results(file)
+    results = read_records(file)
     assert [each.variant for each in results.records] == ["a", "b"]
     assert results.skipped_lines == 1
 
