@@ -294,8 +294,8 @@ def _about_baseline(answer: Answer, fastest: Record) -> Iterator[str]:
 
 
 def _about_rates(record: Record) -> Iterator[str]:
-    """Say which rate is undecided above those that are held."""
-    if record.training is not None:
+    """Say which rate is undecided above those that are held; of a loop its verdict says so."""
+    if record.training is not None or record.is_realtime:
         return
     above = [(deadline, said) for deadline, said in _judged_rates(record) if said.answer == UNDECIDED]
     if above:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from profiling.report.cells import UNDECIDED, conditions_text, pays_after
-from profiling.report.format import Marked, Value, count_of, times
+from profiling.report.cells import pays_after
+from profiling.report.format import Marked, Value, count_of
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table
 from profiling.report.table import Column, columns
 from profiling.results.explained import ShapeCompile
 from profiling.results.record import Record
-from profiling.results.verdicts import answer_on, by_component, correct_baseline, taken_of_calls
+from profiling.results.verdicts import by_component
 
 
 def shape_sweep_section(data: RunData) -> Section:
@@ -33,11 +31,9 @@ def shape_sweep_section(data: RunData) -> Section:
             for number in numbers
         ),
         Column[Record]("a call", _call_ms, "ms", measured=True),
-        Column[Record]("speedup", lambda record: _speedup(record, groups[record.component]), "ratio"),
         Column[Record](
             "pays after", lambda record: pays_after(record, groups[record.component]), "count", unit="calls"
         ),
-        Column[Record]("conditions", conditions_text, "text", wrap=22),
     )
     legend = ["Total time: calls in a row with one wait at the end. Preparation: compiling, warm-up and capture."]
     points = [point for record in rows for point in record.call_points.values()]
@@ -61,19 +57,3 @@ def total_seconds(record: Record, number: int) -> Value | None:
 
 def _call_ms(record: Record) -> float | None:
     return 1e3 * record.metrics.calls.seconds_per_call if record.metrics.calls is not None else None
-
-
-def _speedup(record: Record, group: Sequence[Record]) -> Value | None:
-    baseline = correct_baseline(group)
-    if baseline is None or baseline.cell == record.cell or not record.is_correct:
-        return None
-    if answer_on(record, group) == "undecided":
-        return UNDECIDED
-    eager, own = _call_ms(baseline), _call_ms(record)
-    if not eager or not own:
-        return None
-    ratio, others = eager / own, [taken_of_calls(each) for each in (baseline, record)]
-    if not any(each is not None and each.is_named for each in others):
-        return ratio
-    low, high = (1 - each.share if each is not None else 1.0 for each in others)
-    return f"≥ {times(ratio * low)}" if ratio * low > 1 else f"≤ {times(ratio / high)}" if ratio < high else UNDECIDED

@@ -8,7 +8,7 @@ import pytest
 from make_record import record, summary
 
 from profiling.errors import InputError
-from profiling.results.jsonl import append_record, decode_record, encode_record, read_records, read_records
+from profiling.results.jsonl import append_record, decode_record, encode_record, read_records
 from profiling.results.measured import Metrics
 from profiling.results.record import leaves
 
