@@ -1,14 +1,11 @@
 """Charts as plain data, which `templates/chart.html` draws: the page needs no script for them.
 
-A `Chart` holds `View`s, shown below each other. A view is a `Figure` of series over two axes; `Rows` of bars or of
-spreads over one axis of milliseconds; or a tree of `Node`s. Every place in a figure is a percentage of its box, so the
-page can be of any width, and text keeps its size. An example:
+A `Chart` holds `View`s, shown below each other. A view is a `Figure` of frame times; `Rows` of bars or of spreads; or a
+tree of `Node`s. Every axis is one of milliseconds from 0 on, its end in words. Every place is a percentage of its box,
+so the page can be of any width, and text keeps its size. An example:
 
-    series = [
-        Series("compile", [(0, 7.21), (1, 7.19), (2, 9.24)], palette(["compile"])["compile"]),
-        Series("slow", [(2, 9.24)], GREY, MARKS),
-    ]
-    drawn = Figure("frame", "frame time, ms", series, level=(16.7, "60 FPS"))
+    compiled = Series("compile", [(0, 7.21), (1, 7.19), (2, 9.24)], palette(["compile"])["compile"])
+    drawn = Figure(compiled, [Series("slow", [(2, 9.24)], GREY)], level=(16.7, "60 FPS"))
     chart = Chart("frames", "Frame time over frames", [View("loop.compile", drawn)], "Dashed: the budget.")
     Section("realtime", "Frames", charts=(chart,))  # page.py
 """
@@ -18,27 +15,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, floor, log10
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from profiling.results.stats import COMMON_FPS
 
-#: A line across a figure: (value in the unit of the axis, label).
+#: A line across a figure: (milliseconds, label).
 Level = tuple[float, str]
 
 #: Most points of a series of frames; a point takes about a dozen bytes.
 POINTS = 4_000
 GREY = "#888888"
-#: How a series is drawn: as the sign that stands for it in the legend.
-LINE, MARKS = "━", "○"
-#: Ticks of an axis, at most; and free space at the end of an axis, as a share of it.
-_TICKS, _MARGIN = 7, 0.04
-#: Ratio of largest to smallest value above which an axis is logarithmic: small values would be flat otherwise.
-_FAR = 20
 #: An axis ends at this many times the highest of the values that must be readable; what is above it is cut off.
 _IN_SIGHT = 2.5
+#: Frame times above this many times the median stand at the edge of their figure.
+_FAR = 20
 #: A value above this many times the median of the others is an outlier, for which an axis is not made.
 _OUTLIER = 8
 #: Of two lines nearer to each other than this share of the axis (0 to 1) one is drawn: a label has no more room.
@@ -52,85 +45,47 @@ _COLOURS = (
 
 @dataclass(frozen=True)
 class Series:
-    """Points (x, y) of one name: a line through them (`LINE`), or a mark at each (`MARKS`)."""
+    """Points (frame, milliseconds) of one name."""
 
     name: str
     points: Sequence[tuple[float, float]]
     colour: str
-    drawn: str = LINE
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A scale from values to percentages; `low` and `high` are powers of ten where it is logarithmic."""
-
-    title: str
-    low: float
-    high: float
-    is_log: bool = False
-
-    @classmethod
-    def of(cls, title: str, values: Sequence[float], *, may_be_log: bool = False) -> Axis:
-        """Return the axis for `values`: from zero, or logarithmic where they are positive and far apart."""
-        low, high = min(values, default=0.0), max(values, default=1.0)
-        if may_be_log and 0 < low < high / _FAR:
-            space = _MARGIN * (log10(high) - log10(low))
-            return cls(title, log10(low) - space, log10(high) + space, is_log=True)
-        return cls(title, min(low, 0.0), high + (_MARGIN * (high - low) or 0.05 * abs(high) or 1.0))
-
-    def place(self, value: float) -> float:
-        """Return where a value stands, in percent from the low end."""
-        return round(100 * ((log10(value) if self.is_log else value) - self.low) / (self.high - self.low), 2)
-
-    @cached_property
-    def ticks(self) -> list[tuple[float, str]]:
-        """(Place, number) of round values."""
-        if self.is_log:
-            factors = (1, 2, 5) if self.high - self.low < 2 else (1,)
-            powers = [10.0**power for power in range(floor(self.low), ceil(self.high) + 1)]
-            values = [f * power for power in powers for f in factors if self.low <= log10(f * power) <= self.high]
-        else:
-            power = 10.0 ** floor(log10((self.high - self.low) / _TICKS))
-            step = next(f * power for f in (1, 2, 5, 10) if (self.high - self.low) / (f * power) <= _TICKS)
-            values = [step * n for n in range(ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9) + 1)]
-        return [(self.place(value), f"{value:,.6g}") for value in values]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Series over two axes, with a dashed level across them; `shaded_to`: where a band from 0 of the x axis ends."""
+    """Frame times as a line, with marks on it and a dashed level across; `shaded_to`: where a band from frame 0 ends."""
 
-    x_title: str
-    y_title: str
-    series: Sequence[Series]
+    line: Series
+    marks: Sequence[Series] = ()
     level: Level | None = None
     shaded_to: float = 0
 
     @cached_property
-    def x(self) -> Axis:
-        """The axis to the right."""
-        ends = [x for series in self.series for x, _ in series.points]
-        return Axis.of(self.x_title, [*ends, self.shaded_to])
+    def last(self) -> float:
+        """The frame at the right end."""
+        return max(1.0, self.shaded_to, *(frame for frame, _ in self.line.points))
 
     @cached_property
-    def y(self) -> Axis:
-        """The axis upwards."""
-        ends = [y for series in self.series for _, y in series.points]
-        return Axis.of(self.y_title, [*ends, *([self.level[0]] if self.level and ends else [])], may_be_log=True)
+    def end(self) -> float:
+        """The milliseconds at the upper end: of all frames, but for those far beyond the others."""
+        times = [ms for _, ms in self.line.points] or [1.0]
+        return 1.04 * max(min(max(times), _FAR * median(times)), self.level[0] if self.level else 0.0)
 
-    def at(self, x: float, y: float) -> tuple[float, float]:
+    def at(self, frame: float, ms: float) -> tuple[float, float]:
         """Return the percentages from the left and from the top."""
-        return self.x.place(x), round(100 - self.y.place(y), 2)
+        return round(100 * frame / self.last, 2), round(100 - 100 * min(ms / self.end, 1.0), 2)
 
-    def path(self, series: Series) -> str:
-        """Return the line through the points, in thousandths; one point is a line without length, a dot."""
-        places = [f"{10 * left:.5g} {10 * top:.5g}" for left, top in (self.at(*point) for point in series.points)]
+    @property
+    def path(self) -> str:
+        """The line through the points, in thousandths; one point is a line without length, a dot."""
+        places = [f"{10 * left:.5g} {10 * top:.5g}" for left, top in (self.at(*point) for point in self.line.points)]
         return "M" + "L".join([*places[:1], *places])
 
     @property
     def legend(self) -> list[tuple[str, str, str]]:
         """The sign, colour and name of each series."""
-        return [(series.drawn, series.colour, series.name) for series in self.series]
+        return [("━", self.line.colour, self.line.name), *(("○", each.colour, each.name) for each in self.marks)]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import numpy as np
 
 from profiling.errors import printable
 from profiling.report.charts import (
-    MARKS,
     Chart,
     Row,
     Rows,
@@ -165,6 +164,4 @@ def slow_marks(loop: Realtime) -> list[Series]:
         for cause in dict.fromkeys(map(_kind, frame.causes)):
             by_cause.setdefault(cause, []).append((frame.frame, frame.ms))
     colours = palette(by_cause)
-    return [
-        Series(f"slow: {printable(cause, 60)}", points, colours[cause], MARKS) for cause, points in by_cause.items()
-    ]
+    return [Series(f"slow: {printable(cause, 60)}", points, colours[cause]) for cause, points in by_cause.items()]

@@ -216,15 +216,9 @@ def _frame_times(data: RunData) -> tuple[list[tuple[Record, Array]], list[str]]:
 def _frames_figure(record: Record, values: Array) -> Figure:
     """Draw the frame times of a loop, its deadline, and its slow frames by cause."""
     loop, places = record.realtime, envelope(values, POINTS)
-    points = list(zip(places.tolist(), values[places].tolist(), strict=True))
-    frames = Series("frame time", points, _FRAMES)
+    line = Series("frame time", list(zip(places.tolist(), values[places].tolist(), strict=True)), _FRAMES)
     if loop is None:
-        return Figure("frame", "frame time, ms", [frames])
-    steady = loop.steady
-    return Figure(
-        "frame",
-        "frame time, ms",
-        [frames, *slow_marks(loop)],
-        level=(loop.budget_ms, f"deadline, {loop.target_fps:g} FPS") if loop.target_fps else None,
-        shaded_to=0 if steady is None else steady.from_frame if steady.settled else values.size,
-    )
+        return Figure(line)
+    steady, level = loop.steady, (loop.budget_ms, f"deadline, {loop.target_fps:g} FPS") if loop.target_fps else None
+    shaded_to = 0 if steady is None else steady.from_frame if steady.settled else values.size
+    return Figure(line, slow_marks(loop), level, shaded_to)

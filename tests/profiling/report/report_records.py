@@ -190,4 +190,4 @@ def drawn(chart: Chart) -> tuple[Figure, dict[str, list[tuple[float, float]]]]:
     """Return the first figure of a chart, and the points of its series by name."""
     figure = chart.views[0].figure
     assert isinstance(figure, Figure)
-    return figure, {series.name: list(series.points) for series in figure.series}
+    return figure, {series.name: list(series.points) for series in (figure.line, *figure.marks)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from profiling.report.charts import GREY, MARKS, Axis, Figure, Series, envelope, frame_budgets, palette, upper_end
+from profiling.report.charts import GREY, Figure, Series, envelope, frame_budgets, palette, upper_end
 
 
 def test_frame_budgets_stand_on_the_axis_where_their_labels_have_room() -> None:
@@ -43,29 +43,18 @@ def test_colours_of_a_chart_do_not_repeat() -> None:
     assert set(colours[10:]) == {GREY}
 
 
-def test_values_stand_at_their_share_of_the_axes() -> None:
+def test_frames_stand_at_their_share_of_the_axes() -> None:
     frames = Series("frames", [(0, 4.0), (1, 8.0), (2, 6.0)], "#123456")
-    figure = Figure("frame", "ms", [frames, Series("slow", [(1, 8.0)], GREY, MARKS)], (10.0, "100 FPS"), shaded_to=1)
+    figure = Figure(frames, [Series("slow", [(1, 8.0)], GREY)], (10.0, "100 FPS"), shaded_to=1)
     left, top = figure.at(1, 8.0)
-    assert (left, top) == (pytest.approx(100 / 2.08, abs=0.01), pytest.approx(100 - 80 / 1.024, abs=0.1))
-    assert figure.path(frames).count("L") == 3
-    assert f"L{10 * left:.5g} {10 * top:.5g}L" in figure.path(frames)
+    assert (left, top) == (50.0, pytest.approx(100 - 80 / 1.04, abs=0.01))
+    assert figure.path.count("L") == 3
+    assert f"L{10 * left:.5g} {10 * top:.5g}L" in figure.path
     assert figure.legend == [("━", "#123456", "frames"), ("○", GREY, "slow")]
 
 
-@pytest.mark.parametrize(
-    ("values", "ticks"),
-    [
-        ([1.0, 1000.0], ["1", "10", "100", "1,000"]),
-        ([10.0, 210.0], ["10", "20", "50", "100", "200"]),
-        ([3.0, 4.0], ["0", "1", "2", "3", "4"]),
-        ([-1.0, 1.0], ["-1", "-0.5", "0", "0.5", "1"]),
-        ([0.0, 50.0], ["0", "10", "20", "30", "40", "50"]),
-        ([0.0], ["0", "0.2", "0.4", "0.6", "0.8", "1"]),
-    ],
-)
-def test_an_axis_has_round_ticks_from_zero_or_by_powers_of_ten(values: list[float], ticks: list[str]) -> None:
-    found = Axis.of("ms", values, may_be_log=True)
-    assert [text for _, text in found.ticks] == ticks
-    assert all(0 <= place <= 100 for place, _ in found.ticks)
-    assert all(0 <= found.place(value) <= 100 for value in values)
+def test_a_frame_far_beyond_the_others_stands_at_the_edge() -> None:
+    figure = Figure(Series("frames", [*((n, 4.0) for n in range(9)), (9, 4000.0)], GREY))
+    assert figure.end == pytest.approx(1.04 * 20 * 4)
+    assert figure.at(9, 4000.0) == (100.0, 0.0)
+    assert Figure(Series("none", [], GREY)).path == "M"

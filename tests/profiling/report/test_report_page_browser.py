@@ -105,7 +105,7 @@ def test_what_was_not_measured_stays_last(write_page: Callable[..., Path], show:
 def test_both_colour_schemes(shown: Open) -> None:
     def looks(page: Any) -> tuple[str, str]:
         body = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        return body, page.locator(".chart .below").first.evaluate("text => getComputedStyle(text).fill")
+        return body, page.locator(".plot .right").first.evaluate("text => getComputedStyle(text).fill")
 
     light, dark = shown("h200_stream_img2img"), shown("h200_stream_img2img", scheme="dark")
     assert looks(light) != looks(dark)
