@@ -54,7 +54,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """Frame times as a line, with marks on it and a dashed level across; `shaded_to`: where a band from frame 0 ends."""
+    """Frame times as a line with marks on it, and a dashed level; `shaded_to`: where a band from frame 0 ends."""
 
     line: Series
     marks: Sequence[Series] = ()

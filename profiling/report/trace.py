@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from profiling.report.format import ABSENT, named_once, percent
+from profiling.report.format import ABSENT, named_once
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, name_of
 from profiling.report.table import Column, columns
 from profiling.results.explained import (
-    KERNEL_CLASSES,
     CountedKernel,
     HostWait,
     Kernel,
@@ -24,8 +23,6 @@ from profiling.results.record import Record
 KERNELS = "Kernels by total time"
 #: Least rows of kernels and of submodules for a cell, and rows that all traced cells share if that is more.
 _KERNELS, _MODULES, _ROWS = 12, 20, 150
-#: Most kernel classes that are named for a cell.
-_MOST_CLASSES = 4
 #: Class of what a trace on a CPU lists.
 _OPERATOR = "operator"
 _BUS = "Waits of the host, and copies between host and device"
@@ -69,19 +66,6 @@ def trace_section(data: RunData) -> Section:
         cell_table(_BUS, _WAITS, waits),
     )
     return Section("trace", "Inside a call", tables=tables)
-
-
-def _classes(record: Record) -> str | None:
-    """Return the classes of kernels that take most of the kernel time, with their shares: `gemm 75%, reduction 13%`."""
-    trace = record.trace_analysis
-    if trace is None or not trace.kernel_ms:
-        return None
-    times: dict[str, float] = {}
-    for each in trace.classes:
-        name = each.kind if each.kind in KERNEL_CLASSES else "other"
-        times[name] = times.get(name, 0.0) + each.ms
-    ranked = sorted(times.items(), key=lambda item: -item[1])[:_MOST_CLASSES]
-    return ", ".join(f"{name} {percent(ms / trace.kernel_ms)}" for name, ms in ranked) or None
 
 
 def folded(paths: Iterable[str]) -> dict[str, str]:
@@ -160,10 +144,7 @@ def traffic(record: Record, kernel: CountedKernel, moved: float | None) -> float
     return moved / own if own and moved is not None else None
 
 
-_BUSY = (
-    *columns(Record, "count", "span_ms", "busy_ms", "idle.host_ms", "idle.between_ms", at="trace_analysis"),
-    Column[Record]("kernel time by class", _classes, wrap=40),
-)
+_BUSY = columns(Record, "count", "span_ms", "busy_ms", "idle.host_ms", "idle.between_ms", at="trace_analysis")
 _COUNTED = (
     *columns(CountedKernel, "name", "ms", "share", "mean_us", "counted_us", "dram", "l2"),
     Column[tuple[Record, CountedKernel]]("L2 over bytes by trace", lambda row: traffic(*row, row[1].l2_bytes), "ratio"),
