@@ -59,43 +59,32 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
     baselines = {baseline_name(groups[record.component]) for record in rows}
     against = f"speedup vs {baselines.pop()}" if len(baselines) == 1 else "speedup vs its baseline"
     shown = (
-        Column[Record]("status", lambda record: wrong_because(record) or None, depth="report"),
         *columns(Summary, "mean", "std", "min", "max", of=summary_of),
-        *columns(Summary, "p50", of=summary_of, depth="report"),
-        Column[Record]("p99", lambda record: p99_of(summary_of(record)), "ms", measured=True, depth="report"),
         Column[Record]("FPS", _fps, "fps", measured=True),
-        Column[Record](against, lambda record: speedup_of(record, groups[record.component]), "ratio", depth="report"),
         Column[Record]("peak", lambda record: record.peak_memory[1] if record.peak_memory else None, "MiB"),
-        *columns(Record, "graph_pool", "prepare_peak_allocated", at="memory", depth="report"),
-        *columns(
-            *(Record, "joules_per_frame", "above_idle_per_frame", "watts", "idle_w"),
-            at="energy",
-            measured=True,
-            depth="report",
-        ),
         Column[Record]("rel. L2", lambda record: _judged(record)[0], "error"),
-        Column[Record]("allowed", lambda record: _judged(record)[1], "error", depth="report"),
-        Column[Record]("against", _reference, depth="report"),
-        *columns(Record, "metrics.drift.max", depth="report"),
         Column[Record]("prepare", prepare_seconds, "s"),
-        Column[Record](
-            "pays after",
-            lambda record: pays_after(record, groups[record.component]),
-            "count",
-            unit="calls",
-            depth="report",
-        ),
-        Column[Record]("conditions", conditions_text, wrap=22, depth="report"),
-        Column[Record](
-            "samples", lambda record: each.n if (each := summary_of(record)) else None, "count", depth="report"
-        ),
-        *columns(Record, "device_ms.p50", "host_ms.p50", at="metrics", depth="report"),
-        Column[Record]("clocks limited by", _limits_text, depth="report"),
-        *_loop_columns([record.realtime for record in rows if record.realtime is not None]),
-        *columns(Record, "parameters", "weights", depth="report"),
-        Column[Record]("dtype", _dtype, depth="report"),
     )
-    return cell_table(CELLS, shown, rows)
+    details = (
+        Column[Record]("status", lambda record: wrong_because(record) or None),
+        *columns(Summary, "p50", of=summary_of),
+        Column[Record]("p99", lambda record: p99_of(summary_of(record)), "ms", measured=True),
+        Column[Record](against, lambda record: speedup_of(record, groups[record.component]), "ratio"),
+        Column[Record]("pays after", lambda r: pays_after(r, groups[r.component]), "count", unit="calls"),
+        Column[Record]("allowed", lambda record: _judged(record)[1], "error"),
+        Column[Record]("against", _reference),
+        *columns(Record, "metrics.drift.max"),
+        Column[Record]("conditions", conditions_text, wrap=22),
+        Column[Record]("samples", lambda record: each.n if (each := summary_of(record)) else None, "count"),
+        *columns(Record, "device_ms.p50", "host_ms.p50", at="metrics"),
+        Column[Record]("clocks limited by", _limits_text),
+        *columns(Record, "graph_pool", "prepare_peak_allocated", at="memory"),
+        *columns(Record, "joules_per_frame", "above_idle_per_frame", "watts", "idle_w", at="energy", measured=True),
+        *_loop_columns([record.realtime for record in rows if record.realtime is not None]),
+        *columns(Record, "parameters", "weights"),
+        Column[Record]("dtype", _dtype),
+    )
+    return cell_table(CELLS, (*shown, *(replace(column, depth="report") for column in details)), rows)
 
 
 def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:
@@ -103,7 +92,7 @@ def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:
     sources = dict.fromkeys(source for loop in loops for source in loop.input_age_ms)
     titled = {f"underruns.{n}": f"underruns, {n}" for n in range(4)}
     titled |= {f"input_age_ms.{source}.p50": f"age of {source}" for source in sources}
-    renamed = zip(columns(Record, *titled, at="realtime", depth="report"), titled.values(), strict=True)
+    renamed = zip(columns(Record, *titled, at="realtime"), titled.values(), strict=True)
 
     def latency(record: Record) -> Summary | None:
         return record.realtime.latency_ms if record.realtime is not None else None
@@ -113,14 +102,13 @@ def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:
         return ", ".join(f"{name} {value}" for name, value in work.items() if value is not None) or None
 
     return (
-        *columns(Record, "late", "sustained_fps", "audio_rtf", at="realtime", measured=True, depth="report"),
-        *columns(Record, "latency_ms.p50", at="realtime", depth="report"),
-        Column("latency p99", lambda record: p99_of(latency(record)), "ms", measured=True, depth="report"),
+        *columns(Record, "late", "sustained_fps", "audio_rtf", at="realtime", measured=True),
+        *columns(Record, "latency_ms.p50", at="realtime"),
+        Column("latency p99", lambda record: p99_of(latency(record)), "ms", measured=True),
         *(replace(column, title=title) for column, title in renamed),
-        *columns(Record, "steady.from_frame", "spikes.count", "spikes.period", at="realtime", depth="report"),
-        *columns(Record, "frames", "warmup_frames", "frames_per_tick", at="realtime", depth="report"),
-        *columns(Record, "schedule", "pace", "deliver", at="realtime", depth="report"),
-        Column("settings", settings, depth="report", wrap=40),
+        *columns(Record, "steady.from_frame", "spikes.count", "spikes.period", at="realtime"),
+        *columns(Record, "frames", "warmup_frames", "frames_per_tick", "schedule", "pace", "deliver", at="realtime"),
+        Column("settings", settings, wrap=40),
     )
 
 
