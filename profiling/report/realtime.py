@@ -70,7 +70,7 @@ def verdict(record: Record) -> str:
         f"{loop.target_fps:g} FPS: {_target_words(record, loop)}",
         _budget_words(loop),
         _rate_words(record),
-        f"The sound runs dry: it is made at {times(loop.audio_rtf)} real time" if (loop.audio_rtf or 1) < 1 else "",
+        f"Audio runs dry: it is made at {times(loop.audio_rtf)} real time" if (loop.audio_rtf or 1) < 1 else "",
         _first_frame(loop),
         _longest_stage(record),
         _growth(loop),

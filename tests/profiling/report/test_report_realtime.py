@@ -179,7 +179,7 @@ def test_the_report_says_what_limits_the_clocks_and_how_old_inputs_are() -> None
 
 def test_sound_that_is_made_too_slowly_runs_dry() -> None:
     slow = build_loop("a", frame_loop(audio_rtf=0.9))
-    assert "The sound runs dry: it is made at 0.900× real time." in verdict(slow)
+    assert "Audio runs dry: it is made at 0.900× real time." in verdict(slow)
 
 
 def kept(data: RunData, frames: np.ndarray) -> RunData:
