@@ -208,7 +208,8 @@ def console(table: AnyTable, width: int = WIDTH, depth: Depth = "console") -> st
     for share in (1.0, 0.8, 0.65, 0.5):  # of the width that a column asks for when it is wrapped
         if sum(_widths(columns, texts)) + 2 * (len(columns) - 1) <= width:
             break
-        texts = [[_broken(text, column, share) for text, column in zip(row, columns, strict=True)] for row in whole]
+        most = [column.wrap and round(share * column.wrap) for column in columns]
+        texts = [[_wrapped(text, n) if n else text for text, n in zip(row, most, strict=True)] for row in whole]
     widths = _widths(columns, texts)
     headers = [_wrapped(column.header, space) for column, space in zip(columns, widths, strict=True)]
     if any("\n" in header for header in headers):  # then every unit stands below its title
@@ -261,14 +262,6 @@ def wrapped_line(text: str, width: int = WIDTH) -> str:
         printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(lines)
-
-
-def _broken(text: str, column: Column[Any], share: float) -> str:
-    """Break a cell into lines of at most a share of what the column asks for, a number before its interval."""
-    if column.wrap is None:
-        return text
-    lines = text.replace(" [", "\n[").splitlines() if column.numeric else [text]
-    return "\n".join(_wrapped(line, round(share * column.wrap)) for line in lines)
 
 
 class _Wrapper(textwrap.TextWrapper):
