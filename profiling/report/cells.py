@@ -60,7 +60,7 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
     against = f"speedup vs {baselines.pop()}" if len(baselines) == 1 else "speedup vs its baseline"
     shown = (
         *columns(Summary, "mean", "std", "min", "max", of=summary_of),
-        Column[Record]("FPS", _fps, "fps", measured=True),
+        Column[Record]("FPS", _fps, "fps"),
         Column[Record]("peak", lambda record: record.peak_memory[1] if record.peak_memory else None, "MiB"),
         Column[Record]("rel. L2", lambda record: _judged(record)[0], "error"),
         Column[Record]("prepare", prepare_seconds, "s"),
@@ -68,7 +68,7 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
     details = (
         Column[Record]("status", lambda record: wrong_because(record) or None),
         *columns(Summary, "p50", of=summary_of),
-        Column[Record]("p99", lambda record: p99_of(summary_of(record)), "ms", measured=True),
+        Column[Record]("p99", lambda record: p99_of(summary_of(record)), "ms"),
         Column[Record](against, lambda record: speedup_of(record, groups[record.component]), "ratio"),
         Column[Record]("pays after", lambda r: pays_after(r, groups[r.component]), "count", unit="calls"),
         Column[Record]("allowed", lambda record: _judged(record)[1], "error"),
@@ -79,7 +79,7 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
         *columns(Record, "device_ms.p50", "host_ms.p50", at="metrics"),
         Column[Record]("clocks limited by", _limits_text),
         *columns(Record, "graph_pool", "prepare_peak_allocated", at="memory"),
-        *columns(Record, "joules_per_frame", "above_idle_per_frame", "watts", "idle_w", at="energy", measured=True),
+        *columns(Record, "joules_per_frame", "above_idle_per_frame", "watts", "idle_w", at="energy"),
         *_loop_columns([record.realtime for record in rows if record.realtime is not None]),
         *columns(Record, "parameters", "weights"),
         Column[Record]("dtype", _dtype),
@@ -102,9 +102,9 @@ def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:
         return ", ".join(f"{name} {value}" for name, value in work.items() if value is not None) or None
 
     return (
-        *columns(Record, "late", "sustained_fps", "audio_rtf", at="realtime", measured=True),
+        *columns(Record, "late", "sustained_fps", "audio_rtf", at="realtime"),
         *columns(Record, "latency_ms.p50", at="realtime"),
-        Column("latency p99", lambda record: p99_of(latency(record)), "ms", measured=True),
+        Column("latency p99", lambda record: p99_of(latency(record)), "ms"),
         *(replace(column, title=title) for column, title in renamed),
         *columns(Record, "steady.from_frame", "spikes.count", "spikes.period", at="realtime"),
         *columns(Record, "frames", "warmup_frames", "frames_per_tick", "schedule", "pace", "deliver", at="realtime"),

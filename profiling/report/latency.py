@@ -151,7 +151,7 @@ def slow_table(sections: Sequence[tuple[Record, SlowFrames]], noun: str) -> AnyT
         Column[_Cause]("cause", lambda row: row[2]),
         Column[_Cause](f"{noun}s", lambda row: row[1].causes.get(row[2], 0), "count"),
         Column[_Cause](f"of slow {noun}s", lambda row: row[1].count, "count"),
-        Column[_Cause]("time", lambda row: row[1].cause_ms.get(row[2]), "ms", measured=True),
+        Column[_Cause]("time", lambda row: row[1].cause_ms.get(row[2]), "ms"),
         *columns(SlowFrames, "threshold_ms"),
     )
     return cell_table(f"Slow {noun}s by cause", by_cause, causes, (_SLOW,), 3, "report")

@@ -183,7 +183,7 @@ _Part = tuple[Record, BudgetPart, str]
 _BUDGET = (
     Column[_Part]("stage", lambda row: row[2]),
     *columns(BudgetPart, "device_ms", "host_ms", "mean_ms"),
-    *columns(BudgetPart, "share", measured=True),
+    *columns(BudgetPart, "share"),
 )
 
 

@@ -178,22 +178,22 @@ def _next_column(data: RunData) -> Column[Judged]:
 
 _ROOFLINE = (
     Column[Judged]("stage", lambda call: call.stage),
-    *columns(RooflinePart, "roofline_ms", "memory_ms", "compute_ms", measured=False),
-    Column[Judged]("measured", lambda call: call.ms, "ms", measured=True),
-    Column[Judged]("× roofline", lambda call: call.over_roofline, "ratio", measured=True),
+    *columns(RooflinePart, "roofline_ms", "memory_ms", "compute_ms"),
+    Column[Judged]("measured", lambda call: call.ms, "ms"),
+    Column[Judged]("× roofline", lambda call: call.over_roofline, "ratio"),
     *columns(RooflinePart, "idle_share", "device_work.kernels", "device_work.median_us", "bound"),
     Column[Judged]("evidence, the decisive first", lambda call: "; ".join(call.roofline.evidence) or None, wrap=60),
 )
 _FINDING = (
     Column[_Found]("stage", lambda row: row[2]),
     *columns(KernelFinding, "what", "count", "ms", "share"),
-    *columns(KernelFinding, "saves_ms", measured=False),
+    *columns(KernelFinding, "saves_ms"),
     *columns(KernelFinding, "gbps", "tflops", "of_ceiling", "blocks"),
     Column[_Found]("longest", lambda row: row[1].kernels[0] if row[1].kernels else None),
 )
 _PREDICTION = (
     Column[_Predicted]("stage", lambda row: row[2]),
-    *columns(NextStep, "variant", "wall_ms", measured=False),
+    *columns(NextStep, "variant", "wall_ms"),
     Column[_Predicted]("measured", lambda row: row[3], "ms"),
     Column[_Predicted](
         "measured / predicted", lambda row: row[3] / row[1].wall_ms if row[3] and row[1].wall_ms else None, "ratio"

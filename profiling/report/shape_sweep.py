@@ -25,12 +25,10 @@ def shape_sweep_section(data: RunData) -> Section:
     numbers = sorted({number for record in rows for number in record.call_points})
     totals = (
         *(
-            Column[Record](
-                f"{count_of(number, 'call')},", lambda record, n=number: total_seconds(record, n), "s", measured=True
-            )
+            Column[Record](f"{count_of(number, 'call')},", lambda record, n=number: total_seconds(record, n), "s")
             for number in numbers
         ),
-        Column[Record]("a call", _call_ms, "ms", measured=True),
+        Column[Record]("a call", _call_ms, "ms"),
         Column[Record](
             "pays after", lambda record: pays_after(record, groups[record.component]), "count", unit="calls"
         ),

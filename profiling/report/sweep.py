@@ -388,7 +388,7 @@ def _cells_section(data: SweepData) -> Section:
         *([Column[SweptCell]("device", lambda row: row.job.device, wrap=16)] if data.on_several else []),
         Column[SweptCell]("component", lambda row: row.component),
         Column[SweptCell]("variant", lambda row: row.variant),
-        Column[SweptCell]("p50", lambda row: row.p50, "ms", measured=True),
+        Column[SweptCell]("p50", lambda row: row.p50, "ms"),
         Column[SweptCell]("vs baseline", lambda row: _against_baseline([row]), "ratio"),
         Column[SweptCell]("holds", lambda row: row.holds),
         Column[SweptCell]("status", lambda row: row.status),

@@ -12,7 +12,7 @@ meaning from the struct; only what is computed has a function. An example, with 
             Column("of the bandwidth", lambda row: share_of(*row), "percent"),
         ),
         rows,
-        strike=lambda row: not row[0].is_correct,       # strikes out its `measured` columns; not on the console
+        strike=lambda row: not row[0].is_correct,       # strikes out times and rates; not on the console
     )
     print(console(table)), print(markdown(table)); Section("kernels", "Kernels", tables=(table,))  # page.py
 """
@@ -51,7 +51,6 @@ class Column(Generic[Row]):
     title: str
     read: Callable[[Row], Value | None]
     kind: Kind = "text"
-    measured: bool = False  # struck out in rows for which `Table.strike` is true
     unit: str | None = None  # the kind's own unit, unless it is named here
     wrap: int | None = None  # characters of a line in the cell where the table is wider than the console
     depth: Depth = "console"  # the first rendering that has room for the column
@@ -78,8 +77,8 @@ _UNITS: Mapping[str | None, Kind] = {
     **{"ms": "ms", "s": "s", "us": "us", "bytes": "MiB", "frames/s": "fps"},
     **{"ratio": "ratio", "relative": "error", "count": "count", "0 to 1": "percent"},
 }
-#: Kinds of what is measured of a call: in rows of wrong cells it does not count.
-_MEASURED: frozenset[Kind] = frozenset({"ms", "us", "fps"})
+#: Kinds of times and rates, which do not count where a cell is wrong: its error does, and so does its memory.
+_TIMES: frozenset[Kind] = frozenset({"ms", "us", "s", "fps", "ratio"})
 
 
 def columns(
@@ -121,8 +120,7 @@ def _column(struct: type[Struct], path: str, of: Callable[[Any], object], change
             return estimate(value.p50, value.ci95)
         return estimate(value, getattr(parent, f"{names[-1]}_ci95", None))
 
-    look = {"unit": None if unit in _UNITS else unit, "measured": shown in _MEASURED, "meaning": meaning, **changes}
-    return Column(title, read, shown, **look)
+    return Column(title, read, shown, **{"unit": None if unit in _UNITS else unit, "meaning": meaning, **changes})
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ class Table(Generic[Row]):
     def _cell(self, column: Column[Row], row: Row) -> Cell:
         value = column.read(row)
         text = show(value, column.kind)
-        strike = column.measured and text != ABSENT and self._is_struck(row)
+        strike = column.kind in _TIMES and text != ABSENT and self._is_struck(row)
         sort = number_of(value) if column.numeric and text != ABSENT else None
         return Cell(text, sort, strike, value.href if isinstance(value, Link) else None)
 

@@ -44,8 +44,8 @@ class Row:
 
 COLUMNS = (
     Column[Row]("variant", lambda row: Link(row.name, row.href) if row.href else row.name),
-    Column[Row]("wall p50", lambda row: row.ms, "ms", measured=True),
-    Column[Row]("speedup", lambda row: row.ratio, "ratio", measured=True),
+    Column[Row]("wall p50", lambda row: row.ms, "ms"),
+    Column[Row]("speedup", lambda row: row.ratio, "ratio"),
     Column[Row]("pays after", lambda row: row.calls, "count", unit="calls"),
 )
 
@@ -172,10 +172,6 @@ def test_fields_of_a_record_have_their_columns_from_its_structs() -> None:
     record = build_record("compile", **content)
     shown = columns(Record, *paths)
     assert {path: (c.header, show(c.read(record), c.kind)) for path, c in zip(paths, shown, strict=True)} == paths
-    assert [column.header for column in shown if column.measured] == [
-        *("idle ms", "idle, waiting for the host ms", "wall before ms", "wall after ms", "frame ms", "frame max ms"),
-        "video FPS",
-    ]
     (count,) = columns(Record, "count", at="trace_analysis", of=lambda row: row[0])
     assert (count.read((record,)), count.meaning) == (2.5, "kernels, copies and fills a call")
     page = render_page("t", (), [Section("x", "X", tables=(Table("T", (count,), [(record,)]),))])
