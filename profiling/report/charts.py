@@ -30,8 +30,6 @@ POINTS = 4_000
 GREY = "#888888"
 #: An axis ends at this many times the highest of the values that must be readable; what is above it is cut off.
 _IN_SIGHT = 2.5
-#: Frame times above this many times the median stand at the edge of their figure.
-_FAR = 20
 #: A value above this many times the median of the others is an outlier, for which an axis is not made.
 _OUTLIER = 8
 #: Of two lines nearer to each other than this share of the axis (0 to 1) one is drawn: a label has no more room.
@@ -68,9 +66,9 @@ class Figure:
 
     @cached_property
     def end(self) -> float:
-        """The milliseconds at the upper end: of all frames, but for those far beyond the others."""
+        """The milliseconds at the upper end; a frame that takes longer stands at the edge."""
         times = [ms for _, ms in self.line.points] or [1.0]
-        return 1.04 * max(min(max(times), _FAR * median(times)), self.level[0] if self.level else 0.0)
+        return upper_end([median(times), *([self.level[0]] if self.level else [])], times)
 
     def at(self, frame: float, ms: float) -> tuple[float, float]:
         """Return the percentages from the left and from the top."""

@@ -49,7 +49,7 @@ def realtime_section(data: RunData) -> Section:
     series, unread = _frame_times(data)
     views = [View(cell_words(r, component=True), _frames_figure(r, frames)) for r, frames in series]
     longest = max((frames.size for _, frames in series), default=0)
-    note = "Marks: the slow frames that the record lists, by cause. Shaded: before the times settled."
+    note = "Marks: slow frames by cause; at the edge, longer than the axis. Shaded: before the times settled."
     if longest > POINTS:
         note += f" Of more than {POINTS} frames the lowest and highest of each stretch are drawn."
     charts = (Chart("frames", "Frame time over frames", views, note),)

@@ -47,7 +47,7 @@ def test_frames_stand_at_their_share_of_the_axes() -> None:
     frames = Series("frames", [(0, 4.0), (1, 8.0), (2, 6.0)], "#123456")
     figure = Figure(frames, [Series("slow", [(1, 8.0)], GREY)], (10.0, "100 FPS"), shaded_to=1)
     left, top = figure.at(1, 8.0)
-    assert (left, top) == (50.0, pytest.approx(100 - 80 / 1.04, abs=0.01))
+    assert (left, top) == (50.0, pytest.approx(100 - 80 / 1.06, abs=0.01))
     assert figure.path.count("L") == 3
     assert f"L{10 * left:.5g} {10 * top:.5g}L" in figure.path
     assert figure.legend == [("━", "#123456", "frames"), ("○", GREY, "slow")]
@@ -55,6 +55,6 @@ def test_frames_stand_at_their_share_of_the_axes() -> None:
 
 def test_a_frame_far_beyond_the_others_stands_at_the_edge() -> None:
     figure = Figure(Series("frames", [*((n, 4.0) for n in range(9)), (9, 4000.0)], GREY))
-    assert figure.end == pytest.approx(1.04 * 20 * 4)
+    assert figure.end == pytest.approx(1.06 * 4)
     assert figure.at(9, 4000.0) == (100.0, 0.0)
     assert Figure(Series("none", [], GREY)).path == "M"
