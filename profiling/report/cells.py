@@ -33,8 +33,6 @@ from profiling.results.verdicts import (
 )
 
 UNDECIDED = "undecided"
-#: Title of the table.
-CELLS = "Cells"
 CELLS_LEGEND = (
     "Wall clock: call plus wait, of a loop a frame. FPS = frames per call / mean wall time. Device: by CUDA events. "
     "Host: until the call returns. Peak: memory held by PyTorch in steady calls, with what is free in pools of CUDA "
@@ -84,7 +82,7 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
         *columns(Record, "parameters", "weights"),
         Column[Record]("dtype", _dtype),
     )
-    return cell_table(CELLS, (*shown, *(replace(column, depth="report") for column in details)), rows)
+    return cell_table("Cells", (*shown, *(replace(column, depth="report") for column in details)), rows)
 
 
 def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:

@@ -8,18 +8,7 @@ from typing import Any
 import numpy as np
 
 from profiling.errors import printable
-from profiling.report.charts import (
-    Chart,
-    Row,
-    Rows,
-    Series,
-    Spread,
-    View,
-    envelope,
-    frame_budgets,
-    palette,
-    upper_end,
-)
+from profiling.report.charts import Chart, Row, Rows, Series, Spread, View, envelope, frame_budgets, palette, upper_end
 from profiling.report.format import count_of, listed, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words

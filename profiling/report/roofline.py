@@ -135,10 +135,7 @@ def roofline_section(data: RunData) -> Section:
         *([_SAVES] if found else []),
     )
     return Section(
-        "roofline",
-        "Roofline",
-        legend=tuple(filter(None, legend)) if calls else (),
-        tables=(why, findings, predictions),
+        "roofline", "Roofline", legend=tuple(filter(None, legend)) if calls else (), tables=(why, findings, predictions)
     )
 
 

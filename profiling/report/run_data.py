@@ -125,15 +125,7 @@ def cell_table(
         Column("component", lambda row: record_of(row).component),
         Column("variant", lambda row: record_of(row).variant),
     )
-    return Table(
-        title,
-        (*names, *columns),
-        rows,
-        notes,
-        lambda row: not record_of(row).is_correct,
-        keys,
-        depth,
-    )
+    return Table(title, (*names, *columns), rows, notes, lambda row: not record_of(row).is_correct, keys, depth)
 
 
 def name_of(record: Record) -> str:

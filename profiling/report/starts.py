@@ -12,8 +12,6 @@ from profiling.results.field import described
 from profiling.results.measured import Start, Starts
 from profiling.results.record import Record
 
-#: Title of the table of starts.
-STARTS = "From the start of a process to its first output"
 _COUNTS = ("graphs", "graph_breaks", "recompiles", "cudagraph_captures", "cudagraph_skips", "cache_hits")
 _KINDS = ("cold", "warm", "portable")
 #: Phases in their order.
@@ -70,7 +68,7 @@ def starts_section(data: RunData) -> Section:
         ),
     )
     tables = (
-        cell_table(STARTS, starting, started, [_STARTS_NOTE], keys=3),
+        cell_table("From the start of a process to its first output", starting, started, [_STARTS_NOTE], keys=3),
         cell_table("Preparation by phase", preparing, rows, [_NOTE], depth="report"),
     )
     return Section("starts", "Starts and preparation", tables=tables)

@@ -22,17 +22,7 @@ from profiling.errors import LONGEST_COMMAND, InputError, printable, reason_of, 
 from profiling.report.answer import failure_lines, held_rate, ranking_remarks
 from profiling.report.cells import conditions_of, median_of, ratio_value
 from profiling.report.export import cell_rows, csv_text
-from profiling.report.format import (
-    Estimate,
-    Link,
-    Value,
-    count_of,
-    few,
-    listed,
-    named_once,
-    number_of,
-    percent,
-)
+from profiling.report.format import Estimate, Link, Value, count_of, few, listed, named_once, number_of, percent
 from profiling.report.page import PAGE_FILE, Section
 from profiling.report.render import Printed, Report, built
 from profiling.report.run_data import linked_file, load_run, wrong_because

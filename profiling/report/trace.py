@@ -10,22 +10,13 @@ from profiling.report.format import ABSENT, named_once
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, name_of
 from profiling.report.table import Column, columns
-from profiling.results.explained import (
-    CountedKernel,
-    HostWait,
-    Kernel,
-    ModuleTime,
-    TraceAnalysis,
-)
+from profiling.results.explained import CountedKernel, HostWait, Kernel, ModuleTime, TraceAnalysis
 from profiling.results.record import Record
 
-#: Titles of tables that other sections link to.
-KERNELS = "Kernels by total time"
 #: Least rows of kernels and of submodules for a cell, and rows that all traced cells share if that is more.
 _KERNELS, _MODULES, _ROWS = 12, 20, 150
 #: Class of what a trace on a CPU lists.
 _OPERATOR = "operator"
-_BUS = "Waits of the host, and copies between host and device"
 _PROFILED = "The profiler slows down the host, and replays by up to 10%: idle time is longer here than when timed."
 _OF_CEILINGS = (
     "Of the bandwidth: share of the ceiling for the bytes of a launch, which a cache may hold. Of the FLOP "
@@ -36,7 +27,6 @@ _OPERATORS = (
     "On a CPU: operators, with their self time and its share of the call under the profiler. The self time of a "
     "compiled region is that of the code that the compiler generated."
 )
-COUNTERS = "Hardware counters of the longest kernels"
 _NEARLY_ALL = 0.9  # of a kernel's time
 _MEANING = (
     "Measured by ncu (Nsight Compute), in shares of the peak of the device. Bound by counters: what reaches 60% of its "
@@ -60,10 +50,10 @@ def trace_section(data: RunData) -> Section:
     module_notes = (_SELF, *(f"Submodules: {how} ({', '.join(names)})" for how, names in sources.items()))
     tables = (
         cell_table("GPU time of a call, busy and idle", _BUSY, seen, (_PROFILED,)),
-        cell_table(KERNELS, _kernel_columns(data), list(_kernels(traces)), kernel_notes, 3),
-        cell_table(COUNTERS, _COUNTED, counted, [_MEANING], 3),
+        cell_table("Kernels by total time", _kernel_columns(data), list(_kernels(traces)), kernel_notes, 3),
+        cell_table("Hardware counters of the longest kernels", _COUNTED, counted, [_MEANING], 3),
         cell_table("Time by submodule", _MODULE, list(_modules(traces)), module_notes, 3),
-        cell_table(_BUS, _WAITS, waits),
+        cell_table("Waits of the host, and copies between host and device", _WAITS, waits),
     )
     return Section("trace", "Inside a call", tables=tables)
 
