@@ -14,8 +14,6 @@ from profiling.errors import printable
 from profiling.report.cells import (
     CELLS_LEGEND,
     COLD,
-    ENERGY,
-    LOOPS,
     UNDECIDED,
     cells_table,
     conditions_of,
@@ -130,14 +128,8 @@ def answer_section(data: RunData) -> Section:
     remarks = remarks if data.records else ["No cell has ended yet."]
     cells = [record for answer in answers for record in answer.group]
     tables = (Table("Answer", _columns(names), answers, keys=1), cells_table(cells, data.groups))
-    legends = {
-        _LEGEND: bool(answers),
-        CELLS_LEGEND: bool(answers),
-        COLD: any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells),
-        LOOPS: any(record.realtime is not None for record in cells),
-        ENERGY: any(record.energy is not None and record.energy.windows for record in cells),
-    }
-    legend = [words for words, concerns in legends.items() if concerns]
+    is_cold = any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells)
+    legend = (_LEGEND, CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
     return Section("answer", "Answer", tuple(map(printable, remarks)), legend, tables, leads=True)
 
 

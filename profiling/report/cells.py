@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from profiling.errors import printable
 from profiling.report.format import Estimate, Marked, Value, estimate, percent, significant, times
-from profiling.report.run_data import cell_table, wrong_because
+from profiling.report.page import Section
+from profiling.report.run_data import RunData, cell_table, wrong_because
 from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column, Table, columns
 from profiling.results.judge import Pair
@@ -40,11 +41,11 @@ CELLS_LEGEND = (
     "reference; allowed: twice that of eager in this dtype. Struck out: failed or invalid, and not compared."
 )
 COLD = "Cold: the last-level cache was flushed before each sample."
-LOOPS = (
+_LOOPS = (
     "Late: frames that miss their deadline. Underruns, N: frames that a player at the target rate misses if it starts "
     "with N frames in its buffer."
 )
-ENERGY = (
+_ENERGY = (
     "Energy: of the whole GPU, without the host, over windows of frames that follow each other, each waited for, with "
     "95% intervals over the windows. Idle: power of the GPU before, while nothing ran. Above idle: without that power; "
     "its interval does not contain the error of the idle power."
@@ -53,7 +54,7 @@ ENERGY = (
 
 def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]]) -> Table[Record]:
     """Return the table of the records that were timed or compared with a reference; `groups`: all, by component."""
-    rows = [r for r in records if r.status != "skipped" and (summary_of(r) is not None or r.parity is not None)]
+    rows = _shown(records)
     baselines = {baseline_name(groups[record.component]) for record in rows}
     against = f"speedup vs {baselines.pop()}" if len(baselines) == 1 else "speedup vs its baseline"
     shown = (
@@ -69,20 +70,35 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
         Column[Record]("p99", lambda record: p99_of(summary_of(record)), "ms"),
         Column[Record](against, lambda record: speedup_of(record, groups[record.component]), "ratio"),
         Column[Record]("pays after", lambda r: pays_after(r, groups[r.component]), "count", unit="calls"),
-        Column[Record]("allowed", lambda record: _judged(record)[1], "error"),
-        Column[Record]("against", _reference),
-        *columns(Record, "metrics.drift.max"),
         Column[Record]("conditions", conditions_text, wrap=22),
-        Column[Record]("samples", lambda record: each.n if (each := summary_of(record)) else None, "count"),
+    )
+    return cell_table("Cells", (*shown, *(replace(column, depth="report") for column in details)), rows)
+
+
+def cells_section(data: RunData) -> Section:
+    """Return what else is known of each cell: samples, error, clocks, memory, energy, frames of a loop, network."""
+    rows = _shown(data.records)
+    loops = [record.realtime for record in rows if record.realtime is not None]
+    shown = (
+        *columns(Summary, "n", of=summary_of),
         *columns(Record, "device_ms.p50", "host_ms.p50", at="metrics"),
         Column[Record]("clocks limited by", _limits_text),
+        Column[Record]("rel. L2 allowed", lambda record: _judged(record)[1], "error"),
+        Column[Record]("against", _reference),
         *columns(Record, "graph_pool", "prepare_peak_allocated", at="memory"),
         *columns(Record, "joules_per_frame", "above_idle_per_frame", "watts", "idle_w", at="energy"),
-        *_loop_columns([record.realtime for record in rows if record.realtime is not None]),
+        *columns(Record, "metrics.drift.max"),
+        *_loop_columns(loops),
         *columns(Record, "parameters", "weights"),
         Column[Record]("dtype", _dtype),
     )
-    return cell_table("Cells", (*shown, *(replace(column, depth="report") for column in details)), rows)
+    energy = any(record.energy is not None and record.energy.windows for record in rows)
+    legend = [*([_LOOPS] if loops else []), *([_ENERGY] if energy else [])]
+    return Section("details", "Cells in detail", legend=legend, tables=(cell_table("Cells in detail", shown, rows),))
+
+
+def _shown(records: Sequence[Record]) -> list[Record]:
+    return [r for r in records if r.status != "skipped" and (summary_of(r) is not None or r.parity is not None)]
 
 
 def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:

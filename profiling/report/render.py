@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from profiling.errors import command, install_hint, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
+from profiling.report.cells import cells_section
 from profiling.report.check import check_section
 from profiling.report.format import count_of, escaped, few, listed
 from profiling.report.heading import heading_lines, origin_sections
@@ -73,6 +74,7 @@ _ANSWERS = (
     starts_section,
 )
 _DETAILS = (
+    cells_section,
     latency_section,
     recipes_section,
     roofline_section,

@@ -22,7 +22,7 @@ LEAST_FOR = {"p90": 10, "p95": 20, "p99": 100}
 class Summary(Section, frozen=True, kw_only=True):
     """Statistics of one clock over all samples; no sample is dropped. The unit is in the name of the field it is in."""
 
-    n: Annotated[int, about("number of samples")]
+    n: Annotated[int, about("number of samples", title="samples")]
     mean: Annotated[float, about("arithmetic mean", "ms")]
     std: Annotated[float | None, about("standard deviation (ddof 1), absent for a single sample", "ms")] = None
     min: Annotated[Duration, about("shortest sample", "ms")]

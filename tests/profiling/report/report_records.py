@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from profiling.report.answer import answer_section
+from profiling.report.cells import cells_section
 from profiling.report.charts import Chart, Figure
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
@@ -184,6 +186,13 @@ def run_data(*records: Record, folder: Path = Path(), environment: Mapping[str, 
 def titled(section: Section) -> dict[str, list[dict[str, str]]]:
     """Return the rows of each table that shows something, by its title."""
     return {table.title: rows(table) for table in section.tables if table}
+
+
+def cells(*records: Record) -> list[dict[str, str]]:
+    """Return what the report shows of each cell: its row of the answer, and that in detail."""
+    data = run_data(*records)
+    shown, details = titled(answer_section(data))["Cells"], titled(cells_section(data))["Cells in detail"]
+    return [row | more for row, more in zip(shown, details, strict=True)]
 
 
 def drawn(chart: Chart) -> tuple[Figure, dict[str, list[tuple[float, float]]]]:

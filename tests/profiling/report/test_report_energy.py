@@ -5,9 +5,9 @@ import io
 import json
 
 import pytest
-from report_records import build, run_data, titled
+from report_records import build, cells, run_data
 
-from profiling.report.answer import answer_section, notes_section
+from profiling.report.answer import notes_section
 from profiling.report.export import as_csv, as_json
 
 
@@ -33,8 +33,7 @@ def data():
 
 def test_the_table_of_cells_has_the_energy_where_it_is_known(data):
     names = ("J/frame", "above idle J/frame", "power W", "idle W")
-    rows = titled(answer_section(data))["Cells"]
-    found = {row["variant"]: [row[name] for name in names] for row in rows}
+    found = {row["variant"]: [row[name] for name in names] for row in cells(*data.records)}
     assert found["cuda_graph"] == ["1.250 ±0.8%", "1.0 (0.66-0.66)", "600.0", "118.0"]
     assert set(found["compile"]) == {"–"}
     reason = "world_model.compile: no energy: the driver has no energy counter for this GPU"
@@ -50,5 +49,5 @@ def test_the_exports_have_the_energy_of_the_fastest(data):
 
 def test_frames_of_a_call_share_its_energy():
     record = build("cuda_graph", 30.0, frames_per_call=10, energy=energy(2.0, frames=10))
-    (row,) = titled(answer_section(run_data(record)))["Cells"]
+    (row,) = cells(record)
     assert row["J/frame"] == "0.2000 ±0.5%"

@@ -22,8 +22,8 @@ WritePage = Callable[..., Path]
 
 ALWAYS = {"answer", "environment", "config", "command"}
 EXPECTED = {
-    "h200_energy": {"latency", "starts", "recipes", "roofline", "notes"},
-    "h200_stream_img2img": {"latency", "realtime", "roofline", "starts", "notes"},
+    "h200_energy": {"details", "latency", "starts", "recipes", "roofline", "notes"},
+    "h200_stream_img2img": {"details", "latency", "realtime", "roofline", "starts", "notes"},
 }
 #: Attributes whose value a browser may fetch.
 FETCHED = ("src", "srcset", "href", "data", "poster", "action", "formaction", "background", "xlink:href")

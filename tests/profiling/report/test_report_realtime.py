@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from report_records import build, build_loop, drawn, frame_loop, run_data, summary, titled
+from report_records import build, build_loop, cells, drawn, frame_loop, run_data, summary, titled
 
-from profiling.report.answer import answer_section, notes_section
+from profiling.report.answer import notes_section
 from profiling.report.charts import POINTS
 from profiling.report.realtime import realtime_section, verdict
 from profiling.report.run_data import RunData
@@ -24,10 +24,6 @@ HOLDS = (
 
 def tables(*records: Record) -> dict[str, list[dict[str, str]]]:
     return titled(realtime_section(run_data(*records)))
-
-
-def cells(*records: Record) -> list[dict[str, str]]:
-    return titled(answer_section(run_data(*records)))["Cells"]
 
 
 def values(row: dict[str, str]) -> list[str]:
