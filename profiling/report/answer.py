@@ -95,11 +95,6 @@ class Answer:
         return next_step(self.fastest, self.group) if self.fastest is not None else ("", "")
 
     @property
-    def left(self) -> list[str]:
-        """The next step as a sentence, where the table has no room for it."""
-        return [f"next: {self.next[1]}"] if len(self.next[0]) > _SHORT else []
-
-    @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences on what needs saying, after the name of the component."""
         return tuple(_remarks(self))
@@ -123,7 +118,7 @@ def answer_section(data: RunData) -> Section:
     """Return the answer table, the table of cells, and what needs saying."""
     answers = answers_of(data)
     names = {baseline_name(answer.group) for answer in answers}
-    said = named_once((answer.component, remark) for answer in answers for remark in (*answer.remarks, *answer.left))
+    said = named_once((answer.component, remark) for answer in answers for remark in _sentences(answer))
     remarks = [f"{listed(names)}: {sentence}." for sentence, names in said.items()]
     remarks = remarks if data.records else ["No cell has ended yet."]
     cells = [record for answer in answers for record in answer.group]
@@ -233,6 +228,11 @@ def _columns(baselines: set[str]) -> tuple[Column[Answer], ...]:
         Column("next", lambda row: (row.next[0] if len(row.next[0]) <= _SHORT else "see below") or None, wrap=_SHORT),
         Column("bound by", lambda row: row.bound, depth="report"),
     )
+
+
+def _sentences(answer: Answer) -> list[str]:
+    """Return the remarks, and the next step that the table has no room for."""
+    return [*answer.remarks, *([f"next: {answer.next[1]}"] if len(answer.next[0]) > _SHORT else [])]
 
 
 def _remarks(answer: Answer) -> Iterator[str]:
