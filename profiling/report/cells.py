@@ -35,10 +35,14 @@ from profiling.results.verdicts import (
 
 UNDECIDED = "undecided"
 CELLS_LEGEND = (
-    "Wall clock: call plus wait, of a loop a frame. FPS = frames per call / mean wall time. Device: by CUDA events. "
-    "Host: until the call returns. Peak: memory held by PyTorch in steady calls, with what is free in pools of CUDA "
-    "graphs, which nothing else can use; on a CPU the resident set. rel. L2: relative L2 distance from an fp32 eager "
-    "reference; allowed: twice that of eager in this dtype. Struck out: failed or invalid, and not compared."
+    "Wall clock: call plus wait, of a loop a frame. FPS = frames per call / mean wall time. Peak: memory held by "
+    "PyTorch in steady calls, with what is free in pools of CUDA graphs, which nothing else can use; on a CPU the "
+    "resident set. rel. L2: relative L2 distance from an fp32 eager reference. Struck out: failed or invalid, and not "
+    "compared."
+)
+_IN_DETAIL = (
+    "Device: by CUDA events. Host: until the call returns. rel. L2 allowed: twice that of eager in this dtype, or what "
+    "a recipe's tolerance says."
 )
 COLD = "Cold: the last-level cache was flushed before each sample."
 _LOOPS = (
@@ -93,7 +97,7 @@ def cells_section(data: RunData) -> Section:
         Column[Record]("dtype", _dtype),
     )
     energy = any(record.energy is not None and record.energy.windows for record in rows)
-    legend = [*([_LOOPS] if loops else []), *([_ENERGY] if energy else [])]
+    legend = [_IN_DETAIL, *([_LOOPS] if loops else []), *([_ENERGY] if energy else [])] if rows else []
     return Section("details", "Cells in detail", legend=legend, tables=(cell_table("Cells in detail", shown, rows),))
 
 
