@@ -15,7 +15,7 @@ from profiling.cli.config import read_config, steps_of
 from profiling.cli.variants import named_recipes
 from profiling.components.spec import ComponentSpec, decode_options
 from profiling.errors import InputError
-from profiling.realtime.graph import WHOLE, Graph, parse_graph
+from profiling.realtime.graph import Graph, parse_graph
 from profiling.realtime.options import LoopOptions
 from profiling.run.job import RunConfig, as_recipe
 from profiling.variants.steps import Step
@@ -85,9 +85,8 @@ def mixed(config: RunConfig, graph: Graph, steps: Mapping[str, Step]) -> dict[st
     mix: Any = config.source.get("mix")
     if not mix:
         return None
-    stages = (WHOLE,) if config.source["loop"].get("schedule") == "one_graph" else tuple(graph.stages)
-    if not isinstance(mix, Mapping) or set(mix) != set(stages):
-        example = ",".join(f"{stage}:baseline" for stage in stages)
+    if not isinstance(mix, Mapping) or set(mix) != set(graph.stages):
+        example = ",".join(f"{stage}:baseline" for stage in graph.stages)
         raise InputError(
             f"mix={mix}: name a variant for each stage and nothing else, as in 'mix={{{example}}}' "
             "(in quotes, since a shell expands braces)."

@@ -119,13 +119,13 @@ class RealtimeCell(Cell):
         for note in prepared.notes:
             self.note(note)
         with torch.inference_mode(), ExitStack() as stack:
-            eager = self._eager_frames(prepared)  # before a variant can change the networks in place
+            eager = self._eager_frames(graph, prepared)  # before a variant can change the networks in place
             steps = self._prepare(variant, prepared, stack)
             calls = {name: step.run for name, step in steps.items()}
-            pipeline = self._assembled(prepared.graph, prepared.components, calls, self.options)
+            pipeline = self._assembled(graph, prepared.components, calls, self.options)
             if self.options.schedule == "overlap" and pipeline.depth == 1:
                 self.note("loop.schedule=overlap: a CPU runs the stages in turn, so the times are those of sequential")
-            self._check(variant, prepared, steps, pipeline)
+            self._check(variant, graph, prepared, steps, pipeline)
             self._check_drift(prepared, pipeline, eager)
             self.wait_until_alone()
             begin_session(prepared.components, pipeline)
@@ -138,24 +138,19 @@ class RealtimeCell(Cell):
                 self._explain_roofline(graph, prepared, steps, series)
 
     def components(self) -> Mapping[str, Component]:
-        """Build the network of each stage; with schedule one_graph, one network that holds all stages."""
+        """Build the network of each stage."""
         settings = self.job.settings
-        specs, graph = self._parsed
         with self.phase("load"):
-            blueprints = {name: each.cast("run") for name, each in build_stages(specs, settings).items()}
-        self._played, components = stage_components(graph, blueprints, settings, whole=self._whole)
-        return components
+            blueprints = build_stages(self._parsed[0], settings)
+            return stage_components({name: each.cast("run") for name, each in blueprints.items()}, settings.seed)
 
     def check(self, components: Mapping[str, Component]) -> None:
         """Check every stage, then play the first ticks of the pipeline, which checks its edges."""
         super().check(components)
         with self.phase("pipeline"):
             steps = {name: component.call for name, component in components.items()}
-            session(self._played, components, self._assembled(self._played, components, steps, EAGER))
-
-    @property
-    def _whole(self) -> bool:
-        return self.options.schedule == "one_graph"
+            graph = self._parsed[1]
+            session(graph, components, self._assembled(graph, components, steps, EAGER))
 
     @property
     def _ticks(self) -> int:
@@ -201,7 +196,7 @@ class RealtimeCell(Cell):
         def expected_of(blueprints: Mapping[str, Blueprint]) -> tuple[dict[str, ComponentSpec], dict[str, Played]]:
             with self.phase("reference"):
                 chosen, self.calibration = calibrated(graph, specs, blueprints, settings, ticks=self._ticks)
-                *_, eager = eager_outputs(graph, blueprints, settings, whole=self._whole, ticks=self._ticks)
+                _, eager = eager_outputs(graph, blueprints, settings, ticks=self._ticks)
                 return chosen, {name: each.eager for name, each in eager.items()}
 
         expected = compute_reference(load, expected_of)
@@ -244,7 +239,14 @@ class RealtimeCell(Cell):
         self.add(prepare=Prepare(**times, **warmed_up, **counters))
         return steps
 
-    def _check(self, variant: Variant, prepared: Prepared, steps: Mapping[str, Step], pipeline: StagedPipeline) -> None:
+    def _check(
+        self,
+        variant: Variant,
+        graph: Graph,
+        prepared: Prepared,
+        steps: Mapping[str, Step],
+        pipeline: StagedPipeline,
+    ) -> None:
         """Compare every stage, and the first ticks of the whole, with their references; `parity` is the worst."""
         checks: dict[str, Parity] = {}
         seed = self.job.settings.seed
@@ -254,7 +256,7 @@ class RealtimeCell(Cell):
             for name, component in prepared.components.items()
         }
         known = [tolerance for tolerance in tolerances.values() if tolerance is not None]
-        subjects[PIPELINE] = pipeline_subject(prepared, pipeline, max(known, default=None), seed)
+        subjects[PIPELINE] = pipeline_subject(graph, prepared, pipeline, max(known, default=None), seed)
         for name, component in prepared.components.items():
             for path, why in component.kept.not_restored.items():
                 self.note(f"{name}: {path} is not restored before each session: {why}")
@@ -277,13 +279,13 @@ class RealtimeCell(Cell):
     def _drift(self) -> Drift | None:
         return next((metric for metric in metrics_of(self.job).values() if isinstance(metric, Drift)), None)
 
-    def _eager_frames(self, prepared: Prepared) -> OutputLog:
+    def _eager_frames(self, graph: Graph, prepared: Prepared) -> OutputLog:
         """Return what each tick of an eager session in the run's dtype delivers; empty without the metric drift."""
         frames = OutputLog()
         if self._drift is None:
             return frames
         calls = {name: component.call for name, component in prepared.components.items()}
-        pipeline = self._assembled(prepared.graph, prepared.components, calls, EAGER)
+        pipeline = self._assembled(graph, prepared.components, calls, EAGER)
         ticks = min(self._drift.calls, self._ticks)
         with self.phase("eager session"):
             play_session(
@@ -317,9 +319,8 @@ class RealtimeCell(Cell):
         _, warmup = self._counts
         signs = []
         for name, stage in graph.stages.items():
-            component = prepared.components.get(name)
             calls = warmup * stage.repeat // stage.every
-            needed = getattr(component.module, "calls_until_steady", 0) if component is not None else 0
+            needed = getattr(prepared.components[name].module, "calls_until_steady", 0)
             if calls < needed:
                 ticks = -(-needed * stage.every // stage.repeat)
                 signs.append(
@@ -442,9 +443,7 @@ class RealtimeCell(Cell):
 
     def _explain_roofline(self, graph: Graph, prepared: Prepared, steps: Mapping[str, Step], series: Series) -> None:
         """Compare the frames with their roofline. Comes last, since it resets the networks to their first frame."""
-        calls = {
-            name: (stage.repeat, 1 / stage.every) for name, stage in graph.stages.items() if name in prepared.components
-        }
+        calls = {name: (stage.repeat, 1 / stage.every) for name, stage in graph.stages.items()}
         medians = {name: median(stage_ms(series, name)) for name in stage_names(series)}
 
         def analyse(stage: str) -> TraceAnalysis | None:

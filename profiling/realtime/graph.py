@@ -16,7 +16,7 @@ from profiling.errors import InputError, check_choice, check_number, check_whole
 from profiling.realtime.options import MOST_FRAMES
 
 #: Names of rows and series that a loop adds to those of its stages.
-WHOLE, DELIVER, PIPELINE = "whole", "deliver", "pipeline"
+DELIVER, PIPELINE = "deliver", "pipeline"
 
 #: How an input is drawn in every tick: mean 0 and std 1, [low, high), 0 or 1, and integers in [low, high). `drawn`:
 #: as the component's YAML draws it, several values in turn.
@@ -24,7 +24,7 @@ DRAWN = "drawn"
 DISTRIBUTIONS = ("normal", "uniform", "bernoulli", "integers", DRAWN)
 FIXED = "fixed"  # an input that keeps what the component's YAML draws
 #: Names that no stage, source or key may have.
-RESERVED = (WHOLE, DELIVER, PIPELINE, "wait", "rest", "unaccounted", *DISTRIBUTIONS, FIXED)
+RESERVED = (DELIVER, PIPELINE, "wait", "rest", "unaccounted", *DISTRIBUTIONS, FIXED)
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _EDGE = re.compile(rf"({_NAME.pattern})((?:\.[A-Za-z0-9_]+)*)(@-1)?")

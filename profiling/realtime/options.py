@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from profiling.errors import check_choice, check_number, check_whole
 
 CHOICES = {
-    "schedule": ("sequential", "overlap", "one_graph"),
+    "schedule": ("sequential", "overlap"),
     "pace": ("free", "realtime"),
     "deliver": ("host", "device"),
     "gc": ("frozen", "on", "off"),
@@ -26,8 +26,7 @@ class LoopOptions:
     - `frames` ticks are timed after `warmup_frames` (None: 600 on a GPU, 120 on a CPU, after as many as the pipeline
       asks for, else 60 and 20). With trace=true, `profile_frames` more are traced.
     - `fps`: target in frames/s; None: the frame rate of the pipeline.
-    - `schedule`: `sequential`; `overlap` runs each stage on a stream of its own, with two ticks in flight; `one_graph`
-      prepares all stages as one network.
+    - `schedule`: `sequential`; `overlap` runs each stage on a stream of its own, with two ticks in flight.
     - `pace`: `free` begins a tick when the one before is delivered; `realtime` when it is due.
     - `deliver`: `host` copies what is delivered to pinned memory, `device` leaves it on the GPU.
     - `gc`: Python's garbage collector is `on`, `off`, or `frozen` (it ignores objects made before the loop).

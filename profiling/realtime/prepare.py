@@ -18,13 +18,12 @@ from profiling.components.component import Component, Place
 from profiling.components.reference import Reference, eager_reference
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.components.state import State
-from profiling.components.trajectory import Played, learn, played
+from profiling.components.trajectory import Played, played
 from profiling.components.trees import named_tensors
 from profiling.errors import InputError
 from profiling.metrics.metric import Subject
 from profiling.realtime.assemble import assemble
-from profiling.realtime.graph import PIPELINE, WHOLE, Graph
-from profiling.realtime.one_graph import as_one_stage
+from profiling.realtime.graph import PIPELINE, Graph
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.play import Clock, FrameLoop
@@ -171,12 +170,11 @@ def _inputs_of(
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a loop is played and checked with: the graph (with one stage, if all are one network) and its components.
+    """What a loop is played and checked with, by stage.
 
-    `references` are the expected outputs by stage; that of the whole pipeline is under `pipeline`.
+    `references` are the expected outputs; that of the whole pipeline is under `pipeline`.
     """
 
-    graph: Graph
     components: Mapping[str, Component]
     references: Mapping[str, Reference]
     parameters: int
@@ -250,41 +248,15 @@ def session_ticks(graph: Graph) -> int:
     return max(CHECK_TICKS, *(stage.every + 1 for stage in graph.stages.values() if stage.every < FAR))
 
 
-def stage_components(
-    graph: Graph,
-    blueprints: Mapping[str, Blueprint],
-    settings: Settings,
-    *,
-    whole: bool,
-) -> tuple[Graph, dict[str, Component]]:
-    """Return graph and components of a loop, whose blueprints must have been cast; `whole`: as one stage.
-
-    Raises:
-        InputError: the stages cannot be one network.
-
-    """
-    components = {
-        name: replace(blueprint.component(settings.seed), name=name) for name, blueprint in blueprints.items()
-    }
-    if not whole:
-        return graph, components
-    for component in components.values():
-        learn(component)
-        component.refill(settings.seed)
-        component.reset()
-    graph, component = as_one_stage(graph, components)
-    return graph, {WHOLE: component}
+def stage_components(blueprints: Mapping[str, Blueprint], seed: int) -> dict[str, Component]:
+    """Return the component of each stage, which has the stage's name; the blueprints must have been cast."""
+    return {name: replace(blueprint.component(seed), name=name) for name, blueprint in blueprints.items()}
 
 
 def eager_outputs(
-    graph: Graph,
-    blueprints: Mapping[str, Blueprint],
-    settings: Settings,
-    *,
-    whole: bool,
-    ticks: int,
-) -> tuple[Graph, dict[str, Component], dict[str, Reference]]:
-    """Return graph and components of a loop, and what its eager stages and the whole pipeline return, by stage.
+    graph: Graph, blueprints: Mapping[str, Blueprint], settings: Settings, *, ticks: int
+) -> tuple[dict[str, Component], dict[str, Reference]]:
+    """Return the components of a loop, and what its eager stages and the whole pipeline return, by stage.
 
     The blueprints must have been cast. Stages get inputs that no variant is prepared with. `ticks` is the length of the
     sources that are made. Each trajectory is its own reference here.
@@ -293,7 +265,7 @@ def eager_outputs(
         InputError: a module fails on its inputs, or an edge does not fit.
 
     """
-    graph, components = stage_components(graph, blueprints, settings, whole=whole)
+    components = stage_components(blueprints, settings.seed)
     eager: dict[str, Reference] = {}
     for name, component in components.items():
         eager[name] = eager_reference(component)
@@ -312,7 +284,7 @@ def eager_outputs(
     if any(each.nondeterminism(component.dtype) is not None for each in eager.values()):
         repeat = played(component, step.run, SESSIONS, seed=1)
     eager[PIPELINE] = Reference(sessions, sessions, "run", repeat)
-    return graph, components, eager
+    return components, eager
 
 
 def load_stages(
@@ -334,9 +306,7 @@ def load_stages(
     dtypes: Counter[str] = Counter()
     for blueprint in blueprints.values():
         dtypes.update(parameter_dtypes(blueprint.module))
-    graph, components, eager = eager_outputs(
-        graph, blueprints, settings, whole=options.schedule == "one_graph", ticks=ticks
-    )
+    components, eager = eager_outputs(graph, blueprints, settings, ticks=ticks)
     if options.schedule == "overlap":
         components = {
             name: replace(component, priority=graph.stages[name].priority) for name, component in components.items()
@@ -344,7 +314,6 @@ def load_stages(
     sources = {name: blueprint.weights for name, blueprint in blueprints.items()}
     same = len(set(sources.values())) == 1
     return Prepared(
-        graph,
         components,
         {name: replace(each, outputs=expected[name], form=form) for name, each in eager.items()},
         sum(dtypes.values()),
@@ -355,10 +324,12 @@ def load_stages(
     )
 
 
-def pipeline_subject(prepared: Prepared, pipeline: StagedPipeline, tolerance: float | None, seed: int) -> Subject:
+def pipeline_subject(
+    graph: Graph, prepared: Prepared, pipeline: StagedPipeline, tolerance: float | None, seed: int
+) -> Subject:
     """Return the whole pipeline as the subject of a metric: its step plays the first ticks of a new session.
 
     `tolerance` is the largest of its stages; None: none has one.
     """
-    component, step = checked_pipeline(prepared.graph, prepared.components, pipeline)
+    component, step = checked_pipeline(graph, prepared.components, pipeline)
     return Subject(component, step, prepared.references[PIPELINE], tolerance, seed, of_several=True)

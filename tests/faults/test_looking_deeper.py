@@ -111,14 +111,6 @@ def test_a_pipeline_that_asks_for_no_warmup(started):  # noqa: F811
     )
 
 
-@fault("one graph of all stages would have to run a stage's warm-up alone", "its row fails with one line, exit 2")
-def test_one_graph_with_warmup_inputs(started):  # noqa: F811
-    overrides = ("pipeline=remembering", "loop.schedule=one_graph", "variant=[baseline]", "ceilings=off")
-    assert started(*overrides, target="realtime", quick=QUICK)[0] == 2
-    (record,) = read_records(Path("run")).records
-    assert "has warmup_inputs" in record.reason
-
-
 @fault(
     "the state of a stage grows in every tick, so that no warm-up is long enough",
     "the report says which stage, and by how much",

@@ -40,12 +40,10 @@ def tiny_loop(*overrides, device="cpu", variant="baseline", dtype="float32", **o
     config, _ = checked(composed(VARIANTS))
     settings, chosen = tiny_settings(device, dtype), LoopOptions(**options)
     graph, specs = tiny_pipeline(*overrides)
-    whole = chosen.schedule == "one_graph"
     expected = compute_reference(
         lambda: build_stages(specs, settings),
         lambda stages: {
-            name: each.eager
-            for name, each in eager_outputs(graph, stages, settings, whole=whole, ticks=TICKS)[-1].items()
+            name: each.eager for name, each in eager_outputs(graph, stages, settings, ticks=TICKS)[-1].items()
         },
     )
     with torch.inference_mode():
@@ -55,7 +53,7 @@ def tiny_loop(*overrides, device="cpu", variant="baseline", dtype="float32", **o
         steps = {name: by(each, Path("unused")) for name, each in prepared.components.items()}
         runs = {name: step.run for name, step in steps.items()}
         narrow = getattr(torch, dtype)
-        pipeline = assemble(prepared.graph, prepared.components, runs, chosen, ticks=TICKS, seed=0, narrow=narrow)
+        pipeline = assemble(graph, prepared.components, runs, chosen, ticks=TICKS, seed=0, narrow=narrow)
         for component in prepared.components.values():
             component.reset()
     return pipeline, prepared, lambda: [step.close() for step in reversed(steps.values())]

@@ -29,10 +29,6 @@ BEFORE_ANY_CELL = {
     "a mix of all": (["mix=baseline"], "mix={world:baseline"),
     "a mix of nothing": (["mix={world:baseline,picture:baseline,sound:[baseline]}"], "mix.sound"),
     "another variant": (["mix={world:baseline,picture:compil,sound:baseline}"], "Did you mean 'compile'"),
-    "a mix of one graph": (
-        ["loop.schedule=one_graph", "mix={world:baseline,picture:baseline,sound:baseline}"],
-        "mix={whole:baseline}",
-    ),
 }
 
 
@@ -47,7 +43,7 @@ def test_wrong_before_any_cell(tmp_path, case):
 
 
 OPTIONS = {
-    "schedule": ("x", "sequential, overlap, one_graph"),
+    "schedule": ("one_graph", "sequential, overlap"),
     "pace": ("realtme", "Did you mean 'realtime'"),
     "deliver": (None, "host, device"),
     "gc": (True, "frozen, on, off"),
@@ -78,7 +74,7 @@ def test_a_component_that_does_not_fit(case):
     graph, specs = tiny_pipeline(case)
     settings = tiny_settings()
     with pytest.raises(InputError, match=STAGES[case]) as caught, torch.inference_mode():
-        eager_outputs(graph, build_stages(specs, settings), settings, whole=False, ticks=9)
+        eager_outputs(graph, build_stages(specs, settings), settings, ticks=9)
     assert "\n" not in str(caught.value)
 
 

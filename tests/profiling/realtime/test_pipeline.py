@@ -8,40 +8,29 @@ from planted_stages import SHAPE, Affine, Races, component, delivered, pipeline_
 from torch import nn
 
 from profiling.errors import InputError
-from profiling.realtime.assemble import assemble
-from profiling.realtime.graph import WHOLE, parse_graph
-from profiling.realtime.one_graph import as_one_stage
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.graph import parse_graph
 
 COUNT = {"count": {"make": {"_target_": "planted_stages.counting"}}}
 
 
-def played(ticks, *args, whole=False, options=None, **kwargs):
-    graph, components = planted(*args, **kwargs)
-    if whole:
-        graph, one = as_one_stage(graph, components)
-        components = {WHOLE: one}
-        ticks = delivered(pipeline_of(graph, components, **(options or {})), ticks)
-        return [dict(zip(kwargs["deliver"], tick.values(), strict=True)) for tick in ticks]
-    return delivered(pipeline_of(graph, components, **(options or {})), ticks)
+def played(ticks, *args, **kwargs):
+    return delivered(pipeline_of(*planted(*args, **kwargs)), ticks)
 
 
 def values(ticks, name):
     return [tick[name] for tick in ticks]
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_feedback_is_the_output_of_the_tick_before(whole):
+def test_feedback_is_the_output_of_the_tick_before():
     stages = {"a": {"inputs": {"x": "count.n", "last": "b@-1"}}, "b": {"inputs": {"y": "a"}}}
-    ticks = played(range(4), stages, COUNT, deliver=["a", "b"], whole=whole)
+    ticks = played(range(4), stages, COUNT, deliver=["a", "b"])
     # a = n + b of the tick before + 1, b = a + 1; before the first tick, zeros
     assert values(ticks, "a") == [1, 4, 8, 13]
     assert values(ticks, "b") == [2, 5, 9, 14]
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_stage_reads_its_own_output_of_the_tick_before(whole):
-    ticks = played(range(4), {"a": {"inputs": {"x": "a@-1"}, "affine": {"factor": 2.0}}}, deliver=["a"], whole=whole)
+def test_a_stage_reads_its_own_output_of_the_tick_before():
+    ticks = played(range(4), {"a": {"inputs": {"x": "a@-1"}, "affine": {"factor": 2.0}}}, deliver=["a"])
     assert values(ticks, "a") == [1, 3, 7, 15]
 
 
@@ -54,13 +43,12 @@ def test_a_stage_that_runs_now_and_then_keeps_its_output():
     assert components["text"].module.calls == 4
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_repeated_calls_read_their_own_output_and_a_value_each(whole):
+def test_repeated_calls_read_their_own_output_and_a_value_each():
     stages = {
         "a": {"inputs": {"x": "count.n", "t": [10, 20, 30]}, "again": {"x": "a.whole"}, "repeat": 3}
         | {"affine": {"split": True}}
     }
-    ticks = played(range(2), stages, COUNT, deliver=["a.whole"], whole=whole)
+    ticks = played(range(2), stages, COUNT, deliver=["a.whole"])
     assert values(ticks, "a.whole") == [0 + 10 + 1 + 20 + 1 + 30 + 1, 1 + 10 + 1 + 20 + 1 + 30 + 1]
 
 
@@ -82,16 +70,12 @@ def test_noise_is_new_in_every_tick_and_the_same_in_every_session():
     pipeline.reset()
     assert values(delivered(pipeline, range(5)), "a") == first
     assert len(set(first)) == 5
-    graph, one = as_one_stage(graph, components)
-    (whole,) = {tuple(tick.values()) for tick in delivered(pipeline_of(graph, {WHOLE: one}), range(1))}
-    assert whole == (first[0],), "and in every schedule"
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_drawn_is_as_the_component_draws_it(whole):
+def test_drawn_is_as_the_component_draws_it():
     stages = {"a": {"inputs": {"x": "drawn"}}, "b": {"inputs": {"x": "user.codes"}}}
     source = {"user": {"draw": {"codes": "drawn"}}}
-    ticks = played(range(20), stages, source, deliver=["a", "b"], whole=whole)
+    ticks = played(range(20), stages, source, deliver=["a", "b"])
     for name in ("a", "b"):
         assert len(set(values(ticks, name))) == 16, "in turn"
         assert values(ticks, name)[:4] == values(ticks, name)[16:]
@@ -128,15 +112,11 @@ def test_an_edge_for_an_argument_without_tensors():
         delivered(pipeline_of(graph, {"a": one}), range(1))
 
 
-@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize(("shape", "kind"), [((1, 1), torch.float32), ((2,), torch.float32), ((1, 2), torch.int64)])
-def test_a_hand_over_neither_broadcasts_nor_casts(whole, shape, kind):
+def test_a_hand_over_neither_broadcasts_nor_casts(shape, kind):
     graph, components = planted({"a": {"inputs": {"x": "normal"}}, "b": {"inputs": {"y": "a"}}})
     module = components["a"].module
     module.forward = lambda x: torch.zeros(shape, dtype=kind)
-    if whole:
-        graph, one = as_one_stage(graph, components)
-        components = {WHOLE: one}
     with pytest.raises(InputError, match=r"pipeline\.stages\.b\.inputs\.y=a: the input takes float32 \[1, 2\] on cpu"):
         delivered(pipeline_of(graph, components), range(1))
 
@@ -148,12 +128,6 @@ def test_an_output_that_changes_its_shape():
     module.forward = lambda x: torch.zeros(next(shapes))
     with pytest.raises(InputError, match=r"stages\.a: its output.* was \[1, 2\] and is now \[1, 3\]"):
         delivered(pipeline_of(graph, components), range(2))
-
-
-def test_one_graph_cannot_skip_a_stage():
-    graph, components = planted({"a": {"inputs": {"x": "normal"}, "every": 2}})
-    with pytest.raises(InputError, match=r"stage a has every=2.*loop\.schedule=sequential.*stages\.a\.every=1\.$"):
-        as_one_stage(graph, components)
 
 
 class Nested(nn.Module):
@@ -170,10 +144,10 @@ def nested_inputs(generator):
     return {"x": drawn["x"], "cond": {"gain": 0.5, "pair": (drawn["one"], None), "list": [7, drawn["two"]]}}
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_one_graph_fills_tensors_inside_arguments(compiled):
+def test_edges_fill_tensors_inside_arguments():
+    """Worked out by hand: a stage returns x + 10 * pair[0] + 100 * list[1] + gain, and b runs three times a tick."""
     stages = {
-        "a": {"component": "nested", "inputs": {"x": "count.n", "cond.pair.0": "normal", "cond.list.1": "b@-1"}},
+        "a": {"component": "nested", "inputs": {"x": "count.n", "cond.pair.0": "count.n", "cond.list.1": "b@-1"}},
         "b": {
             "component": "nested",
             "repeat": 3,
@@ -182,23 +156,13 @@ def test_one_graph_fills_tensors_inside_arguments(compiled):
         },
     }
     graph = parse_graph({"stages": stages, "sources": COUNT, "deliver": ["a", "b"]}, ["nested"])
-    one = component("nested", Affine(["x"]))
-    one = replace(one, module=Nested(), make_inputs=nested_inputs, inputs=nested_inputs(torch.Generator()))
+    one = replace(component("nested", Affine(["x"])), module=Nested(), make_inputs=nested_inputs)
     parts = {name: replace(one, name=name, inputs=nested_inputs(torch.Generator())) for name in stages}
-    expected = delivered(pipeline_of(graph, parts), range(4))
-    played_graph, whole = as_one_stage(graph, parts)
-    if compiled:
-        whole.call()  # the keys of outputs are found in the first, eager call
-        whole.reset()
-        module = torch.compile(whole.module, backend="eager", fullgraph=True)
-        calls = {WHOLE: lambda: module(**whole.inputs)}
-        pipeline = assemble(played_graph, {WHOLE: whole}, calls, LoopOptions(), ticks=64, seed=0, narrow=torch.float32)
-    else:
-        pipeline = pipeline_of(played_graph, {WHOLE: whole})
-    ticks = delivered(pipeline, range(4))
-    for name in stages:
-        assert values(ticks, f"whole.{name}") == pytest.approx(values(expected, name))
-    assert len(set(values(expected, "b"))) == 4
+    before = 0.0
+    for number, tick in enumerate(delivered(pipeline_of(graph, parts), range(3))):
+        a = number + 10 * number + 100 * before + 0.5
+        before = a + (10 + 100 * number + 0.5) + (20 + 100 * a + 0.5) + (30 + 100 * a + 0.5)
+        assert tick == pytest.approx({"a": a, "b": before})
 
 
 # Streams: without a device, each access to an output is checked against what the events order.
@@ -279,13 +243,3 @@ def test_overlapping_stages_read_what_stages_in_turn_read(name, slow, deliver):
         ticks[schedule] = delivered(pipeline_of(graph, components, schedule=schedule, deliver=deliver), range(30))
     assert ticks["overlap"] == ticks["sequential"]
     assert len({tick["b"] for tick in ticks["overlap"]}) > 10
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "now and then"])
-def test_one_graph_delivers_the_same_with_branches_on_streams(name):
-    graph, components = planted(dict(GRAPHS[name]), deliver=["b"], device="cuda", memory="cuda")
-    in_turn = delivered(pipeline_of(graph, components), range(20))
-    graph, one = as_one_stage(graph, components)
-    whole = delivered(pipeline_of(graph, {WHOLE: one}), range(20))
-    assert [tick["b"] for tick in in_turn] == pytest.approx([next(iter(tick.values())) for tick in whole])

@@ -36,19 +36,12 @@ def test_frames_have_the_right_form_and_differ(name):
     assert frames.float().std() > 0
 
 
-@pytest.mark.parametrize("name", ["stream_img2img", "speech"])
-def test_one_graph_delivers_the_same(name):
-    in_turn, whole = (delivered(3, f"pipeline={name}", schedule=schedule) for schedule in ("sequential", "one_graph"))
-    torch.testing.assert_close(whole[0], in_turn[0], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", ["baseline", "cuda_graph"])
-@pytest.mark.parametrize("schedule", ["overlap", "one_graph"])
 @pytest.mark.parametrize("name", FORMS)
-def test_schedules_deliver_the_same_on_a_gpu(name, schedule, variant):
+def test_stages_that_overlap_deliver_the_same_on_a_gpu(name, variant):
     reference = delivered(8, f"pipeline={name}", device="cuda", deliver="device")[0]
-    frames = delivered(8, f"pipeline={name}", device="cuda", schedule=schedule, variant=variant)[0]
+    frames = delivered(8, f"pipeline={name}", device="cuda", schedule="overlap", variant=variant)[0]
     torch.testing.assert_close(
         frames.float(), reference.float(), rtol=1e-2, atol=1.5 if frames.dtype == torch.uint8 else 1e-3
     )

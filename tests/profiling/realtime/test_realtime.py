@@ -115,10 +115,9 @@ def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realt
     assert record.realtime.frames == len(series_of(outcome, "mixed")["frame_ms"]) == 8
 
 
-def test_the_whole_frame_as_one_without_metrics(realtime):
-    outcome = realtime(BASELINE, HERE, "metric=[]", "loop.schedule=one_graph", "loop.gc=off", *FEW)
+def test_a_loop_without_metrics(realtime):
+    outcome = realtime(BASELINE, HERE, "metric=[]", "loop.gc=off", *FEW)
     record = only(outcome)
-    assert record.realtime.stages == ("whole", "deliver")
     assert record.realtime.gc == "off"
     assert record.parity is None
     assert not series_of(outcome)["collections"].any()

@@ -60,7 +60,7 @@ def outside(budget):
     return budget.parts["unaccounted"].host_ms
 
 
-def test_the_budget_of_stages_in_sequence_overlapping_or_as_one():
+def test_the_budget_of_stages_in_sequence_or_overlapping():
     series = series_of(np.full(50, 10.0))
     budget = summary(series, fps=50.0).budget
     world, wait = budget.parts["world"], budget.parts["wait"]
@@ -69,11 +69,6 @@ def test_the_budget_of_stages_in_sequence_overlapping_or_as_one():
     assert outside(budget) == pytest.approx(0.5), "10 ms less 6, 2, 1 and 0.5 ms"
     overlap = summary(series, schedule="overlap").budget
     assert outside(overlap) == pytest.approx(3.5), "10 ms less the longest stage, 6, and the delivery, 0.5"
-    decoders = ("host_picture_ms", "device_picture_ms", "host_sound_ms", "device_sound_ms")
-    whole = {name.replace("world", "whole"): each for name, each in series.items() if name not in decoders}
-    section = summary(whole, schedule="one_graph")
-    assert section.stages == ("whole", "deliver")
-    assert outside(section.budget) == pytest.approx(3.5)
 
 
 def test_without_a_device_clock_host_times_count():

@@ -180,11 +180,6 @@ def test_a_pipeline_stage_by_stage(check):
     assert record.realtime is None
 
 
-def test_a_pipeline_as_one_graph(check):
-    (record,) = check("pipeline=mine", "loop.schedule=one_graph", target="realtime").records.values()
-    assert [each.path for each in record.check.calls["whole"].inputs] == ["first__x", "second__gain"]
-
-
 def test_a_training_step(check):
     outcome = check("component=[resnet50_training]", target="training_step")
     assert outcome.code == 0, outcome.err
