@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -94,29 +95,32 @@ class FrameLoop:
     ) -> None:
         """Run `warmup` frames and then `frames` without a break; call `record` with the row of each of `frames`.
 
-        Times in a row are in ms after the first of `frames` began; `on_first` is called right before that.
+        Times in a row are in ms after the first of `frames` began or, with a period, was due; before that comes
+        `on_first`. The time that it takes, and what warm-up frames were late by, makes no timed frame late: the first
+        one is due at the next multiple of the period. Rows are recorded when their frames are delivered, before the
+        next frame is waited for.
         """
-        clock = self._clock
-        self._record, self._first, self._row = record, frames.start, None
-        origin = self._start = clock.now()
-        self._delivered = float("-inf")
-        try:
-            for count, frame in enumerate(range(frames.start - warmup, frames.stop)):
-                due = float("nan") if self._period is None else origin + count * self._period
-                self._wait_until(due)
-                if frame == frames.start:
-                    on_first()
-                action = clock.now()
-                if warmup and frame == frames.start:
-                    self._start = action if self._period is None else due
-                self._record_row(next_action=action)
-                self._in_flight.append(_InFlight(frame, self._pipeline.begin(frame), action, due))
-                while len(self._in_flight) >= self._depth:
-                    self._complete_oldest()
-            while self._in_flight:
+        self._record, self._first, self._delivered = record, frames.start, float("-inf")
+        due = self._clock.now() if self._period is not None else float("nan")
+        for frame in range(frames.start - warmup, frames.stop):
+            if frame == frames.start:
+                on_first()
+                due = self._next_due(due)
+            self._wait_until(due)
+            action = self._clock.now()
+            if frame == frames.start:
+                self._start = action if self._period is None else due
+            self._in_flight.append(_InFlight(frame, self._pipeline.begin(frame), action, due))
+            while len(self._in_flight) >= self._depth:
                 self._complete_oldest()
-        finally:  # an error in a later frame must not lose the row of the last delivered one
-            self._record_row(next_action=None)
+            due += self._period or 0.0
+        while self._in_flight:
+            self._complete_oldest()
+
+    def _next_due(self, due: float) -> float:
+        """Return `due`, or if that is over, the first moment after it that is whole periods later and not over."""
+        behind = self._clock.now() - due
+        return due + math.ceil(behind / self._period) * self._period if self._period and behind > 0 else due
 
     def _wait_until(self, due: float) -> None:
         """Wait for `due` (NaN: return at once), and complete frames that are delivered meanwhile."""
@@ -127,7 +131,7 @@ class FrameLoop:
                 self._clock.pause(min(due, self._clock.now() + POLL) if self._in_flight else due)
 
     def _complete_oldest(self) -> None:
-        """Wait for the oldest frame in flight and make its row."""
+        """Wait for the oldest frame in flight and record its row; what comes after it is in no frame's time."""
         oldest = self._in_flight.popleft()
         waiting = self._clock.now()
         self._pipeline.wait(oldest.frame)
@@ -150,13 +154,4 @@ class FrameLoop:
         }
         if self._depth == 1:  # with more frames in flight, this frame's host times lie in the interval of another
             row["rest_ms"] = frame_ms - wait_ms - sum(oldest.host_ms.values())
-        self._record_row(next_action=oldest.action)
-        self._row = row
-
-    def _record_row(self, *, next_action: float | None) -> None:
-        """Record the row that waits for its `gap_ms`: the time from its delivery to the action of the next frame."""
-        row, self._row = self._row, None
-        if row is not None and next_action is not None:
-            row["gap_ms"] = max(0.0, 1e3 * (next_action - self._start) - row["delivered_ms"])
-        if row is not None:
-            self._record(row)
+        self._record(row)

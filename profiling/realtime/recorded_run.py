@@ -27,6 +27,7 @@ from profiling.results.frames import (
     read_journal,
     remove_journal,
     series_file,
+    with_gaps,
     write_series,
 )
 from profiling.results.jsonl import RESULTS_FILE, append_record, read_records
@@ -219,8 +220,7 @@ def _write_run(
     from profiling.report.render import write_report
     from profiling.report.result import RunResult
 
-    gaps = np.maximum(0.0, series["action_ms"][1:] - series["delivered_ms"][:-1])
-    series = {**series, "gap_ms": np.append(gaps, np.nan)}  # which the row of a frame could not know
+    series = with_gaps(series)
     overlapping = bool(np.isnan(series["rest_ms"]).any())  # stages of several threads
     loop = msgspec.structs.replace(loop, schedule="overlap" if overlapping else "sequential")
     section = summarize_frames(series, loop, events=events)

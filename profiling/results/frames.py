@@ -218,9 +218,16 @@ def recover_series(run: Path, cell: str) -> dict[str, Array] | None:
     """
     series = read_journal(run, cell)
     if series is not None:
+        series = with_gaps(series)
         write_series(run / series_file(cell), series)
         remove_journal(run, cell)
     return series
+
+
+def with_gaps(series: Series) -> dict[str, Array]:
+    """Return the series with `gap_ms`, which the row of a frame could not know: from its delivery to the next begin."""
+    gaps = np.maximum(0.0, series["action_ms"][1:] - series["delivered_ms"][:-1])
+    return {**series, "gap_ms": np.append(gaps, np.full(min(1, frame_count(series)), np.nan))}
 
 
 def read_journal(run: Path, cell: str) -> dict[str, Array] | None:
