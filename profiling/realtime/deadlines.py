@@ -35,7 +35,8 @@ def deadlines(
 def delivered_fps(series: Series) -> float:
     """Return the delivered frames a second, infinite for fewer than two frames."""
     delivered = series["delivered_ms"]
-    return 1000 * (delivered.size - 1) / float(delivered[-1] - delivered[0]) if delivered.size > 1 else float("inf")
+    span_ms = float(delivered[-1] - delivered[0])
+    return 1000 * (delivered.size - 1) / span_ms if span_ms > 0 else float("inf")
 
 
 def rate_key(fps: float) -> str:

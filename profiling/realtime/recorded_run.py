@@ -64,15 +64,15 @@ class _Journaled:
 
     def close(self) -> None:
         """Close the journal, and remove it if all of its frames are saved."""
-        if self.is_open:
-            self.is_open = False
+        self.is_open = False
+        if self.rows == self.saved_rows or self.journal.is_on_disk:  # else its descriptors are all that is left of it
             self.journal.close()
         if self.rows != self.saved_rows or self.is_removed:
             return
         self.is_removed = True
         self.journal.remove()
         if not self.saved_here:
-            (self.run / RESULTS_FILE).unlink()
+            (self.run / RESULTS_FILE).unlink(missing_ok=True)
         folders = (
             self.run / "cells",
             self.run,
@@ -88,8 +88,10 @@ class _Journaled:
             return
         self.close()
         if not self.is_removed:
-            number = self.rows - self.saved_rows
-            print(f"{number} frames were not saved. FrameRecorder.recover({str(self.run)!r}) does.", file=sys.stderr)
+            said = f". FrameRecorder.recover({str(self.run)!r}) does."
+            if not self.journal.is_on_disk:
+                said = f", and their journal was removed from {self.run}."
+            print(f"{self.rows - self.saved_rows} frames were not saved{said}", file=sys.stderr)
 
 
 class RecordedRun:
@@ -108,6 +110,7 @@ class RecordedRun:
         self._journaled: _Journaled | None = None
         self.stages: dict[str, tuple[int, int]] = {}  # places of host and device time in a row
         self._unwritten: list[Mapping[str, float]] = []  # rows since the journal could not be written
+        self._compiled: dict[int, int] = {}  # rows of the frames in which something was compiled, by their number
         self._notes: list[str] = []
         self._saved: set[Path] = set()
 
@@ -136,10 +139,12 @@ class RecordedRun:
         self.stages[name] = places = place(f"host_{name}_ms", row), place(f"device_{name}_ms", row)
         return places
 
-    def append(self, row: list[float]) -> None:
-        """Write the row of a frame."""
+    def append(self, row: list[float], number: int, observed: Mapping[str, float]) -> None:
+        """Write the row of the frame that was the `number`-th to begin, with what was `observed` in it."""
         journaled = self._journaled
         assert journaled is not None
+        if observed.get("compiles"):
+            self._compiled[number] = journaled.rows
         journaled.rows += 1
         if not self._unwritten:
             try:
@@ -160,8 +165,12 @@ class RecordedRun:
         if self._journaled is not None:
             self._journaled.close()
 
-    def save(self, folder: Path | None, device: str, monitor: FrameMonitor | None) -> RunResult:
+    def save(
+        self, folder: Path | None, device: str, monitor: FrameMonitor | None, missing: Sequence[str] = ()
+    ) -> RunResult:
         """Write the frames so far as a run into `folder`, or where the journal is, and return it.
+
+        `missing` are remarks on what was not recorded.
 
         Raises:
             InputError: there is no frame, or the folder holds what this object did not write.
@@ -169,7 +178,7 @@ class RecordedRun:
 
         """
         journaled = self._journaled
-        series = {} if journaled is None else _with_rows(read_journal(journaled.run, CELL) or {}, self._unwritten)
+        series = {} if journaled is None else _with_rows(journaled.journal.read() or {}, self._unwritten)
         if journaled is None or not frame_count(series):
             raise InputError("save(): no frame has ended. Put `with frames.frame():` around each turn of your loop.")
         run = (folder or journaled.run).absolute()
@@ -178,8 +187,10 @@ class RecordedRun:
         loop, events = self._loop, []
         if monitor is not None:
             loop = msgspec.structs.replace(loop, **msgspec.structs.asdict(monitor.clocks()))
-            events = monitor.events
-        result = _write_run(run, series, loop, device, self._notes, events)
+            events = [{**each, "frame": self._compiled.get(each["frame"], each["frame"])} for each in monitor.events]
+        if not journaled.journal.is_on_disk:
+            self.note("the folder of the journal was removed while frames were recorded")
+        result = _write_run(run, series, loop, device, (*self._notes, *missing), events)
         self._saved.add(run)
         journaled.saved_rows, journaled.saved_here = frame_count(series), journaled.saved_here or run == journaled.run
         if not journaled.is_open:

@@ -17,6 +17,8 @@ on the disk, which survives the death of the process.
 from __future__ import annotations
 
 import math
+import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -38,8 +40,12 @@ if TYPE_CHECKING:
 
 #: Frames between two readings of the allocator and of /proc, which take longer than the rest of recording a frame.
 MEMORY_EVERY = 64
+#: An ended frame waits for its open stages, and later frames for an open one, until so many more have begun.
+PATIENCE = 256
 #: Names that the stage budget uses itself.
-RESERVED = ("wait", "rest")
+RESERVED = ("wait", "rest", "unaccounted")
+#: Most characters in the name of a stage, with the names of those around it.
+LONGEST_NAME = 200
 
 # Recording is on the path of every frame: what is called there is bound here, and short functions are written out.
 _now, _thread_id = now, threading.get_ident
@@ -128,13 +134,14 @@ class Stage(_Block):
 class Frame(_Block):
     """A frame of the loop. `stage()` opens a stage of it from any thread."""
 
-    __slots__ = ("begun", "failed", "follows_idle", "is_read", "marks", "number", "observed", "stages")
+    __slots__ = ("begun", "failed", "follows_idle", "is_aside", "is_read", "marks", "number", "observed", "stages")
 
     def __init__(self, recorder: FrameRecorder) -> None:
         self.recorder = recorder
         self.end_ns = 0
         self.number = 0  # below 0: a warm-up frame
         self.failed = self.is_read = False
+        self.is_aside = False  # later frames do not wait for it any more
         self.follows_idle = True  # the device had finished all frames before this one when it began
         # Several threads append to these lists, which is atomic.
         self.begun: list[Stage] = []
@@ -146,7 +153,7 @@ class Frame(_Block):
         """Return a stage of this frame, for threads that have not begun the frame themselves.
 
         Raises:
-            InputError: when it begins: `name` is no text, or reserved.
+            InputError: when it begins: `name` is no short printable text, or reserved.
 
         """
         return Stage(self, name)
@@ -192,6 +199,10 @@ class Frame(_Block):
         """Whether the frame and all of its stages have ended."""
         return self.end_ns > 0 and len(self.stages) == len(self.begun)
 
+    def open_stages(self) -> list[Stage]:
+        """Return the stages that have not ended."""
+        return [stage for stage in list(self.begun) if not stage.end_ns]
+
     def last_marks(self) -> list[Mark]:
         """Return the marks that the device must pass before the frame is delivered: the last of threads and streams."""
         end = self.end
@@ -214,6 +225,8 @@ class FrameRecorder:
     - Frames of several threads are frames of one loop, in the order in which they began: a frame is delivered after
       those before it, and its time counts from the delivery of the one before. Independent loops need a recorder each.
     - An exception in a frame or stage goes on to the caller; the frame is recorded and marked.
+    - A frame that has ended is written; a stage of it that is still open by then is missing, and the record says so.
+    - Frames of a forked process are not recorded: it needs a recorder of its own.
 
     Args:
         fps: target frame rate, frames/s.
@@ -246,14 +259,18 @@ class FrameRecorder:
         self._monitor: FrameMonitor | None = None
         self._close_monitor: Callable[[], object] = lambda: None
         self._is_closed = False
+        self._is_forked = self._said_forked = False
         self._lock, self._reading = threading.Lock(), threading.Lock()
         self._begun = 0
         self._open: list[Frame] = []
-        self._unread: deque[Frame] = deque()  # in the order in which they began
+        self._unread: deque[Frame] = deque()  # in the order in which they began, but for those that were set aside
+        self._aside = 0  # frames that had not ended when later ones were read, and that have not ended yet
+        self._missing: list[str] = []  # names of stages that had not ended when their frames were written
         self.messages: dict[str, Any] = {}  # by name of a stage, in Nsight Systems
-        self._origin_ns = 0  # when the first recorded frame began
+        self._origin_ns: int | None = None  # when the first frame that was read had begun
         self._delivered_ns = -math.inf  # when the last frame that was read had been delivered
         self._device_end: tuple[Mark, float] | None = None  # its last mark, and when the device passed that
+        _recorders.add(self)
 
     def frame(self) -> Frame:
         """Return the next frame, to be entered with `with`."""
@@ -281,16 +298,30 @@ class FrameRecorder:
     def save(self, folder: str | Path | None = None) -> RunResult:
         """Write all frames so far as a run of target realtime: `results.jsonl`, `environment.json`, `report.html`, ….
 
-        Waits for the device to finish frames that have ended. Recording can go on, and a later `save` writes all frames
-        again. Default folder: that of the journal.
+        Waits for the device to finish frames that have ended, but not for stages that are open. Recording can go on,
+        and a later `save` writes all frames again. Default folder: that of the journal.
 
         Raises:
-            InputError: no frame has ended, or the folder holds a run that this recorder did not write.
+            InputError: no frame has ended, the folder holds a run that this recorder did not write, or this process
+                was forked from the one that records.
             OSError: a file cannot be written.
 
         """
+        if self._is_forked:
+            raise InputError(
+                "save(): this process was forked from the one that records. Make another FrameRecorder in it."
+            )
         self._read_frames(wait=True)
-        return self._run.save(None if folder is None else Path(folder), self._device, self._monitor)
+        missing = []
+        if self._aside:
+            missing.append(f"{_number(self._aside, 'frame')} had not ended, and {_are(self._aside)} missing")
+        if count := len(self._missing):
+            whose = "its frame was" if count == 1 else "their frames were"
+            names = ", ".join(map(repr, dict.fromkeys(self._missing)))
+            missing.append(
+                f"{_number(count, 'stage')} had not ended when {whose} written, and {_are(count)} missing: {names}"
+            )
+        return self._run.save(None if folder is None else Path(folder), self._device, self._monitor, missing)
 
     @staticmethod
     def recover(folder: str | Path) -> RunResult:
@@ -305,6 +336,8 @@ class FrameRecorder:
 
     def close(self) -> None:
         """End the recording. Frames can still be saved; those that never are stay in the journal."""
+        if self._is_forked:  # the journal is that of another process
+            return
         self._read_frames(wait=True)
         with self._lock:
             self._is_closed = True
@@ -325,12 +358,14 @@ class FrameRecorder:
         """Return what names a block's range in Nsight Systems.
 
         Raises:
-            InputError: `name` is no text, or reserved.
+            InputError: `name` is no short printable text, or reserved: it is a key in the files of the run.
 
         """
-        if not isinstance(name, str) or not name.strip() or name in RESERVED:
+        is_text = isinstance(name, str) and name.strip() and name.isprintable() and len(name) <= LONGEST_NAME
+        if not is_text or name in RESERVED:
             raise InputError(
-                f"stage({name!r}): the name must be text, and not one of {', '.join(RESERVED)}. Choose another name."
+                f"stage({printable(repr(name), 60)}): the name must be printable text of at most {LONGEST_NAME} "
+                f"characters, and not one of {', '.join(RESERVED)}. Choose another name."
             )
         self.messages[name] = _domain.get_event_attributes(message=printable(name))
         return self.messages[name]
@@ -341,6 +376,15 @@ class FrameRecorder:
 
     def begin(self, frame: Frame) -> None:
         """Give the frame its number, before any of its times is taken."""
+        if self._is_forked:
+            if not self._said_forked:
+                self._said_forked = True
+                print(
+                    "FrameRecorder: frames of a forked process are not recorded. Make another FrameRecorder in it.",
+                    file=sys.stderr,
+                )
+            self._open.append(frame)
+            return
         if self._unread:
             self._read_frames()
         with self._lock:
@@ -364,6 +408,10 @@ class FrameRecorder:
 
     def finish(self, frame: Frame, end_ns: int) -> None:
         """Observe what happened in the frame; read it where no device is to be waited for."""
+        if self._is_forked:
+            if frame in self._open:  # else it had begun before the fork
+                self._open.remove(frame)
+            return
         timer = self.timer
         if timer is not None and timer.failure is not None:
             self._lose_device(timer.failure)
@@ -375,18 +423,32 @@ class FrameRecorder:
                 except Exception as error:  # a device that failed must not end the application here
                     self._run.note(f"from frame {frame.number} on, causes may be missing: {error}")
             frame.end_ns = end_ns  # from here on another thread may read it
+            if frame.is_aside:
+                frame.is_aside = False
+                self._aside -= 1
+                self._unread.append(frame)
         if self.timer is None:  # with a device the frame is read when a later one begins: it is not done yet
             self._read_frames()
 
     def _read_frames(self, *, wait: bool = False) -> None:
-        """Write the rows of the frames that are over and that the device has finished, in order."""
+        """Write the rows of the frames that have ended and that the device has finished, in order.
+
+        With `wait`, which waits for the device, and behind `PATIENCE` later frames, stages that are open are left out,
+        and frames that are open are set aside.
+        """
         if not self._reading.acquire(blocking=wait):
             return  # another thread reads
         try:
             while self._unread:
                 frame = self._unread[0]
                 if not frame.is_over:
-                    return
+                    if not wait and self._begun - self._warmup - frame.number <= PATIENCE:
+                        return
+                    if not frame.end_ns:
+                        if not self._set_aside(frame):
+                            return
+                        continue
+                    self._missing += [stage.name for stage in frame.open_stages()]
                 marks = frame.last_marks()
                 if not self._has_passed(marks, wait=wait):
                     return
@@ -397,6 +459,17 @@ class FrameRecorder:
                 frame.begun.clear()
         finally:
             self._reading.release()
+
+    def _set_aside(self, frame: Frame) -> bool:
+        """Let later frames that have ended be read before the first unread one; return False if there are none."""
+        with self._lock:
+            if not any(later.end_ns for later in self._unread):
+                return False
+            if not frame.end_ns:  # it may have ended meanwhile
+                self._unread.popleft()
+                self._aside += 1
+                frame.is_aside = True
+            return True
 
     def _has_passed(self, marks: Sequence[Mark], *, wait: bool) -> bool:
         """Return whether the device has passed these marks; with `wait`, wait until it has."""
@@ -417,10 +490,11 @@ class FrameRecorder:
         """Write the row of a frame; the device has passed its last marks."""
         passed_ns = self._passed_ns(frame, marks) if marks else -math.inf
         before_ns, self._delivered_ns = self._delivered_ns, max(frame.end_ns, passed_ns, self._delivered_ns)
-        if frame.number == 0:
-            self._origin_ns = frame.begin_ns
         if frame.number >= 0:
-            self._run.append(self._row(frame, before_ns, None if passed_ns == -math.inf else self.timer))
+            if self._origin_ns is None:
+                self._origin_ns = frame.begin_ns
+            row = self._row(frame, before_ns, None if passed_ns == -math.inf else self.timer)
+            self._run.append(row, frame.number, frame.observed)
         if self.timer is not None and passed_ns != -math.inf:
             end, used, before = marks[0], frame.marks, self._device_end
             if used[-1] is end:
@@ -437,12 +511,12 @@ class FrameRecorder:
 
         The time of a stage does not contain that of the stages nested in it, which ended before.
         """
-        run, origin_ns, thread, delivered_ns = self._run, self._origin_ns, frame.thread, self._delivered_ns
+        run, origin_ns, thread, delivered_ns = self._run, self._origin_ns or 0, frame.thread, self._delivered_ns
         row, columns = run.row(frame.observed), run.stages
         begin_ns = frame.begin_ns
         overlap, rest_ns = False, frame.end_ns - begin_ns
         elapsed = None if timer is None else timer.elapsed
-        for stage in frame.stages:
+        for stage in list(frame.stages):
             host_ns = stage.end_ns - stage.begin_ns - stage.inner_ns
             rest_ns -= host_ns
             if stage.thread != thread:
@@ -501,3 +575,28 @@ class FrameRecorder:
         """Go on without device times, and without a timer."""
         self.timer = None
         self._run.note(f"device times end: {type(error).__name__}: {error}")
+
+    def leave(self) -> None:
+        """Stop recording in a process that was forked: the journal and the device are those of the other one."""
+        self._is_forked, self.timer, self._open = True, None, []
+        self._lock, self._reading = threading.Lock(), threading.Lock()  # another thread may have held them
+
+
+#: Recorders of this process, which a fork copies.
+_recorders: weakref.WeakSet[FrameRecorder] = weakref.WeakSet()
+
+
+def _leave_all() -> None:
+    for recorder in _recorders:
+        recorder.leave()
+
+
+os.register_at_fork(after_in_child=_leave_all)
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"

@@ -42,6 +42,8 @@ DISTURBANCES = (
 #: Names of every series. Each stage adds `host_<stage>_ms` and `device_<stage>_ms`.
 NAMES = (*TIMES, "due_ms", "wait_ms", "rest_ms", "gap_ms", *MEMORY, ENERGY, *DISTURBANCES)
 
+#: Most files of a journal that are kept open.
+MOST_OPEN = 64
 #: Resolution of the host's clock: times closer than this are equal.
 TICK_MS = 1e-6
 
@@ -143,6 +145,7 @@ class Journal:
 
     def __init__(self, run: Path, cell: str, names: Sequence[str]) -> None:
         self._run, self._cell, self._files, self._file = run, cell, 0, -1
+        self._open: list[int] = []  # descriptors of the files, with which they can be read after they were removed
         (run / "cells").mkdir(parents=True, exist_ok=True)
         remove_journal(run, cell)
         self.columns = {name: place for place, name in enumerate(names)}
@@ -190,20 +193,34 @@ class Journal:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        """Close the file, which remains for `recover_series`."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        """Close the files, which remain for `recover_series`."""
+        self._file = -1
+        while self._open:
+            os.close(self._open.pop())
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether the files are where they were written: nothing has removed or moved their folder."""
+        return len(_journal_files(self._run, self._cell)) == self._files
+
+    def read(self) -> dict[str, Array] | None:
+        """Return the series of the rows so far, also where the files were removed while they were open."""
+        if len(self._open) < self._files and self.is_on_disk:
+            return read_journal(self._run, self._cell)
+        return _joined([_rows_of(_content(file)) for file in self._open])
 
     def remove(self) -> None:
         """Remove the journal, whose frames are written elsewhere."""
         remove_journal(self._run, self._cell)
 
     def _begin_file(self) -> None:
-        self.close()
         self._files += 1
         path = _journal_file(self._run, self._cell, self._files)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed
+        if len(self._open) == MOST_OPEN:
+            os.close(self._open.pop(0))
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+        self._open.append(self._file)
         os.write(self._file, json.dumps(list(self.columns)).encode() + b"\n")
         self._width = len(self.columns)
         self._pack = struct.Struct(f"={self._width}d").pack
@@ -232,7 +249,11 @@ def with_gaps(series: Series) -> dict[str, Array]:
 
 def read_journal(run: Path, cell: str) -> dict[str, Array] | None:
     """Return the series of the frames in a cell's journal, which may still grow; None where there is no journal."""
-    parts = [_read_rows(path) for path in _journal_files(run, cell)]
+    return _joined([_rows_of(read_file(path)) for path in _journal_files(run, cell)])
+
+
+def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array] | None:
+    """Return the series of the files of a journal; None where there are none."""
     if not parts:
         return None
     names = dict.fromkeys(name for rows in parts for name in rows)
@@ -242,9 +263,16 @@ def read_journal(run: Path, cell: str) -> dict[str, Array] | None:
     }
 
 
-def _read_rows(path: Path) -> dict[str, Array]:
+def _content(file: int) -> bytes:
+    """Return all bytes of an open file."""
+    with os.fdopen(os.dup(file), "rb") as copy:
+        copy.seek(0)
+        return copy.read()
+
+
+def _rows_of(content: bytes) -> dict[str, Array]:
     """Return the series in one file of a journal, without a row that is cut off."""
-    line, _, data = read_file(path).partition(b"\n")
+    line, _, data = content.partition(b"\n")
     names = json.loads(line)
     if not isinstance(names, list) or not names or any(not isinstance(name, str) for name in names):
         raise ValueError("it does not begin with the names of its series")

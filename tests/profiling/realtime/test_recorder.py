@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -196,6 +197,161 @@ def test_a_stage_that_begins_too_late_is_said_to_be_lost(make_recorder, tmp_path
     assert record.notes[0] == "stages 'sound' that began after their frames had ended are not recorded"
 
 
+@pytest.fixture
+def hang():
+    """Run functions in threads, which are given an event that is set when the test is over."""
+    over, threads = threading.Event(), []
+
+    def run(function):
+        threads.append(threading.Thread(target=function, args=(over,), daemon=True))
+        threads[-1].start()
+
+    yield run
+    over.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_stage_that_never_ends_is_missing_and_its_frame_and_all_later_ones_are_written(
+    planted, make_recorder, tmp_path, hang
+):
+    clock = planted(device=False)
+    frames, opened = make_recorder(), threading.Event()
+    for number in range(600):
+        with frames.frame() as frame, frames.stage("world"):
+            clock.work(2 if number < 500 else 30)
+            if number == 10:
+
+                def upload(over, frame=frame):
+                    with frame.stage("upload"):
+                        opened.set()
+                        over.wait()
+
+                hang(upload)
+                opened.wait()
+    assert len(frames._unread) < 300, "frames are not held in memory until it ends"
+    (record,) = frames.save(tmp_path / "run").records
+    assert (record.realtime.frames, record.realtime.late) == (600, 100)
+    assert "1 stage had not ended when its frame was written, and is missing: 'upload'" in record.notes
+
+
+def test_a_frame_that_never_ends_is_missing_and_the_others_are_written(planted, make_recorder, tmp_path, hang):
+    clock = planted(device=False)
+    frames, opened = make_recorder(), threading.Event()
+
+    def endless(over):
+        with frames.frame():
+            opened.set()
+            over.wait()
+
+    hang(endless)
+    opened.wait()
+    for _ in range(30):
+        with frames.frame():
+            clock.work(2)
+    (record,) = frames.save(tmp_path / "run").records
+    assert record.realtime.frames == 30
+    assert "1 frame had not ended, and is missing" in record.notes
+    for _ in range(600):
+        with frames.frame():
+            clock.work(2)
+    assert len(frames._unread) < 300
+
+
+def test_a_frame_that_ends_after_others_were_saved_is_in_the_next_save(planted, make_recorder, tmp_path):
+    clock = planted(device=False)
+    frames = make_recorder()
+
+    async def play(name, turns):
+        with frames.frame(), frames.stage(name):
+            clock.work(1)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            clock.work(1)
+
+    async def both():
+        slow = asyncio.create_task(play("slow", 50))
+        await asyncio.sleep(0)
+        await play("quick", 3)
+        assert frames.save(tmp_path / "first").records[0].realtime.frames == 1
+        await slow
+
+    asyncio.run(both())
+    (record,) = frames.save(tmp_path / "second").records
+    assert record.realtime.frames == 2
+    assert record.notes == ()
+    assert set(record.realtime.stages) == {"quick", "slow"}
+
+
+FORKS = """
+import os, sys
+import profiling
+
+frames = profiling.FrameRecorder(fps=60, device="cpu", folder="journal")
+for number in range(100):
+    with frames.frame(), frames.stage("world"):
+        if number == 50 and os.fork() == 0:
+            break
+else:
+    assert os.wait()[1] == 0
+    print(frames.save("run").records[0].realtime.frames)
+    sys.exit()
+for _ in range(500):
+    with frames.frame(), frames.stage("other"):
+        pass
+try:
+    frames.save("child")
+except profiling.errors.InputError as error:
+    print(error)
+frames.close()
+sys.exit(0)
+"""
+
+
+def test_a_forked_process_records_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done = script(FORKS, tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "100"), done.stderr
+    assert "save(): this process was forked from the one that records" in done.stdout
+    again = "FrameRecorder: frames of a forked process are not recorded. Make another FrameRecorder in it.\n"
+    assert done.stderr == again
+    assert [path.name for path in (tmp_path / "journal").glob("**/*.part")] == []
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_folder_that_is_removed_loses_no_frame_of_a_process_that_lives(make_recorder, tmp_path, closed):
+    frames = make_recorder(device="cpu", folder=tmp_path / "journal")
+    for number in range(100):
+        if number == 50:
+            shutil.rmtree(tmp_path / "journal")
+        with frames.frame(), frames.stage("late" if number > 80 else "early"):
+            pass
+    if closed:
+        frames.close()
+    (record,) = frames.save().records
+    assert record.realtime.frames == 100
+    assert set(record.realtime.stages) == {"early", "late"}
+    assert "the folder of the journal was removed while frames were recorded" in record.notes
+
+
+REMOVED = """
+import shutil
+import profiling
+
+frames = profiling.FrameRecorder(fps=60, device="cpu", folder="journal")
+for _ in range(5):
+    with frames.frame():
+        pass
+shutil.rmtree("journal")
+"""
+
+
+def test_no_recovery_is_promised_of_a_journal_that_was_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done = script(REMOVED, tmp_path)
+    assert done.stderr == f"5 frames were not saved, and their journal was removed from {tmp_path / 'journal'}.\n"
+
+
 def test_frames_of_several_threads(make_recorder, tmp_path):
     """Each thread's stages are those of its own frame, and no frame is lost."""
     frames, count = make_recorder(device="cpu"), 200
@@ -340,11 +496,15 @@ def test_a_wrong_option_is_one_line(options, message):
         FrameRecorder(**options)
 
 
-@pytest.mark.parametrize("name", ["", " ", "rest", "wait", 5, None])
-def test_a_stage_needs_a_name(make_recorder, name):
+@pytest.mark.parametrize(
+    "name", ["", " ", "rest", "wait", "unaccounted", 5, None, "\ud800", "a\0b", "a\nb", "x" * 70_000]
+)
+def test_a_stage_needs_a_name_that_can_be_written(make_recorder, tmp_path, name):
     frames = make_recorder(device="cpu")
-    with frames.frame(), pytest.raises(InputError, match="the name must be text"), frames.stage(name):
+    with frames.frame(), pytest.raises(InputError, match=r"the name must be .* text") as caught, frames.stage(name):
         pass
+    assert len(str(caught.value)) < 400
+    assert saved(frames, tmp_path / "run")[0].frames == 1
 
 
 @pytest.mark.parametrize("number", [40, 400])
