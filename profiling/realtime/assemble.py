@@ -56,17 +56,13 @@ def assemble(
         stream = runs[name].stream
         runs[name].waits = [(runs[other], before) for other, before in others if runs[other].stream is not stream]
     delivered = Delivered(graph, assembler.outputs, depth, on_host=options.deliver == "host")
-    ends: Sequence[str] = graph.ends
     sequence = list(runs.values())
     if graph.deliver and options.deliver == "host":
         last = list(dict.fromkeys(edge.name for edge in graph.deliver))
         deliver = StageRun(DELIVER, _nothing, None, [delivered.copy], stream=runs[last[0]].stream)
         deliver.waits = [(runs[name], False) for name in last if runs[name].stream is not deliver.stream]
         sequence.append(deliver)
-        ends = (*(name for name in ends if name not in last), DELIVER)
-    return StagedPipeline(
-        sequence, ends, assembler.resets, delivered, device=device, clock=clock or Clock(), depth=depth
-    )
+    return StagedPipeline(sequence, assembler.resets, delivered, device=device, clock=clock or Clock(), depth=depth)
 
 
 def _nothing() -> None:

@@ -131,12 +131,6 @@ class Graph:
     miss: str | None = None
     warmup_frames: int | None = None
 
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """The stages whose output no other stage reads in the same tick: when they are done, the tick is."""
-        read = {edge.name for stage in self.stages.values() for edge in stage.reads() if not edge.before}
-        return tuple(name for name in self.stages if name not in read)
-
     def upstream(self, stage: str) -> Graph:
         """Return the graph of `stage` and of all that it depends on, also over ticks; it delivers nothing."""
         needed, pending = {stage}, [stage]

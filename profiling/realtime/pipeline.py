@@ -156,15 +156,15 @@ class StageRun:
 
 
 class StagedPipeline(Pipeline):
-    """Runs the stages in order, with up to `depth` ticks in flight; `ends` are those that complete a tick.
+    """Runs the stages in order, with up to `depth` ticks in flight.
 
-    On CUDA, events before and after each stage time it, and order it after stages on other streams.
+    On CUDA, events before and after each stage time it, and order it after stages on other streams. A tick is complete
+    when the device has passed the last event of each stream.
     """
 
     def __init__(
         self,
         runs: Sequence[StageRun],
-        ends: Sequence[str],
         resets: Sequence[Callable[[], None]],
         delivered: Delivered,
         *,
@@ -174,7 +174,8 @@ class StagedPipeline(Pipeline):
     ) -> None:
         self.stages = tuple(run.name for run in runs)
         self.depth, self._delivered = depth, delivered
-        self._runs, self._ends, self._resets, self._clock = runs, frozenset(ends), resets, clock
+        self._runs, self._resets, self._clock = runs, resets, clock
+        self._streams = {run.name: run.stream for run in runs}
         self._ran: list[list[str]] = [[] for _ in range(depth)]
         self._events: list[dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]] = []
         if device.type == "cuda":
@@ -236,18 +237,19 @@ class StagedPipeline(Pipeline):
                 mark.end.wait()
 
     def _last_events(self, frame: int) -> list[torch.cuda.Event]:
-        """Return the events that complete a tick, none on a CPU."""
+        """Return the last event of each stream in a tick, none on a CPU."""
         if not self._events:
             return []
         number = frame % self.depth
-        return [self._events[number][name][1] for name in self._ran[number] if name in self._ends]
+        last = {self._streams[name]: self._events[number][name][1] for name in self._ran[number]}
+        return list(last.values())
 
     def finished(self, frame: int) -> bool:
-        """Query the events of the last stages."""
+        """Query the last events."""
         return all(end.query() for end in self._last_events(frame))
 
     def wait(self, frame: int) -> None:
-        """Synchronize with the last stages."""
+        """Synchronize with the last events."""
         for end in self._last_events(frame):
             end.synchronize()
 

@@ -245,7 +245,7 @@ def checked_pipeline(
 
 def session_ticks(graph: Graph) -> int:
     """Return the ticks of a session that is checked: a few, and where it is not far, a second run of every stage."""
-    return max(CHECK_TICKS, *(stage.every + 1 for stage in graph.stages.values() if stage.every < FAR))
+    return max([CHECK_TICKS, *(stage.every + 1 for stage in graph.stages.values() if stage.every < FAR)])
 
 
 def stage_components(blueprints: Mapping[str, Blueprint], seed: int) -> dict[str, Component]:

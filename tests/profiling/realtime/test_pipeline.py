@@ -9,6 +9,8 @@ from torch import nn
 
 from profiling.errors import InputError
 from profiling.realtime.graph import parse_graph
+from profiling.realtime.play import Clock, FrameLoop
+from profiling.realtime.prepare import session_ticks
 
 COUNT = {"count": {"make": {"_target_": "planted_stages.counting"}}}
 
@@ -201,6 +203,27 @@ def test_streams_are_ordered_wherever_they_meet(monkeypatch, name):
     races, _ = raced(monkeypatch, name)
     assert races.found == []
     assert races.ops > 9 * (len(GRAPHS[name]) - 1)
+
+
+@pytest.mark.parametrize("deliver", ["host", "device"])
+@pytest.mark.parametrize("name", [*GRAPHS, "an end that is skipped"])
+def test_a_tick_is_over_when_all_of_its_stages_are(monkeypatch, name, deliver):
+    """Also where the stage that others end in is skipped: times of a stage are read once the device has passed them."""
+    Races().install(monkeypatch)
+    stages = GRAPHS.get(name) or {"a": {"inputs": {"x": "normal"}}, "b": {"inputs": {"x": "a"}, "every": 3}}
+    graph, components = planted({stage: dict(node) for stage, node in stages.items()}, deliver=["b"], device="cuda")
+    for schedule in ("sequential", "overlap"):
+        rows = []
+        pipeline = pipeline_of(graph, components, schedule=schedule, deliver=deliver)
+        with torch.inference_mode():
+            FrameLoop(pipeline, Clock(), lambda tick, ms: {}, depth=pipeline.depth).run(range(9), rows.append)
+        assert all("device_a_ms" in row for row in rows)
+
+
+def test_the_ticks_that_are_checked():
+    """A few, and a second run of each stage that is not far."""
+    every = {name: planted({"a": {"inputs": {"x": "normal"}, "every": name}})[0] for name in (1, 5, 16, 300)}
+    assert {name: session_ticks(graph) for name, graph in every.items()} == {1: 4, 5: 6, 16: 4, 300: 4}
 
 
 @pytest.mark.parametrize("name", GRAPHS)
