@@ -4,9 +4,7 @@ World model: one denoising pass, or a whole frame, with a full cache. Decoders: 
 to its samples of sound. Each `reset()` restores the state before the first call, in place.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -22,10 +20,6 @@ from models.params import require
 from models.world_model import WorldModelParams, world_model_inputs
 
 SOUND_CONTEXT_SEED, WORLD_CONTEXT_SEED = 120, 60  # of the random frames in the initial state
-
-WINDOWS = ("exact", "windowed", "auto")
-# Shares of the window that are measured in addition to the requested length, and frames that each is measured on.
-SHARES, TRIALS = (0.125, 0.25, 0.5, 0.75), 8
 
 # Drawn actions: share of a mouse movement kept in the next frame, and probability a frame that a button changes.
 MOUSE_MEMORY, BUTTON_CHANGE = 0.9, 0.05
@@ -105,61 +99,6 @@ class SoundStage(AudioDecoder):
         latents = torch.cat((self.latents[..., 1:], latent.unsqueeze(-1)), dim=-1)
         self.latents.copy_(latents)
         return self.newest(latents[..., -self.decoded :])
-
-    def calibrate(
-        self, inputs: Iterator[Mapping[str, Tensor]], *, window: str, latents: int, min_snr_db: float
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Choose how many latents are decoded, and measure what shorter windows cost on the inputs of a loop.
-
-        Args:
-            inputs: the stage's inputs, call after call; as many are taken as are needed.
-            window: `exact`: the whole window; `windowed`: its newest `latents`; `auto`: those, if they reach
-                `min_snr_db` against the whole window.
-            latents: length of a shorter window.
-            min_snr_db: least signal-to-noise ratio in dB.
-
-        Returns:
-            The argument `decoded` of the factory, and the measurements by name.
-
-        Raises:
-            ValueError: a value is out of range.
-
-        """
-        whole = self.latents.shape[-1]
-        require(window in WINDOWS, f"window={window!r} must be one of {', '.join(WINDOWS)}")
-        require(latents >= 1 and min_snr_db > 0, f"latents={latents}, min_snr_db={min_snr_db}: must be above 0")
-        require(window == "exact" or latents <= whole, f"latents={latents}: the window holds {whole}. Use fewer")
-        lengths = sorted({min(latents, whole), *(max(1, round(share * whole)) for share in SHARES)} - {whole})
-        given = [each["latent"] for each in islice(inputs, whole + TRIALS - 1)]
-        snr_db = self.windows_snr(torch.stack(given, dim=-1), lengths)
-        good = snr_db.get(latents, math.inf) >= min_snr_db
-        short = latents < whole and (window == "windowed" or (window == "auto" and good))
-        self.decoded = latents if short else whole
-        measured = {
-            "window": "windowed" if short else "exact",
-            "decoded": self.decoded,
-            "window_latents": whole,
-            "snr_db": {str(length): ratio for length, ratio in snr_db.items()},
-            "min_snr_db": float(min_snr_db),
-            "samples": self.params.samples_per_latent,
-        }
-        return {"decoded": self.decoded}, measured
-
-    def windows_snr(self, latents: Tensor, lengths: Sequence[int]) -> dict[int, float]:
-        """Return the signal-to-noise ratio in dB of windows of `lengths` latents against the whole window.
-
-        Signal and noise are the newest frame's sound, summed over all whole windows in `latents` [1, channels, n]. A
-        length whose sound is identical has no ratio.
-        """
-        window = self.latents.shape[-1]
-        signal, noise = 0.0, dict.fromkeys(lengths, 0.0)
-        for end in range(window, latents.shape[-1] + 1):
-            whole = latents[..., end - window : end]
-            exact = self.newest(whole).double()
-            signal += float(exact.square().sum())
-            for length in lengths:
-                noise[length] += float((self.newest(whole[..., -length:]).double() - exact).square().sum())
-        return {length: 10 * math.log10(signal / n) for length, n in noise.items() if n > 0 and signal > 0}
 
     def newest(self, latents: Tensor) -> Tensor:
         """Decode latents [b, latent_channels, l]; return the last one's sound, fp32 [b, channels, samples]."""

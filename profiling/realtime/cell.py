@@ -40,7 +40,6 @@ from profiling.realtime.prepare import (
     Prepared,
     begin_session,
     build_stages,
-    calibrated,
     check_variant,
     eager_outputs,
     for_stages,
@@ -85,7 +84,6 @@ class RealtimeCell(Cell):
     pipeline: str = "{}"  # the node `pipeline` of the config, as JSON
     stages: str = "{}"  # the specs of the components by stage, as JSON
     fused_stages: set[str] = field(default_factory=set)  # stages whose operators a compiler fused
-    calibration: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # what stages have chosen, by stage
     energy: Energy | None = None  # before the loop: the idle power, or why there is no energy
 
     def variant(self) -> Variant:
@@ -193,19 +191,19 @@ class RealtimeCell(Cell):
                     blueprint.check_same(checksums.setdefault(name, blueprint.checksums()))
                 return blueprints
 
-        def expected_of(blueprints: Mapping[str, Blueprint]) -> tuple[dict[str, ComponentSpec], dict[str, Played]]:
+        def expected_of(blueprints: Mapping[str, Blueprint]) -> dict[str, Played]:
             with self.phase("reference"):
-                chosen, self.calibration = calibrated(graph, specs, blueprints, settings, ticks=self._ticks)
                 _, eager = eager_outputs(graph, blueprints, settings, ticks=self._ticks)
-                return chosen, {name: each.eager for name, each in eager.items()}
+                return {name: each.eager for name, each in eager.items()}
 
         expected = compute_reference(load, expected_of)
-        specs, outputs = expected.value
         if expected.reason is not None:
             self.note(f"parity against {reference_name(expected.form, settings.dtype)}: {expected.reason}")
         blueprints = load()
         with torch.inference_mode():
-            return load_stages(graph, blueprints, outputs, expected.form, settings, self.options, ticks=self._ticks)
+            return load_stages(
+                graph, blueprints, expected.value, expected.form, settings, self.options, ticks=self._ticks
+            )
 
     def _prepare(self, variant: Variant, prepared: Prepared, stack: ExitStack) -> dict[str, Step]:
         """Prepare every stage; return the steps, which are closed with `stack`."""
@@ -387,7 +385,6 @@ class RealtimeCell(Cell):
         settings = self.job.settings
         loop = msgspec.structs.replace(
             describe_loop(self.options, graph, settings.device),
-            calibration=self.calibration,
             first_frame_ms=first_ms,
             unsteady=tuple(unsteady),
             **msgspec.structs.asdict(monitor.clocks()),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
@@ -94,7 +94,7 @@ class Stage:
 
     It runs in every `every`-th tick, `repeat` times; in the second call and later, `again` replaces edges of `inputs`,
     and may read the stage's own output of the call before. `priority` is that of its CUDA stream where stages overlap
-    (0 or negative, lower runs first). `calibrate` are the options of the module's method of that name.
+    (0 or negative, lower runs first).
     """
 
     component: str
@@ -103,7 +103,6 @@ class Stage:
     every: int = 1
     repeat: int = 1
     priority: int = 0
-    calibrate: Mapping[str, Any] | None = None
 
     def reads(self) -> tuple[Read, ...]:
         """Return the edges from stages and sources."""
@@ -130,15 +129,6 @@ class Graph:
     work: Mapping[str, str | int | float | bool | None]
     miss: str | None = None
     warmup_frames: int | None = None
-
-    def upstream(self, stage: str) -> Graph:
-        """Return the graph of `stage` and of all that it depends on, also over ticks; it delivers nothing."""
-        needed, pending = {stage}, [stage]
-        while pending:
-            names = {edge.name for edge in self.stages[pending.pop()].reads()} & set(self.stages)
-            pending += names - needed
-            needed |= names
-        return replace(self, stages={name: self.stages[name] for name in self.stages if name in needed}, deliver=())
 
     def sampled(self, tick: int) -> dict[str, int]:
         """Return, by source, the tick in which the newest value was sampled that shows in what `tick` delivers.
@@ -246,9 +236,6 @@ def _stage(name: str, node: Any, components: Sequence[str]) -> Stage:
     check_whole(f"{where}.every", numbers["every"])
     check_whole(f"{where}.repeat", numbers["repeat"])
     check_whole(f"{where}.priority", numbers["priority"], -5, 0)
-    calibrate = raw.get("calibrate")
-    if calibrate is not None and not isinstance(calibrate, Mapping):
-        raise InputError(f"{where}.calibrate={calibrate}: give the options of the module's calibrate, or {{}}.")
     edges: dict[str, dict[str, Edge]] = {}
     repeat = numbers["repeat"]
     for part in ("inputs", "again"):
@@ -264,7 +251,7 @@ def _stage(name: str, node: Any, components: Sequence[str]) -> Stage:
                 raise InputError(f"{where}.{part}.{key}={edge}: a list needs repeat={number}, and no again.")
     if edges["again"] and repeat == 1:
         raise InputError(f"{where}.again is for the second call and later: add repeat, or leave it out.")
-    return Stage(component=component, calibrate=calibrate, **edges, **numbers)
+    return Stage(component=component, **edges, **numbers)
 
 
 def _edge(where: str, value: Any) -> Edge:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from profiling.components.reference import Reference, eager_reference
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.components.state import State
 from profiling.components.trajectory import Played, played
-from profiling.components.trees import named_tensors
 from profiling.errors import InputError
 from profiling.metrics.metric import Subject
 from profiling.realtime.assemble import assemble
@@ -106,66 +104,6 @@ def build_stages(specs: Mapping[str, ComponentSpec], settings: Settings) -> dict
 
     """
     return {name: build(spec, settings) for name, spec in specs.items()}
-
-
-def calibrated(
-    graph: Graph,
-    specs: Mapping[str, ComponentSpec],
-    blueprints: Mapping[str, Blueprint],
-    settings: Settings,
-    *,
-    ticks: int,
-) -> tuple[dict[str, ComponentSpec], dict[str, Mapping[str, Any]]]:
-    """Let the stages with `calibrate` choose how they run; return the specs with their choices, and their reports.
-
-    The module's method `calibrate(inputs, **options)` gets an iterator over its inputs in the ticks of a new session,
-    as mappings, in the form of the reference. It changes the module, and returns (arguments of the module's factory
-    that build it so again, a report for the record).
-
-    Raises:
-        InputError: the module has no such method, or refuses its options.
-
-    """
-    specs, reports = dict(specs), {}
-    for name, stage in graph.stages.items():
-        if stage.calibrate is None:
-            continue
-        where = f"pipeline.stages.{name}.calibrate"
-        module: Any = blueprints[name].module
-        if not hasattr(module, "calibrate"):
-            raise InputError(f"{where}: {type(module).__name__} has no method calibrate. Override it with null.")
-        inputs = _inputs_of(name, graph, blueprints, settings, ticks)
-        try:
-            arguments, reports[name] = module.calibrate(inputs, **stage.calibrate)
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{where}: {error}") from error
-        specs[name] = replace(specs[name], module={**specs[name].module, **arguments})
-    return specs, reports
-
-
-def _inputs_of(
-    name: str, graph: Graph, blueprints: Mapping[str, Blueprint], settings: Settings, ticks: int
-) -> Iterator[Mapping[str, Tensor]]:
-    """Yield the inputs of a stage in each tick of a new session, from eager stages."""
-    upstream = graph.upstream(name)
-    components = {each: blueprints[each].component(settings.seed) for each in upstream.stages}
-    steps = {each: component.call for each, component in components.items()}
-    if not any(edge.name == name for stage in upstream.stages.values() for edge in stage.reads()):
-        steps[name] = tuple  # its output is not needed
-    pipeline = assemble(
-        upstream,
-        components,
-        steps,
-        EAGER,
-        ticks=ticks,
-        seed=settings.seed,
-        narrow=getattr(torch, settings.dtype),
-    )
-    for component in components.values():
-        component.reset()
-    for tick in count():
-        pipeline.begin(tick)
-        yield {path: tensor.clone() for path, tensor in named_tensors(components[name].inputs)}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from profiling.results.field import Section, about
 from profiling.results.measured import ClockConditions, Deadline, Interval, SlowFrames, Summary
@@ -101,9 +101,6 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
         Mapping[str, str | int | float | bool | None],
         about("settings of the pipeline that change what a frame computes"),
     ] = {}
-    calibration: Annotated[
-        Mapping[str, Mapping[str, Any]], about("what a stage has chosen before it was prepared, by stage")
-    ] = {}
     miss: Annotated[str | None, about("what a late frame is to the user")] = None
     stages: Annotated[tuple[str, ...], about("stages of a frame in their order")] = ()
     frame_ms: Annotated[Summary | None, about("frame times", "ms")] = None
@@ -152,14 +149,8 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> dict[str, str | int | float | bool]:
-        """What changes the work of a frame: `work`, and what stages have chosen."""
-        chosen = {
-            f"{stage} {name.replace('_', ' ')}": value
-            for stage, report in self.calibration.items()
-            for name, value in report.items()
-            if isinstance(value, str | bool | int)
-        }
-        return {name: "off" if value is None else value for name, value in {**self.work, **chosen}.items()}
+        """What changes the work of a frame."""
+        return {name: "off" if value is None else value for name, value in self.work.items()}
 
     @property
     def rates(self) -> tuple[Deadline, ...]:

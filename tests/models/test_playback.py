@@ -104,24 +104,3 @@ def test_inputs_are_seeded():
     assert inputs[0]["latent"].dtype == torch.bfloat16
     assert torch.equal(inputs[0]["latent"], inputs[1]["latent"])
     assert not torch.equal(inputs[0]["latent"], inputs[2]["latent"])
-
-
-@torch.inference_mode()
-def test_the_signal_to_noise_ratio_by_hand():
-    """Signal over noise, both summed over all windows, in numpy and double precision."""
-    stage = build(SoundStage, AUDIO, window=WINDOW)
-    latents = torch.randn(1, 8, WINDOW + 3, generator=torch.Generator().manual_seed(0))
-    sounds = {length: [] for length in (2, WINDOW - 1, WINDOW)}
-    for first in range(4):
-        for length, newest in sounds.items():
-            given = latents[:, :, first + WINDOW - length : first + WINDOW]
-            sound = super(SoundStage, stage).forward(given).numpy().astype(np.float64)
-            newest.append(sound[:, :, -stage.params.samples_per_latent :])
-    exact = np.stack(sounds.pop(WINDOW))
-    by_hand = {
-        length: 10 * np.log10((exact**2).sum() / ((np.stack(short) - exact) ** 2).sum())
-        for length, short in sounds.items()
-    }
-    assert by_hand[WINDOW - 1] > by_hand[2], "a longer window is nearer"
-    assert stage.windows_snr(latents, [2, WINDOW - 1]) == pytest.approx(by_hand, rel=1e-6)
-    assert stage.windows_snr(latents, [WINDOW]) == {}, "nothing differs, so there is no ratio"

@@ -1,14 +1,10 @@
 """The default pipeline: delivered frames of every schedule against the same networks called in sequence."""
 
-from itertools import islice
-
 import pytest
 import torch
-from networks import TICKS, delivered, tiny_loop, tiny_pipeline, tiny_settings
+from networks import TICKS, delivered, tiny_loop
 
 from models.playback import draw_actions
-from profiling.errors import InputError
-from profiling.realtime.prepare import build_stages, calibrated
 
 FRAMES = 25
 
@@ -60,71 +56,3 @@ def test_stages_that_overlap_are_captured_with_priorities(schedule):
     priorities = {name: component.priority for name, component in prepared.components.items()}
     expected = {"world": -2, "sound": -1, "picture": 0} if schedule == "overlap" else dict.fromkeys(priorities, 0)
     assert priorities == expected
-
-
-@pytest.fixture(scope="module")
-def networks():
-    graph, specs = tiny_pipeline()
-    with torch.inference_mode():
-        yield graph, specs, build_stages(specs, tiny_settings())
-
-
-def calibration(networks, **options):
-    _, specs, blueprints = networks
-    stage = {"window": "exact", "latents": 20, "min_snr_db": 40.0} | options
-    changed, _ = tiny_pipeline(*(f"sound.{name}={value}" for name, value in stage.items()))
-    with torch.inference_mode():
-        return calibrated(changed, specs, blueprints, tiny_settings(), ticks=TICKS)
-
-
-@pytest.mark.parametrize(
-    ("least", "window", "chosen"),
-    [(1.0, "auto", "windowed"), (200.0, "auto", "exact"), (200.0, "windowed", "windowed"), (1.0, "exact", "exact")],
-)
-def test_a_stage_chooses_how_it_runs_on_the_inputs_of_the_loop(networks, least, window, chosen):
-    specs, reports = calibration(networks, window=window, min_snr_db=least)
-    decoded = 20 if chosen == "windowed" else 30
-    assert specs["sound"].module["decoded"] == decoded, "the build of the run gets it as an argument"
-    report = reports["sound"]
-    assert (report["window"], report["decoded"], report["window_latents"], report["samples"]) == (
-        chosen,
-        decoded,
-        30,
-        12,
-    )
-    assert set(report["snr_db"]) == {"4", "8", "15", "20", "22"}
-    assert report["snr_db"]["22"] > report["snr_db"]["4"], "a longer window is nearer"
-    assert specs["world"] == networks[1]["world"]
-
-
-def test_calibration_sees_the_session_that_is_played(networks):
-    from profiling.realtime.prepare import _inputs_of
-
-    graph, _, blueprints = networks
-    pipeline, prepared, _ = tiny_loop(deliver="device")
-    with torch.inference_mode():
-        seen = [
-            inputs["latent"] for inputs in islice(_inputs_of("sound", graph, blueprints, tiny_settings(), TICKS), 5)
-        ]
-        for tick, latent in enumerate(seen):
-            pipeline.begin(tick)
-            torch.testing.assert_close(prepared.components["sound"].inputs["latent"], latent, rtol=1e-4, atol=1e-5)
-    assert len({latent.numpy().tobytes() for latent in seen}) == 5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": "windowed", "latents": 31}, "pipeline.stages.sound.calibrate: latents=31: the window holds 30"),
-        ({"window": "wide"}, "pipeline.stages.sound.calibrate: window='wide' must be one of exact, windowed, auto"),
-    ],
-)
-def test_a_calibration_that_is_refused(networks, options, message):
-    with pytest.raises(InputError, match=message):
-        calibration(networks, **options)
-
-
-def test_a_module_without_a_calibration(networks):
-    graph, specs, blueprints = networks
-    with pytest.raises(InputError, match=r"sound\.calibrate: PictureStage has no method calibrate"):
-        calibrated(graph, specs, {**blueprints, "sound": blueprints["picture"]}, tiny_settings(), ticks=TICKS)
