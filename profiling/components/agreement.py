@@ -328,6 +328,17 @@ def check(
     return verdict, excused
 
 
+def check_log(log: OutputLog, reference: Reference, rules: Rules, dtype: torch.dtype) -> tuple[Verdict, Rules]:
+    """Judge outputs that were played, without a state after them; return the verdict and the rules that led to it.
+
+    Where they are found wrong, they may have as much to do with chance as two eager trajectories differ.
+    """
+    verdict = judge(reference, log, lambda: None, rules, dtype)
+    if verdict.passed or (excused := _excused_by_chance(reference, rules, dtype, compiled=False)) is None:
+        return verdict, rules
+    return judge(reference, log, lambda: None, excused, dtype), excused
+
+
 #: Added to what is said of a random module whose variant is compiled.
 _OWN_NUMBERS = "; inductor draws its own random numbers, with +step.compile.options.fallback_random=true those of eager"
 _NO_ORDER = "two eager calls from the same inputs and state differ: sums have no fixed order"
@@ -339,15 +350,21 @@ _AMPLIFIES = (
 
 def _excused(component: Component, reference: Reference, rules: Rules, compiled: bool) -> Rules:
     """Return the rules with what else than a mistake of the step may move the outputs."""
-    if reference.spread.error and reference.spread.fault is None:
-        words = reference.nondeterminism(component.dtype) or _NO_ORDER
-        words += _OWN_NUMBERS if compiled else ""
-        return replace(rules, excuse=reference.spread_moves, words=words, random=True)
+    if (excused := _excused_by_chance(reference, rules, component.dtype, compiled=compiled)) is not None:
+        return excused
     if (component.dtype != torch.float32 and reference.form != "run") or rules.tolerance is not None:
         return rules
     moved = rounding_moves(component)
     most = max((whole for each in moved for whole, _ in each.values()), default=0.0)
     return replace(rules, excuse=moved, words=_AMPLIFIES.format(most)) if most else rules
+
+
+def _excused_by_chance(reference: Reference, rules: Rules, dtype: torch.dtype, *, compiled: bool) -> Rules | None:
+    """Return the rules with how far two eager trajectories are apart; None where they do not differ."""
+    if not reference.spread.error or reference.spread.fault is not None:
+        return None
+    words = reference.nondeterminism(dtype) or _NO_ORDER
+    return replace(rules, excuse=reference.spread_moves, words=words + (_OWN_NUMBERS if compiled else ""), random=True)
 
 
 def rounding_moves(component: Component) -> Moves:

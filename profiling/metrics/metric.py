@@ -53,7 +53,6 @@ class Subject:
     tolerance: float | None  # the variant's; None: the metric's own tolerance applies
     seed: int
     take_turns: TakeTurns | None = None  # None: nothing else is measured between its samples
-    of_several: bool = False  # stages, some without the tolerance: what the metric itself allows is right, too
     around: Callable[[Callable[[], Any]], Any] | None = None  # makes each call of the first trajectory, to watch it
     expected: Any = None  # what the metric's own `expected` returned before the variant was prepared
 

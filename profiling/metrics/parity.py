@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from profiling.components.agreement import FLOOR, JudgedLeaf, Rules, Verdict, check
-from profiling.components.outputs import Outputs, Path, mismatch, readable
+import torch
+
+from profiling.components.agreement import FLOOR, JudgedLeaf, Rules, Verdict, check, check_log
+from profiling.components.outputs import OutputLog, Outputs, Path, mismatch, readable
+from profiling.components.reference import Reference
 from profiling.errors import check_number
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.results.measured import OutputError
@@ -55,7 +58,7 @@ class Parity(Metric):
         """Play the trajectory with the step, then restore the run's own inputs and S0."""
         component, reference = subject.component, subject.reference
         assert reference is not None, "the cell computes a reference if a metric needs one"
-        own = Rules(factor=self.factor, floor=self.floor, tolerance=subject.tolerance, several=subject.of_several)
+        own = Rules(factor=self.factor, floor=self.floor, tolerance=subject.tolerance)
         similar: dict[str, float] = {}
 
         def compare(output: Outputs, expected: Outputs) -> None:
@@ -69,8 +72,23 @@ class Parity(Metric):
         )
         component.refill(subject.seed)
         component.reset()
-        section = _section(verdict, reference.name(component.dtype), rules, similar)
-        return Measured({"parity": section}, None if verdict.passed else ("failed", f"parity: {verdict.reason}"))
+        return _measured(verdict, reference.name(component.dtype), rules, similar)
+
+    def of_pipeline(
+        self, log: OutputLog, reference: Reference, dtype: torch.dtype, tolerance: float | None
+    ) -> Measured:
+        """Compare what several stages together delivered, tick by tick; there is no state to compare.
+
+        `tolerance` is the largest of a stage. Where another stage has none, what this metric allows is right, too.
+        """
+        rules = Rules(factor=self.factor, floor=self.floor, tolerance=tolerance, several=True)
+        verdict, rules = check_log(log, reference, rules, dtype)
+        return _measured(verdict, reference.name(dtype), rules, {})
+
+
+def _measured(verdict: Verdict, name: str, rules: Rules, similar: Mapping[str, float]) -> Measured:
+    problem = None if verdict.passed else ("failed", f"parity: {verdict.reason}")
+    return Measured({"parity": _section(verdict, name, rules, similar)}, problem)
 
 
 def _section(verdict: Verdict, name: str, rules: Rules, similar: Mapping[str, float]) -> ParitySection:

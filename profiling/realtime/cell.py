@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,40 +18,35 @@ import torch
 from torch import Tensor, nn
 
 from profiling.components.build import Blueprint
+from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.outputs import Difference, OutputLog, difference, to_host
-from profiling.components.reference import compute_reference, reference_name
 from profiling.components.spec import ComponentSpec
-from profiling.components.trajectory import Played
 from profiling.components.trees import tensors_in
-from profiling.errors import InputError
+from profiling.errors import InputError, SkippedError
 from profiling.machine.energy import EnergyCounter, NoEnergy, idle_power
 from profiling.machine.gc_policy import gc_policy
 from profiling.metrics.drift import Drift
-from profiling.metrics.metric import Subject
+from profiling.metrics.metric import Measured, Subject
 from profiling.metrics.monitor import FrameMonitor
+from profiling.metrics.parity import Parity as ParityMetric
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import PIPELINE, Graph, parse_graph
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
-    EAGER,
     Mixed,
     Prepared,
-    begin_session,
     build_stages,
     check_variant,
-    eager_outputs,
     for_stages,
     load_stages,
-    pipeline_subject,
-    play_session,
-    session,
     stage_components,
     stage_variant,
 )
 from profiling.realtime.recovery import describe_loop
+from profiling.realtime.sides import EAGER, begin_session, play_session, play_sessions
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
 from profiling.results.explained import TraceAnalysis
@@ -107,15 +103,6 @@ class RealtimeCell(Cell):
         specs, graph = self._parsed
         check_variant(variant, self.options)
         prepared = self._load(graph, specs)
-        self.add(
-            parameters=prepared.parameters,
-            parameter_dtypes=prepared.parameter_dtypes,
-            frames_per_call=graph.frames_per_tick,
-            weights=prepared.weights,
-            weights_hints=prepared.weights_hints,
-        )
-        for note in prepared.notes:
-            self.note(note)
         with torch.inference_mode(), ExitStack() as stack:
             eager = self._eager_frames(graph, prepared)  # before a variant can change the networks in place
             steps = self._prepare(variant, prepared, stack)
@@ -123,13 +110,17 @@ class RealtimeCell(Cell):
             pipeline = self._assembled(graph, prepared.components, calls, self.options)
             if self.options.schedule == "overlap" and pipeline.depth == 1:
                 self.note("loop.schedule=overlap: a CPU runs the stages in turn, so the times are those of sequential")
-            self._check(variant, graph, prepared, steps, pipeline)
+            self._note_state(prepared)
+            check = partial(self._check, variant, graph, prepared, steps, pipeline)
+            check()
             self._check_drift(prepared, pipeline, eager)
             self.wait_until_alone()
             begin_session(prepared.components, pipeline)
             first_ms = self._first_frame_ms(prepared, pipeline)
             self._measure_idle_power(torch.device(settings.device))
             series = self._play(graph, prepared, pipeline, first_ms)
+            if not self.problems:
+                check(before="correct before the timed frames, wrong after them: ")
             if settings.trace:
                 self._trace(prepared, pipeline, torch.device(settings.device))
             if settings.ceilings == "auto":
@@ -137,18 +128,17 @@ class RealtimeCell(Cell):
 
     def components(self) -> Mapping[str, Component]:
         """Build the network of each stage."""
-        settings = self.job.settings
+        settings, (specs, graph) = self.job.settings, self._parsed
         with self.phase("load"):
-            blueprints = build_stages(self._parsed[0], settings)
-            return stage_components({name: each.cast("run") for name, each in blueprints.items()}, settings.seed)
+            blueprints = {name: each.cast("run") for name, each in build_stages(specs, settings).items()}
+            return stage_components(graph, blueprints, settings.seed, self.options)
 
     def check(self, components: Mapping[str, Component]) -> None:
         """Check every stage, then play the first ticks of the pipeline, which checks its edges."""
         super().check(components)
         with self.phase("pipeline"):
-            steps = {name: component.call for name, component in components.items()}
-            graph = self._parsed[1]
-            session(graph, components, self._assembled(graph, components, steps, EAGER))
+            steps, graph = {name: component.call for name, component in components.items()}, self._parsed[1]
+            play_sessions(graph, components, self._assembled(graph, components, steps, EAGER))
 
     @property
     def _ticks(self) -> int:
@@ -184,26 +174,34 @@ class RealtimeCell(Cell):
         checksums: dict[str, list[float]] = {}
 
         def load() -> dict[str, Blueprint]:
-            """Build the stages, for the reference and for the run: a module may keep tensors of its first call."""
             with self.phase("load"):
                 blueprints = build_stages(specs, settings)
+                if not checksums:
+                    self._describe(blueprints)
                 for name, blueprint in blueprints.items():
                     blueprint.check_same(checksums.setdefault(name, blueprint.checksums()))
                 return blueprints
 
-        def expected_of(blueprints: Mapping[str, Blueprint]) -> dict[str, Played]:
-            with self.phase("reference"):
-                _, eager = eager_outputs(graph, blueprints, settings, ticks=self._ticks)
-                return {name: each.eager for name, each in eager.items()}
+        prepared = load_stages(graph, load, settings, self.options, ticks=self._ticks, phase=self.phase)
+        for note in prepared.notes:
+            self.note(note)
+        dtypes: Counter[str] = Counter()
+        for component in prepared.components.values():
+            dtypes.update(parameter_dtypes(component.module))
+        self.add(parameters=sum(dtypes.values()), parameter_dtypes=dict(dtypes), frames_per_call=graph.frames_per_tick)
+        return prepared
 
-        expected = compute_reference(load, expected_of)
-        if expected.reason is not None:
-            self.note(f"parity against {reference_name(expected.form, settings.dtype)}: {expected.reason}")
-        blueprints = load()
-        with torch.inference_mode():
-            return load_stages(
-                graph, blueprints, expected.value, expected.form, settings, self.options, ticks=self._ticks
-            )
+    def _describe(self, blueprints: Mapping[str, Blueprint]) -> None:
+        """Record where the weights of the stages are from, and what was noted when they were built."""
+        sources = {name: blueprint.weights for name, blueprint in blueprints.items()}
+        each = ", ".join(f"{name}: {source}" for name, source in sources.items())
+        self.add(
+            weights=next(iter(sources.values())) if len(set(sources.values())) == 1 else each,
+            weights_hints={name: blueprint.hint for name, blueprint in blueprints.items() if blueprint.hint},
+        )
+        for name, blueprint in blueprints.items():
+            for note in blueprint.notes:
+                self.note(f"{name}: {note}")
 
     def _prepare(self, variant: Variant, prepared: Prepared, stack: ExitStack) -> dict[str, Step]:
         """Prepare every stage; return the steps, which are closed with `stack`."""
@@ -213,7 +211,10 @@ class RealtimeCell(Cell):
             before, compiling, started = snapshot(), compile_seconds(), time.perf_counter()
             for name, component in prepared.components.items():
                 stage_before, stage_started = snapshot(), time.perf_counter()
-                steps[name] = variant.prepare(component, folder)
+                try:
+                    steps[name] = variant.prepare(component, folder)
+                except SkippedError as error:
+                    raise type(error)(f"the stage {name}: {error}") from error
                 stack.callback(self.close, steps[name])
                 synchronize(component.device)
                 seconds[name] = time.perf_counter() - stage_started
@@ -244,34 +245,44 @@ class RealtimeCell(Cell):
         prepared: Prepared,
         steps: Mapping[str, Step],
         pipeline: StagedPipeline,
+        before: str = "",
     ) -> None:
-        """Compare every stage, and the first ticks of the whole, with their references; `parity` is the worst."""
+        """Compare every stage, and the first ticks of the whole, with their references; `parity` is the worst.
+
+        `before` comes before the reason of what is wrong.
+        """
         checks: dict[str, Parity] = {}
-        seed = self.job.settings.seed
-        tolerances = {name: stage_variant(variant, name).tolerance for name in prepared.components}
-        subjects = {
-            name: Subject(component, steps[name], prepared.references[name], tolerances[name], seed)
-            for name, component in prepared.components.items()
-        }
+        settings, components = self.job.settings, prepared.components
+        tolerances = {name: stage_variant(variant, name).tolerance for name in components}
         known = [tolerance for tolerance in tolerances.values() if tolerance is not None]
-        subjects[PIPELINE] = pipeline_subject(graph, prepared, pipeline, max(known, default=None), seed)
+        with self.phase("parity"):
+            for metric in (each for each in metrics_of(self.job).values() if each.needs_reference):
+                found: dict[str, Measured] = {}
+                for name, component in components.items():
+                    reference = prepared.references[name]
+                    subject = Subject(component, steps[name], reference, tolerances[name], settings.seed)
+                    found[name] = measured_by(metric, subject)
+                if isinstance(metric, ParityMetric):
+                    log = play_sessions(graph, components, pipeline)
+                    dtype, most = getattr(torch, settings.dtype), max(known, default=None)
+                    found[PIPELINE] = metric.of_pipeline(log, prepared.references[PIPELINE], dtype, most)
+                for name, measured in found.items():
+                    checks[name] = measured.sections["parity"]
+                    if measured.problem is not None:
+                        status, reason = measured.problem
+                        self.problems.append((status, f"{before}{name}: {reason}"))
+        if checks:
+            worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
+            self.add(parity=msgspec.structs.replace(worst, stages=checks))
+
+    def _note_state(self, prepared: Prepared) -> None:
+        """Note what state is not put back, and which stages differ from themselves."""
         for name, component in prepared.components.items():
             for path, why in component.kept.not_restored.items():
                 self.note(f"{name}: {path} is not restored before each session: {why}")
             difference = prepared.references[name].nondeterminism(component.dtype)
             if difference is not None:
                 self.note(f"{name}: {difference}")
-        with self.phase("parity"):
-            for metric in (each for each in metrics_of(self.job).values() if each.needs_reference):
-                for name, subject in subjects.items():
-                    measured = measured_by(metric, subject)
-                    checks[name] = measured.sections["parity"]
-                    if measured.problem is not None:
-                        status, reason = measured.problem
-                        self.problems.append((status, f"{name}: {reason}"))
-        if checks:
-            worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
-            self.add(parity=msgspec.structs.replace(worst, stages=checks))
 
     @cached_property
     def _drift(self) -> Drift | None:

@@ -461,10 +461,18 @@ def test_an_output_that_is_not_finite_never_passes(value):
 @pytest.mark.parametrize(("error", "passes"), [(0.04, True), (0.16, True), (0.18, False)])
 def test_a_pipeline_may_have_the_error_of_a_stage_or_that_of_eager_twice(error, passes):
     """Eager's own error is 0.05, of 32 numbers, and a stage has a tolerance of 0.03."""
-    options = {"eager": lambda x: x * 1.05, "run": lambda c: lambda: c.inputs["x"] * (1 + error)}
-    assert (problem_of(lambda x: x, tolerance=0.03, of_several=True, **options) is None) is passes
-    assert problem_of(lambda x: x, tolerance=0.03, **options) is not None
-    assert problem_of(lambda x: x, tolerance=0.2, of_several=True, **options) is None
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+    def delivered(factor):
+        log = OutputLog()
+        log.append(to_host(output={"stage": x * factor}))
+        return log
+
+    reference = Reference(Played(delivered(1.0)), Played(delivered(1.05)))
+    for tolerance, right in ((0.03, passes), (0.2, True)):
+        found = Parity().of_pipeline(delivered(1 + error), reference, torch.float32, tolerance)
+        assert (found.problem is None) is right
+        assert found.sections["parity"].calls == 1
 
 
 # --- the reference itself

@@ -22,3 +22,17 @@ class FailingPicture(nn.Module):
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError(f"planted in call {self.call}")
         return self.layer(z)
+
+
+class Stale(nn.Module):
+    """From the 111th call of the process on, multiplies what it returns by `factor`: 0 or NaN."""
+
+    CALLS = 0
+
+    def __init__(self, *, factor: float) -> None:
+        super().__init__()
+        self.layer, self.factor = nn.Linear(16, 16), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Stale.CALLS += 1
+        return self.layer(x) * (self.factor if Stale.CALLS > 110 else 1)

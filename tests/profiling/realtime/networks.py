@@ -7,13 +7,12 @@ import torch
 
 from profiling.cli.app import CONF, compose_config
 from profiling.components.instantiate import instantiate
-from profiling.components.reference import compute_reference
 from profiling.components.spec import Settings
 from profiling.realtime.__main__ import checked
 from profiling.realtime.assemble import assemble
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.play import Clock, FrameLoop
-from profiling.realtime.prepare import build_stages, eager_outputs, load_stages
+from profiling.realtime.prepare import build_stages, load_stages
 
 TICKS = 200
 VARIANTS = "variant=[baseline,compile,cuda_graph,compile+cuda_graph]"
@@ -40,15 +39,8 @@ def tiny_loop(*overrides, device="cpu", variant="baseline", dtype="float32", **o
     config, _ = checked(composed(VARIANTS))
     settings, chosen = tiny_settings(device, dtype), LoopOptions(**options)
     graph, specs = tiny_pipeline(*overrides)
-    expected = compute_reference(
-        lambda: build_stages(specs, settings),
-        lambda stages: {
-            name: each.eager for name, each in eager_outputs(graph, stages, settings, ticks=TICKS)[-1].items()
-        },
-    )
+    prepared = load_stages(graph, lambda: build_stages(specs, settings), settings, chosen, ticks=TICKS)
     with torch.inference_mode():
-        blueprints = build_stages(specs, settings)
-        prepared = load_stages(graph, blueprints, expected.value, expected.form, settings, chosen, ticks=TICKS)
         by = instantiate(config.variants[variant], "variant")
         steps = {name: by(each, Path("unused")) for name, each in prepared.components.items()}
         runs = {name: step.run for name, step in steps.items()}

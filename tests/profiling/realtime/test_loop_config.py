@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
 from networks import composed, tiny_pipeline, tiny_settings
 
 from profiling.cli.config import steps_of
 from profiling.errors import InputError
 from profiling.realtime.__main__ import checked, mixed, run
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.prepare import build_stages, eager_outputs
+from profiling.realtime.prepare import build_stages, load_stages
 
 FEW = ("variant=[baseline]", "loop.frames=4", "loop.warmup_frames=1")
 
@@ -73,8 +72,8 @@ STAGES = {
 def test_a_component_that_does_not_fit(case):
     graph, specs = tiny_pipeline(case)
     settings = tiny_settings()
-    with pytest.raises(InputError, match=STAGES[case]) as caught, torch.inference_mode():
-        eager_outputs(graph, build_stages(specs, settings), settings, ticks=9)
+    with pytest.raises(InputError, match=STAGES[case]) as caught:
+        load_stages(graph, lambda: build_stages(specs, settings), settings, LoopOptions(), ticks=9)
     assert "\n" not in str(caught.value)
 
 
@@ -101,7 +100,7 @@ def test_options_of_a_component_that_was_replaced_are_dropped():
         )
     )
     assert [spec.name for spec in config.components] == ["world_model_step", "picture_stage", "sound_stage"]
-    assert graph.work == {"steps": 1, "commit": "fused", "guidance": None}
+    assert graph.work == {"steps": 1, "commit": "fused", "guidance": None, "sound_latents": None}
 
 
 def test_input_that_only_a_cell_can_refuse(realtime, tmp_path):

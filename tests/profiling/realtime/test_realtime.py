@@ -1,6 +1,7 @@
 """The loop as a user runs it, tiny on a CPU: schedules, paces, mixed variants, and frames before a failure."""
 
 import numpy as np
+import pytest
 
 from profiling.results.frames import DISTURBANCES, read_series
 from profiling.results.jsonl import read_records
@@ -115,6 +116,17 @@ def test_a_loop_without_metrics(realtime):
     assert not series_of(outcome)["collections"].any()
 
 
+@pytest.mark.parametrize("factor", ["0.0", "nan"])
+def test_a_stage_that_is_wrong_from_a_timed_frame_on_is_not_called_right(realtime, factor):
+    """Its first 110 calls in a process are right: those before the timed frames, and the first of these."""
+    outcome = realtime("pipeline=stale", BASELINE, "loop.frames=150", f"component.stale.module.factor={factor}")
+    assert outcome.code == 1, outcome.out + outcome.err
+    (record,) = read_records(outcome.folder).records
+    assert (record.status, record.realtime.frames) == ("failed", 150)
+    assert record.reason.startswith("correct before the timed frames, wrong after them: only: parity: ")
+    assert not record.parity.passed
+
+
 FAILING = (
     BASELINE,
     "component=[world_model_frame,failing_picture,sound_stage]",
@@ -150,7 +162,7 @@ def test_a_transform_may_change_some_stages_only(realtime):
     assert (record.status, changed["sound"], changed["picture"] > 0) == ("ok", 0, True), record.reason
     (mixed,) = read_records(realtime(*variants, mix, "metric=[parity]", HERE, *FEW).folder).records
     assert mixed.status == "skipped"
-    assert mixed.reason.startswith("transform ChannelsLast changes nothing: ")
+    assert mixed.reason.startswith("the stage sound: transform ChannelsLast changes nothing: ")
 
 
 def test_frames_before_a_failure_are_kept(realtime):
