@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from profiling.results.frames import Array, Series
+from profiling.results.frames import Array, Series, stage_names
 from profiling.results.loop import Steady
 from profiling.results.measured import SlowFrame, SlowFrames
 
@@ -29,7 +29,8 @@ CAUSES = {
     "CPU stolen by another virtual machine": "steal_ms",
     "another process on the GPU": "others_ms",
 }
-UNKNOWN = "not attributed"
+#: The place of time that a frame spent in none of its stages, and the cause of time that nothing explains.
+OUTSIDE, UNKNOWN = "outside all stages", "not attributed"
 
 
 def threshold_ms(frame_ms: Array, steady: Steady) -> float:
@@ -43,17 +44,26 @@ def slow_section(
 ) -> SlowFrames:
     """Return the threshold, the number of `slow` frames, and what explains them; a frame may have several causes.
 
-    `events` are recompiles: {"frame", "kind": "recompile", "id"}.
+    A cause says where it was: "garbage collection in decode". Time that no cause explains belongs to the place alone:
+    "stage decode", or "outside all stages". `events` are recompiles: {"frame", "kind": "recompile", "id"}.
     """
-    frame_ms, took_ms = series["frame_ms"], cause_ms(series, steady)
+    frame_ms, took_ms, spent_ms = series["frame_ms"], cause_ms(series, steady), _place_ms(series, steady)
     frames, total_ms = {}, dict[str, float]()
     for frame in slow:
         excess_ms = float(frame_ms[frame]) - steady.p50
         took = {cause: float(values[frame]) for cause, values in took_ms.items()}
+        place = max(spent_ms, key=lambda place: float(spent_ms[place][frame]), default=None)
+        if place is not None and spent_ms[place][frame] < LEAST_SHARE * excess_ms:
+            place = None
+        where = "" if place is None else f" {OUTSIDE}" if place == OUTSIDE else f" in {place}"
+        alone = UNKNOWN if place is None else OUTSIDE if place == OUTSIDE else f"stage {place}"
         explained = {cause: ms for cause, ms in took.items() if ms >= LEAST_SHARE * excess_ms}
         recompiles = [str(event["id"]) for event in events if (event["frame"], event["kind"]) == (frame, "recompile")]
         if COMPILE in explained and recompiles:
             explained[f"recompile {', '.join(recompiles)}"] = explained.pop(COMPILE)
+        explained = {f"{cause}{where}": ms for cause, ms in explained.items()}
+        if not explained and place is not None:
+            explained = {alone: float(spent_ms[place][frame])}
         frames[frame] = SlowFrame(
             frame=frame, ms=float(frame_ms[frame]), causes=tuple(explained) or (UNKNOWN,), cause_ms=explained
         )
@@ -61,7 +71,7 @@ def slow_section(
         for cause, ms in sorted(explained.items(), key=lambda item: -item[1]):
             total_ms[cause] = total_ms.get(cause, 0.0) + min(ms, left_ms)
             left_ms -= min(ms, left_ms)
-        total_ms[UNKNOWN] = total_ms.get(UNKNOWN, 0.0) + left_ms
+        total_ms[alone] = total_ms.get(alone, 0.0) + left_ms
     slowest = sorted(frames.values(), key=lambda each: -each.ms)[:LISTED]
     return SlowFrames(
         threshold_ms=threshold_ms(frame_ms, steady),
@@ -70,6 +80,18 @@ def slow_section(
         cause_ms={cause: ms for cause, ms in sorted(total_ms.items(), key=lambda item: -item[1]) if ms > 0},
         frames=tuple(slowest),
     )
+
+
+def _place_ms(series: Series, steady: Steady) -> dict[str, Array]:
+    """Return the milliseconds [n] beyond the usual of each frame in each stage, and outside all; empty of calls.
+
+    Those of a stage are of its host or its device time, whichever is longer.
+    """
+    spent = {
+        stage: np.maximum(*(_beyond_median(series[f"{clock}_{stage}_ms"], steady) for clock in ("host", "device")))
+        for stage in stage_names(series)
+    }
+    return spent | {OUTSIDE: _beyond_median(series["rest_ms"], steady)} if spent else {}
 
 
 def cause_ms(series: Series, steady: Steady) -> dict[str, Array]:

@@ -24,6 +24,10 @@ def test_the_reference_begins_with_the_state_of_the_run(monkeypatch, policy, has
     for name in ("a", "pipeline"):
         reference = prepared.references[name]
         for sides, kind in ((reference.outputs, torch.float32), (reference.eager, torch.bfloat16)):
-            first = [float(leaf.numbers) for path, leaf in next(iter(sides.log)).items() if leaf.numbers is not None and path[0] == "output"]
+            first = [
+                float(leaf.numbers)
+                for path, leaf in next(iter(sides.log)).items()
+                if leaf.numbers is not None and path[0] == "output"
+            ]
             assert first == [float(torch.tensor(third, dtype=kind) + torch.tensor(1 / 3, dtype=kind))], (name, kind)
     assert prepared.references["pipeline"].calls == 8, "two sessions of four ticks"

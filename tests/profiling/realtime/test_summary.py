@@ -131,7 +131,7 @@ def test_heavier_noise_has_none_either():
 def test_a_stall_every_50_frames():
     section = summary(series_of(noise(FRAMES) + at(*range(49, FRAMES, 50), value=40.0)))
     spikes = Spikes(period=50, count=12, first=49)
-    assert faults(section) == {"causes": {"not attributed": 12}, "spikes": spikes, "late": 12}
+    assert faults(section) == {"causes": {"stage world": 12}, "spikes": spikes, "late": 12}
 
 
 def test_a_drift_of_one_percent_a_frame():
@@ -155,7 +155,7 @@ def test_a_ramp_is_found_and_left_out_of_the_slope():
     assert faults(summary(series_of(noise(FRAMES) * step))) == {"ramp": 100}
     stalls = at(*range(5, 100, 10), value=40.0)
     named = faults(summary(series_of(noise(FRAMES) * step + stalls)))
-    assert named == {"ramp": 100, "causes": {"not attributed": 10}, "late": 10}, "no period in the ramp"
+    assert named == {"ramp": 100, "causes": {"stage world": 10}, "late": 10}, "no period in the ramp"
 
 
 def test_a_warmup_that_was_too_short():
@@ -183,10 +183,10 @@ def test_a_recompile_by_its_id():
     series = series_of(noise(FRAMES) + at(60, value=900.0), compiles=at(60), compile_ms=at(60, value=850.0))
     events = [{"frame": 60, "kind": "recompile", "id": "0/1"}, {"frame": 61, "kind": "recompile", "id": "7/7"}]
     section = summary(series, events)
-    assert faults(section) == {"causes": {"recompile 0/1": 1}, "late": 1}
+    assert faults(section) == {"causes": {"recompile 0/1 in world": 1}, "late": 1}
     [frame] = section.slow.frames
-    assert (frame.frame, frame.ms, frame.causes) == (60, series["frame_ms"][60], ("recompile 0/1",))
-    assert summary(series).slow.causes == {"compile": 1}, "no id is known"
+    assert (frame.frame, frame.ms, frame.causes) == (60, series["frame_ms"][60], ("recompile 0/1 in world",))
+    assert summary(series).slow.causes == {"compile in world": 1}, "no id is known"
 
 
 @pytest.mark.parametrize(
@@ -207,14 +207,43 @@ def test_a_cause_is_named_only_where_it_took_half_of_the_excess(series, cause):
     def said(took_ms, frame_ms=late):
         return faults(summary(series_of(frame_ms, **{series: at(333, value=took_ms)})))
 
-    assert said(16.0) == {"causes": {cause: 1}, "late": 1}
-    assert said(14.0) == {"causes": {"not attributed": 1}, "late": 1}, "too short to explain 30 ms"
+    assert said(16.0) == {"causes": {f"{cause} in world": 1}, "late": 1}
+    assert said(14.0) == {"causes": {"stage world": 1}, "late": 1}, "too short to explain 30 ms"
     assert said(30.0, noise(FRAMES)) == {}, "what happens in a frame of usual length is no cause"
     every = summary(series_of(late, **{series: np.full(FRAMES, 20.0)}))
-    assert every.slow.causes == {"not attributed": 1}, "what takes as long in every frame makes none of them late"
+    assert every.slow.causes == {"stage world": 1}, "what takes as long in every frame makes none of them late"
 
 
-@pytest.mark.parametrize(("clock", "cause"), [(900.0, "lower SM clock"), (1800.0, "not attributed")])
+@pytest.mark.parametrize(
+    ("planted", "cause"),
+    [
+        (("rest_ms",), "outside all stages"),
+        (("host_picture_ms",), "stage picture"),
+        (("device_picture_ms",), "stage picture"),
+        (("host_sound_ms", "device_sound_ms"), "stage sound"),
+        (("gap_ms",), "not attributed"),
+    ],
+)
+def test_a_slow_frame_names_the_stage_in_which_it_was_slow(planted, cause):
+    """A sleep of 100 ms in frame 333, in a stage, outside all stages, or where nothing was measured."""
+    series = series_of(noise(FRAMES))
+    series["frame_ms"] = series["frame_ms"] + at(333, value=100.0)
+    for name in planted:
+        series[name] = series[name] + at(333, value=100.0)
+    slow = summary(series).slow
+    assert slow.causes == {cause: 1}
+    assert slow.cause_ms == {cause: pytest.approx(100.0, abs=0.2)}
+    series["collection_ms"] = at(333, value=80.0)
+    slow = summary(series).slow
+    where = {"outside all stages": " outside all stages", "not attributed": ""}.get(cause, f" in {cause[6:]}")
+    assert slow.causes == {f"garbage collection{where}": 1}
+    assert slow.cause_ms == {
+        f"garbage collection{where}": pytest.approx(80.0, abs=0.2),
+        cause: pytest.approx(20.0, abs=0.2),
+    }
+
+
+@pytest.mark.parametrize(("clock", "cause"), [(900.0, "lower SM clock in world"), (1800.0, "stage world")])
 def test_a_lower_clock_explains_what_it_can_of_the_device_time(clock, cause):
     """Stages work on the device for 95% of a frame: at 900 of 1980 MHz 55% of that are the clock's."""
     clocks = np.full(FRAMES, 1980.0)
@@ -222,19 +251,22 @@ def test_a_lower_clock_explains_what_it_can_of_the_device_time(clock, cause):
     section = summary(series_of(noise(FRAMES) + at(333, value=5.0), sm_clock_mhz=clocks))
     assert section.slow.causes == {cause: 1}
     unread = np.where(np.arange(FRAMES) % 16 == 0, 1980.0, np.nan)
-    assert summary(series_of(noise(FRAMES) + at(333, value=5.0), sm_clock_mhz=unread)).slow.causes == {
-        "not attributed": 1
-    }
+    assert summary(series_of(noise(FRAMES) + at(333, value=5.0), sm_clock_mhz=unread)).slow.causes == {"stage world": 1}
 
 
 def test_a_frame_may_have_several_causes_and_the_run_sums_them():
     frame_ms = np.full(FRAMES, 5.0) + at(100, 340, value=20.0)
     waits, collections = at(100, 340, value=12.0), at(100, value=15.0)
     slow = summary(series_of(frame_ms, run_queue_ms=waits, collection_ms=collections)).slow
-    assert slow.causes == {"run-queue wait": 2, "garbage collection": 1}
+    assert slow.causes == {"run-queue wait in world": 2, "garbage collection in world": 1}
     assert slow.count == 2
-    assert slow.frames[0].cause_ms == {"garbage collection": 15.0, "run-queue wait": 12.0}
-    assert slow.cause_ms == pytest.approx({"run-queue wait": 17.0, "garbage collection": 15.0, "not attributed": 8.0})
+    assert slow.frames[0].cause_ms == {
+        "garbage collection in world": 15.0,
+        "run-queue wait in world": 12.0,
+    }
+    assert slow.cause_ms == pytest.approx(
+        {"run-queue wait in world": 17.0, "garbage collection in world": 15.0, "stage world": 8.0}
+    )
     assert sum(slow.cause_ms.values()) == pytest.approx(2 * 20.0), "no millisecond is counted twice"
 
 
@@ -243,7 +275,7 @@ def test_a_lower_clock_for_a_while_is_no_ramp():
     clocks = np.full(FRAMES, 1980.0)
     clocks[held] = 900.0
     section = summary(series_of(noise(FRAMES) + at(*held, value=5.0), sm_clock_mhz=clocks))
-    assert faults(section) == {"causes": {"lower SM clock": 30}}
+    assert faults(section) == {"causes": {"lower SM clock in world": 30}}
 
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 7, 10, 29, 30, 100])
@@ -256,7 +288,7 @@ def test_a_series_cut_off_by_a_crash(frames):
         assert section == loop()
         return
     assert section.late == frames // 50
-    assert section.slow.causes == ({"not attributed": 2} if frames == 100 else {})
+    assert section.slow.causes == ({"stage world": 2} if frames == 100 else {})
     assert section.steady.settled == (frames >= 30), "two windows of frames are needed to say so"
     assert (section.slope is not None) == (frames >= 8)
     assert section.spikes is None
