@@ -1,4 +1,4 @@
-"""Compares frame times with frame rates: late frames, playout-buffer underruns, the highest rate that is met."""
+"""Compares frame times with frame rates: late frames, playout-buffer underruns, the highest rate that is held."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from bisect import bisect_left
 from collections.abc import Collection
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profiling.results.frames import TICK_MS, Array, Series
+from profiling.results.judge import bursts, holds
 from profiling.results.measured import LATE, Deadline
 from profiling.results.stats import COMMON_FPS, deadline
 
@@ -67,19 +69,39 @@ def underruns(frame_ms: Array, fps: float, buffer: int) -> int:
     return int((behind[1:] > delay[:-1] + TICK_MS).sum())
 
 
-def sustained_fps(frame_ms: Array, allowed: float = LATE) -> float:
-    """Return the highest rate, in steps of 0.1 FPS, at which no more than `allowed` of the frames are late.
+def held_ms(frame_ms: Array, allowed: float = LATE) -> float | None:
+    """Return the shortest budget in ms that frames hold by the judge's upper 95% bound; None if they are too few.
+
+    `allowed` is the share of frames that may be late (0 to 1): with 1%, this is the upper 95% bound of their p99.
+    """
+    budgets = np.unique(frame_ms)
+
+    def holds_budget(place: int) -> bool:
+        return _is_held(frame_ms > budgets[place] + TICK_MS, allowed)
+
+    shortest = bisect_left(range(budgets.size), True, key=holds_budget)
+    return None if shortest == budgets.size else float(budgets[shortest])
+
+
+def sustained_fps(frame_ms: Array, allowed: float = LATE) -> float | None:
+    """Return the highest rate, in steps of 0.1 FPS, that the judge says is held; None if the frames are too few.
 
     A frame is late that is not done before the next is due; `allowed` is a share (0 to 1).
     """
     met = int(10_000 / float(frame_ms.max()))  # at this rate every frame fits its period
     missed = int(10_000 / float(np.median(frame_ms)) + 1e-6) + 1  # at this rate half of the frames do not
+    if not _is_held(np.zeros(frame_ms.size, dtype=bool), allowed):
+        return None
 
-    def misses(tenths: int) -> bool:
+    def is_missed(tenths: int) -> bool:
         next_due = _due_times(frame_ms.size, tenths / 10) + 10_000 / tenths
-        return bool((done_times(frame_ms, tenths / 10) > next_due + TICK_MS).mean() > allowed)
+        return not _is_held(done_times(frame_ms, tenths / 10) > next_due + TICK_MS, allowed)
 
-    return (bisect_left(range(missed), True, lo=met + 1, key=misses) - 1) / 10
+    return (bisect_left(range(missed), True, lo=met + 1, key=is_missed) - 1) / 10
+
+
+def _is_held(late: NDArray[np.bool_], allowed: float) -> bool:
+    return holds(int(late.sum()), bursts(late), late.size, allowed).answer == "yes"
 
 
 def _due_times(frames: int, fps: float) -> Array:

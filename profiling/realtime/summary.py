@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from profiling.metrics.slow_samples import slow_section
-from profiling.realtime.deadlines import deadlines, delivered_fps, rate_key, sustained_fps, underruns
+from profiling.realtime.deadlines import deadlines, delivered_fps, held_ms, rate_key, sustained_fps, underruns
 from profiling.realtime.graph import DELIVER, Graph
 from profiling.realtime.slow_frames import find_period, find_slow_frames
 from profiling.realtime.trend import find_steady, fit_line, slope_section, unsteady_times
@@ -80,6 +80,7 @@ def summarize_frames(
         late=target.misses,
         underruns={str(buffer): underruns(per_frame_ms, loop.target_fps, buffer) for buffer in BUFFERS},
         sustained_fps=sustained_fps(per_frame_ms, late),
+        held_ms=held_ms(frame_ms, late),
         steady=steady,
         slope=slope_section(series, steady.from_frame),
         unsteady=(*loop.unsteady, *unsteady_times(frame_ms, steady, loop.warmup_frames, warmup)),

@@ -123,7 +123,13 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
     underruns: Annotated[Mapping[str, int], about("frames that a player misses, by frames in its buffer")] = {}
     sustained_fps: Annotated[
         float | None,
-        about("highest rate at which no more frames are late than are allowed", "frames/s", "sustained FPS"),
+        about("highest rate that is held, by the upper 95% bound of the late frames", "frames/s", "sustained FPS"),
+    ] = None
+    held_ms: Annotated[
+        float | None,
+        about(
+            "shortest budget that frames hold; where 1% may be late, the upper 95% bound of p99", "ms", "p99 at most"
+        ),
     ] = None
     steady: Annotated[Steady | None, about("the part after times have settled")] = None
     slope: Annotated[Slope | None, about("growth of frame times")] = None
