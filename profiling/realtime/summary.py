@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from profiling.metrics.slow_samples import slow_section
+from profiling.metrics.slow_samples import SLOW_FACTOR, slow_section, threshold_ms
 from profiling.realtime.deadlines import deadlines, delivered_fps, held_ms, rate_key, sustained_fps, underruns
 from profiling.realtime.graph import DELIVER, Graph
-from profiling.realtime.slow_frames import find_period, find_slow_frames
-from profiling.realtime.trend import find_steady, fit_line, slope_section, unsteady_times
+from profiling.realtime.trend import find_steady, fit_line, rolling_median, slope_section, unsteady_times
 from profiling.results.energy import Energy, EnergyWindow, energy_section, others_reason
 from profiling.results.frames import ENERGY, MEMORY, Array, Series, check_series, frame_count, stage_names
-from profiling.results.loop import Budget, BudgetPart, Gap, MemoryTrend, Realtime
+from profiling.results.loop import Budget, BudgetPart, Gap, MemoryTrend, Realtime, Steady
 from profiling.results.measured import LATE, Summary
 from profiling.results.stats import COMMON_FPS, batch_medians, summarize
 
@@ -59,7 +58,7 @@ def summarize_frames(
     rates = deadlines(series, target_fps=loop.target_fps, pace=loop.pace, chunk=chunk, rates=compared)
     target = rates[rate_key(loop.target_fps)]
     steady = find_steady(frame_ms)
-    slow = find_slow_frames(frame_ms, steady)
+    slow = _slow_frames(frame_ms, steady)
     gaps = series["gap_ms"][np.isfinite(series["gap_ms"])]
     fps = chunk * delivered_fps(series) if frame_ms.size > 1 else None
     per_frame_ms = frame_ms / chunk
@@ -84,12 +83,23 @@ def summarize_frames(
         steady=steady,
         slope=slope_section(series, steady.from_frame),
         unsteady=(*loop.unsteady, *unsteady_times(frame_ms, steady, loop.warmup_frames, warmup)),
-        spikes=find_period([frame for frame in slow if frame >= steady.from_frame]),
         slow=slow_section(series, steady, slow, events),
         memory=memory_section(series, steady.from_frame),
         cpu_lost_share=_lost_share(series, _since_the_frame_before(series), "run_queue_ms", "steal_ms"),
         gpu_lost_share=_lost_share(series, series["frame_ms"], "others_ms"),
     )
+
+
+def _slow_frames(frame_ms: Array, steady: Steady) -> list[int]:
+    """Return the slow frames, ascending.
+
+    Where times never settle, a frame must also stand out from its neighbours, so that a drift does not make its last
+    frames slow.
+    """
+    slow = frame_ms > threshold_ms(frame_ms, steady)
+    if not steady.settled:
+        slow &= frame_ms > SLOW_FACTOR * rolling_median(frame_ms)
+    return [int(frame) for frame in np.flatnonzero(slow)]
 
 
 def loop_energy(

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from scipy.ndimage import median_filter
-from scipy.optimize import isotonic_regression
 from scipy.stats import theilslopes
 
 from profiling.results.frames import Array, Series, stage_names
@@ -96,8 +95,7 @@ def fit_line(frames: Array, values: Array) -> LineFit | None:
     usual: Any = theilslopes(y, x, alpha=0.95)
     strict: Any = theilslopes(y, x, alpha=0.999)
     slope = float(usual.slope)
-    monotone: Any = isotonic_regression(y, increasing=slope >= 0)  # growth of any shape, which is not noise
-    factor = _variance_inflation(y - monotone.x) ** 0.5
+    factor = _variance_inflation(y - (slope * np.asarray(x) + float(usual.intercept))) ** 0.5
     ci95, ci999 = (
         (slope - factor * (slope - float(fit.low_slope)), slope + factor * (float(fit.high_slope) - slope))
         for fit in (usual, strict)
@@ -173,16 +171,16 @@ def direction(values: Array) -> int:
 
 
 def _growing_stages(series: Series, from_frame: int, frame_slope: float) -> dict[str, StageGrowth]:
-    """Return the stages whose host or device time makes up a large part of `frame_slope` (ms a frame)."""
+    """Return the stages whose host or device time makes up a large part of `frame_slope` (ms a frame).
+
+    The device time of a stage that waits for its launches grows with its host time.
+    """
     growing = {}
-    unmeasured = np.full(series["frame_ms"].size, np.nan)
     for stage in (*stage_names(series), "rest"):
-        host, device = (
-            series.get(name, unmeasured)[from_frame:]
-            for name in ("rest_ms" if stage == "rest" else f"host_{stage}_ms", f"device_{stage}_ms")
-        )
+        clocks = {"host": "rest_ms"} if stage == "rest" else {c: f"{c}_{stage}_ms" for c in ("host", "device")}
         slopes = {}
-        for clock, values in (("host", host), ("device", _without_host_share(device, host))):
+        for clock, name in clocks.items():
+            values = series.get(name, np.zeros(0))[from_frame:]
             measured = np.flatnonzero(np.isfinite(values))
             line = fit_line(measured.astype(np.float64), values[measured])
             if line is not None and line.rises and line.per_frame >= STAGE_SHARE * frame_slope:
@@ -190,18 +188,3 @@ def _growing_stages(series: Series, from_frame: int, frame_slope: float) -> dict
         if slopes:
             growing[stage] = StageGrowth(**slopes)
     return growing
-
-
-def _without_host_share(device_ms: Array, host_ms: Array) -> Array:
-    """Return a stage's device time [n] without the part that follows its host time [n].
-
-    The events of a stage on an idle device include the wait for its launches, so host drift shows in them. The share is
-    fitted to differences of neighbouring frames, which contain no growth.
-    """
-    both = np.isfinite(device_ms) & np.isfinite(host_ms)
-    if both.sum() < FEWEST_BLOCKS:
-        return device_ms
-    host, device = np.diff(host_ms[both]), np.diff(device_ms[both])
-    power = float(np.dot(host, host))
-    share = 0.0 if power == 0 else min(1.0, max(0.0, float(np.dot(host, device)) / power))
-    return device_ms - share * (host_ms - np.median(host_ms[both]))

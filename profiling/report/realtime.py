@@ -190,7 +190,7 @@ def _frame_columns(loops: Sequence[_Loop]) -> tuple[Column[_Loop], ...]:
         *columns(Realtime, "latency_ms.p50", depth="report"),
         Column[_Loop]("latency p99", lambda row: p99_of(row[1].latency_ms), "ms", measured=True, depth="report"),
         *(replace(age, title=f"age of {source}") for source, age in zip(sources, ages, strict=True)),
-        *columns(Realtime, "steady.from_frame", "spikes.count", "spikes.period", depth="report"),
+        *columns(Realtime, "steady.from_frame", depth="report"),
         *(replace(columns(Realtime, f"underruns.{n}", depth="report")[0], title=f"underruns, {n}") for n in _BUFFERS),
         *columns(Realtime, "frames", "warmup_frames", "frames_per_tick", "schedule", "pace", "deliver", depth="report"),
         Column[_Loop]("settings", lambda row: _listed(row[1].work), depth="report", wrap=40),

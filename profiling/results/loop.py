@@ -66,14 +66,6 @@ class Slope(Section, frozen=True, kw_only=True):
     stages: Annotated[Mapping[str, StageGrowth], about("stages whose time grows too, by stage")] = {}
 
 
-class Spikes(Section, frozen=True, kw_only=True):
-    """Slow frames that return periodically."""
-
-    period: Annotated[int, about("distance from one to the next", "frames", title="spike every")]
-    count: Annotated[int, about("number of them", title="spikes")]
-    first: Annotated[int, about("the first of them", "frame", title="first spike")]
-
-
 class MemoryTrend(Section, frozen=True, kw_only=True):
     """One kind of memory over the frames."""
 
@@ -136,7 +128,6 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
     unsteady: Annotated[
         tuple[str, ...], about("signs that the warm-up ended before the steady state, each with what to do")
     ] = ()
-    spikes: Annotated[Spikes | None, about("slow frames that return periodically")] = None
     slow: Annotated[SlowFrames | None, about("slow frames and their causes")] = None
     memory: Annotated[Mapping[str, MemoryTrend], about("memory over the frames, by kind")] = {}
 

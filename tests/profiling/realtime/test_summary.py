@@ -5,9 +5,8 @@ import pytest
 from planted_series import GAP_MS, loop, noise, series_of
 
 from profiling.realtime.graph import parse_graph
-from profiling.realtime.slow_frames import find_period
 from profiling.realtime.summary import loop_energy, memory_section, summarize_frames
-from profiling.results.loop import BudgetPart, Spikes
+from profiling.results.loop import BudgetPart
 from profiling.results.record import encode_sections
 
 FRAMES = 600
@@ -22,7 +21,6 @@ def faults(section):
     """Return every fault that a summary names."""
     named = {
         "causes": section.slow.causes,
-        "spikes": section.spikes,
         "growing": section.slope.growing,
         "leaks": [kind for kind, memory in section.memory.items() if memory.leak],
         "unsettled": not section.steady.settled,
@@ -130,8 +128,7 @@ def test_heavier_noise_has_none_either():
 
 def test_a_stall_every_50_frames():
     section = summary(series_of(noise(FRAMES) + at(*range(49, FRAMES, 50), value=40.0)))
-    spikes = Spikes(period=50, count=12, first=49)
-    assert faults(section) == {"causes": {"stage world": 12}, "spikes": spikes, "late": 12}
+    assert faults(section) == {"causes": {"stage world": 12}, "late": 12}
 
 
 def test_a_drift_of_one_percent_a_frame():
@@ -155,7 +152,7 @@ def test_a_ramp_is_found_and_left_out_of_the_slope():
     assert faults(summary(series_of(noise(FRAMES) * step))) == {"ramp": 100}
     stalls = at(*range(5, 100, 10), value=40.0)
     named = faults(summary(series_of(noise(FRAMES) * step + stalls)))
-    assert named == {"ramp": 100, "causes": {"stage world": 10}, "late": 10}, "no period in the ramp"
+    assert named == {"ramp": 100, "causes": {"stage world": 10}, "late": 10}
 
 
 def test_a_warmup_that_was_too_short():
@@ -291,32 +288,6 @@ def test_a_series_cut_off_by_a_crash(frames):
     assert section.slow.causes == ({"stage world": 2} if frames == 100 else {})
     assert section.steady.settled == (frames >= 30), "two windows of frames are needed to say so"
     assert (section.slope is not None) == (frames >= 8)
-    assert section.spikes is None
-
-
-@pytest.mark.parametrize(
-    ("slow", "period"),
-    [
-        ([49, 99, 149], (50, 3, 49)),
-        ([49, 100, 149, 200, 249], (50, 5, 49)),  # within a frame
-        ([49, 99, 199, 249, 299, 449], (50, 6, 49)),  # some are missing
-        ([7, 49, 99, 130, 149, 199, 249, 299, 301], (50, 6, 49)),  # others are between them
-        ([round(16.6 * i) for i in range(1, 30)], (17, 29, 17)),  # not a whole number of frames
-        ([49, 99], None),
-        ([10, 14, 18], None),  # any three frames this close fit some period
-        (list(range(60)), None),  # a burst has no period
-        ([], None),
-    ],
-)
-def test_periods(slow, period):
-    assert find_period(slow) == (period and Spikes(period=period[0], count=period[1], first=period[2]))
-
-
-@pytest.mark.parametrize("slow", [3, 5, 8, 20, 60])
-def test_scattered_frames_have_no_period(slow):
-    rng = np.random.default_rng(slow)
-    periods = [find_period(sorted(rng.choice(FRAMES, slow, replace=False).tolist())) for _ in range(200)]
-    assert sum(period is not None for period in periods) <= 10, "at most 5% by chance"
 
 
 def leaks(from_frame=0, **memory):

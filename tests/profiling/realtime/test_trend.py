@@ -100,17 +100,13 @@ def test_a_line_far_below_the_noise_of_a_frame_is_found(sign):
     ],
 )
 def test_the_stages_that_grow_along(grown, stages):
-    """0.5 µs a frame in the frames and in the planted stages; the others stay the same.
-
-    The device waits for the launches of the world stage: its events contain 0.6 of the stage's host time.
-    """
+    """0.5 µs a frame in the frames and in the planted stages; the others stay the same."""
     frame_ms, growth = noise(FRAMES), 5e-4 * np.arange(FRAMES)
     series = series_of(frame_ms)
     series |= {f"host_{stage}_ms": noise(FRAMES, base_ms=0.3, share=0.1, seed=7) for stage in ("world", "sound")}
     series["device_picture_ms"][::7] = np.nan  # not measured in each frame
     for name in ("frame_ms", *grown):
         series[name] = series[name] + growth
-    series["device_world_ms"] = 3.0 + 0.6 * series["host_world_ms"]
     slope = slope_section(series, 0)
     clocks = {
         stage: {clock: us for clock in ("host", "device") if (us := getattr(growth, clock)) is not None}
