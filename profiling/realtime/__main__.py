@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,9 +35,10 @@ def run(cfg: DictConfig, folder: Path) -> int:
     stages = {name: specs[stage.component] for name, stage in graph.stages.items()}
     procedure = {
         "_target_": CELL,
+        "_recursive_": False,  # targets in these nodes are of stages and sources
         "options": options,
-        "pipeline": json.dumps(config.source["pipeline"]),
-        "stages": json.dumps({name: asdict(spec) for name, spec in stages.items()}),
+        "pipeline": config.source["pipeline"],
+        "stages": {name: asdict(spec) for name, spec in stages.items()},
     }
     row = replace(next(iter(stages.values())), name=graph.name, checkpoint=None)
     variants = mixed(config, graph, steps) or config.variants

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections import Counter
@@ -21,7 +20,6 @@ from profiling.components.build import Blueprint
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.outputs import Difference, OutputLog, difference, to_host
-from profiling.components.spec import ComponentSpec
 from profiling.components.trees import tensors_in
 from profiling.errors import InputError, SkippedError
 from profiling.machine.energy import EnergyCounter, NoEnergy, idle_power
@@ -31,9 +29,10 @@ from profiling.metrics.metric import Measured, Subject
 from profiling.metrics.monitor import FrameMonitor
 from profiling.metrics.parity import Parity as ParityMetric
 from profiling.realtime.assemble import assemble
-from profiling.realtime.graph import PIPELINE, Graph, parse_graph
+from profiling.realtime.graph import PIPELINE
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import StagedPipeline
+from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
     Mixed,
@@ -45,7 +44,6 @@ from profiling.realtime.prepare import (
     stage_components,
     stage_variant,
 )
-from profiling.realtime.recovery import describe_loop
 from profiling.realtime.sides import EAGER, begin_session, play_session, play_sessions
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
@@ -76,9 +74,9 @@ _NO_WAITS = "not attributable: the loop is traced as one call, whose waits are t
 class RealtimeCell(Cell):
     """Play frames under a variant and compare each with its deadline."""
 
-    options: LoopOptions = field(default_factory=LoopOptions)
-    pipeline: str = "{}"  # the node `pipeline` of the config, as JSON
-    stages: str = "{}"  # the specs of the components by stage, as JSON
+    options: Mapping[str, Any] = field(default_factory=dict)  # these three are those of `Plan.of`
+    pipeline: Mapping[str, Any] = field(default_factory=dict)
+    stages: Mapping[str, Any] = field(default_factory=dict)
     fused_stages: set[str] = field(default_factory=set)  # stages whose operators a compiler fused
     energy: Energy | None = None  # before the loop: the idle power, or why there is no energy
 
@@ -100,95 +98,78 @@ class RealtimeCell(Cell):
                 raise InputError(
                     f"metric.{name} times single steps, and the loop has its own clocks. Use metric=[parity,drift]."
                 )
-        specs, graph = self._parsed
-        check_variant(variant, self.options)
-        prepared = self._load(graph, specs)
+        plan = self._plan
+        check_variant(variant, plan.options)
+        prepared = self._load()
         with torch.inference_mode(), ExitStack() as stack:
-            eager = self._eager_frames(graph, prepared)  # before a variant can change the networks in place
+            eager = self._eager_frames(prepared)  # before a variant can change the networks in place
             steps = self._prepare(variant, prepared, stack)
             calls = {name: step.run for name, step in steps.items()}
-            pipeline = self._assembled(graph, prepared.components, calls, self.options)
-            if self.options.schedule == "overlap" and pipeline.depth == 1:
+            pipeline = self._assembled(prepared.components, calls, plan.options)
+            if plan.options.schedule == "overlap" and pipeline.depth == 1:
                 self.note("loop.schedule=overlap: a CPU runs the stages in turn, so the times are those of sequential")
             self._note_state(prepared)
-            check = partial(self._check, variant, graph, prepared, steps, pipeline)
+            check = partial(self._check, variant, prepared, steps, pipeline)
             check()
             self._check_drift(prepared, pipeline, eager)
             self.wait_until_alone()
             begin_session(prepared.components, pipeline)
             first_ms = self._first_frame_ms(prepared, pipeline)
             self._measure_idle_power(torch.device(settings.device))
-            series = self._play(graph, prepared, pipeline, first_ms)
+            series = self._play(prepared, pipeline, first_ms)
             if not self.problems:
                 check(before="correct before the timed frames, wrong after them: ")
             if settings.trace:
                 self._trace(prepared, pipeline, torch.device(settings.device))
             if settings.ceilings == "auto":
-                self._explain_roofline(graph, prepared, steps, series)
+                self._explain_roofline(prepared, steps, series)
 
     def components(self) -> Mapping[str, Component]:
         """Build the network of each stage."""
-        settings, (specs, graph) = self.job.settings, self._parsed
+        plan, settings = self._plan, self.job.settings
         with self.phase("load"):
-            blueprints = {name: each.cast("run") for name, each in build_stages(specs, settings).items()}
-            return stage_components(graph, blueprints, settings.seed, self.options)
+            blueprints = {name: each.cast("run") for name, each in build_stages(plan.specs, settings).items()}
+            return stage_components(plan.graph, blueprints, settings.seed, plan.options)
 
     def check(self, components: Mapping[str, Component]) -> None:
         """Check every stage, then play the first ticks of the pipeline, which checks its edges."""
         super().check(components)
         with self.phase("pipeline"):
-            steps, graph = {name: component.call for name, component in components.items()}, self._parsed[1]
-            play_sessions(graph, components, self._assembled(graph, components, steps, EAGER))
-
-    @property
-    def _ticks(self) -> int:
-        """Length of the sources that are made: all ticks of the loop."""
-        return sum(self._counts)
-
-    @property
-    def _counts(self) -> tuple[int, int]:
-        """(Timed ticks, warm-up ticks)."""
-        warmup_frames = self._parsed[1].warmup_frames
-        return self.options.counts(torch.device(self.job.settings.device).type, warmup_frames)
+            calls = {name: component.call for name, component in components.items()}
+            play_sessions(self._plan.graph, components, self._assembled(components, calls, EAGER))
 
     @cached_property
-    def _parsed(self) -> tuple[dict[str, ComponentSpec], Graph]:
-        """Return the specs of the components by stage, and the graph."""
-        scale = self.job.settings.scale
-        specs = {name: ComponentSpec(**node).at(scale) for name, node in json.loads(self.stages).items()}
-        return specs, parse_graph(json.loads(self.pipeline), {spec.key for spec in specs.values()})
+    def _plan(self) -> Plan:
+        return Plan.of(self.job.settings, options=self.options, pipeline=self.pipeline, stages=self.stages)
 
     def _assembled(
-        self,
-        graph: Graph,
-        components: Mapping[str, Component],
-        calls: Mapping[str, Callable[[], Any]],
-        options: LoopOptions,
+        self, components: Mapping[str, Component], calls: Mapping[str, Callable[[], Any]], options: LoopOptions
     ) -> StagedPipeline:
-        settings = self.job.settings
-        dtype = getattr(torch, settings.dtype)
-        return assemble(graph, components, calls, options, ticks=self._ticks, seed=settings.seed, narrow=dtype)
+        plan, seed, narrow = self._plan, self.job.settings.seed, getattr(torch, self.job.settings.dtype)
+        return assemble(plan.graph, components, calls, options, ticks=plan.ticks, seed=seed, narrow=narrow)
 
-    def _load(self, graph: Graph, specs: Mapping[str, ComponentSpec]) -> Prepared:
-        settings = self.job.settings
+    def _load(self) -> Prepared:
+        plan, settings = self._plan, self.job.settings
         checksums: dict[str, list[float]] = {}
 
         def load() -> dict[str, Blueprint]:
             with self.phase("load"):
-                blueprints = build_stages(specs, settings)
+                blueprints = build_stages(plan.specs, settings)
                 if not checksums:
                     self._describe(blueprints)
                 for name, blueprint in blueprints.items():
                     blueprint.check_same(checksums.setdefault(name, blueprint.checksums()))
                 return blueprints
 
-        prepared = load_stages(graph, load, settings, self.options, ticks=self._ticks, phase=self.phase)
+        prepared = load_stages(plan.graph, load, settings, plan.options, ticks=plan.ticks, phase=self.phase)
         for note in prepared.notes:
             self.note(note)
         dtypes: Counter[str] = Counter()
         for component in prepared.components.values():
             dtypes.update(parameter_dtypes(component.module))
-        self.add(parameters=sum(dtypes.values()), parameter_dtypes=dict(dtypes), frames_per_call=graph.frames_per_tick)
+        self.add(
+            parameters=sum(dtypes.values()), parameter_dtypes=dict(dtypes), frames_per_call=plan.graph.frames_per_tick
+        )
         return prepared
 
     def _describe(self, blueprints: Mapping[str, Blueprint]) -> None:
@@ -241,7 +222,6 @@ class RealtimeCell(Cell):
     def _check(
         self,
         variant: Variant,
-        graph: Graph,
         prepared: Prepared,
         steps: Mapping[str, Step],
         pipeline: StagedPipeline,
@@ -263,7 +243,7 @@ class RealtimeCell(Cell):
                     subject = Subject(component, steps[name], reference, tolerances[name], settings.seed)
                     found[name] = measured_by(metric, subject)
                 if isinstance(metric, ParityMetric):
-                    log = play_sessions(graph, components, pipeline)
+                    log = play_sessions(self._plan.graph, components, pipeline)
                     dtype, most = getattr(torch, settings.dtype), max(known, default=None)
                     found[PIPELINE] = metric.of_pipeline(log, prepared.references[PIPELINE], dtype, most)
                 for name, measured in found.items():
@@ -288,14 +268,14 @@ class RealtimeCell(Cell):
     def _drift(self) -> Drift | None:
         return next((metric for metric in metrics_of(self.job).values() if isinstance(metric, Drift)), None)
 
-    def _eager_frames(self, graph: Graph, prepared: Prepared) -> OutputLog:
+    def _eager_frames(self, prepared: Prepared) -> OutputLog:
         """Return what each tick of an eager session in the run's dtype delivers; empty without the metric drift."""
         frames = OutputLog()
         if self._drift is None:
             return frames
         calls = {name: component.call for name, component in prepared.components.items()}
-        pipeline = self._assembled(graph, prepared.components, calls, EAGER)
-        ticks = min(self._drift.calls, self._ticks)
+        pipeline = self._assembled(prepared.components, calls, EAGER)
+        ticks = min(self._drift.calls, self._plan.ticks)
         with self.phase("eager session"):
             play_session(
                 prepared.components, pipeline, ticks, lambda _, delivered: frames.append(to_host(output=delivered))
@@ -319,15 +299,14 @@ class RealtimeCell(Cell):
         self.metrics, _ = merge_metric(self.metrics, measured.sections)
         self.add(metrics=self.metrics)
 
-    def _short_warmups(self, graph: Graph, prepared: Prepared) -> list[str]:
+    def _short_warmups(self, prepared: Prepared) -> list[str]:
         """Return the stages that do not reach their steady state in the warm-up, so that timed frames do other work.
 
         A module says by its attribute `calls_until_steady` after how many calls from its reset a call does the same
         work as all later ones: when its caches are full, for example.
         """
-        _, warmup = self._counts
-        signs = []
-        for name, stage in graph.stages.items():
+        warmup, signs = self._plan.warmup_frames, []
+        for name, stage in self._plan.graph.stages.items():
             calls = warmup * stage.repeat // stage.every
             needed = getattr(prepared.components[name].module, "calls_until_steady", 0)
             if calls < needed:
@@ -363,13 +342,11 @@ class RealtimeCell(Cell):
             except NoEnergy as reason:
                 self.energy = Energy(reason=str(reason))
 
-    def _play(self, graph: Graph, prepared: Prepared, pipeline: StagedPipeline, first_ms: float) -> Series:
+    def _play(self, prepared: Prepared, pipeline: StagedPipeline, first_ms: float) -> Series:
         """Play all frames and return their series; a loop that fails leaves the frames before the failure on disk."""
-        options, run = self.options, Path(self.job.run)
-        device = torch.device(self.job.settings.device)
-        frames, warmup = self._counts
-        rate = options.fps or graph.frame_rate
-        period = graph.frames_per_tick / rate if options.pace == "realtime" else None
+        plan, run, device = self._plan, Path(self.job.run), torch.device(self.job.settings.device)
+        paced = plan.options.pace == "realtime"
+        period = plan.graph.frames_per_tick / plan.target_fps if paced else None
         monitor, journal = FrameMonitor(device, calibrate=True), Journal(run, self.job.name, series_names(pipeline))
         loop = FrameLoop(pipeline, Clock(), monitor, depth=pipeline.depth, period=period)
         before: dict[str, int] = {}
@@ -379,32 +356,28 @@ class RealtimeCell(Cell):
             monitor.start()
 
         try:
-            with gc_policy(options.gc), self.phase("frames"):
-                loop.run(range(frames), journal.append, warmup=warmup, on_first=on_first)
+            with gc_policy(plan.options.gc), self.phase("frames"):
+                loop.run(range(plan.frames), journal.append, warmup=plan.warmup_frames, on_first=on_first)
         finally:  # an error in a frame must not lose the frames before it
             monitor.close()
             journal.close()
             series = recover_series(run, self.job.name)
             assert series is not None
-            unsteady = [*self._short_warmups(graph, prepared), *_grown(before, prepared)]
-            self._summarize(graph, series, monitor, first_ms, unsteady)
+            unsteady = [*self._short_warmups(prepared), *_grown(before, prepared)]
+            self._summarize(series, monitor, first_ms, unsteady)
         return series
 
-    def _summarize(
-        self, graph: Graph, series: Series, monitor: FrameMonitor, first_ms: float, unsteady: Sequence[str]
-    ) -> None:
-        settings = self.job.settings
+    def _summarize(self, series: Series, monitor: FrameMonitor, first_ms: float, unsteady: Sequence[str]) -> None:
+        plan, settings = self._plan, self.job.settings
         loop = msgspec.structs.replace(
-            describe_loop(self.options, graph, settings.device),
+            plan.section(),
             first_frame_ms=first_ms,
             unsteady=tuple(unsteady),
             **msgspec.structs.asdict(monitor.clocks()),
         )
-        kinds = {name: spec["kind"] for name, spec in json.loads(self.stages).items()}
-        audible = settings.scale == "full" and any(kinds[edge.name] == "audio" for edge in graph.deliver)
-        rate = graph.frame_rate if audible else None
+        rate = plan.graph.frame_rate if plan.has_sound and settings.scale == "full" else None
         section = summarize_frames(
-            series, loop, graph, events=monitor.events, media_rate=rate, late=settings.late_share
+            series, loop, plan.graph, events=monitor.events, media_rate=rate, late=settings.late_share
         )
         self.add(realtime=section)
         energy = self.energy
@@ -421,12 +394,12 @@ class RealtimeCell(Cell):
     def _trace(self, prepared: Prepared, pipeline: StagedPipeline, device: torch.device) -> None:
         """Profile frames after the warm-up of a new session as one call, so that overlapping stages are seen so."""
         self.emit(Phase("trace"))
-        frames = self.options.profile_frames
+        frames = self._plan.options.profile_frames
         loop = FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {}, depth=pipeline.depth)
 
         with self.best_effort("the profiler trace"):
             begin_session(prepared.components, pipeline)
-            loop.run(range(self._counts[1]), lambda row: None)
+            loop.run(range(self._plan.warmup_frames), lambda row: None)
             result = trace_step(
                 lambda: loop.run(range(frames), lambda row: None),
                 component=self.job.component.name,
@@ -449,9 +422,9 @@ class RealtimeCell(Cell):
                 if analysis is not None:
                     self.add(trace_analysis=analysis)
 
-    def _explain_roofline(self, graph: Graph, prepared: Prepared, steps: Mapping[str, Step], series: Series) -> None:
+    def _explain_roofline(self, prepared: Prepared, steps: Mapping[str, Step], series: Series) -> None:
         """Compare the frames with their roofline. Comes last, since it resets the networks to their first frame."""
-        calls = {name: (stage.repeat, 1 / stage.every) for name, stage in graph.stages.items()}
+        calls = {name: (stage.repeat, 1 / stage.every) for name, stage in self._plan.graph.stages.items()}
         medians = {name: median(stage_ms(series, name)) for name in stage_names(series)}
 
         def analyse(stage: str) -> TraceAnalysis | None:
@@ -470,7 +443,7 @@ class RealtimeCell(Cell):
                     median(series["frame_ms"]),
                     {name: time_ms for name, time_ms in medians.items() if time_ms is not None},
                     fused=self.fused_stages,
-                    overlapping=self.options.schedule == "overlap",
+                    overlapping=self._plan.options.schedule == "overlap",
                     calls=calls,
                     analyse=analyse,
                 )

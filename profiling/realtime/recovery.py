@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import filecmp
 import glob
-import json
 import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from profiling.components.spec import decode_options
-from profiling.realtime.graph import Graph, parse_graph
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.plan import Plan
 from profiling.results.frames import frame_count, recover_series, series_file
-from profiling.results.loop import Realtime
 from profiling.run.job import CellFiles, Job
 
 
@@ -24,7 +20,7 @@ class FrameFiles(CellFiles):
 
     def planned(self, job: Job) -> dict[str, Any]:
         """Return {"realtime": section} of a loop before its first frame."""
-        return {"realtime": _loop_of(job)[0]}
+        return {"realtime": _plan_of(job).section()}
 
     def clear(self, folder: Path, cell: str, *, first_round: bool) -> list[str]:
         """Keep the frames of an earlier attempt under the name `<cell>.attemptN.…`, before the cell runs again.
@@ -71,8 +67,8 @@ class FrameFiles(CellFiles):
             return {}
         from profiling.realtime.summary import loop_energy, summarize_frames  # imports scipy, which takes 1 s
 
-        loop, graph = _loop_of(job)
-        section = summarize_frames(series, loop, graph, late=job.settings.late_share)
+        plan = _plan_of(job)
+        section = summarize_frames(series, plan.section(), plan.graph, late=job.settings.late_share)
         energy = loop_energy(series, section)
         return {"realtime": section} | ({} if energy is None else {"energy": energy})
 
@@ -83,24 +79,6 @@ class FrameFiles(CellFiles):
             shutil.copyfile(frames, folder / series_file(f"{cell}.round{round_}"))
 
 
-def _loop_of(job: Job) -> tuple[Realtime, Graph]:
-    procedure = job.procedure
-    specs = json.loads(procedure["stages"])
-    graph = parse_graph(json.loads(procedure["pipeline"]), {spec["name"] for spec in specs.values()})
-    return describe_loop(decode_options(LoopOptions, procedure["options"], "loop"), graph, job.settings.device), graph
-
-
-def describe_loop(options: LoopOptions, graph: Graph, device: str) -> Realtime:
-    """Return the section `realtime` of a loop before its first frame; `device` is cpu, cuda or cuda:N."""
-    return Realtime(
-        frames=0,
-        target_fps=float(options.fps or graph.frame_rate),
-        frames_per_tick=graph.frames_per_tick,
-        pace=options.pace,
-        warmup_frames=options.counts(device.partition(":")[0], graph.warmup_frames)[1],
-        schedule=options.schedule,
-        deliver=options.deliver,
-        gc=options.gc,
-        work=graph.work,
-        miss=graph.miss,
-    )
+def _plan_of(job: Job) -> Plan:
+    options, pipeline, stages = (job.procedure[name] for name in ("options", "pipeline", "stages"))
+    return Plan.of(job.settings, options=options, pipeline=pipeline, stages=stages)

@@ -363,8 +363,8 @@ def job(folder):
         run=str(folder),
         procedure={
             "options": options | {"schedule": "overlap"},
-            "pipeline": '{"stages": {"only": {"component": "net"}}, "deliver": ["only"], "work": {"steps": 2}}',
-            "stages": '{"only": {"name": "net"}}',
+            "pipeline": {"stages": {"only": {"component": "net"}}, "deliver": ["only"], "work": {"steps": 2}},
+            "stages": {"only": {"name": "net", "module": {"_target_": "x"}, "inputs": {"_target_": "x"}}},
         },
     )
 
