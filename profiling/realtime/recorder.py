@@ -21,7 +21,7 @@ import os
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -265,7 +265,7 @@ class FrameRecorder:
         self._open: list[Frame] = []
         self._unread: deque[Frame] = deque()  # in the order in which they began, but for those that were set aside
         self._aside = 0  # frames that had not ended when later ones were read, and that have not ended yet
-        self._missing: list[str] = []  # names of stages that had not ended when their frames were written
+        self._missing: Counter[str] = Counter()  # stages that had not ended when their frames were written, by name
         self.messages: dict[str, Any] = {}  # by name of a stage, in Nsight Systems
         self._origin_ns: int | None = None  # when the first frame that was read had begun
         self._delivered_ns = -math.inf  # when the last frame that was read had been delivered
@@ -315,9 +315,9 @@ class FrameRecorder:
         missing = []
         if self._aside:
             missing.append(f"{_number(self._aside, 'frame')} had not ended, and {_are(self._aside)} missing")
-        if count := len(self._missing):
+        if count := self._missing.total():
             whose = "its frame was" if count == 1 else "their frames were"
-            names = ", ".join(map(repr, dict.fromkeys(self._missing)))
+            names = ", ".join(map(repr, self._missing))
             missing.append(
                 f"{_number(count, 'stage')} had not ended when {whose} written, and {_are(count)} missing: {names}"
             )
@@ -448,7 +448,7 @@ class FrameRecorder:
                         if not self._set_aside(frame):
                             return
                         continue
-                    self._missing += [stage.name for stage in frame.open_stages()]
+                    self._missing.update(stage.name for stage in frame.open_stages())
                 marks = frame.last_marks()
                 if not self._has_passed(marks, wait=wait):
                     return
