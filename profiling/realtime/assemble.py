@@ -15,7 +15,6 @@ from profiling.errors import InputError, did_you_mean
 from profiling.realtime.graph import DELIVER, DRAWN, Draw, Edge, Fixed, Graph, Read, Stage
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import Delivered, Keys, Outputs, StagedPipeline, StageRun, Write, keys_of, tensor_at
-from profiling.realtime.play import Clock
 from profiling.realtime.sources import DrawFeed, Feed, examples_of, shapes_of, source_arrays
 
 
@@ -28,7 +27,6 @@ def assemble(
     ticks: int,
     seed: int,
     narrow: torch.dtype,
-    clock: Clock | None = None,
 ) -> StagedPipeline:
     """Return the pipeline of `graph`, whose stages call `steps`.
 
@@ -62,7 +60,7 @@ def assemble(
         deliver = StageRun(DELIVER, _nothing, None, [delivered.copy], stream=runs[last[0]].stream)
         deliver.waits = [(runs[name], False) for name in last if runs[name].stream is not deliver.stream]
         sequence.append(deliver)
-    return StagedPipeline(sequence, assembler.resets, delivered, device=device, clock=clock or Clock(), depth=depth)
+    return StagedPipeline(sequence, assembler.resets, delivered, device=device, depth=depth)
 
 
 def _nothing() -> None:
@@ -158,7 +156,7 @@ class _Assembler:
             self.resets.append(feed.reset)
             return lambda tick, output: feed(tick)
         if part == "again" and edge.name == name and not edge.before:
-            return _Own(where, edge, target)
+            return _Handover(where, edge, target, None)
         return _Handover(where, edge, target, self.outputs[edge.name])
 
 
@@ -210,15 +208,19 @@ class _Values:
 
 
 class _Handover:
-    """Copies a tensor of another stage into an input, zeros while that stage has not run."""
+    """Copies a tensor of another stage into an input, zeros while that stage has not run.
 
-    def __init__(self, where: str, edge: Read, target: Tensor, outputs: Outputs) -> None:
+    `outputs` are those of the other stage; None: the tensor is one of the stage's own call before.
+    """
+
+    def __init__(self, where: str, edge: Read, target: Tensor, outputs: Outputs | None) -> None:
         self._where, self._edge, self._target, self._outputs = where, edge, target, outputs
+        self._keys: Keys | None = None  # of the stage's own output
         self._checked = False
 
-    def __call__(self, _tick: int, _output: Any) -> None:
+    def __call__(self, _tick: int, output: Any) -> None:
         """Copy."""
-        tensor = self._outputs.get(self._edge.path, before=self._edge.before)
+        tensor = self._own(output) if self._outputs is None else self._of(self._outputs)
         if tensor is None:
             self._target.zero_()
             return
@@ -227,21 +229,13 @@ class _Handover:
             self._checked = True
         self._target.copy_(tensor)
 
+    def _of(self, outputs: Outputs) -> Tensor | None:
+        return outputs.get(self._edge.path, before=self._edge.before)
 
-class _Own:
-    """Copies a tensor of the stage's own call before into an input."""
-
-    def __init__(self, where: str, edge: Read, target: Tensor) -> None:
-        self._where, self._edge, self._target = where, edge, target
-        self._keys: Keys | None = None
-
-    def __call__(self, _tick: int, output: Any) -> None:
-        """Copy."""
+    def _own(self, output: Any) -> Tensor:
         if self._keys is None:
-            keys = keys_of(self._edge, output)
-            check_handover(self._where, tensor_at(output, keys), self._target)
-            self._keys = keys
-        self._target.copy_(tensor_at(output, self._keys))
+            self._keys = keys_of(self._edge, output)
+        return tensor_at(output, self._keys)
 
 
 def check_handover(where: str, tensor: Tensor, target: Tensor) -> None:

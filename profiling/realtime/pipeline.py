@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter  # bound here: a network may replace the one in `time`
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from profiling.components.trees import dotted, keyed_tensors
 from profiling.errors import InputError, did_you_mean
 from profiling.realtime.graph import Graph, Read
-from profiling.realtime.play import Clock, Pipeline
+from profiling.realtime.play import Pipeline
 
 #: Writes an input for (tick, output of the stage's call before in the same tick).
 Write = Callable[[int, Any], Any]
@@ -123,8 +124,8 @@ class _Mark(NamedTuple):
 class StageRun:
     """A stage in its pipeline: `first` and `again` write its inputs before its first and before its further calls.
 
-    `waits` are the stages on other streams that it reads; with `before`, their run of the tick before. `run` overrides
-    what is called, for the stage that delivers.
+    `waits` are the stages on other streams that it reads; with `before`, their run of the tick before. `outputs` is
+    None for the stage that delivers: it only copies.
     """
 
     name: str
@@ -169,12 +170,11 @@ class StagedPipeline(Pipeline):
         delivered: Delivered,
         *,
         device: torch.device,
-        clock: Clock,
         depth: int,
     ) -> None:
         self.stages = tuple(run.name for run in runs)
         self.depth, self._delivered = depth, delivered
-        self._runs, self._resets, self._clock = runs, resets, clock
+        self._runs, self._resets = runs, resets
         self._streams = {run.name: run.stream for run in runs}
         self._ran: list[list[str]] = [[] for _ in range(depth)]
         self._events: list[dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]] = []
@@ -203,13 +203,13 @@ class StagedPipeline(Pipeline):
         for run in self._runs:
             if not run.due(frame):
                 continue
-            started = self._clock.now()
+            started = perf_counter()
             if run.stream is None:
                 self._run(run, frame)
             else:
                 with torch.cuda.stream(run.stream):
                     self._run(run, frame)
-            host_ms[run.name] = 1e3 * (self._clock.now() - started)
+            host_ms[run.name] = 1e3 * (perf_counter() - started)
         self._ran[frame % self.depth] = list(host_ms)
         self._delivered.keep(frame)
         return host_ms
