@@ -71,7 +71,7 @@ def calibrate(
             stack.enter_context(torch.cuda.device(device))
         stack.enter_context(no_garbage_collection())
         chains = make_chains(device, options, getattr(torch, dtype), seed)
-        samplers = cuda_samplers(chains, options.counts, device) if on_cuda else cpu_samplers(chains)
+        samplers = cuda_samplers(chains, options.counts) if on_cuda else cpu_samplers(chains)
         times = sample_rounds(samplers, options.counts, options.rounds, seed, on_progress)
     elementwise, linear = (ChainSamples(chain, times) for chain in chains)
     costs = elementwise.launch() | elementwise.graph() if on_cuda else elementwise.dispatch()

@@ -121,24 +121,25 @@ def idle_sample(enqueue: Callable[[], Any]) -> Timing:
 
 
 class StreamBlocker:
-    """Blocks the current stream for a while, by a spinning kernel or, where torch has none, by large products.
+    """Blocks the current stream for a while by a spinning kernel of torch.
 
-    `torch.cuda._sleep` is private and may be removed; its unit is clock cycles, so their duration is measured first.
+    The unit of `torch.cuda._sleep` is clock cycles, whose duration is measured first.
     """
 
     #: Attempts at a sample, each blocked four times as long as the one before.
     TRIES = 4
 
-    def __init__(self, device: torch.device) -> None:
-        spin = getattr(torch.cuda, "_sleep", None)
-        self._block, probe = (spin, 2_000_000) if spin is not None else (_products(device), 4)
-        self._block(20 * probe)  # loads the kernel, and gives the clocks time to rise
+    #: Cycles of the kernel whose duration is measured.
+    PROBE = 2_000_000
+
+    def __init__(self) -> None:
+        torch.cuda._sleep(20 * self.PROBE)  # loads the kernel, and gives the clocks time to rise
         start, end = _events()
         start.record()
-        self._block(probe)
+        torch.cuda._sleep(self.PROBE)
         end.record()
         torch.cuda.synchronize()
-        self._units_per_ms = probe / start.elapsed_time(end)
+        self._cycles_per_ms = self.PROBE / start.elapsed_time(end)
 
     def sample(self, enqueue: Callable[[], Any], milliseconds: float) -> Timing:
         """Return the device time of `enqueue`, all of whose work is queued before the device starts on it.
@@ -150,7 +151,7 @@ class StreamBlocker:
         for attempt in range(self.TRIES):
             start, end = _events()
             torch.cuda.synchronize()
-            self._block(math.ceil(milliseconds * 4**attempt * self._units_per_ms))
+            torch.cuda._sleep(math.ceil(milliseconds * 4**attempt * self._cycles_per_ms))
             start.record()
             enqueue()
             end.record()
@@ -165,12 +166,6 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
 
-def _products(device: torch.device) -> Callable[[int], None]:
-    square = torch.zeros(4096, 4096, device=device)
-    product = torch.empty_like(square)
-    return lambda count: call_repeatedly(lambda: torch.mm(square, square, out=product), count)
-
-
 def cpu_samplers(chains: Sequence[Chain]) -> dict[Series, Sampler]:
     """Return a sampler for each chain at each of its sizes on a CPU."""
     return {
@@ -180,13 +175,13 @@ def cpu_samplers(chains: Sequence[Chain]) -> dict[Series, Sampler]:
     }
 
 
-def cuda_samplers(chains: Sequence[Chain], counts: Sequence[int], device: torch.device) -> dict[Series, Sampler]:
+def cuda_samplers(chains: Sequence[Chain], counts: Sequence[int]) -> dict[Series, Sampler]:
     """Return samplers for each chain at each of its sizes on the current CUDA device.
 
     Only the smallest operator of the first chain is captured: the cost of a node is that of a negligible kernel, and a
     linear may be more than one node.
     """
-    blocker = StreamBlocker(device)
+    blocker = StreamBlocker()
     samplers: dict[Series, Sampler] = {}
     for chain in chains:
         for size in chain.sizes:
@@ -196,9 +191,13 @@ def cuda_samplers(chains: Sequence[Chain], counts: Sequence[int], device: torch.
     first = chains[0]
     smallest = partial(Series, first.name, first.size_name, first.sizes[0])
     operator = first.operator(first.sizes[0])
-    replays = _Replays(operator, {count: _capture(operator, count) for count in counts})
-    samplers[smallest("graph")] = lambda count: idle_sample(replays.graphs[count].replay)
-    samplers[smallest("graph_queued")] = _queued(blocker, replays.replay)
+    graphs = {count: _capture(operator, count) for count in counts}
+
+    def replay(count: int, _owner: Operator = operator) -> None:  # which owns the tensors that the graphs write to
+        graphs[count].replay()
+
+    samplers[smallest("graph")] = lambda count: idle_sample(graphs[count].replay)
+    samplers[smallest("graph_queued")] = _queued(blocker, replay)
     return samplers
 
 
@@ -209,17 +208,6 @@ def _eager(operator: Operator, sample: Callable[[Callable[[], Any]], Timing]) ->
 def _queued(blocker: StreamBlocker, enqueue: Callable[[int], None]) -> Sampler:
     # 20 µs a call is several times the cost of a launch; for a slower host the blocker makes further attempts.
     return lambda count: blocker.sample(partial(enqueue, count), milliseconds=0.5 + 0.02 * count)
-
-
-@dataclass(frozen=True)
-class _Replays:
-    """Graphs by number of calls, and the operator, which owns the tensors that they write to."""
-
-    operator: Operator
-    graphs: Mapping[int, torch.cuda.CUDAGraph]
-
-    def replay(self, count: int) -> None:
-        self.graphs[count].replay()
 
 
 def _capture(operator: Operator, count: int) -> torch.cuda.CUDAGraph:

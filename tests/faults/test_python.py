@@ -116,7 +116,7 @@ def test_an_exception_goes_on_and_marks_the_frame(planted, make_recorder, tmp_pa
     (record,) = frames.save(tmp_path / "run").records
     assert record.realtime.frames == 50
     assert record.realtime.slow.frames[0].frame == 20
-    assert record.realtime.slow.frames[0].causes == ("not attributed",), "an exception takes no time by itself"
+    assert record.realtime.slow.frames[0].causes == ("stage world",), "an exception takes no time by itself"
     assert "1 of 50 frames raised an exception" in record.notes
 
 

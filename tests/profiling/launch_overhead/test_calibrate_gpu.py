@@ -53,21 +53,17 @@ def operator():
         return torch.ones(16, device="cuda").neg_
 
 
-def test_both_blockers_give_the_same_time_and_less_than_a_starved_device(operator, monkeypatch):
+def test_queued_launches_take_less_time_than_those_of_a_starved_device(operator):
     enqueue = partial(call_repeatedly, operator, 400)
     with torch.inference_mode():
-        spinning = StreamBlocker(torch.device("cuda"))
-        by_spinning = [spinning.sample(enqueue, 10).device_us for _ in range(9)]
-        monkeypatch.delattr(torch.cuda, "_sleep")
-        multiplying = StreamBlocker(torch.device("cuda"))
-        by_multiplying = [multiplying.sample(enqueue, 10).device_us for _ in range(9)]
+        blocker = StreamBlocker()
+        queued = [blocker.sample(enqueue, 10).device_us for _ in range(9)]
         idle = [idle_sample(enqueue).device_us for _ in range(9)]
-    assert sorted(by_multiplying)[4] == pytest.approx(sorted(by_spinning)[4], rel=0.3)
-    assert sorted(by_spinning)[4] < 1.05 * sorted(idle)[4]
+    assert sorted(queued)[4] < 1.05 * sorted(idle)[4]
 
 
 def test_more_launches_than_the_queue_holds_give_no_time(operator, monkeypatch):
     monkeypatch.setattr(StreamBlocker, "TRIES", 1)
     with torch.inference_mode():
-        timing = StreamBlocker(torch.device("cuda")).sample(partial(call_repeatedly, operator, 20_000), 500)
+        timing = StreamBlocker().sample(partial(call_repeatedly, operator, 20_000), 500)
     assert math.isnan(timing.device_us)

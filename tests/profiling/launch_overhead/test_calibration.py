@@ -40,7 +40,7 @@ def planted(monkeypatch, sizes=SIZES, **device):
     fake.install(monkeypatch)
     plant_graphs(fake, monkeypatch)
     chain = Chain("elementwise", "elements", sizes, lambda size: partial(fake.launch, HOST_US, gpu_us(size)))
-    times = sample_rounds(cuda_samplers((chain,), COUNTS, None), COUNTS, 9, 0, lambda line: None)
+    times = sample_rounds(cuda_samplers((chain,), COUNTS), COUNTS, 9, 0, lambda line: None)
     return ChainSamples(chain, times)
 
 
@@ -128,13 +128,13 @@ def test_on_an_idle_device_the_slower_of_the_two_sets_the_pace(device):
 
 
 def test_behind_the_blocker_only_the_device_is_timed(device):
-    timing = StreamBlocker(None).sample(launches(device, 100), milliseconds=2)
+    timing = StreamBlocker().sample(launches(device, 100), milliseconds=2)
     assert timing.device_us == pytest.approx(150)
     assert math.isnan(timing.host_us)
 
 
 def test_a_blocker_that_ended_too_early_is_made_longer(device):
-    blocker = StreamBlocker(None)
+    blocker = StreamBlocker()
     start = device.host
     assert blocker.sample(launches(device, 100), milliseconds=0.1).device_us == pytest.approx(150)
     assert device.host - start > 500, "0.1 ms is less than queueing takes, so there were more tries"
@@ -142,9 +142,9 @@ def test_a_blocker_that_ended_too_early_is_made_longer(device):
 
 def test_a_full_queue_gives_no_time(device):
     device.depth = 64
-    assert math.isnan(StreamBlocker(None).sample(launches(device, 100), milliseconds=2).device_us)
+    assert math.isnan(StreamBlocker().sample(launches(device, 100), milliseconds=2).device_us)
     device.depth = 128
-    assert StreamBlocker(None).sample(launches(device, 100), milliseconds=2).device_us == pytest.approx(150)
+    assert StreamBlocker().sample(launches(device, 100), milliseconds=2).device_us == pytest.approx(150)
 
 
 OPTIONS = CalibrationOptions(elements=(1, 1024, 2**20), widths=(1, 64, 512), counts=(1, 50, 100), rounds=5)
