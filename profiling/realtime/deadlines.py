@@ -21,16 +21,15 @@ def deadlines(
 
     A frame is late when it took longer than 1000 / fps ms. In a paced loop at its target rate, it is late when it was
     delivered more than 1000 / fps ms after it was due, so a stall also makes the frames after it late. Where frames
-    come in chunks of several, a row of the series is a chunk, and its budget is that of all of them.
+    come in chunks of several, a row of the series is a chunk, and its budget is that of all of them. What lies between
+    two frames of a free loop is the work of the harness, and counts for nothing.
     """
     by_rate = {}
     for fps in sorted({*rates, target_fps}):
         due = series["due_ms"] if pace == "realtime" and fps == target_fps else None
         budget_ms = 1000 * chunk / fps
         excess_ms = (series["frame_ms"] if due is None else series["delivered_ms"] - due) - budget_ms
-        # Time lost between the frames of a free loop counts too.
-        too_slow = pace == "free" and chunk * delivered_fps(series) < fps
-        by_rate[rate_key(fps)] = deadline(fps, budget_ms, excess_ms, too_slow=too_slow)
+        by_rate[rate_key(fps)] = deadline(fps, budget_ms, excess_ms)
     return by_rate
 
 

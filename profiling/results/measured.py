@@ -59,7 +59,7 @@ class Deadline(Section, frozen=True, kw_only=True):
     bursts: Annotated[int | None, about("groups of late ones in a row; absent: older records")] = None
     longest_run: Annotated[int, about("most late ones in a row")]
     longest_stall_ms: Annotated[float, about("largest delay beyond the budget", "ms")]
-    too_slow: Annotated[bool, about("whether a loop delivers fewer frames a second, although none is late")] = False
+    too_slow: Annotated[bool, about("of older records: whether a loop delivered fewer frames a second")] = False
 
 
 class FrameRate(Section, frozen=True, kw_only=True):

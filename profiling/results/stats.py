@@ -83,7 +83,7 @@ def median_interval(values: Samples) -> tuple[float, float] | None:
     return float(ordered[cut]), float(ordered[-1 - cut])
 
 
-def deadline(fps: float, budget_ms: float, excess_ms: Samples, *, too_slow: bool = False) -> Deadline:
+def deadline(fps: float, budget_ms: float, excess_ms: Samples) -> Deadline:
     """Return what a rate's record says of calls or frames, each `excess_ms` [n] beyond its budget."""
     excess = np.asarray(excess_ms, dtype=np.float64)
     late = excess > TICK_MS
@@ -95,7 +95,6 @@ def deadline(fps: float, budget_ms: float, excess_ms: Samples, *, too_slow: bool
         bursts=bursts(late),
         longest_run=int((edges[1::2] - edges[::2]).max(initial=0)),
         longest_stall_ms=max(0.0, float(excess.max())),
-        too_slow=too_slow,
     )
 
 
