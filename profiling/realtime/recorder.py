@@ -127,7 +127,7 @@ class Stage(_Block):
         if kind is not None:
             frame.failed = True
         frame.stages.append(self)
-        if frame.is_read:
+        if frame.is_read and self.begin_ns > frame.end_ns:  # others are known to be missing
             recorder.lose(self)
 
 

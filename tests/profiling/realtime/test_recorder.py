@@ -199,17 +199,21 @@ def test_a_stage_that_begins_too_late_is_said_to_be_lost(make_recorder, tmp_path
 
 @pytest.fixture
 def hang():
-    """Run functions in threads, which are given an event that is set when the test is over."""
+    """Run functions in threads, which are given an event that `hang.end()` sets, or the end of the test."""
     over, threads = threading.Event(), []
 
     def run(function):
         threads.append(threading.Thread(target=function, args=(over,), daemon=True))
         threads[-1].start()
 
+    def end():
+        over.set()
+        for thread in threads:
+            thread.join()
+
+    run.end = end
     yield run
-    over.set()
-    for thread in threads:
-        thread.join()
+    end()
 
 
 def test_a_stage_that_never_ends_is_missing_and_its_frame_and_all_later_ones_are_written(
@@ -232,7 +236,11 @@ def test_a_stage_that_never_ends_is_missing_and_its_frame_and_all_later_ones_are
     assert len(frames._unread) < 300, "frames are not held in memory until it ends"
     (record,) = frames.save(tmp_path / "run").records
     assert (record.realtime.frames, record.realtime.late) == (600, 100)
-    assert "1 stage had not ended when its frame was written, and is missing: 'upload'" in record.notes
+    missing = "1 stage had not ended when its frame was written, and is missing: 'upload'"
+    assert missing in record.notes
+    hang.end()
+    (record,) = frames.save(tmp_path / "again").records
+    assert [note for note in record.notes if "stage" in note] == [missing]
 
 
 def test_a_frame_that_never_ends_is_missing_and_the_others_are_written(planted, make_recorder, tmp_path, hang):
