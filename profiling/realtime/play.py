@@ -98,15 +98,18 @@ class FrameLoop:
         Times in a row are in ms after the first of `frames` began or, with a period, was due; before that comes
         `on_first`. The time that it takes, and what warm-up frames were late by, makes no timed frame late: the first
         one is due at the next multiple of the period. Rows are recorded when their frames are delivered, before the
-        next frame is waited for.
+        next frame is waited for. Where that takes longer than until the next frame is due, or could begin, all later
+        moments are shifted by it: it makes no frame late.
         """
-        self._record, self._first, self._delivered = record, frames.start, float("-inf")
+        self._record, self._first = record, frames.start
+        self._delivered = self._recorded = float("-inf")
         due = self._clock.now() if self._period is not None else float("nan")
         for frame in range(frames.start - warmup, frames.stop):
             if frame == frames.start:
                 on_first()
                 due = self._next_due(due)
             self._wait_until(due)
+            due += max(0.0, self._recorded - max(due, self._delivered))
             action = self._clock.now()
             if frame == frames.start:
                 self._start = action if self._period is None else due
@@ -155,3 +158,4 @@ class FrameLoop:
         if self._depth == 1:  # with more frames in flight, this frame's host times lie in the interval of another
             row["rest_ms"] = frame_ms - wait_ms - sum(oldest.host_ms.values())
         self._record(row)
+        self._recorded = self._clock.now()

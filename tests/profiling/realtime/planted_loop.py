@@ -18,15 +18,18 @@ class FakeClock:
 
     def __init__(self, start_ms=1000.0):
         self.us = round(1000 * start_ms)
+        self.until = 0.0  # a moment that was waited for, which may be a rounding later than the microsecond
 
     def now(self):
-        return self.us / 1e6
+        return max(self.us / 1e6, self.until)
 
     def pass_ms(self, ms):
         self.us += round(1000 * ms)
 
     def pause(self, until):
         self.us = min(self.us + self.PAUSE, round(1e6 * until))
+        if self.us == round(1e6 * until):
+            self.until = until
 
 
 class FakeLoop(Pipeline):

@@ -83,13 +83,15 @@ def test_two_frames_in_flight_on_an_idle_device(tmp_path, clock):
 def test_a_paced_loop(tmp_path, clock):
     times = [4, 4, 23, 4, 4, 4, 4, 4]
     series = played(tmp_path, FakeLoop(clock, times.__getitem__), clock, 8, observe=slowly(clock), period=0.010)
-    assert series["due_ms"] == near(0, 10, 20, 30, 40, 50, 60, 70)
-    assert series["action_ms"] == near(0, 10, 20, 43.5, 48, 52.5, 60, 70), (
+    assert series["due_ms"] == near(0, 10, 20, 30.5, 41, 51.5, 61.5, 71.5), (
+        "shifted by the observation of each frame that delays the next one"
+    )
+    assert series["action_ms"] == near(0, 10, 20, 43.5, 48, 52.5, 61.5, 71.5), (
         "a late frame delays the next ones until the loop has caught up"
     )
-    assert series["delivered_ms"] == near(4, 14, 43, 47.5, 52, 56.5, 64, 74)
+    assert series["delivered_ms"] == near(4, 14, 43, 47.5, 52, 56.5, 65.5, 75.5)
     assert series["frame_ms"] == near(*times), "waiting until it is due is no part of a frame"
-    assert series["gap_ms"] == near(6, 6, OBSERVE_MS, OBSERVE_MS, OBSERVE_MS, 3.5, 6, np.nan)
+    assert series["gap_ms"] == near(6, 6, OBSERVE_MS, OBSERVE_MS, OBSERVE_MS, 5, 6, np.nan)
     section = summarized(series, fps=100.0, pace="realtime")
     assert section.late == 3
     assert section.deadlines["100"].longest_run == 3
@@ -128,6 +130,18 @@ def test_nothing_of_the_harness_lies_between_the_moment_at_which_a_frame_is_due_
     assert [row["action_ms"] for row in rows] == near(0, 10, 20, 30, 40)
     assert [row["due_ms"] for row in rows] == near(0, 10, 20, 30, 40)
     assert [row["delivered_ms"] for row in rows] == near(0.4, 10.4, 20.4, 30.4, 40.4)
+
+
+@pytest.mark.parametrize("frame_ms", [9.8, 10.0])
+def test_frames_that_need_their_whole_budget_are_not_late_by_what_the_harness_does_between_them(
+    tmp_path, clock, frame_ms
+):
+    """Half a millisecond of observing, where 0.2 or 0 are left before the next of 200 frames is due."""
+    pipeline = FakeLoop(clock, lambda frame: frame_ms)
+    series = played(tmp_path, pipeline, clock, 200, observe=slowly(clock), period=0.010)
+    assert series["action_ms"] == near(*series["due_ms"])
+    assert np.diff(series["due_ms"]) == near(*[frame_ms + OBSERVE_MS] * 199), "the moments are shifted"
+    assert summarized(series, fps=100.0, pace="realtime").late == 0
 
 
 def test_frames_that_were_late_in_the_warm_up_do_not_make_timed_frames_late(clock):
@@ -315,7 +329,7 @@ def test_a_stall_every_20th_frame(tmp_path, clock, depth):
 def test_a_paced_loop_on_the_wall_clock_waits_for_each_moment(tmp_path):
     series, _ = monitored(tmp_path, lambda frame: None, frames=30, period=0.01)
     assert (series["action_ms"] >= series["due_ms"]).all(), "no frame begins before it is due"
-    np.testing.assert_allclose(series["due_ms"], 10 * np.arange(30), atol=1e-6)
+    assert (np.diff(series["due_ms"]) >= 10 - 1e-6).all(), "more where the harness was interrupted"
     waited = series["action_ms"][1:] - series["delivered_ms"][:-1]
     np.testing.assert_allclose(series["gap_ms"][:-1], waited, atol=1e-6)
 

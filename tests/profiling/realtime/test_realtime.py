@@ -74,7 +74,7 @@ def test_paced_from_a_recording_with_a_short_window_of_sound(realtime, tmp_path)
     )
     section, series = only(outcome).realtime, series_of(outcome)
     assert (section.pace, section.target_fps) == ("realtime", 20.0)
-    np.testing.assert_allclose(series["due_ms"], 50 * np.arange(8), atol=1e-6)
+    assert (np.diff(series["due_ms"]) >= 50 - 1e-6).all()
     assert (series["action_ms"] >= series["due_ms"]).all()
     assert section.deadlines["20"].budget_ms == 50
     assert (section.settings["steps"], section.settings["sound_latents"]) == (2, 10)
