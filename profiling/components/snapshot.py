@@ -31,8 +31,8 @@ _CLOSED = (
     *("torch._", "torch.cuda", "torch.utils", "torch.fx", "torch.jit", "torch.storage", "torch.autograd"),
     *("torch.distributed", "torch.profiler", "threading", "_thread", "weakref", "logging", "concurrent", "asyncio"),
     *("multiprocessing", "io", "_io", "re", "inspect", "typing", "ctypes", "importlib"),
-    # The engine that captures a call may stand for the module's forward, and a tick of a loop holds its stages.
-    *("profiling.graphs", "profiling.components", "profiling.realtime"),
+    # The engine that captures a call may stand for the module's forward.
+    *("profiling.graphs", "profiling.components"),
 )
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, numpy.generic),

@@ -137,7 +137,7 @@ class _Assembler:
             rows = examples_of(self._components[name], key, self._seed)
             return lambda tick, output: target.copy_(rows[tick % len(rows)])
         if isinstance(edge, Draw):
-            place = edge.key or (f"{name}.{key}" if part == "inputs" else f"{name}.again.{key}")
+            place = f"{name}.{key}" if part == "inputs" else f"{name}.again.{key}"
             seed = self._seed ^ zlib.crc32(place.encode())
             draw = DrawFeed(where, edge, target, self._narrow, seed)
             self.resets.append(draw.reset)

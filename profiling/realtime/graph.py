@@ -45,15 +45,11 @@ class Read:
 
 @dataclass(frozen=True)
 class Draw:
-    """An edge that draws fresh values on the device in every tick: integers and uniform ones are in [low, high).
-
-    `key` is combined with the seed; empty: the name of the input.
-    """
+    """An edge that draws fresh values on the device in every tick: integers and uniform ones are in [low, high)."""
 
     distribution: str
     low: float = 0.0
     high: float = 1.0
-    key: str = ""
 
     def __str__(self) -> str:
         """Return the edge as it is written in YAML."""
