@@ -120,11 +120,11 @@ def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:
         return ", ".join(f"{name} {value}" for name, value in work.items() if value is not None) or None
 
     return (
-        *columns(Record, "late", "sustained_fps", "audio_rtf", at="realtime"),
+        *columns(Record, "late", "held_ms", "sustained_fps", "audio_rtf", at="realtime"),
         *columns(Record, "latency_ms.p50", at="realtime"),
         Column("latency p99", lambda record: p99_of(latency(record)), "ms"),
         *(replace(column, title=title) for column, title in renamed),
-        *columns(Record, "steady.from_frame", "spikes.count", "spikes.period", at="realtime"),
+        *columns(Record, "steady.from_frame", at="realtime"),
         *columns(Record, "frames", "warmup_frames", "frames_per_tick", "schedule", "pace", "deliver", at="realtime"),
         Column("settings", settings, wrap=40),
     )

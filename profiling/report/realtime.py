@@ -178,29 +178,6 @@ def _leaks(record: Record) -> str:
     return f"It leaks memory: {', '.join(leaks)}" if leaks else ""
 
 
-def _kind(kind: str) -> str:
-    return described(MemoryKinds, kind).title
-
-
-def _frame_columns(loops: Sequence[_Loop]) -> tuple[Column[_Loop], ...]:
-    sources = dict.fromkeys(source for _, loop in loops for source in loop.input_age_ms)
-    ages = columns(Realtime, *(f"{source}.p50" for source in sources), at="input_age_ms", depth="report")
-    return (
-        *columns(Realtime, "late", "held_ms", "sustained_fps", "audio_rtf", measured=True),
-        *columns(Realtime, "latency_ms.p50", depth="report"),
-        Column[_Loop]("latency p99", lambda row: p99_of(row[1].latency_ms), "ms", measured=True, depth="report"),
-        *(replace(age, title=f"age of {source}") for source, age in zip(sources, ages, strict=True)),
-        *columns(Realtime, "steady.from_frame", depth="report"),
-        *(replace(columns(Realtime, f"underruns.{n}", depth="report")[0], title=f"underruns, {n}") for n in _BUFFERS),
-        *columns(Realtime, "frames", "warmup_frames", "frames_per_tick", "schedule", "pace", "deliver", depth="report"),
-        Column[_Loop]("settings", lambda row: _listed(row[1].work), depth="report", wrap=40),
-    )
-
-
-def _listed(settings: Mapping[str, object]) -> str | None:
-    return ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None) or None
-
-
 #: A part of the frames of a loop: its median times, and its name.
 _Part = tuple[Record, BudgetPart, str]
 _BUDGET = (
