@@ -39,15 +39,18 @@ def models_block() -> str:
     return "\n\n".join(markdown(table, "console") for section in sections for table in section.tables)
 
 
+def loop_block(name: str = "h100_realtime") -> str:
+    """Return the frame times, verdicts and stage budgets of a run of loops, by default those of the main pipeline."""
+    run = load_run(RESULTS / name)
+    loops = realtime_section(run)
+    (budget,) = (table for table in loops.tables if table.title == "Stage budget, medians")
+    lines = "\n".join(f"- {escaped(line)}" for line in loops.lines)
+    return "\n\n".join([markdown(answer_section(run).tables[1], "console"), lines, markdown(budget, "console")])
+
+
 def pipelines_block() -> str:
-    """Return the frame times, verdicts and stage budgets of the ready pipelines besides the default one."""
-    blocks = []
-    for run in (load_run(RESULTS / name) for name in PIPELINES):
-        loops = realtime_section(run)
-        (budget,) = (table for table in loops.tables if table.title == "Stage budget, medians")
-        lines = "\n".join(f"- {escaped(line)}" for line in loops.lines)
-        blocks += [markdown(answer_section(run).tables[1], "console"), lines, markdown(budget, "console")]
-    return "\n\n".join(blocks)
+    """Return those of the ready pipelines besides the default one."""
+    return "\n\n".join(loop_block(name) for name in PIPELINES)
 
 
 def cost_block() -> str:
@@ -59,6 +62,7 @@ def cost_block() -> str:
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "results": results_block,
     "models": models_block,
+    "loop": loop_block,
     "pipelines": pipelines_block,
     "cost": cost_block,
 }
