@@ -94,19 +94,25 @@ def _by_title(classes: Iterable[KernelClass]) -> dict[str, float]:
 
 
 def _with_modules(group: Sequence[Record]) -> Record | None:
-    """Return the fastest correct record whose trace knows the modules; None without one."""
-    traced = [r for r in group if r.trace_analysis is not None and any(m.ms for m in r.trace_analysis.modules)]
-    return fastest_correct(traced)
+    """Return the fastest correct record whose modules are known; None without one."""
+    return fastest_correct([record for record in group if _modules(record)[0]])
+
+
+def _modules(record: Record) -> tuple[dict[str, ModuleTime], float]:
+    """Return the modules that take time, by path, and the ms of none: of the trace, else of the roofline."""
+    for found in (record.trace_analysis, record.roofline):
+        if found is not None and (modules := {each.path: each for each in found.modules if each.ms}):
+            return modules, found.unattributed_ms or 0.0
+    return {}, 0.0
 
 
 def _tree(record: Record) -> Node:
     """Return the modules of a call as a tree; what no module is known for stands at its end."""
-    trace = record.trace_analysis
-    assert trace is not None
-    modules = {module.path: module for module in trace.modules if module.ms}
-    whole_ms = sum(module.self_ms or 0.0 for module in modules.values()) + (trace.unattributed_ms or 0.0)
+    modules, lost_ms = _modules(record)
+    whole_ms = sum(module.self_ms or 0.0 for module in modules.values()) + lost_ms
     kept = {path for path, module in modules.items() if path and module.ms >= _LEAST_SHARE * whole_ms}
-    noun = "kernel" if trace.kernel_ms is not None else "call"
+    on_gpu = record.trace_analysis is None or record.trace_analysis.kernel_ms is not None
+    noun = "kernel" if on_gpu else "call"
     own_ms = dict.fromkeys(("", *kept), 0.0)
     below: dict[str, list[str]] = {}
     for path, module in modules.items():
@@ -118,7 +124,6 @@ def _tree(record: Record) -> Node:
         label, words = path.removeprefix(f"{_parent(path, kept)}."), _words(modules[path], noun)
         return Node(label, words, own_ms[path], [node(each) for each in below.get(path, ())])
 
-    lost_ms = trace.unattributed_ms or 0.0
     lost = Node("no module", f"{significant(lost_ms)} ms that belong to no submodule for certain", lost_ms)
     inner = [*(node(path) for path in below.get("", ())), *([lost] if lost_ms else [])]
     name = cell_words(record, component=True)

@@ -269,6 +269,16 @@ class KernelFinding(Section, frozen=True, kw_only=True):
     kernels: Annotated[tuple[str, ...], about("names of the longest of them")] = ()
 
 
+class ModuleTime(Section, frozen=True, kw_only=True):
+    """A submodule and its time a call."""
+
+    path: Annotated[str, about("dotted path; empty for the component itself", title="module")]
+    ms: Annotated[float, about("duration of the module and all below it", "ms", "total")]
+    share: Annotated[float | None, about("share of the whole", "0 to 1")] = None
+    count: Annotated[float | None, about("kernels a call; on a CPU forward calls", "count")] = None
+    self_ms: Annotated[float | None, about("duration without the modules below it", "ms")] = None
+
+
 class RooflinePart(Section, frozen=True, kw_only=True):
     """The least work of a call, the GPU's measured work, and what bounds the call."""
 
@@ -305,6 +315,10 @@ class Roofline(RooflinePart, frozen=True, kw_only=True):
     """The roofline of a cell; of a loop: the sum over its stages, and each stage."""
 
     parts: Annotated[Mapping[str, RooflinePart], about("realtime: by stage")] = {}
+    modules: Annotated[tuple[ModuleTime, ...], about("submodules that take 1% of the kernels' time or more")] = ()
+    unattributed_ms: Annotated[float | None, about("time of kernels that belong to no submodule for certain", "ms")] = (
+        None
+    )
 
 
 class Idle(Section, frozen=True, kw_only=True):
@@ -317,16 +331,6 @@ class Idle(Section, frozen=True, kw_only=True):
         float,
         about("idle between kernels that were queued, or between nodes of a graph", "ms", "idle, between kernels"),
     ]
-
-
-class ModuleTime(Section, frozen=True, kw_only=True):
-    """A submodule and its time a call."""
-
-    path: Annotated[str, about("dotted path; empty for the component itself", title="module")]
-    ms: Annotated[float, about("duration of the module and all below it", "ms", "total")]
-    share: Annotated[float | None, about("share of the whole", "0 to 1")] = None
-    count: Annotated[float | None, about("kernels a call; on a CPU forward calls", "count")] = None
-    self_ms: Annotated[float | None, about("duration without the modules below it", "ms")] = None
 
 
 class HostWait(Section, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import which
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from profiling.components.component import Component
 from profiling.machine.tf32 import tf32_allowed
 from profiling.results.environment import Ceilings
-from profiling.results.explained import Roofline, TraceAnalysis
+from profiling.results.explained import ModuleTime, Roofline, TraceAnalysis
 from profiling.roofline.evidence import Conditions, Evidence
 from profiling.roofline.rules import judge
 from profiling.roofline.work import memory_and_compute_ms, work_of
@@ -30,6 +30,8 @@ from profiling.variants.variant import Step
 
 #: Kernels or operators of a call that its section keeps.
 LONGEST = 24
+#: Least share of a module that is kept.
+LEAST_SHARE = 0.01
 #: Calls that are profiled.
 _CALLS = 3
 
@@ -70,6 +72,8 @@ def call_roofline(
         kernels=kernels[:LONGEST],
         classes=kernel_classes(kernels),
         findings=() if traced is None else traced.findings,
+        modules=() if traced is None else longest_modules(traced.modules),
+        unattributed_ms=None if traced is None else traced.unattributed_ms,
     )
     if wall_ms is None:
         return section
@@ -81,6 +85,20 @@ def call_roofline(
         multiprocessors=multiprocessors,
     )
     return judge(section, Evidence(section, wall_ms, ceilings, here))
+
+
+def longest_modules(modules: Sequence[ModuleTime]) -> tuple[ModuleTime, ...]:
+    """Return the modules that take `LEAST_SHARE` of the whole or more; what is below them counts as their own."""
+    kept = {each.path: each for each in modules if (each.share or 0.0) >= LEAST_SHARE}
+    own_ms = {path: each.ms for path, each in kept.items()}
+    for path, each in kept.items():
+        above = path
+        while above:
+            above = above.rpartition(".")[0]
+            if above in kept:
+                own_ms[above] -= each.ms
+                break
+    return tuple(replace(each, self_ms=max(0.0, own_ms[path])) for path, each in kept.items())
 
 
 def can_compile(device: torch.device) -> bool:

@@ -106,3 +106,10 @@ def test_what_a_tree_has_no_room_for_is_its_parents_own_time() -> None:
     record = build("baseline", 4.0, trace_analysis=trace(modules=modules, unattributed_ms=0.0))
     (a,) = tree(time_charts(run_data(record))[-1]).nodes
     assert (a.ms, a.own_ms, a.nodes) == (pytest.approx(3.0), pytest.approx(3.0), [])
+
+
+def test_without_a_trace_the_tree_is_that_of_the_short_one_of_the_roofline() -> None:
+    modules = [module("", 1.0, 0.1, 1.0), module("a", 0.8, 0.8, 1.0)]
+    record = build("baseline", 2.0, roofline={"modules": modules, "unattributed_ms": 0.1})
+    whole = tree(time_charts(run_data(record))[-1])
+    assert [(node.label, round(node.ms, 6)) for node in whole.nodes] == [("a", 0.8), ("no module", 0.1)]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from planted_networks import Chain, Copy, Product, ceilings_of, component
 
-from profiling.results.explained import KernelFinding, TraceAnalysis
+from profiling.results.explained import KernelFinding, ModuleTime, TraceAnalysis
 from profiling.results.jsonl import read_records
-from profiling.roofline.section import call_roofline, frame_roofline
+from profiling.roofline.section import call_roofline, frame_roofline, longest_modules
 from profiling.variants.variant import Step
 
 #: 1 MB a ms and 1 MFLOP a ms.
@@ -38,6 +38,17 @@ def frame(frame_ms, stage_ms=(), *, overlapping=False, fused=(), analyse=lambda 
     steps = {name: Step(part.call) for name, part in parts.items()}
     how = {"fused": fused, "overlapping": overlapping, "calls": calls, "analyse": analyse}
     return frame_roofline(parts, steps, CEILINGS, frame_ms, dict(stage_ms), **how)
+
+
+def test_of_the_modules_of_a_short_trace_those_are_kept_that_take_time():
+    def module(path, ms, self_ms):
+        return ModuleTime(path=path, ms=ms, share=ms / 10, self_ms=self_ms)
+
+    modules = [module("", 10.0, 1.0), module("a", 6.0, 1.0), module("a.b", 0.05, 0.05), module("a.b.c", 4.95, 4.95)]
+    kept = longest_modules([*modules, module("d", 3.0, 3.0)])
+    assert [(each.path, round(each.self_ms, 6)) for each in kept] == [
+        *(("", 1.0), ("a", 1.05), ("a.b.c", 4.95), ("d", 3.0))
+    ]
 
 
 def test_stages_in_turn():
