@@ -51,6 +51,7 @@ class Run:
     progress: Progress
     command: str  # the command line, for environment.json
     checkout: Checkout | None = None  # whose code the cells use; None: that of the working directory
+    performs: Executor | None = None  # its tasks; None: what the config says
     cells: CellRecords = field(init=False)
     caches: CompileCaches | None = field(init=False)  # None: inductor's own
     executor: Executor = field(init=False)  # this and the following are set by `begin`
@@ -90,7 +91,7 @@ class Run:
         config = self.config
         earlier = prepare_folder(self.folder, config.source, resumed=config.resume is not None)
         self.cells.by_cell = {record.cell: record for record in earlier.records}
-        self.executor = self._executor(orphans, server)
+        self.executor = self.performs or self._executor(orphans, server)
         probed = self._probe(self.executor)
         self._write_environment(probed.environment, earlier)
         device = decode_environment(msgspec.json.encode(probed.environment)).device_kind

@@ -211,9 +211,9 @@ def rows(run):
 
 
 @fault("a cell of one revision crashes between its windows", "its row is not compared, exit 2", "all other rows")
-def test_a_cell_of_one_revision_dies(tmp_path, monkeypatch):
+def test_a_cell_of_one_revision_dies(tmp_path):
     plans = {"baseline": Plan(), "v": Plan()}
-    runs, _ = two_runs(monkeypatch, tmp_path, plans, {"baseline": Plan(), "v": Plan(happens={3: dies})})
+    runs, _ = two_runs(tmp_path, plans, {"baseline": Plan(), "v": Plan(happens={3: dies})})
     execute(runs)
     cells, code = compared(runs)
     assert (cells["baseline"].verdict, cells["v"].verdict, code) == ("undecided", "not compared", 2)
@@ -222,8 +222,8 @@ def test_a_cell_of_one_revision_dies(tmp_path, monkeypatch):
 
 
 @fault("a cell of one revision fails before it is ready", "its row is not compared, exit 2", "the other one's times")
-def test_a_cell_of_one_revision_is_never_ready(tmp_path, monkeypatch):
-    runs, cells = two_runs(monkeypatch, tmp_path, {"baseline": Plan(happens={"ready": ends()})}, {"baseline": Plan()})
+def test_a_cell_of_one_revision_is_never_ready(tmp_path):
+    runs, cells = two_runs(tmp_path, {"baseline": Plan(happens={"ready": ends()})}, {"baseline": Plan()})
     execute(runs)
     assert compared(runs)[0]["baseline"].verdict == "not compared"
     assert rows(runs[1])["baseline"].metrics.wall_ms.n == 100
@@ -231,9 +231,9 @@ def test_a_cell_of_one_revision_is_never_ready(tmp_path, monkeypatch):
 
 
 @fault("no memory for a cell of one revision beside that of the other", "whole cells in turn; a note", "all rows")
-def test_no_memory_for_two(tmp_path, monkeypatch):
+def test_no_memory_for_two(tmp_path):
     plan = {"baseline": Plan(used=6 * GB)}
-    runs, _ = two_runs(monkeypatch, tmp_path, plan, plan, memory=10 * GB)
+    runs, _ = two_runs(tmp_path, plan, plan, memory=10 * GB)
     execute(runs)
     for run in runs:
         record = rows(run)["baseline"]
@@ -242,8 +242,8 @@ def test_no_memory_for_two(tmp_path, monkeypatch):
 
 
 @fault("Ctrl-C between the windows of two revisions", "exit 130", "the finished windows of both")
-def test_an_interrupt_between_windows(tmp_path, monkeypatch):
-    runs, cells = two_runs(monkeypatch, tmp_path, {"baseline": Plan()}, {"baseline": Plan(happens={3: interrupts})})
+def test_an_interrupt_between_windows(tmp_path):
+    runs, cells = two_runs(tmp_path, {"baseline": Plan()}, {"baseline": Plan(happens={3: interrupts})})
     with pytest.raises(KeyboardInterrupt):
         execute(runs)
     assert cells.held == {}, "no process is left"

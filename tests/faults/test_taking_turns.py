@@ -33,8 +33,8 @@ def rows(run):
 
 
 @fault("a variant's process crashes between its windows", "its row fails", "its windows; the others' turns go on")
-def test_a_resident_dies(tmp_path, monkeypatch):
-    run = run_of(monkeypatch, tmp_path / "run", three(v=Plan(happens={3: dies})))
+def test_a_resident_dies(tmp_path):
+    run = run_of(tmp_path / "run", three(v=Plan(happens={3: dies})))
     assert run.execute() == 1
     records = rows(run)
     assert [record.status for record in records.values()] == ["ok", "failed", "ok"]
@@ -46,9 +46,9 @@ def test_a_resident_dies(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 @fault("all variants crash in the same windows", "their rows fail, and the run ends", "their windows")
-def test_all_residents_die(tmp_path, monkeypatch, step):
+def test_all_residents_die(tmp_path, step):
     dying = FakeCells({name: Plan(happens={step: dies}) for name in ("baseline", "v", "w")})
-    run = run_of(monkeypatch, tmp_path / "run", dying)
+    run = run_of(tmp_path / "run", dying)
     assert run.execute() == 1
     for record in rows(run).values():
         assert "SIGSEGV" in record.reason
@@ -56,8 +56,8 @@ def test_all_residents_die(tmp_path, monkeypatch, step):
 
 
 @fault("a variant's process crashes before it is ready", "its row fails", "the others take turns")
-def test_a_cell_that_is_never_ready(tmp_path, monkeypatch):
-    run = run_of(monkeypatch, tmp_path / "run", three(v=Plan(happens={"ready": dies})))
+def test_a_cell_that_is_never_ready(tmp_path):
+    run = run_of(tmp_path / "run", three(v=Plan(happens={"ready": dies})))
     assert run.execute() == 1
     records = rows(run)
     assert (records["v"].status, records["v"].turns) == ("failed", None)
@@ -65,8 +65,8 @@ def test_a_cell_that_is_never_ready(tmp_path, monkeypatch):
 
 
 @fault("all variants but one fail while they are prepared", "the one is timed alone", "its row")
-def test_the_last_one_is_timed_alone(tmp_path, monkeypatch):
-    run = run_of(monkeypatch, tmp_path / "run", three(v=Plan(happens={"ready": dies}), w=Plan(happens={"ready": dies})))
+def test_the_last_one_is_timed_alone(tmp_path):
+    run = run_of(tmp_path / "run", three(v=Plan(happens={"ready": dies}), w=Plan(happens={"ready": dies})))
     assert run.execute() == 1
     baseline = rows(run)["baseline"]
     assert (baseline.status, baseline.turns, baseline.metrics.wall_ms.n) == ("ok", None, 100)
@@ -85,9 +85,9 @@ def test_the_last_one_is_timed_alone(tmp_path, monkeypatch):
         ),
     ],
 )
-def test_an_interrupt(tmp_path, monkeypatch, step, windows):
+def test_an_interrupt(tmp_path, step, windows):
     cells = three(v=Plan(happens={step: interrupts}))
-    run = run_of(monkeypatch, tmp_path / "run", cells)
+    run = run_of(tmp_path / "run", cells)
     with pytest.raises(KeyboardInterrupt):
         run.execute()
     assert cells.held == {}, "no process is left"
@@ -98,19 +98,19 @@ def test_an_interrupt(tmp_path, monkeypatch, step, windows):
         assert (record.status, "interrupted" in record.reason) == ("failed", True)
         assert count <= len(record.turns.windows if record.turns else ()) <= count + 1
         assert (record.metrics.wall_ms is not None) == bool(count)
-    resumed = run_of(monkeypatch, run.folder, three(), resume=str(run.folder))
+    resumed = run_of(run.folder, three(), resume=str(run.folder))
     assert resumed.execute() == 0
     assert {record.status for record in rows(resumed).values()} == {"ok"}
 
 
 @fault("Ctrl-C while the second of three variants finishes", "exit 130; resume measures two", "the first row")
-def test_an_interrupt_at_the_end(tmp_path, monkeypatch):
-    run = run_of(monkeypatch, tmp_path / "run", three(v=Plan(happens={"finish": interrupts})))
+def test_an_interrupt_at_the_end(tmp_path):
+    run = run_of(tmp_path / "run", three(v=Plan(happens={"finish": interrupts})))
     with pytest.raises(KeyboardInterrupt):
         run.execute()
     assert [record.status for record in rows(run).values()] == ["ok", "failed", "failed"]
     again = three()
-    assert run_of(monkeypatch, run.folder, again, resume=str(run.folder)).execute() == 0
+    assert run_of(run.folder, again, resume=str(run.folder)).execute() == 0
     assert {variant for variant, _ in again.log} == {"v", "w"}
 
 
@@ -129,9 +129,9 @@ OUT_OF_MEMORY = ends(reason="OutOfMemoryError: planted", out_of_memory=True)
         )
     ],
 )  # fmt: skip
-def test_out_of_memory_beside_others(tmp_path, monkeypatch, step, happens):
+def test_out_of_memory_beside_others(tmp_path, step, happens):
     cells = three(v=Plan(happens={step: happens}))
-    run = run_of(monkeypatch, tmp_path / "run", cells)
+    run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
     record = rows(run)["v"]
     assert (record.status, record.turns) == ("ok", None)
@@ -142,8 +142,8 @@ def test_out_of_memory_beside_others(tmp_path, monkeypatch, step, happens):
 
 @pytest.mark.parametrize("variants", [("baseline",), ("baseline", "v", "w")])
 @fault("Ctrl-C between the end of a cell's process and its record", "exit 130; the cell is kept", "the cell")
-def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, monkeypatch, variants):
-    run = run_of(monkeypatch, tmp_path / "run", FakeCells({name: Plan() for name in variants}))
+def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, variants):
+    run = run_of(tmp_path / "run", FakeCells({name: Plan() for name in variants}))
     kept, merged = [], run.cells.merged
 
     def interrupted(record, round_):
@@ -159,17 +159,17 @@ def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, monkeypatch, vari
 
 
 @fault("the first variant runs out of memory, alone", "its row fails", "the other rows")
-def test_out_of_memory_alone(tmp_path, monkeypatch):
-    run = run_of(monkeypatch, tmp_path / "run", three(baseline=Plan(happens={"ready": OUT_OF_MEMORY})))
+def test_out_of_memory_alone(tmp_path):
+    run = run_of(tmp_path / "run", three(baseline=Plan(happens={"ready": OUT_OF_MEMORY})))
     assert run.execute() == 1
     assert [record.status for record in rows(run).values()] == ["failed", "ok", "ok"]
 
 
 @fault("there is memory for one variant only", "each is timed alone, with a note that says why", "all rows")
-def test_no_memory_beside_another(tmp_path, monkeypatch):
+def test_no_memory_beside_another(tmp_path):
     cells = three()
     cells.memory = 1.5e9
-    run = run_of(monkeypatch, tmp_path / "run", cells)
+    run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
     records = rows(run)
     assert [record.turns for record in records.values()] == [None] * 3

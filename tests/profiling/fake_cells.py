@@ -139,15 +139,14 @@ class Silent(SimpleNamespace):
         return self.said.append if name == "say" else lambda *_, **__: None
 
 
-def run_of(monkeypatch, folder, cells, **options):
+def run_of(folder, cells, **options):
     """Return a run of one component under the variants that `cells` has plans for, which take turns."""
     variants = {name: {"_target_": "profiling.variants.recipe.Recipe"} for name in cells.plans}
     component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
     given = {"isolation": "process", "cell_timeout": 60.0, "resume": None, "source": {}} | options
     config = RunConfig((component,), variants, {}, SETTINGS, **given)
     folder.mkdir(exist_ok=True)
-    monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans, server: cells)
-    return runner.Run("generic_forward", config, folder, Silent(), "")
+    return runner.Run("generic_forward", config, folder, Silent(), "", performs=cells)
 
 
 @dataclass
@@ -165,17 +164,15 @@ class Side(Isolated):
         return self.cells.session(task, f"{name} of {self.name}", on_event)
 
 
-def two_runs(monkeypatch, folder, a, b, **options):
+def two_runs(folder, a, b, **options):
     """Two runs of the variants that `a` and `b` have plans for, and their cells."""
     plans = {f"{name} of {side}": plan for side, each in (("A", a), ("B", b)) for name, plan in each.items()}
     cells = FakeCells(plans, **options)
     runs = []
     for side, each in (("A", a), ("B", b)):
-        run = run_of(monkeypatch, folder / side, FakeCells(each))
-        runs.append(
-            type(run)(run.target, run.config, run.folder, Silent(), "", Checkout(side, str(folder), str(folder), ()))
-        )
-    monkeypatch.setattr(type(runs[0]), "_executor", lambda run, orphans, server: Side(cells, run.checkout.name))
+        run = run_of(folder / side, FakeCells(each))
+        checkout = Checkout(side, str(folder), str(folder), ())
+        runs.append(type(run)(run.target, run.config, run.folder, Silent(), "", checkout, Side(cells, side)))
     return runs, cells
 
 

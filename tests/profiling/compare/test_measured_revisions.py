@@ -26,9 +26,9 @@ def compared(runs):
     return [(cell.variant, cell.verdict) for cell in cells], exit_code(cells, 0.02), cells
 
 
-def test_the_cells_of_a_name_take_turns_with_each_other(tmp_path, monkeypatch):
+def test_the_cells_of_a_name_take_turns_with_each_other(tmp_path):
     plans = {"baseline": Plan(10.0), "v": Plan(4.0)}
-    runs, cells = two_runs(monkeypatch, tmp_path, plans, plans)
+    runs, cells = two_runs(tmp_path, plans, plans)
     execute(runs)
     a, b = map(records, runs)
     for name in plans:
@@ -45,11 +45,11 @@ def test_the_cells_of_a_name_take_turns_with_each_other(tmp_path, monkeypatch):
     assert cells.held == {}
 
 
-def test_the_drift_of_the_machine_is_no_difference_and_a_slower_revision_is_found(tmp_path, monkeypatch):
+def test_the_drift_of_the_machine_is_no_difference_and_a_slower_revision_is_found(tmp_path):
     """Both get twice as slow in a minute, which two runs after each other would call a difference."""
     plans = [{name: Plan(ms, drift=1.0) for name, ms in times} for times in ((("baseline", 10.0), ("v", 4.0)),) * 2]
     plans[1]["v"] = Plan(4.8, drift=1.0)
-    runs, _ = two_runs(monkeypatch, tmp_path, *plans)
+    runs, _ = two_runs(tmp_path, *plans)
     execute(runs)
     verdicts, code, cells = compared(runs)
     assert verdicts == [("baseline", "undecided"), ("v", "slower")], "equal code may differ by more than 2% on a CPU"
@@ -60,21 +60,21 @@ def test_the_drift_of_the_machine_is_no_difference_and_a_slower_revision_is_foun
 
 
 @pytest.mark.parametrize(("before", "after"), [(10.0, 10.5), (10.5, 10.0)])
-def test_a_difference_that_equal_code_shows_on_a_cpu_is_no_claim(tmp_path, monkeypatch, before, after):
-    runs, _ = two_runs(monkeypatch, tmp_path, {"baseline": Plan(before)}, {"baseline": Plan(after)})
+def test_a_difference_that_equal_code_shows_on_a_cpu_is_no_claim(tmp_path, before, after):
+    runs, _ = two_runs(tmp_path, {"baseline": Plan(before)}, {"baseline": Plan(after)})
     execute(runs)
     verdicts, code, (cell,) = compared(runs)
     assert (verdicts, code) == ([("baseline", "undecided")], 2)
     assert cell.reason.endswith("times as many processes")
 
 
-def test_comparisons_of_equal_revisions_make_no_claim(tmp_path, monkeypatch):
+def test_comparisons_of_equal_revisions_make_no_claim(tmp_path):
     claims = []
     for number in range(12):
         folder = tmp_path / str(number)
         folder.mkdir()
         plan = {"baseline": Plan(10.0, noise=0.1, drift=0.5)}
-        runs, cells = two_runs(monkeypatch, folder, plan, plan)
+        runs, cells = two_runs(folder, plan, plan)
         cells.rng.seed(number)
         execute(runs)
         claims += [verdict for _, verdict in compared(runs)[0] if verdict in ("faster", "slower")]

@@ -85,12 +85,10 @@ def busy(share):
 
 
 @pytest.mark.parametrize(("factor", "said"), [(1.0, "undecided"), (1.05, "undecided"), (5.0, "faster")])
-def test_on_a_busy_machine_turns_end_and_only_what_others_cannot_explain_is_claimed(
-    tmp_path, monkeypatch, factor, said
-):
+def test_on_a_busy_machine_turns_end_and_only_what_others_cannot_explain_is_claimed(tmp_path, factor, said):
     plans = {name: Plan(ms, lost=busy(0.4)) for name, ms in (("baseline", 1.0), ("v", 1.0 / factor))}
     cells = FakeCells(plans)
-    run = run_of(monkeypatch, tmp_path / "run", cells)
+    run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
     base, fast = read_records(run.folder).records
     assert base.turns.stopped_by == "decided"
@@ -132,9 +130,9 @@ def test_a_short_budget_still_holds_enough_windows_for_an_interval():
     assert LEAST_VALUES * window_of(Ready(call_s=1.0, used={}, free={}, **limits)).seconds <= 0.3
 
 
-def test_a_run_prepares_all_variants_then_gives_turns_then_lets_each_finish(tmp_path, monkeypatch):
+def test_a_run_prepares_all_variants_then_gives_turns_then_lets_each_finish(tmp_path):
     cells = FakeCells({"baseline": Plan(10.0), "fast": Plan(5.0), "slow": Plan(20.0)})
-    run = run_of(monkeypatch, tmp_path / "run", cells)
+    run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
     steps = [step for _, step in cells.log]
     assert steps[:3] == ["ready"] * 3
@@ -157,7 +155,7 @@ def test_a_run_prepares_all_variants_then_gives_turns_then_lets_each_finish(tmp_
 def test_lines_of_a_finished_run_are_in_the_order_of_its_cells(tmp_path, monkeypatch):
     """On many cores what compiles begins before what does not."""
     cells = FakeCells({name: Plan() for name in ("baseline", "slow", "v")})
-    run = run_of(monkeypatch, tmp_path / "run", cells)
+    run = run_of(tmp_path / "run", cells)
     prepare_all = in_turns.CellsInTurns.prepare_all
 
     def reversed_(turns, due, later=(), most=1):
@@ -169,10 +167,10 @@ def test_lines_of_a_finished_run_are_in_the_order_of_its_cells(tmp_path, monkeyp
     assert [record.variant for record in read_records(run.folder).records] == ["baseline", "slow", "v"]
 
 
-def test_a_drift_of_the_machine_does_not_change_the_speedup(tmp_path, monkeypatch):
+def test_a_drift_of_the_machine_does_not_change_the_speedup(tmp_path):
     """Both get twice as slow in a minute: one cell after the other would compare an early with a late one."""
     plans = {name: Plan(ms, drift=1.0) for name, ms in (("baseline", 10.0), ("v", 8.0))}
-    run = run_of(monkeypatch, tmp_path / "run", FakeCells(plans))
+    run = run_of(tmp_path / "run", FakeCells(plans))
     run.execute()
     record = read_records(run.folder).records[1]
     assert record.speedup.wall == pytest.approx(1.25, rel=0.01)
@@ -181,14 +179,14 @@ def test_a_drift_of_the_machine_does_not_change_the_speedup(tmp_path, monkeypatc
 NEAR = {"baseline": Plan(10.0), "best": Plan(5.0), "near": Plan(5.1), "far": Plan(7.0)}
 
 
-def records_of(monkeypatch, folder, cells, **options):
-    run = run_of(monkeypatch, folder, cells, **options)
+def records_of(folder, cells, **options):
+    run = run_of(folder, cells, **options)
     assert run.execute() == 0
     return run, {record.variant: record for record in read_records(run.folder).records}
 
 
-def test_the_baseline_the_best_and_those_near_it_have_a_second_process(tmp_path, monkeypatch):
-    run, records = records_of(monkeypatch, tmp_path / "run", FakeCells(NEAR))
+def test_the_baseline_the_best_and_those_near_it_have_a_second_process(tmp_path):
+    run, records = records_of(tmp_path / "run", FakeCells(NEAR))
     controls = {name: record.turns.controls for name, record in records.items()}
     assert {name: len(each) for name, each in controls.items()} == {"baseline": 1, "best": 1, "near": 1, "far": 0}
     for record in records.values():
@@ -201,41 +199,41 @@ def test_the_baseline_the_best_and_those_near_it_have_a_second_process(tmp_path,
 
 
 @pytest.mark.parametrize(("control_ms", "wider"), [(None, False), (13.0, True)])
-def test_by_how_much_controls_differ_widens_or_narrows_the_interval(tmp_path, monkeypatch, control_ms, wider):
+def test_by_how_much_controls_differ_widens_or_narrows_the_interval(tmp_path, control_ms, wider):
     plans = {"baseline": Plan(10.0, control_ms=control_ms), "v": Plan(10.0)}
-    _, records = records_of(monkeypatch, tmp_path / "run", FakeCells(plans))
+    _, records = records_of(tmp_path / "run", FakeCells(plans))
     stored = spread_of(records["v"])
     assert stored == Spread(records["v"].turns.spread.std, DEFAULT_SPREADS["CPU"].freedom + 2)
     assert (stored.std > DEFAULT_SPREADS["CPU"].std) is wider
 
 
 @pytest.mark.parametrize("step", ["ready", 3, 7])
-def test_a_control_that_fails_costs_nothing(tmp_path, monkeypatch, step):
+def test_a_control_that_fails_costs_nothing(tmp_path, step):
     plans = {"baseline": Plan(10.0, control_happens={step: dies}), "v": Plan(5.0)}
-    _, records = records_of(monkeypatch, tmp_path / "run", FakeCells(plans))
+    _, records = records_of(tmp_path / "run", FakeCells(plans))
     assert [record.status for record in records.values()] == ["ok", "ok"]
     assert [len(record.turns.controls) for record in records.values()] == [0, 1]
     assert records["v"].speedup.wall == pytest.approx(2.0, rel=0.005)
 
 
-def test_controls_are_prepared_as_far_as_memory_allows(tmp_path, monkeypatch):
+def test_controls_are_prepared_as_far_as_memory_allows(tmp_path):
     cells = FakeCells({name: Plan() for name in ("baseline", "v")}, memory=3.5e9)
-    _, records = records_of(monkeypatch, tmp_path / "run", cells)
+    _, records = records_of(tmp_path / "run", cells)
     assert [len(record.turns.controls) for record in records.values()] == [1, 0]
     assert cells.held == {}
 
 
-def test_rounds_repeat_only_cells_that_took_no_turns(tmp_path, monkeypatch):
+def test_rounds_repeat_only_cells_that_took_no_turns(tmp_path):
     cells = FakeCells({"baseline": Plan(), "v": Plan()})
-    run = run_of(monkeypatch, tmp_path / "run", cells, rounds=3)
+    run = run_of(tmp_path / "run", cells, rounds=3)
     assert run.execute() == 0
     assert sum(step == "ready" for _, step in cells.log) == 2
     assert [record.rounds for record in read_records(run.folder).records] == [None, None]
 
 
-def test_a_single_variant_takes_no_turns(tmp_path, monkeypatch):
+def test_a_single_variant_takes_no_turns(tmp_path):
     cells = FakeCells({"baseline": Plan()})
-    run = run_of(monkeypatch, tmp_path / "run", cells)
+    run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
     assert cells.log == [("baseline", "alone")]
     assert read_records(run.folder).records[0].turns is None
@@ -248,7 +246,7 @@ def test_seconds_are_those_of_a_component_however_many_cells_the_memory_holds(tm
         cells = FakeCells(plans, memory=memory)
         clock = partial(in_turns.CellsInTurns, now=lambda cells=cells: cells.seconds)
         monkeypatch.setattr(runner, "CellsInTurns", clock)
-        run = run_of(monkeypatch, tmp_path / f"{memory:g}", cells, seconds=10.0)
+        run = run_of(tmp_path / f"{memory:g}", cells, seconds=10.0)
         assert run.execute() == 0
         turns = [record.turns for record in read_records(run.folder).records]
         windows = [window for each in turns for timed in (each, *each.controls) for window in timed.windows]
@@ -256,9 +254,9 @@ def test_seconds_are_those_of_a_component_however_many_cells_the_memory_holds(tm
     assert spent == pytest.approx([10.0, 10.0], rel=0.3)
 
 
-def test_where_the_memory_holds_two_cells_the_baseline_stays_for_each_of_the_others(tmp_path, monkeypatch):
+def test_where_the_memory_holds_two_cells_the_baseline_stays_for_each_of_the_others(tmp_path):
     cells = FakeCells({name: Plan() for name in ("baseline", "v", "w")}, memory=3 * 10**9)
-    run = run_of(monkeypatch, tmp_path / "run", cells)
+    run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
     base, one, two = read_records(run.folder).records
     assert (base.turns.beside, one.turns.beside, two.turns.beside) == (("v", "w"), ("baseline",), ("baseline",))

@@ -30,9 +30,9 @@ def cells_of(factors=FACTORS, seconds=None, **plans):
     return FakeCells(Plans(factors, seconds or {}, **plans))
 
 
-def test_the_best_recipe_wins_and_each_of_its_steps_is_explained(tmp_path, monkeypatch):
+def test_the_best_recipe_wins_and_each_of_its_steps_is_explained(tmp_path):
     cells = cells_of()
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of(*STEPS), cells)
+    _, records, _ = searched(tmp_path / "run", space_of(*STEPS), cells)
     best = fastest_correct(records.values())
     assert best.variant == "half+fifth_off+together"
     assert best.wall_p50 == pytest.approx(EAGER_MS * 0.5 * 0.8 * 1.05 * 0.7, rel=0.01)
@@ -44,9 +44,9 @@ def test_the_best_recipe_wins_and_each_of_its_steps_is_explained(tmp_path, monke
         assert rows[steps].ratio.in_turns, steps
 
 
-def test_a_wrong_recipe_falls_out_at_once_and_none_is_built_on_it(tmp_path, monkeypatch):
+def test_a_wrong_recipe_falls_out_at_once_and_none_is_built_on_it(tmp_path):
     cells = cells_of()
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of(*STEPS), cells)
+    _, records, _ = searched(tmp_path / "run", space_of(*STEPS), cells)
     assert records["wrong"].status == "failed"
     assert len(records["wrong"].turns.windows) == 1
     assert [name for name in prepared(cells) if name.startswith("wrong+")] == []
@@ -64,22 +64,22 @@ DID_NOTHING = "transform Quantize: asked for, did nothing: Net has no linear lay
         (ends("failed", DID_NOTHING), "changes nothing: Net has no linear layer."),
     ],
 )
-def test_a_step_that_changes_nothing_falls_out_before_it_is_timed(end, says, tmp_path, monkeypatch):
+def test_a_step_that_changes_nothing_falls_out_before_it_is_timed(end, says, tmp_path):
     """The recipes have a capture: what fails in those may yet run with a compiler."""
     folder, space = tmp_path / "run", space_of("idle", "half", idle={"kind": "capture"})
-    run, records, _ = searched(monkeypatch, folder, space, cells_of(idle=Plan(happens={"ready": end})))
+    run, records, _ = searched(folder, space, cells_of(idle=Plan(happens={"ready": end})))
     assert (f"skipped: idle ({says})" in run.progress.said) == says.startswith("changes nothing")
     assert (records["idle"].status, records["idle"].reason, records["idle"].bad_input) == ("skipped", says, False)
     assert records["idle"].turns is None
     assert set(records) == {"baseline", "idle", "half"}, "no recipe is built on it"
     again = cells_of()
-    searched(monkeypatch, folder, space, again, resume=str(folder))
+    searched(folder, space, again, resume=str(folder))
     assert prepared(again) == []
 
 
-def test_survivors_are_prepared_once_and_measured_longer(tmp_path, monkeypatch):
+def test_survivors_are_prepared_once_and_measured_longer(tmp_path):
     cells = cells_of()
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of(*STEPS), cells)
+    _, records, _ = searched(tmp_path / "run", space_of(*STEPS), cells)
     assert max(Counter(prepared(cells)).values()) == 1
     windows = {name: len(record.turns.windows) for name, record in records.items() if record.turns is not None}
     assert windows["half"] > windows["slower"]
@@ -88,12 +88,12 @@ def test_survivors_are_prepared_once_and_measured_longer(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("noise", "is_close"), [(0.5, True), (0.001, False)])
-def test_what_is_left_of_the_budget_tells_the_first_two_apart(noise, is_close, tmp_path, monkeypatch):
+def test_what_is_left_of_the_budget_tells_the_first_two_apart(noise, is_close, tmp_path):
     """They differ by 6%, and their windows by far more: a few show no difference."""
     options = {"prepare_s": 3.0, "noise": noise, "limits": {"pinned": True}}
     plans = {name: Plan(ms, **options) for name, ms in (("half", 5.0), ("third", 4.7), ("slower", 9.0))}
     space = space_of("half", "third", "slower", half={"group": "g"}, third={"group": "g"}, slower={"group": "g"})
-    _, records, took = searched(monkeypatch, tmp_path / "run", space, cells_of(**plans), budget=100.0)
+    _, records, took = searched(tmp_path / "run", space, cells_of(**plans), budget=100.0)
     assert took <= 100.0
     assert fastest_correct(records.values()).variant == "third"
     assert compare_records(records["half"], records["third"]).answer() == "slower"
@@ -102,60 +102,60 @@ def test_what_is_left_of_the_budget_tells_the_first_two_apart(noise, is_close, t
     assert len(records["slower"].turns.windows) < 50
 
 
-def test_beside_other_processes_the_rest_of_the_budget_is_not_spent(tmp_path, monkeypatch):
+def test_beside_other_processes_the_rest_of_the_budget_is_not_spent(tmp_path):
     busy = {"prepare_s": 3.0, "noise": 1.0, "lost": lambda _: 0.5}
     plans = {"baseline": Plan(10.0, **busy), "half": Plan(9.99, **busy), "third": Plan(9.98, **busy)}
     space = space_of("half", "third", half={"group": "g"}, third={"group": "g"})
-    _, _, took = searched(monkeypatch, tmp_path / "run", space, cells_of(**plans), budget=600.0)
+    _, _, took = searched(tmp_path / "run", space, cells_of(**plans), budget=600.0)
     assert took < 100.0
 
 
-def test_a_step_that_may_contribute_nothing_is_said_to(tmp_path, monkeypatch):
+def test_a_step_that_may_contribute_nothing_is_said_to(tmp_path):
     """Times of equal code differ by 4% between processes of a CPU, so that a gain of 2% is not known."""
     cells = cells_of({"half": 0.5, "nothing": 0.98})
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half", "nothing"), cells)
+    _, records, _ = searched(tmp_path / "run", space_of("half", "nothing"), cells)
     best = fastest_correct(records.values())
     assert best.variant == "half+nothing", "the lowest estimate, as in every other table"
     answers = {row.steps: row.ratio.answer() for row in contributions(records.values(), best)}
     assert answers == {("half",): "slower", ("nothing",): "undecided"}
 
 
-def test_nothing_is_built_on_a_step_that_contributes_nothing_before_all_others_were_tried(tmp_path, monkeypatch):
+def test_nothing_is_built_on_a_step_that_contributes_nothing_before_all_others_were_tried(tmp_path):
     """Four steps are tried first; a lead of half a percent does not take the budget from the fifth."""
     idle = ("idle", "nothing", "slower", "together")
     cells = cells_of({"half": 0.5, "nothing": 0.995, **dict.fromkeys(("idle", "slower", "together"), 1.01)})
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of(*idle, "half"), cells, budget=70.0)
+    _, records, _ = searched(tmp_path / "run", space_of(*idle, "half"), cells, budget=70.0)
     assert prepared(cells)[:6] == ["baseline", *idle, "half"]
     assert "half" in fastest_correct(records.values()).variant
 
 
-def test_where_no_step_helps_the_winner_is_the_baseline(tmp_path, monkeypatch):
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("slower"), cells_of())
+def test_where_no_step_helps_the_winner_is_the_baseline(tmp_path):
+    _, records, _ = searched(tmp_path / "run", space_of("slower"), cells_of())
     assert fastest_correct(records.values()).variant == "baseline"
 
 
-def test_a_step_is_tried_where_another_one_that_it_needs_is(tmp_path, monkeypatch):
+def test_a_step_is_tried_where_another_one_that_it_needs_is(tmp_path):
     space = space_of("half", "tuned", tuned={"needs": ["half"]})
     cells = cells_of({"half": 0.5, "tuned": 0.6})
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
+    _, records, _ = searched(tmp_path / "run", space, cells)
     assert set(records) == {"baseline", "half", "half+tuned"}
     best = fastest_correct(records.values())
     assert [row.steps for row in contributions(records.values(), best)] == [("half", "tuned"), ("tuned",)]
 
 
-def test_of_alternatives_a_recipe_has_one(tmp_path, monkeypatch):
+def test_of_alternatives_a_recipe_has_one(tmp_path):
     space = space_of("half", "fifth_off", "third", half={"group": "g"}, third={"group": "g"})
     cells = cells_of({"half": 0.5, "third": 0.33, "fifth_off": 0.8})
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
+    _, records, _ = searched(tmp_path / "run", space, cells)
     assert fastest_correct(records.values()).variant == "fifth_off+third"
     assert [name for name in records if {"half", "third"} <= set(name.split("+"))] == []
 
 
-def test_cheap_recipes_come_first_and_the_budget_is_kept(tmp_path, monkeypatch):
+def test_cheap_recipes_come_first_and_the_budget_is_kept(tmp_path):
     seconds = {"half": 50.0, "fifth_off": 5.0, "nothing": 1.0, "together": 500.0}
     space = space_of(*seconds, **{name: {"seconds": value} for name, value in seconds.items()})
     cells = cells_of(seconds=seconds)
-    _, records, took = searched(monkeypatch, tmp_path / "run", space, cells, budget=200.0)
+    _, records, took = searched(tmp_path / "run", space, cells, budget=200.0)
     assert prepared(cells)[:4] == ["baseline", "nothing", "fifth_off", "half"]
     assert took <= 200.0
     assert fastest_correct(records.values()).variant == "half+fifth_off"
@@ -168,49 +168,49 @@ COMPILER = {"kind": "compiler", "seconds": 30.0}
 
 
 @pytest.mark.parametrize(("takes", "not_tried"), [(7.0, set()), (28.0, {"half+compile"})])
-def test_a_compiler_is_tried_although_its_guess_is_too_long(takes, not_tried, tmp_path, monkeypatch):
+def test_a_compiler_is_tried_although_its_guess_is_too_long(takes, not_tried, tmp_path):
     """The guess is one for a large network, and what transforms take says nothing about compilers."""
     cells = cells_of({"half": 0.9, "compile": 0.5}, {"half": 1.5, "compile": takes})
     space = space_of("half", "compile", half={"seconds": 1.0}, compile=COMPILER)
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells, budget=40.0)
+    _, records, _ = searched(tmp_path / "run", space, cells, budget=40.0)
     assert {"baseline", "half", "compile"} <= set(prepared(cells))
     assert {name for name, record in records.items() if record.reason == NOT_TRIED} == not_tried
 
 
 @pytest.mark.parametrize("compile_cache", ["fresh", "shared"])
-def test_what_a_filled_cache_saves_is_expected(compile_cache, tmp_path, monkeypatch):
+def test_what_a_filled_cache_saves_is_expected(compile_cache, tmp_path):
     """The winner without its graph is the same compiled code: there is time to measure what the graph contributes."""
     graphed = Plan(1.0, prepare_s=37.0, phases={"inductor": 31.0})
     cells = cells_of({"graph": 0.5, "compile": 0.4}, **{"compile+graph": graphed, "compile": Plan(4.0, prepare_s=8.0)})
     few = {name: {"seconds": 1.0} for name in ("a", "b", "c")}
     graph = {"kind": "capture", "seconds": 1.0}
     space = space_of(*few, "graph", "compile", **few, graph=graph, compile=COMPILER)
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells, budget=100.0, compile_cache=compile_cache)
+    _, records, _ = searched(tmp_path / "run", space, cells, budget=100.0, compile_cache=compile_cache)
     rows = contributions(records.values(), fastest_correct(records.values()))
     assert {row.steps: row.without.variant for row in rows} == {("compile",): "graph", ("graph",): "compile"}
 
 
-def test_a_budget_that_pays_for_one_recipe_only(tmp_path, monkeypatch):
+def test_a_budget_that_pays_for_one_recipe_only(tmp_path):
     cells = cells_of(seconds={"half": 30.0})
     space = space_of("half", "together", half={"seconds": 30.0}, together={"seconds": 30.0})
-    _, records, took = searched(monkeypatch, tmp_path / "run", space, cells, budget=45.0)
+    _, records, took = searched(tmp_path / "run", space, cells, budget=45.0)
     assert took <= 45.0
     assert prepared(cells) == ["baseline", "half"]
     assert records["together"].reason == NOT_TRIED
 
 
-def test_a_preparation_that_does_not_end_is_stopped(tmp_path, monkeypatch):
+def test_a_preparation_that_does_not_end_is_stopped(tmp_path):
     cells = cells_of(seconds={"slower": 10_000.0})
     space = space_of("half", "slower", half={"seconds": 1.0}, slower={"seconds": 2.0})
-    _, records, took = searched(monkeypatch, tmp_path / "run", space, cells, budget=100.0)
+    _, records, took = searched(tmp_path / "run", space, cells, budget=100.0)
     assert took <= 100.0 + GRACE + 1
     assert records["slower"].status == "failed"
     assert fastest_correct(records.values()).variant == "half"
 
 
-def test_without_memory_for_another_one_the_slower_recipes_make_room(tmp_path, monkeypatch):
+def test_without_memory_for_another_one_the_slower_recipes_make_room(tmp_path):
     cells = FakeCells(Plans(FACTORS, {}), memory=3.5e9)
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half", "fifth_off", "nothing", "slower"), cells)
+    _, records, _ = searched(tmp_path / "run", space_of("half", "fifth_off", "nothing", "slower"), cells)
     assert fastest_correct(records.values()).variant == "half+fifth_off"
     assert all(record.status == "ok" for record in records.values())
 
@@ -223,11 +223,11 @@ def needs_room(cells, others, step="ready"):
 
 @pytest.mark.parametrize("step", ["ready", 3, "finish"])
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_recipe_that_runs_out_of_memory_beside_others_is_tried_alone(others, step, tmp_path, monkeypatch):
+def test_a_recipe_that_runs_out_of_memory_beside_others_is_tried_alone(others, step, tmp_path):
     cells = cells_of({"large": 0.2, "half": 0.5, "fifth_off": 0.8})
     cells.plans["large"] = Plan(2.0, prepare_s=3.0, happens=needs_room(cells, others, step))
     space = space_of("half", "fifth_off", "large", large={"seconds": 9.0})
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
+    _, records, _ = searched(tmp_path / "run", space, cells)
     assert {record.status for record in records.values()} == {"ok"}, records["large"].reason
     assert ("large", "alone") in cells.log or (others, step) == (1, "ready")
     if (others, step) == (1, "ready"):
@@ -235,76 +235,76 @@ def test_a_recipe_that_runs_out_of_memory_beside_others_is_tried_alone(others, s
     assert cells.held == {}
 
 
-def test_the_only_recipe_that_runs_out_of_memory_beside_the_baseline_is_tried_alone(tmp_path, monkeypatch):
+def test_the_only_recipe_that_runs_out_of_memory_beside_the_baseline_is_tried_alone(tmp_path):
     cells = cells_of()
     cells.plans["large"] = Plan(2.0, happens=needs_room(cells, 0))
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("large"), cells)
+    _, records, _ = searched(tmp_path / "run", space_of("large"), cells)
     assert (records["large"].status, records["large"].speedup.wall > 3) == ("ok", True)
     assert "alone: beside other variants it ran out of memory" in records["large"].notes[0]
 
 
-def test_without_budget_to_try_it_alone_its_row_says_so(tmp_path, monkeypatch):
+def test_without_budget_to_try_it_alone_its_row_says_so(tmp_path):
     folder, space = tmp_path / "run", space_of("half", "large")
     cells = cells_of({"half": 0.5})
     cells.plans["large"] = Plan(2.0, prepare_s=50.0, happens=needs_room(cells, 0))
-    _, records, _ = searched(monkeypatch, folder, space, cells, budget=100.0)
+    _, records, _ = searched(folder, space, cells, budget=100.0)
     assert ("large", "alone") not in cells.log
     assert (records["large"].status, records["large"].reason) == ("skipped", NOT_TRIED)
     assert fastest_correct(records.values()).variant == "half"
 
 
 @pytest.mark.parametrize("happens", [{"ready": dies}, {3: dies}, {"finish": ends()}, {"ready": ends(bad_input=True)}])
-def test_a_recipe_that_fails_costs_its_row(happens, tmp_path, monkeypatch):
+def test_a_recipe_that_fails_costs_its_row(happens, tmp_path):
     cells = cells_of(fifth_off=Plan(8.0, prepare_s=1.0, happens=happens))
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half", "fifth_off", "nothing"), cells)
+    _, records, _ = searched(tmp_path / "run", space_of("half", "fifth_off", "nothing"), cells)
     assert records["fifth_off"].status == "failed"
     assert records["half"].status == "ok"
     assert "half" in fastest_correct(records.values()).variant
 
 
-def test_without_a_baseline_nothing_is_searched(tmp_path, monkeypatch):
+def test_without_a_baseline_nothing_is_searched(tmp_path):
     cells = cells_of(baseline=Plan(happens={"ready": dies}))
-    _, records, _ = searched(monkeypatch, tmp_path / "run", space_of("half"), cells)
+    _, records, _ = searched(tmp_path / "run", space_of("half"), cells)
     assert prepared(cells) == ["baseline"]
     assert fastest_correct(records.values()) is None
 
 
-def test_steps_that_cannot_run_here_have_a_row_and_are_in_no_recipe(tmp_path, monkeypatch):
+def test_steps_that_cannot_run_here_have_a_row_and_are_in_no_recipe(tmp_path):
     cells = cells_of()
     cells.not_run = {"half": End("skipped", "it needs a device"), "fifth_off+nothing": End("skipped", "they refuse")}
     space = space_of("half", "fifth_off", "nothing")
-    run, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
+    run, records, _ = searched(tmp_path / "run", space, cells)
     assert [line for line in run.progress.said if "it needs a device" in line] == ["skipped: half (it needs a device)"]
     assert records["half"].status == "skipped"
     assert sorted(prepared(cells)) == ["baseline", "fifth_off", "nothing"]
 
 
-def test_a_step_for_another_device_has_a_row_and_is_in_no_recipe(tmp_path, monkeypatch):
+def test_a_step_for_another_device_has_a_row_and_is_in_no_recipe(tmp_path):
     cells = cells_of()
     space = space_of("half", "fifth_off", half={"device": "cuda"}, fifth_off={"device": "cpu"})
-    run, records, _ = searched(monkeypatch, tmp_path / "run", space, cells)
+    run, records, _ = searched(tmp_path / "run", space, cells)
     why = "changes nothing on cpu: the step is for cuda"
     assert [line for line in run.progress.said if line.startswith("skipped")] == [f"skipped: half ({why})"]
     assert (records["half"].status, records["half"].reason) == ("skipped", why)
     assert sorted(prepared(cells)) == ["baseline", "fifth_off"]
 
 
-def test_resuming_measures_what_is_missing(tmp_path, monkeypatch):
+def test_resuming_measures_what_is_missing(tmp_path):
     folder, space = tmp_path / "run", space_of(*STEPS)
     plans = {"half+together": Plan(3.7, prepare_s=3.0, happens={"ready": interrupts})}
     cells = cells_of(**plans)
     with pytest.raises(KeyboardInterrupt):
-        searched(monkeypatch, folder, space, cells)
+        searched(folder, space, cells)
     ended = {name for name, each in rows(folder).items() if each.status == "ok" or name == "wrong"}
     assert {"slower", "wrong"} <= ended < set(prepared(cells))
     again = cells_of()
-    _, records, _ = searched(monkeypatch, folder, space, again, resume=str(folder))
+    _, records, _ = searched(folder, space, again, resume=str(folder))
     assert fastest_correct(records.values()).variant == "half+fifth_off+together"
     assert ended & set(prepared(again)) == set()
     assert {"baseline", "half+together"} <= set(prepared(again))
 
 
-def test_what_the_earlier_attempt_used_up_counts_wherever_it_ended(tmp_path, monkeypatch):
+def test_what_the_earlier_attempt_used_up_counts_wherever_it_ended(tmp_path):
     """Ctrl-C before anything was timed, in the third preparation; then a kill, which leaves what was noted before."""
     folder, space, seconds = tmp_path / "run", space_of("half", "slower"), {"half": 30.0, "slower": 30.0}
 
@@ -315,7 +315,7 @@ def test_what_the_earlier_attempt_used_up_counts_wherever_it_ended(tmp_path, mon
         }
         cells = cells_of(seconds=seconds, **happens)
         with pytest.raises(KeyboardInterrupt):
-            searched(monkeypatch, folder, space, cells, budget=200.0, **options)
+            searched(folder, space, cells, budget=200.0, **options)
         return cells.seconds
 
     used = attempt()
@@ -323,11 +323,11 @@ def test_what_the_earlier_attempt_used_up_counts_wherever_it_ended(tmp_path, mon
     used += attempt(resume=str(folder))
     assert used > 120
     again = cells_of(seconds=seconds)
-    _, _, took = searched(monkeypatch, folder, space, again, budget=200.0, resume=str(folder))
+    _, _, took = searched(folder, space, again, budget=200.0, resume=str(folder))
     assert used + took < 200 + GRACE
 
 
-def test_what_was_used_up_is_noted_while_the_search_runs(tmp_path, monkeypatch):
+def test_what_was_used_up_is_noted_while_the_search_runs(tmp_path):
     """Nothing can be noted when it is killed."""
     folder, noted = tmp_path / "run", []
 
@@ -335,15 +335,15 @@ def test_what_was_used_up_is_noted_while_the_search_runs(tmp_path, monkeypatch):
         noted.append(json.loads((folder / SPENT).read_text())["seconds"])
 
     plans = {name: Plan(10.0, prepare_s=30.0, happens={"ready": look, 1: look}) for name in ("half", "slower")}
-    searched(monkeypatch, folder, space_of(*plans), cells_of(**plans), budget=300.0)
+    searched(folder, space_of(*plans), cells_of(**plans), budget=300.0)
     assert noted[:3] == [pytest.approx(LOAD_S), pytest.approx(LOAD_S + 30), pytest.approx(LOAD_S + 60)]
 
 
-def test_resuming_a_complete_search_measures_nothing(tmp_path, monkeypatch):
+def test_resuming_a_complete_search_measures_nothing(tmp_path):
     folder, space = tmp_path / "run", space_of("half", "slower")
-    _, before, _ = searched(monkeypatch, folder, space, cells_of())
+    _, before, _ = searched(folder, space, cells_of())
     again = cells_of()
-    _, records, took = searched(monkeypatch, folder, space, again, resume=str(folder))
+    _, records, took = searched(folder, space, again, resume=str(folder))
     assert prepared(again) == []
     assert took == 0
     assert {name: record.wall_p50 for name, record in records.items()} == {
@@ -352,15 +352,15 @@ def test_resuming_a_complete_search_measures_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5])
-def test_devices_share_what_they_try(factor, tmp_path, monkeypatch):
+def test_devices_share_what_they_try(factor, tmp_path):
     """The second device is twice as slow or as fast: recipes are compared with the baseline on their own device."""
     folder, space = tmp_path / "run", space_of(*STEPS)
     others = FakeCells(Plans({**FACTORS, "": factor}, {}))
-    _, theirs, _ = searched(monkeypatch, folder / "devices" / "b", space, others, 100.0, Shared(folder))
+    _, theirs, _ = searched(folder / "devices" / "b", space, others, 100.0, Shared(folder))
     assert theirs["baseline"].wall_p50 == pytest.approx(factor * EAGER_MS, rel=0.01)
     assert theirs["half"].speedup.wall == pytest.approx(2.0, rel=0.01)
     cells, ended = cells_of(), SimpleNamespace(wait=lambda seconds: 0)
-    _, records, _ = searched(monkeypatch, folder, space, cells, 600.0, Shared(folder, [ended]))
+    _, records, _ = searched(folder, space, cells, 600.0, Shared(folder, [ended]))
     best = fastest_correct(records.values())
     assert best.variant == "half+fifth_off+together"
     assert records["half"].speedup.wall == pytest.approx(2.0, rel=0.01)
