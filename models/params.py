@@ -22,16 +22,20 @@ def require_positive(params: object, *names: str) -> None:
         )
 
 
+#: Keys of published configs that do not change the forward pass, or that allow only one value here.
+OTHER_KEYS = ("model_id", "cfg_prob", "checkpoint_grads", "eq", "noise_decoder_inputs", "patch_size", "causal")
+
+
 @dataclasses.dataclass(frozen=True)
 class Params:
     """Base of the networks' parameters."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read a published config. Keys without a field here do not change the forward pass and are ignored.
+    def from_config(cls, config: Mapping[str, Any], *others: "type[Params]") -> Self:
+        """Read a published config, whose other keys are fields of `others` or do not change the forward pass.
 
         Raises:
-            ValueError: a field is missing (the nearest key given is named), or a value is not supported.
+            ValueError: a field is missing, a key is unknown (the nearest name is given), or a value is not supported.
         """
         fields = {field.name: field for field in dataclasses.fields(cls)}
         for name, field in fields.items():
@@ -39,6 +43,12 @@ class Params:
                 near = difflib.get_close_matches(name, [key for key in config if key not in fields], n=1)
                 hint = f"; is {near[0]!r} a misspelling of it?" if near else ""
                 raise ValueError(f"the config of {cls.__name__} lacks {name!r}{hint}")
+        known = [*(field.name for kind in (cls, *others) for field in dataclasses.fields(kind)), *OTHER_KEYS]
+        for key in config:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f". There are {', '.join(known)}"
+                raise ValueError(f"{cls.__name__} has no key {key!r}{hint}")
         patch_size = config.get("patch_size", 1)
         require(patch_size == 1, f"patch_size must be 1 (a latent pixel is a token), not {patch_size!r}")
         require(not config.get("causal"), "causal must be false: a causal network is another network, not implemented")

@@ -165,14 +165,21 @@ class WorldModelFrame(PrefilledWorldModel):
         return self.frame(x, audio, mouse, btn)
 
 
+def _sizes_and_options(config: Mapping[str, Any]) -> tuple[WorldModelParams, FrameOptions]:
+    return (
+        WorldModelParams.from_config(config, FrameOptions),
+        FrameOptions.from_config(config, WorldModelParams),
+    )
+
+
 def build_world_model_step(*, context_frames: int, **config: Any) -> WorldModelStep:
     """Build a `WorldModelStep` from the keys of a published config and those of `FrameOptions`."""
-    return WorldModelStep(WorldModelParams.from_config(config), FrameOptions.from_config(config), context_frames)
+    return WorldModelStep(*_sizes_and_options(config), context_frames)
 
 
 def build_world_model_frame(*, context_frames: int, **config: Any) -> WorldModelFrame:
     """Build a `WorldModelFrame` from the keys of a published config and those of `FrameOptions`."""
-    return WorldModelFrame(WorldModelParams.from_config(config), FrameOptions.from_config(config), context_frames)
+    return WorldModelFrame(*_sizes_and_options(config), context_frames)
 
 
 def world_model_step_inputs(module: PrefilledWorldModel, **options: Unpack[InputOptions]) -> dict[str, Tensor]:

@@ -1,13 +1,16 @@
 """A config that makes no network says why."""
 
 import dataclasses
+import re
+from functools import partial
 
 import pytest
 import torch
 from reference_data import STATE_DICTS, TINY
 
-from models.audio_vae import AudioVAEParams
-from models.image_vae import ImageVAEParams
+from models.audio_vae import AudioVAEParams, build_audio_vae
+from models.image_vae import ImageVAEParams, build_image_decoder
+from models.playback import build_picture_stage, build_sound_stage, build_world_model_frame, build_world_model_step
 from models.world_model import WorldModelParams, build_world_model
 
 NAMED_SIZES = {
@@ -76,6 +79,26 @@ def test_a_misspelt_key_is_named():
     config["n_layer"] = config.pop("n_layers")
     with pytest.raises(ValueError, match="lacks 'n_layers'; is 'n_layer' a misspelling of it"):
         build_world_model(**config)
+
+
+@pytest.mark.parametrize(
+    ("factory", "params", "given", "near"),
+    [
+        (partial(build_world_model_step, context_frames=0), WorldModelParams, "weigths", "'weights'"),
+        (partial(build_world_model_frame, context_frames=0), WorldModelParams, "n_button", "'n_buttons'"),
+        (build_world_model, WorldModelParams, "n_mouse_axis", "'n_mouse_axes'"),
+        (build_image_decoder, ImageVAEParams, "ch_maximum", "'ch_max'"),
+        (build_picture_stage, ImageVAEParams, "checkpoint_grad", "'checkpoint_grads'"),
+        (build_audio_vae, AudioVAEParams, "stride", "'strides'"),
+        (partial(build_sound_stage, window=4), AudioVAEParams, "decoder", None),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_key_that_no_factory_knows_is_refused(factory, params, given, near):
+    """Otherwise a misspelt option is measured with its default."""
+    message = f"has no key '{given}'" + (f"; did you mean {near}" if near else ". There are channels, ")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        factory(**vars(params.tiny()), **{given: "int8"})
 
 
 @pytest.mark.parametrize(
