@@ -1,9 +1,11 @@
 """Published reference numbers with their networks, and tiny networks that stand for all kinds."""
 
+import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,27 @@ def reference_weights(module: nn.Module, seed: int, prefix: str = "") -> None:
         scale = math.prod(parameter.shape[1:]) ** -0.5 if parameter.ndim >= 2 else 0.1
         values = generator.standard_normal(tuple(parameter.shape)) * scale
         parameter.copy_(torch.from_numpy(values.astype(np.float32)))
+
+
+def name_differences(state_dict: Mapping[str, Tensor], digests: Mapping[str, str]) -> list[str]:
+    """Return how the names and shapes of a state dict differ from the published ones, of which digests are stored.
+
+    `digests` holds those of each top-level module, in the order of the sorted names. A name or shape that is not
+    published is given in full, and a missing one by the names before and after it.
+    """
+    differences, found = [], defaultdict(dict)
+    for name in sorted(state_dict):
+        entry = f"{name} {list(state_dict[name].shape)}"
+        found[name.partition(".")[0]][hashlib.sha256(entry.encode()).hexdigest()[:6]] = entry
+    for module in sorted({*found, *digests}):
+        here, published = found[module], digests.get(module, "").split()
+        differences += [f"not published: {entry}" for digest, entry in here.items() if digest not in published]
+        for place, digest in enumerate(published):
+            if digest not in here:
+                before = next((here[each] for each in reversed(published[:place]) if each in here), "the first")
+                after = next((here[each] for each in published[place:] if each in here), "the last")
+                differences.append(f"missing: {module}, name {place + 1} of {len(published)}: {before} < it < {after}")
+    return differences
 
 
 def factory_of(config_name: str) -> Callable[..., nn.Module]:

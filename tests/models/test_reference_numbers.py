@@ -12,10 +12,12 @@ from reference_data import (
     factory_of,
     flat,
     full_size_sample,
+    name_differences,
     relative_error,
     small_sample,
 )
 
+from models import world_model
 from models.world_model import WorldModel
 
 #: Full-size config -> component.
@@ -37,11 +39,26 @@ def test_names_and_shapes_are_the_published_ones(name):
     entry = STATE_DICTS[name]
     with torch.device("meta"):
         module = factory_of(name)(**entry["config"])
-    assert {key: list(value.shape) for key, value in module.state_dict().items()} == entry["state_dict"]
+    assert name_differences(module.state_dict(), entry["digests"]) == []
     assert trained(module) == entry["trainable_parameters"]
     if isinstance(module, WorldModel) and name in SIZES:
-        shapes = {key: list(shape) for key, shape in module.published_shapes()[SIZES[name]]().items()}
-        assert shapes == entry["state_dict"]
+        shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+        assert module.published_shapes()[SIZES[name]]() == shapes
+
+
+def test_a_difference_from_the_published_names_is_named():
+    entry = STATE_DICTS["world_model_small"]
+    with torch.device("meta"):
+        names = world_model.build_world_model(**entry["config"]).state_dict()
+    names["pos_enc.p"] = torch.empty(3, 64, device="meta")
+    names["proj_in.biass"] = torch.empty(64, device="meta")
+    del names["t_embed.mlp.fc1.weight"]
+    assert name_differences(names, entry["digests"]) == [
+        "not published: pos_enc.p [3, 64]",
+        "missing: pos_enc, name 1 of 1: the first < it < the last",
+        "not published: proj_in.biass [64]",
+        "missing: t_embed, name 2 of 4: t_embed.mlp.fc1.bias [256] < it < t_embed.mlp.fc2.bias [64]",
+    ]
 
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
