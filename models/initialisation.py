@@ -25,15 +25,9 @@ def randomise(module: nn.Module, seed: int, prefix: str = "") -> None:
         prefix: put before each name, for example `decoder.` for a decoder without its VAE.
     """
     for name, parameter in module.named_parameters():
-        randomise_parameter(parameter, prefix + name, seed)
-
-
-@torch.no_grad()
-def randomise_parameter(parameter: Tensor, name: str, seed: int) -> None:
-    """Fill one parameter in place, as `randomise` does."""
-    generator = torch.Generator(parameter.device).manual_seed((zlib.crc32(name.encode()) ^ seed) & 0xFFFFFFFF)
-    scale = math.prod(parameter.shape[1:]) ** -0.5 if parameter.ndim >= 2 else 0.1
-    parameter.normal_(std=scale, generator=generator)
+        own_seed = (zlib.crc32((prefix + name).encode()) ^ seed) & 0xFFFFFFFF
+        scale = math.prod(parameter.shape[1:]) ** -0.5 if parameter.ndim >= 2 else 0.1
+        parameter.normal_(std=scale, generator=torch.Generator(parameter.device).manual_seed(own_seed))
 
 
 class InputOptions(TypedDict):

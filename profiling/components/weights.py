@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
+import zlib
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from models.initialisation import randomise_parameter
 from profiling.components.checkpoint import load_into
 from profiling.components.instantiate import explained, partial_of
 from profiling.components.manifest import check_digest, load_manifest
@@ -83,4 +84,7 @@ def fill_degenerate(module: nn.Module, seed: int) -> None:
     for name, parameter in module.named_parameters():
         if not parameter.is_floating_point() or parameter.numel() == 0 or parameter.abs().max() > DEGENERATE:
             continue
-        randomise_parameter(parameter, name, seed)
+        scale = math.prod(parameter.shape[1:]) ** -0.5 if parameter.ndim >= 2 else 0.1
+        # Seeded by the name, so that the order of parameters has no effect.
+        generator = torch.Generator(parameter.device).manual_seed((zlib.crc32(name.encode()) ^ seed) & 0xFFFFFFFF)
+        parameter.normal_(std=scale, generator=generator)

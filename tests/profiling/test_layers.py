@@ -91,6 +91,10 @@ def test_networks_do_not_import_the_harness():
     assert [path for path in files("models") if packages(path) & {"profiling", "hydra", "omegaconf"}] == []
 
 
+def test_the_harness_does_not_import_the_networks():
+    assert [path for path in files("profiling") if "models" in packages(path)] == []
+
+
 def test_only_targets_cli_and_instantiate_import_hydra():
     for path in files("profiling"):
         target = (ROOT / "conf" / f"{path.parts[1].removesuffix('.py')}.yaml").exists()
