@@ -12,7 +12,8 @@ from tabulate import tabulate
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from models.ring_attention import HAS_TRITON, ring_attention, visibility
+from models.kernels import HAS_TRITON
+from models.kernels.ring_attention import ring_attention, visibility
 
 N_FRAMES, TOKENS, HEADS, HEAD_DIM, LAYERS = 60, 17, 24, 64, 25
 CALLS, ROUNDS = 100, 25
@@ -50,7 +51,7 @@ def all_keys(q, k, v):
 
 def forms(k, groups):
     """Return the forms to compare, by name; `k` is the ring of any layer."""
-    from models.ring_attention_triton import attend_ring
+    from models.kernels.ring_attention_triton import attend_ring
 
     frames = torch.arange(100, 100 + groups, device="cuda")
     chosen, masked = visibility(frames, k, kernel="triton"), visibility(frames, k, kernel="sdpa")

@@ -19,7 +19,9 @@ from ring_attention import LAYERS, device_us, replay_ms
 from tabulate import tabulate
 from torch.nn import functional as F
 
-from models.skinny_linear import HAS_TRITON, SkinnyLinears, quantise
+from models.kernels import HAS_TRITON
+from models.kernels.eight_bits import quantise
+from models.skinny_linear import SkinnyLinears
 from profiling.roofline.measure_ceilings import measure_ceilings
 
 #: Name: (outputs, inputs). SiLU follows fc1; out and fc2 leave the sum of their parts to the next kernel.
@@ -34,7 +36,7 @@ ROUNDS = 200
 
 def forms(name):
     """Return (the library's function, that of this repository) of x, weight, bias; the second also of a scale."""
-    from models import skinny_linear_triton as ours
+    from models.kernels import skinny_linear_triton as ours
 
     def library(x, weight, bias):
         linear = F.linear(x, weight, bias)
@@ -80,8 +82,8 @@ def compared(us, base, bar):
 
 def int16_us(name, x, operands):
     """Return the device time of a product with activations in 16-bit integers."""
-    from models.fused_blocks_triton import start_norm_int16
-    from models.skinny_linear_triton import linear_int16
+    from models.kernels.modulated_norm_triton import start_norm_int16
+    from models.kernels.skinny_linear_triton import linear_int16
 
     vector = torch.ones(1, 1, 1, x.shape[-1], dtype=x.dtype, device=x.device)
     rows = start_norm_int16(x[None, None], vector, vector)

@@ -21,7 +21,8 @@ from ring_attention import LAYERS, device_us
 from skinny_linear import ADALN, SHAPES, draw, forms, in_8_bits
 from torch.nn import functional as F
 
-from models.skinny_linear import HAS_TRITON, dequantise
+from models.kernels import HAS_TRITON
+from models.kernels.eight_bits import dequantise
 
 SPLIT = ("out", "fc2")  # layers whose parts the next kernel sums
 SHARED_BYTES = 227 * 1024  # of a Hopper SM, for one program
@@ -34,7 +35,7 @@ def tiles(name, rows):
 
     A single row needs no tensor cores: 1, 2 and 4 warps are tried.
     """
-    from models.skinny_linear_triton import Tile
+    from models.kernels.skinny_linear_triton import Tile
 
     k = SHAPES.get(name, ADALN)[1]
     block = max(16, 1 << (rows - 1).bit_length())
@@ -109,7 +110,7 @@ def compile_all(names, rows, weights):
 
 def search(name, rows, weights):
     """Print the fastest tiles of a layer."""
-    from models.skinny_linear_triton import choose_tile
+    from models.kernels.skinny_linear_triton import choose_tile
 
     _, form = forms(name)
     x, operands = draw(name, rows, 1 if name == "adaln" else LAYERS)
@@ -150,7 +151,7 @@ def main() -> None:
     if not torch.cuda.is_available() or not HAS_TRITON:
         raise SystemExit("benchmarks/skinny_tiles.py times GPU kernels: it needs a CUDA device and triton")
     print(f"tiles of linear layers: {torch.cuda.get_device_name()}, torch {torch.__version__}")
-    from models import skinny_linear_triton as module
+    from models.kernels import skinny_linear_triton as module
 
     usual = module.choose_tile
     module.choose_tile = lambda *sizes, **options: chosen.tile or usual(*sizes, **options)

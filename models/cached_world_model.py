@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import Attend, attend
+from models.kernels.eight_bits import MULTIPLE, WEIGHTS
+from models.kernels.ring_attention import KERNELS, Kernel, ring_attention, visibility
 from models.modulation import MergedModulation, materialized
 from models.params import Params, require, require_positive
 from models.precision import ConstantBuffers, at_least_fp32
-from models.ring_attention import KERNELS, Kernel, RingCache, ring_attention, visibility
-from models.skinny_linear import MULTIPLE, WEIGHTS, SkinnyLinears
+from models.ring_cache import RingCache
+from models.skinny_linear import SkinnyLinears
 from models.transformer import Block
 from models.world_model import WorldModel, WorldModelParams
 
@@ -117,7 +119,11 @@ class CachedWorldModel(WorldModel):
         self.options = options
         self.schedule = NoiseSchedule(options.steps, options.t_commit)
         self.modulation = MergedModulation(self._blocks, (self.proj_out, self.audio_proj_out))
-        self.caches = nn.ModuleList(RingCache(params, options.rows) for _ in range(params.n_layers))
+        self.caches = nn.ModuleList(
+            # One slot more than the window has frames, see `models.kernels.ring_attention`.
+            RingCache(options.rows, params.n_frames + 1, params.tokens_per_frame, params.n_heads, params.head_dim)
+            for _ in range(params.n_layers)
+        )
         self.register_buffer("position", torch.zeros(1, dtype=torch.int64), persistent=False)  # index of the next frame
         size = params.sample_size
         for name, shape in (
@@ -267,7 +273,7 @@ class CachedWorldModel(WorldModel):
                 return ring_attention(q, cache.k, cache.v, seen).flatten(1, 2)
 
             return self._through_blocks(latents, vectors, frames, write_and_attend)
-        from models.fused_blocks_triton import through_layers  # needs triton
+        from models.fused_blocks import through_layers  # needs triton
 
         modulations = (self.modulation.block(vectors, index) for index in range(len(self._blocks)))
         layers = zip(self._blocks, self._rings, modulations, strict=True)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.skinny_linear import few_rows_linear, operands
+from models.kernels.skinny_linear import few_rows_linear
+from models.skinny_linear import operands
 from models.transformer import Block, Modulation, OutputHead
 
 

@@ -1,13 +1,5 @@
-"""Linear layers for few rows: in one Triton kernel each, with weights of 8 bits and a scale for each output.
+"""A linear layer for few rows with weights stored in 8 bits, or as they are: it stands in for an `nn.Linear`."""
 
-A large linear layer with one or two rows is bound by reading its weights, so weights of half the bytes take half the
-time. With 17 rows on an H100 they have 0.9 to 1.5 times the speed of bf16 (docs/results/h100/skinny_linear.txt), and
-save memory.
-`SkinnyLinear` stores them quantised and stands in for an `nn.Linear`; `SkinnyLinears` puts it into any module. The
-kernel widens 8-bit numbers exactly; activations keep their dtype, and sums are fp32.
-"""
-
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -15,91 +7,13 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-MAX_ROWS = 64  # of the kernel; with more rows the weights no longer dominate the time
-MULTIPLE = 64  # of inputs and outputs: of 64 inputs, rows of 8-bit weights start at whole memory sectors
-MOST_WEIGHTS = 2**31  # of a layer, not included: the kernel's offsets have 32 bits
-WEIGHTS = ("bf16", "int8", "float8_e4m3")  # how weights are stored; bf16: as they are, in the module's own dtype
-_STORED = {"int8": (torch.int8, 127.0), "float8_e4m3": (torch.float8_e4m3fn, 448.0)}  # dtype, largest number
-EIGHT_BITS = tuple(dtype for dtype, _ in _STORED.values())
+from models.kernels import HAS_TRITON
+from models.kernels.eight_bits import MAX_ROWS, MOST_WEIGHTS, MULTIPLE, WEIGHTS, dequantise, fits, quantise
+from models.kernels.skinny_linear import HALF, few_rows_linear, runs_in_kernel
+
 #: Least compute capability that the kernel needs: 8.0 has products in bf16, 8.9 has Triton's float8.
 _CAPABILITY = {"bf16": (8, 0), "int8": (8, 0), "float8_e4m3": (8, 9)}
-_HALF = (torch.float16, torch.bfloat16)
-
-
-def quantise(weight: Tensor, weights: str) -> tuple[Tensor, Tensor]:
-    """Quantise each row to 8 bits, every number to the nearest that can be represented; `dequantise` undoes it.
-
-    The largest magnitude of a row is exact. A row that holds NaN or infinity gets the scale NaN, so that its output is
-    NaN. A row of zeros gets the scale 0.
-
-    Args:
-        weight: [n, k] of a floating dtype.
-        weights: `int8` or `float8_e4m3`.
-
-    Returns:
-        int8 or float8_e4m3fn [n, k] in `kernel_order`, and fp32 [n].
-    """
-    dtype, limit = _STORED[weights]
-    exact = weight.detach().float()
-    largest = exact.abs().amax(1)
-    scale = torch.where(largest.isfinite(), largest / limit, torch.nan)
-    numbers = (exact / torch.where(scale > 0, scale, 1).unsqueeze(1)).nan_to_num(0).clamp(-limit, limit)
-    return kernel_order((numbers.round() if weights == "int8" else numbers).to(dtype)), scale
-
-
-def dequantise(stored: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weight [n, k] that the results of `quantise` stand for, in `dtype`, rounded once."""
-    return (kernel_order(stored, undo=True).float() * scale.unsqueeze(1)).to(dtype)
-
-
-def kernel_order(stored: Tensor, *, undo: bool = False) -> Tensor:
-    """Return 8-bit weights [n, k] with the inputs in the order in which the kernel reads them, or (`undo`) back.
-
-    Byte b of word w (0 to 15) of each 64 inputs is input w + 16·b, so that equal bytes of neighbouring words belong to
-    neighbouring inputs. Where k is not a multiple of 64, which the kernel does not take, the order stays.
-    """
-    n, k = stored.shape
-    if k % MULTIPLE:
-        return stored
-    ordered = stored.view(n, -1, 16, 4) if undo else stored.view(n, -1, 4, 16)
-    return ordered.transpose(2, 3).reshape(n, k)
-
-
-def fits(weight: Tensor) -> bool:
-    """Return True if the kernel supports the shape of `weight`, [n, k]."""
-    n, k = weight.shape
-    return n % MULTIPLE == 0 and k % MULTIPLE == 0 and n * k < MOST_WEIGHTS
-
-
-def runs_in_kernel(x: Tensor, stored: Tensor, dtype: torch.dtype, max_rows: int = MAX_ROWS) -> bool:
-    """Return True if the kernel computes this product; shapes, dtypes and the device decide.
-
-    Args:
-        x: [..., k]; the kernel takes fp16 and bf16 on a GPU, and has no gradient.
-        stored: weights [n, k] as they are, or as `quantise` returns them.
-        dtype: of the activations for which the layer was made.
-        max_rows: up to how many rows the kernel is used.
-    """
-    few = x.numel() // x.shape[-1] <= min(max_rows, MAX_ROWS)
-    runs = x.is_cuda and HAS_TRITON and x.dtype == dtype and dtype in _HALF and not torch.is_grad_enabled()
-    return few and runs and fits(stored) and stored.is_contiguous()
-
-
-def few_rows_linear(
-    x: Tensor, stored: Tensor, bias: Tensor | None, scale: Tensor | None, dtype: torch.dtype, max_rows: int = MAX_ROWS
-) -> Tensor:
-    """Return `x·weightᵀ + bias` [..., n], by the kernel if it can run, else by PyTorch with the weights in `dtype`.
-
-    Arguments are those of `runs_in_kernel`; bias is [n], and scale fp32 [n], None where the weights are not quantised.
-    """
-    if runs_in_kernel(x, stored, dtype, max_rows):
-        from models.skinny_linear_triton import linear  # needs triton
-
-        return linear(x, stored, bias, scale)
-    return F.linear(x, stored if scale is None else dequantise(stored, scale, dtype), bias)
 
 
 class SkinnyLinear(nn.Module):
@@ -142,7 +56,7 @@ class SkinnyLinear(nn.Module):
             return None
         if not x.is_cuda or not HAS_TRITON:
             return "the kernel needs triton and a CUDA device"
-        if x.dtype not in _HALF:
+        if x.dtype not in HALF:
             return f"activations are {str(x.dtype).removeprefix('torch.')}; the kernel takes only float16 and bfloat16"
         rows = x.numel() // x.shape[-1]
         most = min(self.max_rows, MAX_ROWS)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from models.attention import Attention, RotaryTables
 from models.embeddings import MLP
+from models.kernels.modulated_norm import modulated_norm
 
 
 class AdaLN(nn.Module):
@@ -25,11 +26,6 @@ class AdaLN(nn.Module):
         """Return (1 + scale, shift), each of the shape of `activated`, SiLU(condition) [b, n, 1, d]."""
         scale, shift = self.fc(activated).chunk(2, dim=-1)
         return scale + 1, shift
-
-
-def modulated_norm(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
-    """Return `layer_norm(x)·factor + shift`; x is [b, n, m, d], factor and shift are [b, n, 1, d]."""
-    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=1e-5), factor)
 
 
 class Gate(nn.Module):

@@ -9,8 +9,10 @@ from reference_data import relative_error
 from test_cached_world_model import SMALL, WIDE, build, generate
 from test_cached_world_model import draw_inputs as draw_frames
 
-from models.skinny_linear import SkinnyLinears, kernel_order
-from models.transformer import modulated_norm
+from models.kernels.eight_bits import from_int16_rows
+from models.kernels.modulated_norm import add_modulated_norm as reference
+from models.kernels.modulated_norm import modulated_norm
+from models.skinny_linear import SkinnyLinears
 
 HALVES = [torch.bfloat16, torch.float16]
 SHAPES = [(b, g, m, d) for b in (1, 2) for g in (1, 2) for m in (5, 17) for d in (24, 1536)]
@@ -27,17 +29,12 @@ def draw_inputs(b, g, m, d, dtype=torch.float32, device="cpu") -> tuple[torch.Te
     return residual, branch, gate, factor, shift
 
 
-def plain(residual, branch, gate, factor, shift):
-    summed = torch.addcmul(residual, branch.sum(0), gate)
-    return summed, modulated_norm(summed, factor, shift)
-
-
 def interpreted():
-    from models.fused_blocks_triton import add_modulated_norm
+    from models.kernels.modulated_norm_triton import add_modulated_norm
 
     for shape, (dtype, bound) in itertools.product(SHAPES, ((torch.float32, 1e-6), (torch.float16, 3e-3))):
         given = draw_inputs(*shape, dtype)
-        expected = plain(*(tensor.double() for tensor in given))
+        expected = reference(*(tensor.double() for tensor in given))
         before = [tensor.clone() for tensor in given]
         for actual, exact in zip(add_modulated_norm(*given), expected, strict=True):
             assert actual.dtype == dtype
@@ -60,28 +57,22 @@ def interpreted():
 
 def check_int16(residual, branch, gate, factor, shift, bound):
     """Compare norms that are written as `Int16Rows` with plain operations; a row with NaN or infinity is NaN."""
-    from models.fused_blocks_triton import add_modulated_norm
+    from models.kernels.modulated_norm_triton import add_modulated_norm
 
     given = residual, branch, gate, factor, shift
-    exact = plain(*(tensor.double() for tensor in given))[1]
+    exact = reference(*(tensor.double() for tensor in given))[1]
     alone = modulated_norm(residual.double(), factor.double(), shift.double())
     _, normed = add_modulated_norm(*given, int16=True)
-    assert relative_error(widened(normed), exact) < bound, residual.shape
+    assert relative_error(from_int16_rows(normed), exact) < bound, residual.shape
     _, normed = add_modulated_norm(residual, None, None, factor, shift, int16=True)
-    assert relative_error(widened(normed), alone) < bound, residual.shape
+    assert relative_error(from_int16_rows(normed), alone) < bound, residual.shape
     spoilt = residual.clone()
     spoilt[0, 0, 1, 3], spoilt[0, 0, 2, 3] = float("nan"), float("inf")
     _, normed = add_modulated_norm(spoilt, None, None, factor, shift, int16=True)
-    assert widened(normed)[0, 0, 1:3].isnan().all()
-    assert relative_error(widened(normed)[0, 0, 3:], alone[0, 0, 3:]) < bound
+    assert from_int16_rows(normed)[0, 0, 1:3].isnan().all()
+    assert relative_error(from_int16_rows(normed)[0, 0, 3:], alone[0, 0, 3:]) < bound
     _, normed = add_modulated_norm(residual, None, None, torch.zeros_like(factor), torch.zeros_like(shift), int16=True)
-    assert not widened(normed).any(), "a row of zeros"
-
-
-def widened(rows):
-    """Return the fp64 numbers that an `Int16Rows` stands for."""
-    high, low = (kernel_order(part.flatten(0, -2), undo=True).view_as(part).double() for part in rows.split)
-    return (256 * high + low) * rows.scale.unsqueeze(-1)
+    assert not from_int16_rows(normed).any(), "a row of zeros"
 
 
 def test_kernel_in_the_interpreter():
@@ -90,7 +81,7 @@ def test_kernel_in_the_interpreter():
 
 def test_what_does_not_fit_is_refused():
     pytest.importorskip("triton")
-    from models.fused_blocks_triton import add_modulated_norm
+    from models.kernels.modulated_norm_triton import add_modulated_norm
 
     residual, branch, gate, factor, shift = draw_inputs(2, 2, 5, 24)
     with pytest.raises(ValueError, match=r"factor \[2, 1, 1, 24\].*must be \[b, g, 1, d\]"):
@@ -105,11 +96,11 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (1, 1, 17, 4096)], ids=str)
 def test_as_exact_as_plain_operations(shape, dtype):
-    from models.fused_blocks_triton import add_modulated_norm
+    from models.kernels.modulated_norm_triton import add_modulated_norm
 
     given = draw_inputs(*shape, dtype, "cuda")
-    expected = plain(*(tensor.double() for tensor in given))
-    for actual, other, exact in zip(add_modulated_norm(*given), plain(*given), expected, strict=True):
+    expected = reference(*(tensor.double() for tensor in given))
+    for actual, other, exact in zip(add_modulated_norm(*given), reference(*given), expected, strict=True):
         assert relative_error(actual, exact) <= 2 * relative_error(other, exact)
 
 
@@ -122,7 +113,7 @@ def test_norms_in_int16_are_as_exact_as_in_half_precision(dtype):
 
 def two_branches(residual, branch, gate, factor, shift):
     """Return what comes out of three norms, each behind the one before."""
-    from models.fused_blocks_triton import add_modulated_norm
+    from models.kernels.modulated_norm_triton import add_modulated_norm
 
     residual, normed = add_modulated_norm(residual, None, None, factor, shift)
     residual, normed = add_modulated_norm(residual, branch * normed, gate, factor, shift)
@@ -158,7 +149,7 @@ def test_a_captured_graph_follows_its_inputs():
 
 @pytest.mark.gpu
 def test_the_operators_keep_their_promises():
-    from models import fused_blocks_triton  # noqa: F401
+    from models.kernels import modulated_norm_triton  # noqa: F401
 
     given = draw_inputs(2, 2, 5, 24, torch.bfloat16, "cuda")
     utils = ("test_schema", "test_faketensor")
@@ -175,7 +166,7 @@ OPTIONS = [{"steps": 2}, {"commit": "separate"}, {"guidance": 1.5, "batch": 2}]
 @torch.no_grad()
 def interpreted_frames():
     """In fp32 on the CPU, where the kernels run in the interpreter alone: twice around the ring."""
-    from models import ring_attention
+    from models.kernels import ring_attention
 
     ring_attention.triton_obstacle = lambda ring: None
     for options in OPTIONS:

@@ -12,8 +12,8 @@ from test_capturable import OneDeviceMode
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from models import ring_attention as module
-from models.ring_attention import ring_attention, visibility, visible
+from models.kernels import ring_attention as module
+from models.kernels.ring_attention import ring_attention, visibility, visible
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,7 +124,5 @@ def test_what_cannot_run_is_refused():
 
 
 def test_works_without_triton():
-    code = (
-        "import sys; sys.modules['triton'] = None; from models.ring_attention import HAS_TRITON; sys.exit(HAS_TRITON)"
-    )
+    code = "import sys; sys.modules['triton'] = None; import models.kernels as m; sys.exit(m.HAS_TRITON)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -7,7 +7,7 @@ from naive_ring import attended, newest_frames, written_ring
 from reference_data import relative_error
 from test_ring_attention import random_ring, two_layers
 
-from models.ring_attention import Visibility, ring_attention, visibility
+from models.kernels.ring_attention import Visibility, ring_attention, visibility
 
 FULL = {"n": 60, "tokens": 17, "heads": 24, "d": 64}  # the 1B world model
 SHAPES = [
@@ -20,7 +20,7 @@ HALVES = [torch.bfloat16, torch.float16]
 
 def interpreted():
     """Compare the kernels with plain loops, in a process whose Triton interprets them."""
-    from models import ring_attention_triton as kernels
+    from models.kernels import ring_attention_triton as kernels
 
     for n, d, groups, batch, chunk in ((2, 16, 1, 2, 0), (7, 32, 2, 1, 16), (5, 64, 2, 2, 16)):
         for newest in newest_frames(n):
@@ -71,7 +71,7 @@ def test_triton_is_as_exact_as_sdpa(dtype, options):
 @pytest.mark.gpu
 @pytest.mark.parametrize("chunk", [16, 32, 64, 128])
 def test_any_chunk_gives_the_same(chunk):
-    from models.ring_attention_triton import attend_ring
+    from models.kernels.ring_attention_triton import attend_ring
 
     q, k, v = cuda_ring(torch.bfloat16, **FULL)
     frames = torch.tensor([70, 71], device="cuda")
@@ -132,7 +132,7 @@ def test_auto_picks_triton_and_runs_the_rest():
 
 @pytest.mark.gpu
 def test_the_operator_keeps_its_promises():
-    from models.ring_attention_triton import attend_ring
+    from models.kernels.ring_attention_triton import attend_ring
 
     arguments = (*cuda_ring(torch.bfloat16), torch.tensor([6, 7], device="cuda"))
     torch.library.opcheck(attend_ring, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -8,7 +8,8 @@ from interpreting import interpret
 from reference_data import relative_error
 
 from models.attention import QKNorm, rotate
-from models.ring_attention import ring_attention, visibility
+from models.kernels.ring_attention import ring_attention, visibility
+from models.kernels.ring_attention import write_ring as reference
 
 HALVES = [torch.bfloat16, torch.float16]
 #: b, g, m, heads, head dim: heads that do not fill a program, head dims that are no power of two or more than one.
@@ -46,14 +47,23 @@ def exact(given):
     return plain(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in given))
 
 
-def written(given):
-    """Return what `plain` does, but from the kernel, whose rings are written in place."""
-    from models.ring_attention_triton import write_ring
+def written(given, write_ring=None):
+    """Return what `plain` does, but from the kernel or `write_ring`, whose rings are written in place."""
+    if write_ring is None:
+        from models.kernels.ring_attention_triton import write_ring
 
     *rest, k_ring, v_ring = given
     k_ring, v_ring = k_ring.clone(), v_ring.clone()
     with torch.no_grad():
         return write_ring(*rest, k_ring, v_ring), k_ring, v_ring
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_reference_is_what_attention_does(shape, dtype):
+    given = draw_inputs(*shape, dtype)
+    for one, other in zip(written(given, reference), plain(*given), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def interpreted():
@@ -78,7 +88,7 @@ def test_kernel_in_the_interpreter():
 
 def test_what_does_not_fit_is_refused():
     pytest.importorskip("triton")
-    from models.ring_attention_triton import write_ring
+    from models.kernels.ring_attention_triton import write_ring
 
     qkv, *rest, k_ring, v_ring = draw_inputs(1, 2, 5, 3, 24)
     with pytest.raises(ValueError, match=r"qkv \[1, 5, 216\].*of 2 frames"):
@@ -98,7 +108,7 @@ def test_as_exact_as_plain_operations(shape, dtype):
 
 def written_twice(qkv, q_gain, k_gain, rotation, slots, k_ring, v_ring):
     """Write two steps of a frame and attend after each, as a pass does."""
-    from models.ring_attention_triton import write_ring
+    from models.kernels.ring_attention_triton import write_ring
 
     seen, total = visibility(slots, k_ring, kernel="triton"), 0.0
     for factor in (1, 2):
@@ -131,7 +141,7 @@ def test_a_compiled_graph_writes_the_ring_itself(dtype):
 
 @pytest.mark.gpu
 def test_a_captured_graph_follows_the_slots():
-    from models.ring_attention_triton import write_ring
+    from models.kernels.ring_attention_triton import write_ring
 
     given = draw_inputs(1, 2, 17, 24, 64, torch.bfloat16, "cuda")
     *rest, k_ring, v_ring = given
@@ -153,7 +163,7 @@ def test_a_captured_graph_follows_the_slots():
 
 @pytest.mark.gpu
 def test_the_operator_keeps_its_promises():
-    from models import ring_attention_triton  # noqa: F401
+    from models.kernels import ring_attention_triton  # noqa: F401
 
     given = draw_inputs(2, 2, 5, 3, 24, torch.bfloat16, "cuda")
     torch.library.opcheck(torch.ops.models.write_ring.default, given, test_utils=("test_schema", "test_faketensor"))

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from models.initialisation import randomise
+from models.kernels.eight_bits import dequantise, quantise
 from models.playback import WorldModelStep, build_world_model_step
-from models.skinny_linear import SkinnyLinear, SkinnyLinears, dequantise, operands, quantise
+from models.skinny_linear import SkinnyLinear, SkinnyLinears, operands
 
 EIGHT = ["int8", "float8_e4m3"]
 #: Relative distance of a number of 8 bits from the one that it stands for, at most: half a step.

@@ -9,7 +9,7 @@ from reference_data import relative_error
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.skinny_linear import dequantise, kernel_order, quantise
+from models.kernels.eight_bits import dequantise, from_int16_rows, int16_rows, kernel_order, quantise
 
 HALVES = [torch.bfloat16, torch.float16]
 #: rows, inputs k, outputs n: k that few powers of two divide, and one program's outputs or many.
@@ -40,25 +40,16 @@ def plain(x, weight, bias, scale=None):
 
 def fused(x, weight, bias, scale=None):
     """Return what `plain` does, the last from its parts."""
-    from models.skinny_linear_triton import linear, linear_parts, linear_silu
+    from models.kernels.skinny_linear_triton import linear, linear_parts, linear_silu
 
     given = x, weight, bias, scale
     with torch.no_grad():
         return linear(*given), linear_silu(*given), linear_parts(*given).sum(0)
 
 
-def int16_rows(x):
-    """Return the `Int16Rows` of `x` [..., k], by plain operations."""
-    scale = x.double().abs().amax(-1, keepdim=True) / 32512
-    number = (x.double() / scale.where(scale > 0, 1)).round().int()
-    low = (number + 128) % 256 - 128
-    split = torch.stack([(number - low) // 256, low]).to(torch.int8)
-    return kernel_order(split.flatten(0, -2)).view_as(split), scale.squeeze(-1).float()
-
-
 def fused_int16(x, stored, bias, scale):
     """Return what `plain` does but the last, with activations of 16-bit integers."""
-    from models.skinny_linear_triton import linear_int16
+    from models.kernels.skinny_linear_triton import linear_int16
 
     return [linear_int16(*int16_rows(x), stored, bias, scale, x.dtype, silu) for silu in (False, True)]
 
@@ -69,7 +60,7 @@ def in_float64(given):
 
 
 def interpreted():
-    from models.skinny_linear_triton import linear, linear_parts, part_count, supports
+    from models.kernels.skinny_linear_triton import linear, linear_parts, part_count, supports
 
     counts = set()
     for shape, (dtype, bound) in itertools.product([*SHAPES, *ODD], ((torch.float32, 1e-6), (torch.float16, 1e-3))):
@@ -94,13 +85,26 @@ def interpreted():
     assert len(counts) > 2, "inputs in one part, and in several"
 
 
+@pytest.mark.parametrize("k", [64, 100, 192])
+def test_rows_of_16_bits_are_as_exact_as_promised(k):
+    x = torch.randn(2, 5, k) * torch.logspace(-3, 3, 5).unsqueeze(1)
+    x[0, 0], x[0, 1, 3], x[0, 2, 4] = 0, torch.nan, torch.inf
+    rows = int16_rows(x)
+    back, finite = from_int16_rows(rows), x.isfinite().all(-1)
+    assert (rows.split.dtype, rows.scale.dtype) == (torch.int8, torch.float32)
+    error = (back - x.double()).abs().amax(-1)[finite]
+    assert (error <= x.double().abs().amax(-1)[finite] / 65024 * 1.001).all()
+    assert not back[0, 0].any()
+    assert back[~finite].isnan().all()
+
+
 def test_kernel_in_the_interpreter():
     interpret("test_skinny_linear_triton", "interpreted")
 
 
 def test_a_scale_belongs_to_weights_of_8_bits():
     pytest.importorskip("triton")
-    from models.skinny_linear_triton import linear
+    from models.kernels.skinny_linear_triton import linear
 
     x, weight, bias = draw_inputs(2, 64, 64)
     stored, scale = quantise(weight, "int8")
@@ -111,7 +115,7 @@ def test_a_scale_belongs_to_weights_of_8_bits():
 
 def test_activations_in_int16_are_for_int8_weights_and_more_than_two_rows():
     pytest.importorskip("triton")
-    from models.skinny_linear_triton import takes_int16
+    from models.kernels.skinny_linear_triton import takes_int16
 
     x, weight, _ = draw_inputs(17, 128, 192)
     assert takes_int16(x, weight.to(torch.int8))
@@ -123,7 +127,7 @@ def test_activations_in_int16_are_for_int8_weights_and_more_than_two_rows():
 
 def test_what_it_serves():
     pytest.importorskip("triton")
-    from models.skinny_linear_triton import part_count, supports
+    from models.kernels.skinny_linear_triton import part_count, supports
 
     x, weight, _ = draw_inputs(64, 128, 192)
     assert supports(x, weight)
@@ -139,7 +143,7 @@ def test_what_it_serves():
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 64])
 def test_tiles_of_8_bits_divide_a_layer_and_fit_into_shared_memory(rows):
     pytest.importorskip("triton")
-    from models.skinny_linear_triton import choose_tile
+    from models.kernels.skinny_linear_triton import choose_tile
 
     for (n, k), split in itertools.product(((4608, 1536), (1536, 1536), (1536, 6144), (64, 64)), (False, True)):
         tile = choose_tile(n, k, rows, 1, split=split)
@@ -151,7 +155,7 @@ def test_tiles_of_8_bits_divide_a_layer_and_fit_into_shared_memory(rows):
 def test_tiles_of_8_bits_are_those_that_were_measured_fastest():
     """At the sizes of the 1B world model; docs/results/h100/skinny_linear.txt has their times."""
     pytest.importorskip("triton")
-    from models.skinny_linear_triton import choose_tile
+    from models.kernels.skinny_linear_triton import choose_tile
 
     for n, k, rows, split, tile in (
         (236544, 1536, 1, False, (16, 512, 1, 3, 2)),
@@ -215,7 +219,7 @@ def execute(assembly, *operands):
 def test_assembly_widens_every_number(assembly, stored, widened, words):
     """Each output has the numbers of one byte, as many as there are words: here each number is in each byte once."""
     pytest.importorskip("triton")
-    from models import skinny_linear_triton
+    from models.kernels import skinny_linear_triton
 
     numbers = torch.arange(256, dtype=torch.uint8)
     numbers = numbers[~numbers.view(stored).float().isnan()]
@@ -260,7 +264,7 @@ def test_activations_in_int16_cost_less_than_the_rounding_of_the_result(shape, d
 
 @pytest.mark.gpu
 def test_sums_of_the_largest_numbers_do_not_overflow():
-    from models.skinny_linear_triton import linear_int16
+    from models.kernels.skinny_linear_triton import linear_int16
 
     x = torch.ones(17, 2**17, device="cuda", dtype=torch.bfloat16)
     stored, scale = quantise(torch.ones(64, 2**17, device="cuda"), "int8")
@@ -272,7 +276,7 @@ def test_sums_of_the_largest_numbers_do_not_overflow():
 @pytest.mark.parametrize("weights", ["int8", "float8_e4m3"])
 def test_every_number_of_8_bits_is_widened_exactly(weights):
     """Through a product with one input of 1: of bf16, where float8 is widened by bits, and of fp16."""
-    from models.skinny_linear_triton import linear
+    from models.kernels.skinny_linear_triton import linear
 
     stored = torch.arange(256, dtype=torch.uint8, device="cuda").view(torch.int8)
     stored = stored if weights == "int8" else stored.view(torch.float8_e4m3fn)
@@ -319,7 +323,7 @@ def test_a_captured_graph_follows_its_inputs(weights):
 
 @pytest.mark.gpu
 def test_the_operators_keep_their_promises():
-    from models import skinny_linear_triton  # noqa: F401
+    from models.kernels import skinny_linear_triton  # noqa: F401
 
     given = draw_inputs(17, 192, 320, torch.bfloat16, "cuda")
     operators = torch.ops.models.linear, torch.ops.models.linear_silu, torch.ops.models.linear_parts

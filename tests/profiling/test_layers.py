@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,6 +90,15 @@ def test_imports_run_downward():
 
 def test_networks_do_not_import_the_harness():
     assert [path for path in files("models") if packages(path) & {"profiling", "hydra", "omegaconf"}] == []
+
+
+def test_networks_import_in_one_direction_and_kernels_know_none():
+    """Imports inside functions count too."""
+    names = {".".join(path.with_suffix("").parts): imports(path) for path in files("models")}
+    used = {name: {each for each in names if each in found} - {"models"} for name, found in names.items()}
+    for name, found in used.items():
+        assert not name.startswith("models.kernels") or all(each.startswith("models.kernels") for each in found), name
+    list(TopologicalSorter(used).static_order())  # raises CycleError
 
 
 def test_the_harness_does_not_import_the_networks():

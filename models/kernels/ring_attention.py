@@ -1,4 +1,4 @@
-"""Ring cache of keys and values, which slots a frame attends to, and attention to the ring (SDPA or Triton).
+"""Attention to a ring of cached keys and values: which slots a frame attends to, and the product (SDPA or Triton).
 
 Frame f is stored in slot f mod (n_frames + 1), so the newest frame overwrites the oldest. There is one slot more than
 the window has frames: a new frame is worked on in its slot while the window of the frame before it is still complete,
@@ -8,35 +8,14 @@ and both frames can attend in one call.
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from models.skinny_linear import HAS_TRITON
-from models.world_model import WorldModelParams
+from models.kernels import HAS_TRITON
 
 Kernel = Literal["auto", "sdpa", "triton"]
 KERNELS = ("auto", "sdpa", "triton")
 HEAD_DIMS = (16, 32, 64, 128)  # of the Triton kernels: tensor cores need 16 at least; at 256 registers spill
-
-
-class RingCache(nn.Module):
-    """One layer's keys (already rotated) and values, [batch, slots, m, heads, head_dim] each, written in place."""
-
-    k: Tensor
-    v: Tensor
-
-    def __init__(self, params: WorldModelParams, batch: int) -> None:
-        super().__init__()
-        self.slots = params.n_frames + 1
-        shape = (batch, self.slots, params.tokens_per_frame, params.n_heads, params.head_dim)
-        for name in ("k", "v"):
-            # Zeros, not uninitialised memory: an unseen slot has weight 0, and 0 times NaN is NaN.
-            self.register_buffer(name, torch.zeros(shape), persistent=False)
-
-    def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write keys and values [b, g, m, heads, head_dim] of g frames into `slots`, int64 [g] on the device."""
-        self.k.index_copy_(1, slots, k)
-        self.v.index_copy_(1, slots, v)
 
 
 class Visibility(NamedTuple):
@@ -118,9 +97,26 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, seen: Visibility) -> Tensor:
     if not (k.is_contiguous() and v.is_contiguous()):
         raise ValueError("the ring's keys and values must be contiguous; give each layer its own tensors")
     if seen.mask is None:
-        from models.ring_attention_triton import attend_ring  # needs triton
+        from models.kernels.ring_attention_triton import attend_ring  # needs triton
 
         return attend_ring(q, k, v, seen.frames)
     heads_first = (tensor.flatten(1, 2).transpose(1, 2) for tensor in (q, k, v))  # [b, h, tokens, d]
     out = F.scaled_dot_product_attention(*heads_first, attn_mask=seen.mask)
     return out.transpose(1, 2).unflatten(1, q.shape[1:3])
+
+
+def write_ring(
+    qkv: Tensor, q_gain: Tensor, k_gain: Tensor, rotation: Tensor, slots: Tensor, k_ring: Tensor, v_ring: Tensor
+) -> Tensor:
+    """Do what the kernel of this name does, in PyTorch operations; arguments and result are those of the kernel."""
+    m, h, d = k_ring.shape[2:]
+    wide = torch.float64 if qkv.dtype == torch.float64 else torch.float32
+    qk, v = qkv.unflatten(-1, (3, h, d)).split((2, 1), dim=2)  # [b, g·m, 2, h, d] and [b, g·m, 1, h, d]
+    normed = F.rms_norm(qk.to(wide), (d,), eps=1e-6)
+    normed = normed * (1 + torch.stack((q_gain, k_gain)).to(wide).unsqueeze(1))
+    swapped = normed.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    cosine, sine = rotation[:, :, None, None]
+    q, k = (normed * cosine + swapped * sine).to(k_ring.dtype).unflatten(1, (-1, m)).unbind(3)
+    k_ring.index_copy_(1, slots, k)
+    v_ring.index_copy_(1, slots, v.squeeze(2).unflatten(1, (-1, m)).to(v_ring.dtype))
+    return q.contiguous()

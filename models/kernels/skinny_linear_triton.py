@@ -2,7 +2,7 @@
 
 A library GEMM needs another launch if it splits the inputs (split-K), and one for SiLU. Here the next kernel
 (`add_modulated_norm`) sums the parts, and SiLU is computed before the store. Weights of 8 bits
-(`models.skinny_linear`) are widened in registers, so that half of the bytes are read; products and sums are the same.
+(`eight_bits.py`) are widened in registers, so that half of the bytes are read; products and sums are the same.
 
 With a few dozen rows the widening often takes longer than the reading. Where the kernel before can write its result in
 16-bit integers (`Int16Rows`), `linear_int16` multiplies int8 by int8 on the tensor cores, and nothing is widened.
@@ -19,20 +19,9 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 from torch.utils.flop_counter import register_flop_formula
 
-from models.skinny_linear import EIGHT_BITS, MAX_ROWS, fits
+from models.kernels.eight_bits import EIGHT_BITS, MAX_ROWS, fits
 
 WAVE = 80  # programs that saturate an H200's memory bandwidth; more parts only cost additions
-
-
-class Int16Rows(NamedTuple):
-    """Rows of numbers as 16-bit integers with a scale each: a number is scale·(256·high + low).
-
-    The error is at most 1/65024 of the row's largest magnitude, less than that of bf16 unless one number of a row is
-    hundreds of times as large as the others. Rows with NaN or infinity have the scale NaN.
-    """
-
-    split: Tensor  # int8 [2, ..., k]: the high bytes, then the low ones (from -128 to 127), inputs in `kernel_order`
-    scale: Tensor  # fp32 [...]
 
 
 class Tile(NamedTuple):
