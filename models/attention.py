@@ -6,13 +6,13 @@ complex numbers, which `torch.compile` does not fuse.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.precision import ConstantBuffers, at_least_fp32
+from models.ring_cache import CachedFrames, RingCache, attend
 
 
 def axial_frequencies(head_dim: int) -> Tensor:
@@ -130,10 +130,6 @@ class RotaryTables(ConstantBuffers):
         return torch.cat((along_frames, along_tokens), dim=-1).flatten(1, 2)
 
 
-#: An attention function: queries, keys and values, [b, s, heads, head_dim] each, to an output of that shape.
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
 class RMSGain(nn.Module):
     """The learned gain of an RMS norm, stored as its distance from one."""
 
@@ -173,27 +169,18 @@ class Attention(nn.Module):
         qkv = self.qkv(x).unflatten(-1, (3, self.n_heads, -1))
         return self.qk_norm(qkv[:, :, :2]), qkv[:, :, 2]
 
-    def forward_with(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
-        """Map tokens `x` [b, s, d] to [b, s, d] with the attention function `attend`.
+    def forward(
+        self, x: Tensor, rotation: Tensor, cache: RingCache | None = None, frames: CachedFrames | None = None
+    ) -> Tensor:
+        """Map tokens [b, s, d] to [b, s, d].
 
         Args:
             x: tokens [b, s, d].
             rotation: rotation of each token, fp32 [2, s, head_dim].
-            attend: maps queries, keys and values, [b, s, heads, head_dim] each, to an output of that shape.
+            cache: keys and values of earlier frames, to which those of x are added; None: x attends to x alone.
+            frames: with a cache, the frames that x holds.
         """
         qk, v = self.project(x)
         q, k = rotate(qk, rotation[:, :, None, None]).to(v.dtype).unbind(2)
-        return self.out(attend(q, k, v).flatten(2))
-
-    def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
-        """Map tokens [b, s, d] to [b, s, d]; every token attends to all tokens."""
-        return self.forward_with(x, rotation, attend)
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return scaled dot-product attention of q, k and v [b, s, heads, head_dim]; shape as q.
-
-    The bool `mask` [s, s] is true where a query (row) attends to a key (column). None: everywhere.
-    """
-    heads_first = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    return F.scaled_dot_product_attention(*heads_first, attn_mask=mask).transpose(1, 2)
+        attended = attend(q, k, v) if cache is None or frames is None else cache(q, k, v, frames)
+        return self.out(attended.flatten(2))

@@ -7,30 +7,25 @@ sliding block-causal mask over all frames.
 All indices are tensors on the device and all shapes are fixed, so one captured or compiled call serves every frame.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Self, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.attention import Attend, attend
 from models.kernels.eight_bits import MULTIPLE, WEIGHTS
-from models.kernels.ring_attention import KERNELS, Kernel, ring_attention, visibility
+from models.kernels.ring_attention import KERNELS, Kernel, Visibility, visibility
+from models.kernels.skinny_linear import HALF
 from models.modulation import MergedModulation, materialized
 from models.params import Params, require, require_positive
 from models.precision import ConstantBuffers, at_least_fp32
-from models.ring_cache import RingCache
-from models.skinny_linear import SkinnyLinears
+from models.ring_cache import CachedFrames, RingCache
+from models.skinny_linear import SkinnyLinear
 from models.transformer import Block
 from models.world_model import WorldModel, WorldModelParams
 
 COMMITS = ("fused", "separate")
-#: Layers that `weights` is for: those that modulate, a third of the 1B model's weights, in one product with a row for
-#: each frame. There 8 bits save most time. In products with a row for each token they save memory, in some also time.
-QUANTISED = ("*.adaln?.fc", "*.gate?.fc_c", "*proj_out.norm.fc")
 
 
 @dataclass(frozen=True)
@@ -46,9 +41,10 @@ class FrameOptions(Params):
             unconditional branch, whose controls are mouse = 0 and buttons = 0.
         batch: sequences generated in parallel.
         kernel: `triton`: the fused Triton kernels; `sdpa`: PyTorch operations; `auto`: Triton where it can run.
-        weights: how the layers that modulate (AdaLN and gates) store weights once the model is cast to fp16 or bf16:
+        weights: how the weights that modulate (AdaLN and gates) are stored once `reset` is called in fp16 or bf16:
             `bf16` in that dtype; `int8` or `float8_e4m3` in 8 bits with a scale for each output. In fp32 this has no
-            effect. To store all linear layers in 8 bits, apply `SkinnyLinears` to the model.
+            effect. They are a third of the 1B model's weights, in a product with a row for each frame, where 8 bits
+            save most time. In products with a row for each token they save memory, in some also time.
 
     Raises:
         ValueError: a value is out of range.
@@ -118,7 +114,7 @@ class CachedWorldModel(WorldModel):
         )
         self.options = options
         self.schedule = NoiseSchedule(options.steps, options.t_commit)
-        self.modulation = MergedModulation(self._blocks, (self.proj_out, self.audio_proj_out))
+        self.modulation = MergedModulation(self)
         self.caches = nn.ModuleList(
             # One slot more than the window has frames, see `models.kernels.ring_attention`.
             RingCache(options.rows, params.n_frames + 1, params.tokens_per_frame, params.n_heads, params.head_dim)
@@ -133,9 +129,6 @@ class CachedWorldModel(WorldModel):
             ("btn", (params.n_buttons,)),
         ):
             self.register_buffer(f"last_{name}", torch.zeros(options.batch, *shape), persistent=False)
-        self.register_load_state_dict_post_hook(
-            lambda module, _: cast(CachedWorldModel, module).modulation.merged.merge()
-        )
 
     def state_tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors that a call changes in place: ring caches, position, and the last frame."""
@@ -144,10 +137,17 @@ class CachedWorldModel(WorldModel):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Start again at frame 0, in place."""
-        self.modulation.merged.merge()
+        """Start again at frame 0, in place. The first reset in half precision also quantises, see `quantise`."""
+        self.quantise()
         for tensor in self.state_tensors():
             tensor.zero_()
+
+    def quantise(self) -> None:
+        """Store the weights that modulate as `options.weights` says, once the model is cast to fp16 or bf16."""
+        linear = self.modulation.linear
+        if self.options.weights != "bf16" and isinstance(linear, nn.Linear) and self._rings[0].k.dtype in HALF:
+            with torch.inference_mode(False):  # a caller's mode must not become a property of the weights
+                self.modulation.linear = SkinnyLinear(linear, self.options.weights)
 
     @torch.no_grad()
     def prefill(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor, *, first_frame: int = 0) -> None:
@@ -178,15 +178,9 @@ class CachedWorldModel(WorldModel):
         age = frames.unsqueeze(1) - frames
         attends = (age >= 0) & (age < self.params.n_frames)
         mask = attends.repeat_interleave(m, 0).repeat_interleave(m, 1)  # [n·m, n·m]
-        kept = frames[-(self.params.n_frames + 1) :]
-
-        def attend_and_cache(cache: RingCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            last = (tensor.unflatten(1, (count, m))[:, -len(kept) :] for tensor in (k, v))
-            cache.write(self._slots(kept), *last)
-            return attend(q, k, v, mask)
-
+        cached = CachedFrames(self._slots(frames[-(self.params.n_frames + 1) :]), mask)
         activated = F.silu(self.t_embed(self.schedule.levels[:1]) + self._control(mouse, btn))  # [b, n, d]
-        self._through_blocks(self._doubled(x, audio), self.modulation(activated), frames, attend_and_cache)
+        self._through_blocks(self._doubled(x, audio), self.modulation(activated), frames, cached)
         self.position.fill_(first_frame + count)
         self._store_last(x[:, -1], audio[:, -1], mouse[:, -1], btn[:, -1])
 
@@ -264,36 +258,22 @@ class CachedWorldModel(WorldModel):
     def _through_ring(self, latents: tuple[Tensor, Tensor], vectors: Tensor, frames: Tensor) -> Tensor:
         """Return the last block's tokens [b, g, m, d] of g frames; their keys and values are written into the rings."""
         seen = visibility(frames, self._rings[0].k, kernel=cast(Kernel, self.options.kernel))
-        if seen.mask is not None:
-            m, slots = self.params.tokens_per_frame, self._slots(frames)
-
-            def write_and_attend(cache: RingCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-                q, k, v = (tensor.unflatten(1, (-1, m)) for tensor in (q, k, v))  # [b, g, m, heads, head_dim]
-                cache.write(slots, k, v)
-                return ring_attention(q, cache.k, cache.v, seen).flatten(1, 2)
-
-            return self._through_blocks(latents, vectors, frames, write_and_attend)
-        from models.fused_blocks import through_layers  # needs triton
-
-        modulations = (self.modulation.block(vectors, index) for index in range(len(self._blocks)))
-        layers = zip(self._blocks, self._rings, modulations, strict=True)
-        shared = self._tokens(latents), self.transformer.rotary.at(frames), self._slots(frames)
-        tokens, rotation, slots = (materialized(tensor) for tensor in shared)
-        return through_layers(tokens, layers, rotation, slots, seen)
+        return self._through_blocks(latents, vectors, frames, CachedFrames(self._slots(frames), seen))
 
     def _through_blocks(
-        self,
-        latents: tuple[Tensor, Tensor],
-        vectors: Tensor,
-        frames: Tensor,
-        attend_in: Callable[[RingCache, Tensor, Tensor, Tensor], Tensor],
+        self, latents: tuple[Tensor, Tensor], vectors: Tensor, frames: Tensor, cached: CachedFrames
     ) -> Tensor:
-        """Return the last block's tokens in PyTorch operations; `attend_in` also caches the keys and values."""
+        """Return the last block's tokens [b, g, m, d] of g frames, which have the indices `frames`."""
         tokens, rotation = self._tokens(latents), self.transformer.rotary.at(frames)
-        for index, (block, cache) in enumerate(zip(self._blocks, self._rings, strict=True)):
-            inner: Attend = partial(attend_in, cache)
-            attended = partial(block.attn.forward_with, rotation=rotation, attend=inner)
-            tokens = block.forward_with(tokens, self.modulation.block(vectors, index), attended)
+        modulations = [self.modulation.block(vectors, index) for index in range(len(self._blocks))]
+        layers = zip(self._blocks, self._rings, modulations, strict=True)
+        if isinstance(cached.sees, Visibility) and cached.sees.mask is None:
+            from models.fused_blocks import through_layers  # needs triton
+
+            tokens, rotation, slots = (materialized(tensor) for tensor in (tokens, rotation, cached.slots))
+            return through_layers(tokens, layers, rotation, slots, cached.sees)
+        for block, cache, modulation in layers:
+            tokens = block.modulated(tokens, modulation, rotation, cache, cached)
         return tokens
 
     def _tokens(self, latents: tuple[Tensor, Tensor]) -> Tensor:
@@ -335,10 +315,3 @@ class CachedWorldModel(WorldModel):
     @property
     def _rings(self) -> list[RingCache]:
         return [cast(RingCache, cache) for cache in self.caches]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        if self.options.weights != "bf16" and self._rings[0].k.dtype in (torch.float16, torch.bfloat16):
-            SkinnyLinears(self.options.weights, QUANTISED)(self)
-        self.modulation.merged.merge()
-        return self

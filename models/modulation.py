@@ -1,19 +1,17 @@
-"""AdaLN and gate vectors of all layers in one matrix product.
+"""AdaLN and gate vectors of all layers from one linear layer.
 
 The layers that compute them read only the frame's condition and hold a third of the weights. Layer by layer that is a
 hundred small products a pass. Here it is one product, which all passes of a frame share.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Self
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from models.kernels.skinny_linear import few_rows_linear
-from models.skinny_linear import operands
-from models.transformer import Block, Modulation, OutputHead
+from models.kernels.eight_bits import concatenated
+from models.transformer import Modulation
+from models.world_model import HEADS, WorldModel
 
 
 def materialized(tensor: Tensor) -> Tensor:
@@ -28,105 +26,45 @@ def materialized(tensor: Tensor) -> Tensor:
     return tensor.as_strided(tensor.shape, tensor.stride())  # of this view inductor needs the memory itself
 
 
-class MergedLinears(nn.Module):
-    """Linear layers with a common input as one product; returns their outputs side by side.
-
-    The layers keep their names and parameters, which become views of one tensor: no weight is held twice, and
-    loading into a layer changes the product. Call `merge` again after casting or moving the layers, which gives each
-    parameter its own memory. Layers that are quantised (all or none) are replaced: then `layers_replaced` is called.
-
-    Args:
-        owners: (module, attribute) of each layer, which stays a submodule there and may be replaced.
-    """
-
-    weight: Tensor  # as it is stored
-    bias: Tensor
-    scale: Tensor | None  # of quantised weights
-
-    def __init__(self, owners: Iterable[tuple[nn.Module, str]]) -> None:
-        super().__init__()
-        self._owners = tuple(owners)  # a tuple: they stay submodules of another module
-        self.register_buffer("scale", None, persistent=False)
-        self.merge()
-
-    @torch.no_grad()
-    def merge(self) -> None:
-        """Move all weights into one tensor and all biases (and scales) into another, unless they are there already.
-
-        Raises:
-            ValueError: some of the layers have quantised weights, and others do not.
-
-        """
-        layers = [operands(getattr(owner, name)) for owner, name in self._owners]
-        if len(kinds := {str(weight.dtype).removeprefix("torch.") for weight, _, _ in layers}) > 1:
-            raise ValueError(
-                f"one product of {len(layers)} layers has weights in {' and '.join(sorted(kinds))}: quantise all of "
-                "the layers that modulate (AdaLN and gates), or none"
-            )
-        self._dtype = layers[0][1].dtype
-        for name, parts in zip(("weight", "bias", "scale"), zip(*layers, strict=True), strict=True):
-            if parts[0] is not None and not self._is_merged(name, parts):
-                whole = _concatenated(parts)
-                self.register_buffer(name, whole, persistent=False)
-                for part, view in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-                    part.data = view
-
-    def layers_replaced(self) -> None:
-        """Hold the weights of layers that a transform has put in the place of the former ones."""
-        self.merge()
-
-    def _is_merged(self, name: str, parts: Sequence[Tensor]) -> bool:
-        whole, start = self._buffers.get(name), 0
-        if whole is None:
-            return False
-        for part in parts:
-            shares_storage = part.untyped_storage()._cdata == whole.untyped_storage()._cdata
-            if not shares_storage or part.storage_offset() != start or part.dtype != whole.dtype:
-                return False
-            start += part.numel()
-        return True
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        return self  # the tensors here are the layers' parameters, which their own modules move
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., in_features] to [..., sum of out_features]."""
-        if self.scale is None:
-            return F.linear(x, self.weight, self.bias)
-        return few_rows_linear(x, self.weight, self.bias, self.scale, self._dtype)
-
-
-def _concatenated(parts: Sequence[Tensor]) -> Tensor:
-    """Return the parts in one tensor. float8 parts are concatenated as bytes, which every version of torch can do."""
-    if parts[0].is_floating_point() and parts[0].itemsize == 1:
-        return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
-    return torch.cat(list(parts))
-
-
 #: What is added to each vector of a block (in the order of `Modulation`) and of an output head: factors are 1 + scale.
 BLOCK, HEAD = (1.0, 0.0, 0.0, 1.0, 0.0, 0.0), (1.0, 0.0)
+#: The layers that are merged, in the order of the vectors: their names in a block, and those of the heads.
+BLOCK_LAYERS, HEAD_LAYERS = ("adaln1.fc", "gate1.fc_c", "adaln2.fc", "gate2.fc_c"), ("norm.fc",)
 
 
 class MergedModulation(nn.Module):
-    """Modulations of all `blocks` and output `heads`, whose linear layers are merged into one."""
+    """The modulations of all blocks and output heads by one layer `linear`, which takes the place of their own layers.
+
+    State dicts keep the names of the layers that were merged: `state_dict()` of the model gives their rows of `linear`
+    (views), and `load_state_dict` joins what it is given. The same holds once `linear` is quantised.
+
+    Args:
+        model: its layers are removed; the module that is made must become its attribute `modulation`.
+    """
 
     offsets: Tensor
 
-    def __init__(self, blocks: Sequence[Block], heads: Sequence[OutputHead]) -> None:
+    def __init__(self, model: WorldModel) -> None:
         super().__init__()
-        owners = [
-            owner
-            for block in blocks
-            for owner in ((block.adaln1, "fc"), (block.gate1, "fc_c"), (block.adaln2, "fc"), (block.gate2, "fc_c"))
-        ]
-        self.merged = MergedLinears([*owners, *((head.norm, "fc") for head in heads)])
-        self.blocks, self.heads, self.width = len(blocks), len(heads), blocks[0].adaln1.fc.in_features
-        vectors = torch.tensor(BLOCK * self.blocks + HEAD * self.heads)
+        self.blocks, self.width = model.params.n_layers, model.params.d_model
+        names = [f"transformer.blocks.{index}.{layer}" for index in range(self.blocks) for layer in BLOCK_LAYERS]
+        names += [f"{head}.{layer}" for head in HEADS for layer in HEAD_LAYERS]
+        layers = [cast(nn.Linear, model.get_submodule(name)) for name in names]
+        self.rows = {name: layer.out_features for name, layer in zip(names, layers, strict=True)}
+        self.linear = nn.Linear(self.width, sum(self.rows.values()), device="meta")  # no memory is drawn for it
+        self.linear.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]))
+        self.linear.bias = nn.Parameter(torch.cat([layer.bias.detach() for layer in layers]))
+        for name in names:
+            owner, _, layer = name.rpartition(".")
+            delattr(model.get_submodule(owner), layer)
+        vectors = torch.tensor(BLOCK * self.blocks + HEAD * len(HEADS))
         self.register_buffer("offsets", vectors.repeat_interleave(self.width), persistent=False)
+        model.register_state_dict_post_hook(_split)
+        model.register_load_state_dict_pre_hook(_join)
 
     def forward(self, activated: Tensor) -> Tensor:
         """Map SiLU(condition) [b, n, d] to all vectors [b, n, (6·blocks + 2·heads)·d]; factors are 1 + scale."""
-        return materialized(self.merged(activated) + self.offsets)
+        return materialized(self.linear(activated) + self.offsets)
 
     def block(self, vectors: Tensor, index: int) -> Modulation:
         """Return the modulation of block `index` from the vectors [b, n, …] of `forward`."""
@@ -141,3 +79,37 @@ class MergedModulation(nn.Module):
     def _slice(self, vectors: Tensor, start: int, count: int) -> tuple[Tensor, ...]:
         part = vectors[..., start * self.width : (start + count) * self.width]
         return part.unflatten(-1, (count, 1, self.width)).unbind(-3)  # [b, n, 1, d] each
+
+
+def _split(model: nn.Module, state_dict: dict[str, Any], prefix: str, _metadata: object) -> None:
+    """Put the rows of `linear` into a state dict of the model under the names of the layers that were merged."""
+    merged = cast(MergedModulation, model.modulation)
+    for kind in merged.linear.state_dict():
+        rows = state_dict.pop(f"{prefix}modulation.linear.{kind}").split(list(merged.rows.values()))
+        state_dict.update({f"{prefix}{name}.{kind}": part for name, part in zip(merged.rows, rows, strict=True)})
+
+
+def _join(
+    model: nn.Module,
+    state_dict: dict[str, Any],
+    prefix: str,
+    _metadata: object,
+    _strict: bool,
+    missing_keys: list[str],
+    _unexpected_keys: list[str],
+    error_msgs: list[str],
+) -> None:
+    """Join the tensors of the merged layers in a state dict to those of `linear`, before the model loads it."""
+    merged = cast(MergedModulation, model.modulation)
+    for kind, whole in merged.linear.state_dict().items():
+        parts = []
+        for name, own in zip(merged.rows, whole.split(list(merged.rows.values())), strict=True):
+            given = state_dict.pop(f"{prefix}{name}.{kind}", None)
+            if given is None:
+                missing_keys.append(f"{prefix}{name}.{kind}")
+            elif given.shape != own.shape:
+                error_msgs.append(
+                    f"size mismatch for {prefix}{name}.{kind}: {list(given.shape)}, and {list(own.shape)} is needed"
+                )
+            parts.append(own if given is None or given.shape != own.shape else given)
+        state_dict[f"{prefix}modulation.linear.{kind}"] = concatenated(parts)

@@ -3,7 +3,6 @@
 Every modulation is a linear layer of SiLU(condition), which is computed once a frame and passed as `activated`.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 from models.attention import Attention, RotaryTables
 from models.embeddings import MLP
 from models.kernels.modulated_norm import modulated_norm
+from models.ring_cache import CachedFrames, RingCache
 
 
 class AdaLN(nn.Module):
@@ -65,7 +65,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, activated: Tensor, rotation: Tensor) -> Tensor:
         """Map `x` [b, n, m, d] to the same shape; `activated` is SiLU(condition) [b, n, 1, d]."""
-        return self.forward_with(x, self.modulation(activated), lambda tokens: self.attn(tokens, rotation))
+        return self.modulated(x, self.modulation(activated), rotation)
 
     def modulation(self, activated: Tensor) -> Modulation:
         """Return the block's modulation for `activated` = SiLU(condition) [b, n, 1, d]."""
@@ -73,10 +73,17 @@ class Block(nn.Module):
         factor2, shift2 = self.adaln2.modulation(activated)
         return Modulation(factor1, shift1, self.gate1(activated), factor2, shift2, self.gate2(activated))
 
-    def forward_with(self, x: Tensor, modulation: Modulation, attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """Map `x` [b, n, m, d] to the same shape; `attend` maps normalised tokens [b, n·m, d] to [b, n·m, d]."""
-        attended = attend(modulated_norm(x, modulation.factor1, modulation.shift1).flatten(1, 2))
-        x = torch.addcmul(x, attended.view_as(x), modulation.gate1)
+    def modulated(
+        self,
+        x: Tensor,
+        modulation: Modulation,
+        rotation: Tensor,
+        cache: RingCache | None = None,
+        frames: CachedFrames | None = None,
+    ) -> Tensor:
+        """Map `x` [b, n, m, d] to the same shape; `rotation`, `cache` and `frames` are those of `Attention`."""
+        normed = modulated_norm(x, modulation.factor1, modulation.shift1).flatten(1, 2)  # [b, n·m, d]
+        x = torch.addcmul(x, self.attn(normed, rotation, cache, frames).view_as(x), modulation.gate1)
         return torch.addcmul(x, self.mlp(modulated_norm(x, modulation.factor2, modulation.shift2)), modulation.gate2)
 
 

@@ -13,6 +13,8 @@ from models.initialisation import InputOptions, draw_normal
 from models.params import Params, require, require_positive
 from models.transformer import OutputHead, Transformer
 
+HEADS = ("proj_out", "audio_proj_out")  # from tokens to the latents of video and of audio
+
 
 @dataclass(frozen=True)
 class WorldModelParams(Params):

@@ -3,6 +3,7 @@
 The kernels of `skinny_linear_triton.py` and their references share what is here.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,6 +54,13 @@ def kernel_order(stored: Tensor, *, undo: bool = False) -> Tensor:
         return stored
     ordered = stored.view(n, -1, 16, 4) if undo else stored.view(n, -1, 4, 16)
     return ordered.transpose(2, 3).reshape(n, k)
+
+
+def concatenated(parts: Sequence[Tensor]) -> Tensor:
+    """Return the parts in one tensor. float8 parts are concatenated as bytes, which every version of torch can do."""
+    if parts[0].is_floating_point() and parts[0].itemsize == 1:
+        return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
+    return torch.cat(list(parts))
 
 
 def fits(weight: Tensor) -> bool:

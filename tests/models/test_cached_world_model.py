@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from models.cached_world_model import CachedWorldModel, FrameOptions
 from models.initialisation import randomise
-from models.skinny_linear import SkinnyLinears
-from models.world_model import WorldModelParams, world_model_inputs
+from models.kernels.modulated_norm import modulated_norm
+from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 from profiling.graphs import CudaGraphed
 
 SMALL = WorldModelParams(2, 8, 6, n_layers=2, n_heads=2, d_model=64, tokens_per_frame=5, n_buttons=3, n_frames=4)
@@ -79,18 +79,19 @@ def one_pass(model, clean, noisy, t, controls, first=0):
     sees = from_clean | (is_noisy[:, None] & is_noisy[None] & (age == 0))
     mask = sees.repeat_interleave(p.tokens_per_frame, 0).repeat_interleave(p.tokens_per_frame, 1)
     angles = angles_of(p, frames)
+    window = WorldModel(p).to(x.dtype)  # whose layers that modulate are not merged
+    window.load_state_dict(model.state_dict())
     tokens = model.embed(x, audio) + model.pos_enc.p[-p.tokens_per_frame :]
-    for block in model.transformer.blocks:
-
-        def attend(given, attn=block.attn):
-            qk, v = attn.project(given)
-            q, k = (rotate_pairs(part, angles).transpose(1, 2) for part in qk.unbind(2))
-            weights = (q @ k.transpose(2, 3) / math.sqrt(p.head_dim)).masked_fill(~mask, -math.inf).softmax(-1)
-            return attn.out((weights @ v.transpose(1, 2)).transpose(1, 2).flatten(2))
-
-        tokens = block.forward_with(tokens, block.modulation(activated), attend)
-    heads = (head.norm.modulation(activated[:, n:]) for head in (model.proj_out, model.audio_proj_out))
-    return model.heads(tokens[:, n:], *heads)
+    for block in window.transformer.blocks:
+        attn, vectors = block.attn, block.modulation(activated)
+        qk, v = attn.project(modulated_norm(tokens, vectors.factor1, vectors.shift1).flatten(1, 2))
+        q, k = (rotate_pairs(part, angles).transpose(1, 2) for part in qk.unbind(2))
+        weights = (q @ k.transpose(2, 3) / math.sqrt(p.head_dim)).masked_fill(~mask, -math.inf).softmax(-1)
+        attended = attn.out((weights @ v.transpose(1, 2)).transpose(1, 2).flatten(2))
+        tokens = tokens + vectors.gate1 * attended.view_as(tokens)
+        tokens = tokens + vectors.gate2 * block.mlp(modulated_norm(tokens, vectors.factor2, vectors.shift2))
+    heads = (head.norm.modulation(activated[:, n:]) for head in (window.proj_out, window.audio_proj_out))
+    return window.heads(tokens[:, n:], *heads)
 
 
 @torch.no_grad()
@@ -240,48 +241,78 @@ def test_one_compiled_graph_serves_every_frame():
     [lambda m: m.to(torch.bfloat16).float(), lambda m: m.double(), copy.deepcopy],
     ids=["cast", "widened", "copied"],
 )
-def test_merged_weights_follow_the_layers(how):
-    """Cast, copied, loaded: the product is that of the layers, and memory is not held twice."""
-    model = how(build(SMALL))
-    model.reset()
-    other = CachedWorldModel(SMALL, FrameOptions()).to(model.position.device)
-    randomise(other, 8)
-    model.load_state_dict(other.state_dict())
-    weight = model.modulation.merged.weight
-    layer = model.transformer.blocks[1].adaln2.fc.weight
-    assert layer.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr()
-    expected = other.transformer.blocks[1].adaln2.fc.weight.to(layer.dtype)
-    torch.testing.assert_close(layer, expected, rtol=0, atol=0)
-    start = 9 * SMALL.d_model
-    torch.testing.assert_close(weight[start : start + 2 * SMALL.d_model], expected, rtol=0, atol=0)
+def test_merged_weights_are_loaded_and_saved_by_the_names_of_the_layers(how):
+    """A state dict shares memory with the product's weight, so that what is written into it is loaded."""
+    model, window = how(build(SMALL)), WorldModel(SMALL)
+    randomise(window, 8)
+    model.load_state_dict(window.state_dict())
+    name, start = "transformer.blocks.1.adaln2.fc.weight", 9 * SMALL.d_model
+    saved, linear = model.state_dict(), model.modulation.linear
+    expected = window.state_dict()[name].to(linear.weight.dtype)
+    torch.testing.assert_close(saved[name], expected, rtol=0, atol=0)
+    torch.testing.assert_close(linear.weight[start : start + 2 * SMALL.d_model], expected, rtol=0, atol=0)
+    saved[name].fill_(3)
+    assert (linear.weight[start : start + 2 * SMALL.d_model] == 3).all()
 
 
-def test_replaced_layers_are_merged_at_once_and_a_reset_moves_nothing():
-    """A CUDA graph captured after the transform keeps reading these tensors, so a later reset must not replace them."""
-    torch.manual_seed(0)
-    model = build(WIDE)
-    sequence = draw_inputs(WIDE, 4)
-    exact = generate(model, sequence)
-    SkinnyLinears("int8")(model)
-    merged = model.modulation.merged
-    assert (merged.weight.dtype, merged.scale.dtype) == (torch.int8, torch.float32)
-    before = {name: tensor.data_ptr() for name, tensor in model.state_dict(keep_vars=True).items()}
-    pointers = merged.weight.data_ptr(), merged.bias.data_ptr(), merged.scale.data_ptr()
+def test_a_state_dict_that_does_not_fit_is_refused_by_the_names_of_the_layers():
+    model, state_dict = build(SMALL), WorldModel(SMALL).state_dict()
+    lost = state_dict.pop("transformer.blocks.1.gate1.fc_c.bias")
+    state_dict["proj_out.norm.fc.weight"] = torch.zeros(3, SMALL.d_model)
+    with pytest.raises(RuntimeError, match="Missing key") as error:
+        model.load_state_dict(state_dict)
+    assert 'Missing key(s) in state_dict: "transformer.blocks.1.gate1.fc_c.bias"' in str(error.value)
+    assert f"size mismatch for proj_out.norm.fc.weight: [3, 64], and {[2 * SMALL.d_model, 64]} is needed" in str(
+        error.value
+    )
+    state_dict["transformer.blocks.1.gate1.fc_c.bias"] = lost
+    del state_dict["proj_out.norm.fc.weight"]
+    before = model.state_dict()["proj_out.norm.fc.weight"].clone()
+    assert model.load_state_dict(state_dict, strict=False).missing_keys == ["proj_out.norm.fc.weight"]
+    assert torch.equal(model.state_dict()["proj_out.norm.fc.weight"], before)
+
+
+def test_a_part_of_a_larger_module_is_loaded_too():
+    whole, other = (torch.nn.ModuleDict({"net": build(SMALL)}) for _ in range(2))
+    randomise(other, 5)
+    whole.load_state_dict(other.state_dict())
+    assert "net.transformer.blocks.0.adaln1.fc.weight" in whole.state_dict()
+    assert torch.equal(whole["net"].modulation.linear.weight, other["net"].modulation.linear.weight)
+
+
+def test_a_model_on_the_meta_device_takes_the_tensors_that_it_is_given():
+    with torch.device("meta"):
+        model = CachedWorldModel(SMALL, FrameOptions())
+    given = build(SMALL).state_dict()
+    model.load_state_dict(given, assign=True)
+    assert not model.modulation.linear.weight.is_meta
+    assert torch.equal(model.state_dict()["audio_proj_out.norm.fc.bias"], given["audio_proj_out.norm.fc.bias"])
+
+
+@pytest.mark.parametrize("weights", ["int8", "float8_e4m3"])
+def test_the_first_reset_in_half_precision_quantises_and_later_ones_move_nothing(weights):
+    """A CUDA graph captured after the first reset keeps reading these tensors."""
+    model, plain = build(WIDE, weights=weights), build(WIDE).bfloat16()
     model.reset()
+    model.to(torch.bfloat16)
+    assert type(model.modulation.linear) is torch.nn.Linear, "neither float32 nor a cast quantises"
+    model.reset()
+    assert model.modulation.linear.stored.itemsize == 1
+    before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    assert before.keys() > {"proj_out.norm.fc.stored", "proj_out.norm.fc.scale", "proj_out.norm.fc.bias"}
+    model.reset()
+    assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
+    other = build(WIDE, weights=weights).bfloat16()
+    randomise(other, 4)
+    other.reset()
+    other.load_state_dict(model.state_dict())
+    sequence = [tensor.bfloat16() for tensor in draw_inputs(WIDE, 4)]
     eight = generate(model, sequence)
-    assert {name: tensor.data_ptr() for name, tensor in model.state_dict(keep_vars=True).items()} == before
-    assert pointers == (merged.weight.data_ptr(), merged.bias.data_ptr(), merged.scale.data_ptr())
-    assert 0 < relative_error(eight[0], exact[0]) < 0.05
-
-
-def test_quantising_a_part_of_merged_layers_is_refused():
-    with pytest.raises(ValueError, match="quantise all of the layers that modulate"):
-        SkinnyLinears("int8", include=["*.0.adaln1.fc"])(build(WIDE))
+    assert torch.equal(generate(other, sequence)[0], eight[0])
+    assert 0 < relative_error(eight[0], generate(plain, sequence)[0]) < 0.1
 
 
 def test_parameters_and_names_are_those_of_the_window_form():
-    from models.world_model import WorldModel
-
     with torch.device("meta"):
         window, cached = WorldModel(WorldModelParams.full()), CachedWorldModel(WorldModelParams.full(), FrameOptions())
     assert window.state_dict().keys() == cached.state_dict().keys()
