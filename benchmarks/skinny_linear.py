@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from models.kernels import HAS_TRITON
 from models.kernels.eight_bits import quantise
-from models.skinny_linear import SkinnyLinears
+from models.skinny_linear import SkinnyLinear
 from profiling.roofline.measure_ceilings import measure_ceilings
 
 #: Name: (outputs, inputs). SiLU follows fc1; out and fc2 leave the sum of their parts to the next kernel.
@@ -111,7 +111,10 @@ def step_rows():
             continue
         model.bfloat16()
         if where == "blocks":
-            SkinnyLinears(weights, include=["transformer.*"])(model)
+            for layer in [each for block in model.transformer.blocks for each in (block.attn, block.mlp)]:
+                for name, linear in list(layer.named_children()):
+                    if type(linear) is torch.nn.Linear:
+                        setattr(layer, name, SkinnyLinear(linear, weights))
         model.reset()
         torch.cuda.empty_cache()
         held = torch.cuda.memory_allocated() / 2**20

@@ -1,9 +1,7 @@
 """A linear layer for few rows with weights stored in 8 bits, or as they are: it stands in for an `nn.Linear`."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import NamedTuple, Self
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +9,7 @@ from torch import Tensor, nn
 from models.kernels import HAS_TRITON
 from models.kernels.eight_bits import MAX_ROWS, MOST_WEIGHTS, MULTIPLE, WEIGHTS, dequantise, fits, quantise
 from models.kernels.skinny_linear import HALF, few_rows_linear, runs_in_kernel
-
-#: Least compute capability that the kernel needs: 8.0 has products in bf16, 8.9 has Triton's float8.
-_CAPABILITY = {"bf16": (8, 0), "int8": (8, 0), "float8_e4m3": (8, 9)}
+from models.params import require
 
 
 class SkinnyLinear(nn.Module):
@@ -24,8 +20,11 @@ class SkinnyLinear(nn.Module):
 
     Args:
         linear: shares its bias, and with `weights=bf16` its weight, with this layer.
-        weights: one of `WEIGHTS`.
-        max_rows: up to how many rows the kernel is used.
+        weights: `int8`, `float8_e4m3`, or `bf16` (another kernel, not quantised).
+        max_rows: most rows for which the kernel is used, at most 64; with more, PyTorch computes the product.
+
+    Raises:
+        ValueError: a value is out of range, or the kernel takes no layer of this size.
     """
 
     stored: Tensor
@@ -33,6 +32,10 @@ class SkinnyLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, weights: str, max_rows: int = MAX_ROWS) -> None:
         super().__init__()
+        require(weights in WEIGHTS, f"weights={weights!r} must be one of {', '.join(WEIGHTS)}")
+        require(1 <= max_rows <= MAX_ROWS, f"max_rows={max_rows}: must be 1 to {MAX_ROWS}, what the kernel supports")
+        require(linear.weight.numel() < MOST_WEIGHTS, "has 2^31 weights or more")
+        require(fits(linear.weight), f"inputs and outputs must be multiples of {MULTIPLE}")
         self.out_features, self.in_features = linear.weight.shape
         self.weights, self.max_rows, self.dtype = weights, max_rows, linear.weight.dtype
         self.bias = linear.bias
@@ -91,119 +94,3 @@ def operands(layer: nn.Module) -> tuple[Tensor, Tensor, Tensor | None]:
         return layer.stored, layer.bias, layer.scale
     assert isinstance(layer, nn.Linear)
     return layer.weight, layer.bias, None
-
-
-class Choice(NamedTuple):
-    """What `SkinnyLinears` does with one linear layer: `left` says why it is not replaced; None: it is."""
-
-    name: str
-    shape: tuple[int, int]  # outputs, inputs
-    left: str | None
-
-
-@dataclass(frozen=True)
-class SkinnyLinears:
-    """Replaces the `nn.Linear` layers of a module, in place, by `SkinnyLinear`: a function module → module.
-
-    A submodule that holds tensors of its own made from the layers' weights has a method `layers_replaced()`, which is
-    then called: a CUDA graph that is captured afterwards must not read the tensors that a later `reset` replaces.
-
-    Attributes:
-        weights: `int8`, `float8_e4m3`, or `bf16` (another kernel, not quantised).
-        include: patterns of module names (`*` matches any characters); a layer must match one of them.
-        exclude: patterns of the names of layers that are not replaced.
-        max_rows: most rows for which the kernel is used, at most 64; with more, PyTorch computes the product.
-
-    Raises:
-        ValueError: an unknown form of weights, or too many rows.
-    """
-
-    weights: str = "int8"
-    include: Sequence[str] = ("*",)
-    exclude: Sequence[str] = ()
-    max_rows: int = MAX_ROWS
-
-    def __post_init__(self) -> None:
-        if self.weights not in WEIGHTS:
-            raise ValueError(f"weights={self.weights!r} must be one of {', '.join(WEIGHTS)}")
-        if not 1 <= self.max_rows <= MAX_ROWS:
-            raise ValueError(f"max_rows={self.max_rows}: must be 1 to {MAX_ROWS}, the most that the kernel supports")
-        for name in ("include", "exclude"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be a list of patterns")
-
-    def unavailable(self, device: torch.device) -> str | None:
-        """Return why the kernel cannot run on the GPU `device`, or nothing would change without a kernel; else None."""
-        if device.type == "cuda" and HAS_TRITON:
-            least = _CAPABILITY[self.weights]
-            if torch.version.hip is None and torch.cuda.get_device_capability(device) < least:
-                return f"weights={self.weights} need a GPU of compute capability {least[0]}.{least[1]} or later"
-            return None
-        if self.weights != "bf16":
-            return None
-        return "SkinnyLinears with weights=bf16 changes nothing here: its kernel needs triton and a CUDA device"
-
-    def __call__(self, module: nn.Module) -> nn.Module:
-        """Replace the layers and return the module, a new one if `module` is itself a linear layer.
-
-        Raises:
-            ValueError: no layer would be replaced, or a pattern matches none.
-        """
-        layers = dict(_linears(module))
-        if not layers:
-            raise ValueError(f"asked for, did nothing: {type(module).__name__} has no linear layer")
-        for pattern in (*self.include, *self.exclude):
-            if not any(fnmatchcase(name, pattern) for name in layers):
-                some = ", ".join(list(layers)[:3])
-                raise ValueError(f"{pattern!r} matches no linear layer of {type(module).__name__} (such as: {some})")
-        choices = self.choices(module)
-        if all(choice.left for choice in choices):
-            why = "; ".join(dict.fromkeys(choice.left or "" for choice in choices))
-            raise ValueError(f"asked for, did nothing: no layer of {type(module).__name__} is replaced: {why}")
-        made: dict[int, SkinnyLinear] = {}  # by layer: a layer may have several names
-        for name in [choice.name for choice in choices if choice.left is None]:
-            layer = layers[name]
-            if isinstance(layer, SkinnyLinear):
-                continue
-            made.setdefault(id(layer), SkinnyLinear(layer, self.weights, self.max_rows))
-            if not name:
-                return made[id(layer)]
-            parent, _, last = name.rpartition(".")
-            setattr(module.get_submodule(parent), last, made[id(layer)])
-        for each in list(module.modules()):
-            if callable(follow := getattr(each, "layers_replaced", None)):
-                follow()
-        return module
-
-    def choices(self, module: nn.Module) -> list[Choice]:
-        """Return what `__call__` does with each linear layer of `module`, or did if it was called before."""
-        return [
-            Choice(name, (layer.out_features, layer.in_features), self._reason_to_leave(name, layer))
-            for name, layer in _linears(module)
-        ]
-
-    def _reason_to_leave(self, name: str, layer: "nn.Linear | SkinnyLinear") -> str | None:
-        if not any(fnmatchcase(name, pattern) for pattern in self.include):
-            return "not included"
-        if any(fnmatchcase(name, pattern) for pattern in self.exclude):
-            return "excluded"
-        if isinstance(layer, SkinnyLinear):
-            return None if layer.weights == self.weights else f"has {layer.weights} weights already"
-        if type(layer) is not nn.Linear:
-            return f"is a {type(layer).__name__}, which may use its weight in another way"
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            return "has hooks, which would be lost"
-        if not layer.weight.is_floating_point() or layer.weight.itemsize == 1:
-            return f"has weights in {str(layer.weight.dtype).removeprefix('torch.')} already"
-        if layer.weight.numel() >= MOST_WEIGHTS:
-            return "has 2^31 weights or more"
-        if not fits(layer.weight):
-            return f"inputs and outputs must be multiples of {MULTIPLE}"
-        return None
-
-
-def _linears(module: nn.Module) -> "Iterator[tuple[str, nn.Linear | SkinnyLinear]]":
-    """Yield the linear layers of `module`, a shared one once for each of its names."""
-    for name, layer in module.named_modules(remove_duplicate=False):
-        if isinstance(layer, nn.Linear | SkinnyLinear):
-            yield name, layer

@@ -34,7 +34,7 @@ from profiling.errors import (
 from profiling.results.explained import ModuleChoice
 from profiling.variants.gains import CALLS_IN_A_ROW, Swap, sensitivity
 from profiling.variants.recipe import Outcome, Transform
-from profiling.variants.replaced_layers import channels_of, counted_rows
+from profiling.variants.replaced_layers import channels_of, check_patterns, counted_rows
 
 #: Layers that are products with their weight; convolutions only if their kernel has one element.
 _Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -139,10 +139,7 @@ class Quantize(Transform):
         if not layers:
             hint = "" if self.conv_1x1 else " With conv_1x1: true, 1×1 convolutions count as linear layers."
             raise NothingChangedError(f"Quantize: {DID_NOTHING}: {type(module).__name__} has no linear layer.{hint}")
-        for pattern in (*self.include, *self.exclude):
-            if not any(fnmatchcase(name, pattern) for name in layers):
-                some = ", ".join(list(layers)[:3])
-                raise InputError(f"{pattern!r} matches no linear layer of {type(module).__name__} (such as: {some}).")
+        check_patterns((*self.include, *self.exclude), layers, module)
         choices, swaps = [], []
         for name, rows in _rows_of(module, component, layers).items():
             layer, counts = layers[name], sorted(set(rows))

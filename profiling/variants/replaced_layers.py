@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -17,6 +18,14 @@ from profiling.results.explained import Choices, ModuleChoice
 
 #: Most layers in the record of a transform's choices, and most reasons in the message that it changed none.
 _LAYERS, _REASONS = 200, 3
+
+
+def check_patterns(patterns: Iterable[str], names: Collection[str], module: nn.Module) -> None:
+    """Raise an InputError for a pattern that matches none of the `names` of the module's linear layers."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            some = ", ".join(list(names)[:3])
+            raise InputError(f"{pattern!r} matches no linear layer of {type(module).__name__} (such as: {some}).")
 
 
 def choices_of(choices: Iterable[Any], module: nn.Module) -> Iterator[ModuleChoice]:

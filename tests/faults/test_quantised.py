@@ -3,13 +3,14 @@
 import sys
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from models.skinny_linear import SkinnyLinears
+from models.skinny_linear import SkinnyLinear
 from profiling.components.component import Component
 from profiling.errors import InputError, NothingChangedError, missing_package
 from profiling.realtime.options import LoopOptions
@@ -18,6 +19,7 @@ from profiling.results.explained import ModuleChoice
 from profiling.variants.inductor import Inductor
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Outcome, Recipe, Transform, _applied
+from profiling.variants.replace_linears import ReplaceLinears
 
 torchao = pytest.mark.skipif(missing_package("torchao") is not None, reason="needs the extra quant")
 INT8 = "Int8WeightOnlyConfig"
@@ -72,10 +74,13 @@ def test_a_folder_named_like_an_extra_is_no_package(monkeypatch, tmp_path):
     kept="the row, or the other rows",
 )
 def test_a_kernel_that_cannot_run_is_not_silent(net, tmp_path):
-    transform, says = SkinnyLinears(weights="bf16"), "1 of 1 replaced layers run without their kernel"
+    transform, says = (
+        ReplaceLinears(layer=partial(SkinnyLinear, weights="bf16")),
+        "1 of 1 replaced layers run without their kernel",
+    )
     on_a_gpu = SimpleNamespace(device=torch.device("cuda"), inputs=net.inputs, keep_state=net.keep_state)
     with pytest.raises(NothingChangedError, match=f"did nothing: {says}"):
-        _applied(transform, "SkinnyLinears", deepcopy(net.module), on_a_gpu)
+        _applied(transform, "ReplaceLinears", deepcopy(net.module), on_a_gpu)
     with torch.inference_mode():
         step = Recipe(transforms=[transform]).prepare(net, tmp_path)
     assert step.recipe[0].notes == (f"{says}: the kernel needs triton and a CUDA device",)
@@ -108,7 +113,11 @@ def test_a_torchao_that_does_not_fit(code, says, net, monkeypatch, tmp_path):
 class Leaves:
     """A transform of a user's own that finds nothing to do."""
 
-    choices = SkinnyLinears(include=["1"]).choices
+    def choices(self, module):
+        return [
+            SimpleNamespace(name="0", shape=(64, 64), left="not included"),
+            SimpleNamespace(name="1", shape=(30, 64), left="too small"),
+        ]
 
     def __call__(self, module):
         return module

@@ -8,11 +8,11 @@ from interpreting import interpret
 from reference_data import relative_error
 from test_cached_world_model import SMALL, WIDE, build, generate
 from test_cached_world_model import draw_inputs as draw_frames
+from test_skinny_linear import put_in_8_bits
 
 from models.kernels.eight_bits import from_int16_rows
 from models.kernels.modulated_norm import add_modulated_norm as reference
 from models.kernels.modulated_norm import modulated_norm
-from models.skinny_linear import SkinnyLinears
 
 HALVES = [torch.bfloat16, torch.float16]
 SHAPES = [(b, g, m, d) for b in (1, 2) for g in (1, 2) for m in (5, 17) for d in (24, 1536)]
@@ -178,7 +178,7 @@ def interpreted_frames():
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     sequence = draw_frames(SMALL, SMALL.n_frames + 2)
     for rows, bound in ((64, 1e-3), (SMALL.tokens_per_frame - 1, 1e-5)):  # fewer than a frame has: no kernel
-        models = [SkinnyLinears("int8", max_rows=rows)(build(SMALL, kernel=kernel)) for kernel in ("triton", "sdpa")]
+        models = [put_in_8_bits(build(SMALL, kernel=kernel), "int8", rows) for kernel in ("triton", "sdpa")]
         for one, other in zip(*(generate(model, sequence) for model in models), strict=True):
             assert relative_error(one, other) < bound, rows
 
@@ -197,7 +197,7 @@ def test_blocks_of_8_bits_compiled_or_not_are_those_of_plain_operations(weights)
     results = []
     for kernel, compiled in (("sdpa", False), ("triton", False), ("triton", True)):
         model = build(WIDE, kernel=kernel).to(torch.bfloat16).cuda()
-        model = SkinnyLinears(weights)(model)
+        model = put_in_8_bits(model, weights)
         model.reset()
         model.prefill(*past)
         call = torch.compile(model.frame, fullgraph=True) if compiled else model.frame

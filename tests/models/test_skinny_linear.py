@@ -1,6 +1,7 @@
-"""Linear layers with weights of 8 bits: quantisation, the layer, and the transform that puts it into any module."""
+"""Linear layers with weights of 8 bits: quantisation, the layer, and a world model that holds it."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from models.initialisation import randomise
-from models.kernels.eight_bits import dequantise, quantise
+from models.kernels.eight_bits import dequantise, fits, quantise
 from models.playback import WorldModelStep, build_world_model_step
-from models.skinny_linear import SkinnyLinear, SkinnyLinears, operands
+from models.skinny_linear import SkinnyLinear, operands
 
 EIGHT = ["int8", "float8_e4m3"]
 #: Relative distance of a number of 8 bits from the one that it stands for, at most: half a step.
@@ -85,77 +86,28 @@ def test_a_cast_changes_the_activations_and_not_what_is_stored(weights):
         assert torch.equal(layer.scale, scale)
 
 
-class Network(nn.Module):
-    """With a layer under two names, one of another shape, one with a hook, and an attention that reads its weights."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(64, 128)
-        self.inner = nn.Sequential(nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 128))
-        self.again = self.inner[0]
-        self.attention = nn.MultiheadAttention(128, 4, batch_first=True)
-        self.hooked = nn.Linear(128, 128)
-        self.hooked.register_forward_hook(lambda module, args, out: out)
-        self.last = nn.Linear(128, 10)
-
-    def forward(self, x):
-        x = self.again(self.inner(self.first(x)))
-        return self.last(self.hooked(self.attention(x, x, x)[0]))
-
-
-def make_network():
-    network = Network().eval().requires_grad_(False)
-    randomise(network, 0)
-    return network
-
-
-def bytes_of(module):
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-
-
-@pytest.mark.parametrize("weights", ["bf16", *EIGHT])
-def test_the_transform_says_what_it_replaced_and_why_others_stay(weights):
-    network, x = make_network(), torch.randn(2, 5, 64)
-    before, size = network(x), bytes_of(network)
-    transform = SkinnyLinears(weights, exclude=["inner.2"])
-    planned = transform.choices(network)
-    assert transform(network) is network
-    assert transform.choices(network) == planned
-    assert {choice.name: choice.left for choice in planned} == {
-        "first": None,
-        "inner.0": None,
-        "again": None,
-        "inner.2": "excluded",
-        "attention.out_proj": "is a NonDynamicallyQuantizableLinear, which may use its weight in another way",
-        "hooked": "has hooks, which would be lost",
-        "last": "inputs and outputs must be multiples of 64",
-    }
-    assert network.again is network.inner[0]
-    assert relative_error(network(x), before) <= {"bf16": 0.0, "int8": 0.02, "float8_e4m3": 0.06}[weights]
-    replaced = 4 * (64 * 128 + 128 * 128)
-    assert bytes_of(network) == size - (0 if weights == "bf16" else replaced * 3 // 4 - 4 * 2 * 128)
-    assert torch.equal(transform(network)(x), network(x)), "a second call changes nothing"
-
-
-def test_a_linear_layer_alone():
-    assert isinstance(SkinnyLinears("int8")(make_layer()), SkinnyLinear)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"weights": "int4"}, "weights='int4' must be one of bf16, int8, float8_e4m3"),
         ({"max_rows": 65}, "max_rows=65: must be 1 to 64"),
-        ({"include": "first"}, "include='first' must be a list"),
-        ({"include": ["frist*"]}, r"'frist\*' matches no linear layer of Network \(such as: first, inner.0"),
-        ({"exclude": ["nothing"]}, "'nothing' matches no linear layer"),
-        ({"include": ["last"]}, "no layer of Network is replaced: .*multiples of 64"),
+        ({"linear": nn.Linear(64, 10)}, "inputs and outputs must be multiples of 64"),
+        ({"linear": nn.Linear(65536, 32768, device="meta")}, "has 2^31 weights or more"),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_what_would_do_nothing_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        SkinnyLinears(**options)(make_network())
+def test_what_the_kernel_does_not_take_is_refused(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        SkinnyLinear(**{"linear": make_layer(), "weights": "int8", **options})
+
+
+def put_in_8_bits(module, weights, max_rows=64):
+    """Replace all linear layers of a module that the kernel takes, in place; return it."""
+    for owner in list(module.modules()):
+        for name, layer in list(owner.named_children()):
+            if type(layer) is nn.Linear and fits(layer.weight):
+                setattr(owner, name, SkinnyLinear(layer, weights, max_rows))
+    return module
 
 
 def draw_step(weights, dtype, device="cpu", params=WIDE):
@@ -179,7 +131,7 @@ def flat(outputs):
 @pytest.mark.parametrize(("weights", "bound"), [("int8", 0.03), ("float8_e4m3", 0.1)])
 @torch.no_grad()
 def test_a_world_model_in_8_bits(weights, bound):
-    """First its modulation, which pays in time, then, by the transform, the rest too, which pays in memory."""
+    """First its modulation, which pays in time, then the rest too, which pays in memory."""
     half, model = (draw_step(stored, torch.bfloat16) for stored in ("bf16", weights))
     exact = draw_step(weights, torch.float32)
     inputs = step_inputs(WIDE, torch.bfloat16)
@@ -187,42 +139,16 @@ def test_a_world_model_in_8_bits(weights, bound):
     assert torch.equal(expected, flat(draw_step("bf16", torch.float32)(**step_inputs(WIDE, torch.float32))))
     assert not any(isinstance(module, SkinnyLinear) for module in exact.modules()), "the reference is never quantised"
     plain, modulated = flat(half(**inputs)), flat(model(**inputs))
-    block, merged = model.transformer.blocks[1], model.modulation.merged
+    block = model.transformer.blocks[1]
     per_token = block.attn.qkv, block.attn.out, block.mlp.fc1, block.mlp.fc2
     assert all(type(layer) is nn.Linear for layer in per_token)
-    assert merged.weight.itemsize == block.gate1.fc_c.stored.itemsize == 1
-    assert block.gate1.fc_c.stored.untyped_storage().data_ptr() == merged.weight.untyped_storage().data_ptr()
+    assert model.modulation.linear.stored.itemsize == 1
     assert isinstance(model, WorldModelStep)
-    SkinnyLinears(weights, include=["transformer.*"])(model).reset()
+    put_in_8_bits(model.transformer, weights)
     everywhere = flat(model(**inputs))
     assert all(layer.stored.itemsize == 1 for layer in (block.attn.qkv, block.attn.out, block.mlp.fc1, block.mlp.fc2))
     error = relative_error(everywhere, expected)
     assert max(relative_error(plain, expected), relative_error(modulated, expected)) < error < bound
-
-
-@pytest.mark.parametrize(("weights", "least"), [("bf16", (8, 0)), ("int8", (8, 0)), ("float8_e4m3", (8, 9))])
-def test_a_gpu_that_cannot_run_the_kernel_is_named_before_anything_is_loaded(monkeypatch, weights, least):
-    monkeypatch.setattr("models.skinny_linear.HAS_TRITON", True)
-    for capability in ((7, 5), (8, 0), (8, 9), (9, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, it=capability: it)
-        reason = SkinnyLinears(weights).unavailable(torch.device("cuda"))
-        assert (reason is None) == (capability >= least)
-        assert reason is None or f"compute capability {least[0]}.{least[1]} or later" in reason
-
-
-def test_a_layer_of_too_many_weights_is_left():
-    with torch.device("meta"):
-        layer = nn.Linear(65536, 32768)
-    (choice,) = SkinnyLinears("int8").choices(layer)
-    assert choice.left == "has 2^31 weights or more"
-
-
-def test_a_part_of_the_layers_of_one_product_is_not_quantised():
-    """The product reads all of their weights as one tensor, and would read the others as if they had a scale."""
-    step = draw_step("bf16", torch.bfloat16)
-    with pytest.raises(ValueError, match="bfloat16 and int8: quantise all of the layers that modulate"):
-        SkinnyLinears("int8", include=["*gate1*"])(step).reset()
-    SkinnyLinears("int8", include=["*attn*"])(draw_step("bf16", torch.bfloat16)).reset()
 
 
 def test_a_world_model_too_narrow_for_8_bits_is_refused():
@@ -254,7 +180,8 @@ def test_the_kernel_gives_the_product_of_the_layer_on_a_cpu(rows, weights, dtype
 @torch.no_grad()
 def test_replaced_layers_compile_and_are_captured(weights):
     torch._dynamo.reset()
-    network = SkinnyLinears(weights)(make_network().bfloat16().cuda())
+    network = nn.Sequential(nn.Linear(64, 128), nn.SiLU(), nn.Linear(128, 128)).requires_grad_(False)
+    network = put_in_8_bits(network.bfloat16().cuda(), weights)
     x = torch.randn(1, 17, 64, device="cuda", dtype=torch.bfloat16)
     expected = network(x)
     assert relative_error(torch.compile(network, fullgraph=True)(x), expected) < 2e-2
@@ -275,7 +202,7 @@ def test_fused_blocks_in_8_bits(weights, bound, everywhere):
     exact = flat(draw_step(weights, torch.float32)(**step_inputs(WIDE, torch.float32)))
     model, inputs = draw_step(weights, torch.bfloat16, "cuda"), step_inputs(WIDE, torch.bfloat16, "cuda")
     if everywhere:
-        SkinnyLinears(weights, include=["transformer.*"])(model).reset()
+        put_in_8_bits(model.transformer, weights)
     with torch.profiler.profile() as profile:
         actual = flat(model(**inputs))
     names = [event.key for event in profile.key_averages()]

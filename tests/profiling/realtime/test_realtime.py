@@ -148,7 +148,7 @@ def test_a_loop_whose_variant_changes_the_networks_says_how_far_it_drifts(realti
     assert drift is not None, record.reason
     assert len(drift.rel_l2) == 6
     assert 0 < drift.rel_l2[-1] < 0.5
-    assert [(step.stage, step.name) for step in record.recipe] == [("world", "SkinnyLinears")]
+    assert [(step.stage, step.name) for step in record.recipe] == [("world", "ReplaceLinears")]
     assert record.recipe[0].choices.replaced > 0
 
 

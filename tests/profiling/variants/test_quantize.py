@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.overrides import TorchFunctionMode
 
-from models.skinny_linear import SkinnyLinears
 from profiling.components.component import Component
 from profiling.components.outputs import difference, to_host
 from profiling.errors import InputError
@@ -301,9 +301,22 @@ def test_wrong_options_are_refused(options, says, net, tmp_path):
 
 
 def test_any_transform_with_choices_has_them_in_its_record(tmp_path):
+    class First:
+        """A transform of a user's own."""
+
+        def __call__(self, module):
+            module[0] = nn.Sequential(module[0])
+            return module
+
+        def choices(self, module):
+            return [
+                SimpleNamespace(name="0", shape=(64, 64), left=None),
+                SimpleNamespace(name="1", shape=(30, 64), left="it is the last"),
+            ]
+
     net = component(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 30)), input=torch.randn(2, 64))
     with torch.inference_mode():
-        (step,) = Recipe(transforms=[SkinnyLinears()]).prepare(net, tmp_path).recipe
-    assert (step.changed, step.choices.now) == (1, {"SkinnyLinear": 1})
-    assert step.choices.left == {"inputs and outputs must be multiples of 64": 1}
+        (step,) = Recipe(transforms=[First()]).prepare(net, tmp_path).recipe
+    assert (step.changed, step.choices.now) == (1, {"Sequential": 1})
+    assert step.choices.left == {"it is the last": 1}
     assert [(each.name, each.shape) for each in step.choices.layers] == [("1", (30, 64)), ("0", (64, 64))]
