@@ -7,9 +7,7 @@ to its samples of sound. Each `reset()` restores the state before the first call
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from models.audio_vae import AudioDecoder, AudioVAEParams
@@ -21,37 +19,9 @@ from models.world_model import WorldModelParams, world_model_inputs
 
 SOUND_CONTEXT_SEED, WORLD_CONTEXT_SEED = 120, 60  # of the random frames in the initial state
 
-# Drawn actions: share of a mouse movement kept in the next frame, and probability a frame that a button changes.
-MOUSE_MEMORY, BUTTON_CHANGE = 0.9, 0.05
-
-
-def draw_actions(shapes: Mapping[str, Sequence[int]], ticks: int, seed: int) -> dict[str, NDArray[np.float32]]:
-    """Draw actions of a user who moves the mouse smoothly and holds buttons for 20 frames on average.
-
-    Args:
-        shapes: those of `mouse` [1, axes] and `btn` [1, n_buttons], both or one of them.
-        ticks: number of frames.
-        seed: of the random numbers.
-
-    Returns:
-        `mouse` [ticks, axes] and `btn` [ticks, n_buttons], float32, of the given names.
-
-    Raises:
-        ValueError: an action of another name, or of a batch.
-
-    """
-    for name, shape in shapes.items():
-        require(name in ("mouse", "btn"), f"there is no action {name!r}, only mouse and btn")
-        require(len(shape) == 2 and shape[0] == 1, f"{name} takes {list(shape)}: actions are those of one user, [1, n]")
-    random = np.random.default_rng(seed)
-    axes, buttons = (shapes[name][-1] if name in shapes else 1 for name in ("mouse", "btn"))
-    mouse = np.zeros((ticks, axes))
-    for frame in range(1, ticks):
-        mouse[frame] = MOUSE_MEMORY * mouse[frame - 1] + random.normal(size=axes)
-    changes = random.random((ticks, buttons)) < BUTTON_CHANGE
-    held = (np.cumsum(changes, axis=0) + random.integers(0, 2, buttons)) % 2
-    actions = {"mouse": mouse.astype(np.float32), "btn": held.astype(np.float32)}
-    return {name: actions[name] for name in shapes}
+WINDOWS = ("exact", "windowed", "auto")
+# Shares of the window that are measured in addition to the requested length, and frames that each is measured on.
+SHARES, TRIALS = (0.125, 0.25, 0.5, 0.75), 8
 
 
 class PictureStage(ImageDecoder):

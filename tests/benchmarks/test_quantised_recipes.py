@@ -7,7 +7,8 @@ import torch
 import yaml
 from torch import nn
 
-from models.audio_vae import AudioDecoder, AudioVAEParams, plain_pointwise
+from benchmarks.quantised.plain_pointwise import plain_pointwise
+from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.initialisation import randomise
 from profiling.components.instantiate import instantiate
 from profiling.run.job import as_recipe

@@ -4,7 +4,9 @@ import pytest
 import torch
 from networks import TICKS, delivered, tiny_loop
 
-from models.playback import draw_actions
+from profiling.components.actions import draw_actions
+from profiling.errors import InputError
+from profiling.realtime.prepare import build_stages, calibrated
 
 FRAMES = 25
 
@@ -14,7 +16,7 @@ def expected():
     """Make the frames by calling the networks; only the noise is taken from the pipeline."""
     pipeline, prepared, _ = tiny_loop()
     world, picture, sound = (prepared.components[name] for name in ("world", "picture", "sound"))
-    actions = draw_actions({"mouse": (1, 2), "btn": (1, 11)}, TICKS, 0)
+    actions = draw_actions({"mouse": (1, 2), "btn": (1, 11)}, TICKS, 0, moves=["mouse"], held=["btn"])
     pictures, sounds = [], []
     with torch.inference_mode():
         for frame in range(FRAMES):

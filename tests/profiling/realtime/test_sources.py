@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.playback import draw_actions
+from profiling.components.actions import draw_actions
 from profiling.errors import InputError
 from profiling.realtime.graph import Draw, Source
 from profiling.realtime.sources import Feed, source_arrays
@@ -85,7 +85,7 @@ def test_draws_of_a_seed():
 
 
 def test_a_factory_that_fails_or_lacks_a_key():
-    make = {"_target_": "models.playback.draw_actions"}
+    make = {"_target_": "profiling.components.actions.draw_actions", "moves": ["mouse"], "held": ["btn"]}
     with pytest.raises(InputError, match=r"pipeline\.sources\.a\.make: .*there is no action 'keys'"):
         source_arrays("a", Source(make=make), {"keys": (1, 2)}, 9, 0)
     with pytest.raises(InputError, match="it has no mouse"):
@@ -93,7 +93,7 @@ def test_a_factory_that_fails_or_lacks_a_key():
 
 
 def drawn(ticks, seed):
-    return draw_actions(SHAPES, ticks, seed)
+    return draw_actions(SHAPES, ticks, seed, moves=["mouse"], held=["btn"])
 
 
 def test_the_mouse_drifts_and_buttons_are_held():
