@@ -5,6 +5,10 @@ computed from its final latent, with its own controls, at the noise level `t_com
 sliding block-causal mask over all frames.
 
 All indices are tensors on the device and all shapes are fixed, so one captured or compiled call serves every frame.
+
+The way of a frame: `frame` denoises it in passes, each a `_velocity`; `_through_blocks` takes the tokens of one through
+the layers, each of which writes keys and values into its ring and attends to the ring (`Block.modulated`, then
+`Attention.forward`, then `RingCache.forward`). In half precision on a GPU, `fused_blocks.py` takes fewer launches.
 """
 
 from dataclasses import dataclass
@@ -205,6 +209,12 @@ class CachedWorldModel(WorldModel):
         activated = F.silu(level + self._control(mouse.unsqueeze(1), btn.unsqueeze(1)))
         video, sound = self._velocity(x.unsqueeze(1), audio.unsqueeze(1), self.modulation(activated), self.position)
         return video.to(x.dtype), sound.to(audio.dtype)
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Generate the next frame, see `frame`."""
+        return self.frame(x, audio, mouse, btn)
 
     @torch.no_grad()
     def frame(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:

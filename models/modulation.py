@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.kernels.eight_bits import concatenated
+from models.skinny_linear import SkinnyLinear
 from models.transformer import Modulation
 from models.world_model import HEADS, WorldModel
 
@@ -42,6 +43,7 @@ class MergedModulation(nn.Module):
         model: its layers are removed; the module that is made must become its attribute `modulation`.
     """
 
+    linear: nn.Linear | SkinnyLinear
     offsets: Tensor
 
     def __init__(self, model: WorldModel) -> None:
@@ -51,9 +53,10 @@ class MergedModulation(nn.Module):
         names += [f"{head}.{layer}" for head in HEADS for layer in HEAD_LAYERS]
         layers = [cast(nn.Linear, model.get_submodule(name)) for name in names]
         self.rows = {name: layer.out_features for name, layer in zip(names, layers, strict=True)}
-        self.linear = nn.Linear(self.width, sum(self.rows.values()), device="meta")  # no memory is drawn for it
-        self.linear.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]))
-        self.linear.bias = nn.Parameter(torch.cat([layer.bias.detach() for layer in layers]))
+        linear = nn.Linear(self.width, sum(self.rows.values()), device="meta")  # no numbers are drawn for it
+        linear.weight = nn.Parameter(torch.cat([layer.weight.detach() for layer in layers]))
+        linear.bias = nn.Parameter(torch.cat([layer.bias.detach() for layer in layers]))
+        self.linear = linear
         for name in names:
             owner, _, layer = name.rpartition(".")
             delattr(model.get_submodule(owner), layer)

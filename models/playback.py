@@ -120,19 +120,15 @@ class PrefilledWorldModel(CachedWorldModel):
 class WorldModelStep(PrefilledWorldModel):
     """One denoising pass of one new frame; the cache of earlier frames is read and not changed."""
 
-    def forward(self, x: Tensor, audio: Tensor, t: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, audio: Tensor, t: Tensor, mouse: Tensor, btn: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the velocity; see `CachedWorldModel.denoise`."""
         return self.denoise(x, audio, t, mouse, btn)
 
 
 class WorldModelFrame(PrefilledWorldModel):
-    """All passes of one new frame; each call generates the next frame."""
-
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the frame's latents; see `CachedWorldModel.frame`."""
-        return self.frame(x, audio, mouse, btn)
+    """All passes of one new frame; each call generates the next frame, see `CachedWorldModel.frame`."""
 
 
 def _sizes_and_options(config: Mapping[str, Any]) -> tuple[WorldModelParams, FrameOptions]:

@@ -21,8 +21,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tenso
 class CachedFrames(NamedTuple):
     """The g frames of one pass, the same in all layers."""
 
-    slots: Tensor  # int64, slots of the frames that are written: the last ones of the pass, in a short pass all g
-    sees: Visibility | Tensor  # slots of the ring, or of a pass that fills it, the tokens of its own: bool [g·m, g·m]
+    slots: Tensor  # int64, where the keys and values of the last frames of the pass are written: of all g, if they fit
+    sees: Visibility | Tensor  # slots of the ring; in a pass that fills it, tokens of the pass, bool [g·m, g·m]
 
 
 class RingCache(nn.Module):

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.kernels.eight_bits import dequantise, from_int16_rows, int16_rows, kernel_order, quantise
+from models.kernels.skinny_linear import linear_int16 as reference_int16
 
 HALVES = [torch.bfloat16, torch.float16]
 #: rows, inputs k, outputs n: k that few powers of two divide, and one program's outputs or many.
@@ -74,8 +75,10 @@ def interpreted():
             for one, other in zip(fused(*eight), plain(*in_float64(eight)), strict=True):
                 assert relative_error(one, other) < bound, (shape, dtype, weights)
             if weights == "int8":
-                for one, other in zip(fused_int16(*eight), plain(*in_float64(eight))[:2], strict=True):
-                    assert relative_error(one, other) < max(bound, 5e-5), (shape, dtype)
+                x, *operands = eight
+                for one, silu in zip(fused_int16(*eight), (False, True), strict=True):
+                    other = reference_int16(*int16_rows(x), *operands, torch.float64, silu)
+                    assert relative_error(one, other) < bound, (shape, dtype)
         if shape in ODD:
             continue
         parts = linear_parts(*given)
@@ -96,6 +99,15 @@ def test_rows_of_16_bits_are_as_exact_as_promised(k):
     assert (error <= x.double().abs().amax(-1)[finite] / 65024 * 1.001).all()
     assert not back[0, 0].any()
     assert back[~finite].isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(17, 192, 64), (3, 1024, 128)], ids=str)
+def test_the_reference_of_activations_of_16_bits_is_the_plain_product(shape):
+    given = quantised(*draw_inputs(*shape), "int8")
+    x, stored, bias, scale = given
+    for silu, true in zip((False, True), plain(*in_float64(given)), strict=False):
+        actual = reference_int16(*int16_rows(x), stored, bias, scale, torch.float32, silu)
+        assert relative_error(actual, true) < 5e-5
 
 
 def test_kernel_in_the_interpreter():
