@@ -14,6 +14,7 @@ MAX_ROWS = 64  # of the kernel; with more rows the weights no longer dominate th
 MOST_WEIGHTS = 2**31  # of a layer, not included: the kernel's offsets have 32 bits
 WEIGHTS = ("bf16", "int8", "float8_e4m3")  # how weights are stored; bf16: as they are, in the module's own dtype
 _STORED = {"int8": (torch.int8, 127.0), "float8_e4m3": (torch.float8_e4m3fn, 448.0)}  # dtype, largest number
+AT_ONCE = 2**24  # weights that are quantised at once: several fp32 copies of them are made
 EIGHT_BITS = tuple(dtype for dtype, _ in _STORED.values())
 
 
@@ -30,8 +31,14 @@ def quantise(weight: Tensor, weights: str) -> tuple[Tensor, Tensor]:
     Returns:
         int8 or float8_e4m3fn [n, k] in `kernel_order`, and fp32 [n].
     """
+    parts = weight.detach().split(max(AT_ONCE // weight.shape[1], 1))
+    stored, scales = zip(*(_quantise_rows(part, weights) for part in parts), strict=True)
+    return concatenated(stored), torch.cat(scales)
+
+
+def _quantise_rows(weight: Tensor, weights: str) -> tuple[Tensor, Tensor]:
     dtype, limit = _STORED[weights]
-    exact = weight.detach().float()
+    exact = weight.float()
     largest = exact.abs().amax(1)
     scale = torch.where(largest.isfinite(), largest / limit, torch.nan)
     numbers = (exact / torch.where(scale > 0, scale, 1).unsqueeze(1)).nan_to_num(0).clamp(-limit, limit)

@@ -53,6 +53,15 @@ def test_a_row_that_is_zero_or_not_finite(weights):
     assert stored.float().isfinite().all(), "the kernel takes no NaN among the stored numbers"
 
 
+@pytest.mark.parametrize("weights", EIGHT)
+def test_a_large_weight_is_quantised_in_parts(weights, monkeypatch):
+    weight = torch.randn(130, 64)
+    whole = quantise(weight, weights)
+    monkeypatch.setattr("models.kernels.eight_bits.AT_ONCE", 40 * 64)
+    for one, other in zip(quantise(weight, weights), whole, strict=True):
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
 def make_layer(bias=True):
     torch.manual_seed(1)
     return nn.Linear(128, 192, bias=bias).requires_grad_(False)
