@@ -88,8 +88,11 @@ def _split(model: nn.Module, state_dict: dict[str, Any], prefix: str, _metadata:
     """Put the rows of `linear` into a state dict of the model under the names of the layers that were merged."""
     merged = cast(MergedModulation, model.modulation)
     for kind in merged.linear.state_dict():
-        rows = state_dict.pop(f"{prefix}modulation.linear.{kind}").split(list(merged.rows.values()))
-        state_dict.update({f"{prefix}{name}.{kind}": part for name, part in zip(merged.rows, rows, strict=True)})
+        whole, start = state_dict.pop(f"{prefix}modulation.linear.{kind}"), 0
+        for name, count in merged.rows.items():
+            # A slice and not a split, which torchao's tensors do not have.
+            state_dict[f"{prefix}{name}.{kind}"] = whole[start : start + count]
+            start += count
 
 
 def _join(

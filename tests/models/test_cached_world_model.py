@@ -312,6 +312,16 @@ def test_the_first_reset_in_half_precision_quantises_and_later_ones_move_nothing
     assert 0 < relative_error(eight[0], generate(plain, sequence)[0]) < 0.1
 
 
+def test_a_state_dict_of_weights_that_torchao_quantised():
+    quantization = pytest.importorskip("torchao.quantization")
+    model = build(WIDE).requires_grad_(False)
+    expected = model.state_dict()["proj_out.norm.fc.weight"].clone()
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig(version=2, set_inductor_config=False))
+    rows = model.state_dict()["proj_out.norm.fc.weight"]
+    assert rows.shape == expected.shape
+    assert relative_error(rows.dequantize(), expected) < 0.02
+
+
 def test_parameters_and_names_are_those_of_the_window_form():
     with torch.device("meta"):
         window, cached = WorldModel(WorldModelParams.full()), CachedWorldModel(WorldModelParams.full(), FrameOptions())
