@@ -4,7 +4,7 @@ World model: one denoising pass, or a whole frame, with a full cache. Decoders: 
 to its samples of sound. Each `reset()` restores the state before the first call, in place.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 import torch
@@ -18,10 +18,6 @@ from models.params import require
 from models.world_model import WorldModelParams, world_model_inputs
 
 SOUND_CONTEXT_SEED, WORLD_CONTEXT_SEED = 120, 60  # of the random frames in the initial state
-
-WINDOWS = ("exact", "windowed", "auto")
-# Shares of the window that are measured in addition to the requested length, and frames that each is measured on.
-SHARES, TRIALS = (0.125, 0.25, 0.5, 0.75), 8
 
 
 class PictureStage(ImageDecoder):

@@ -5,8 +5,6 @@ import torch
 from networks import TICKS, delivered, tiny_loop
 
 from profiling.components.actions import draw_actions
-from profiling.errors import InputError
-from profiling.realtime.prepare import build_stages, calibrated
 
 FRAMES = 25
 
