@@ -40,7 +40,7 @@ def models_block() -> str:
 
 
 def loop_block(name: str = "h100_realtime") -> str:
-    """Return the frame times, verdicts and stage budgets of a run of loops, by default those of the main pipeline."""
+    """Return the frame times, verdicts and stage budgets of a run of profiling.realtime; default: the owl pipeline."""
     run = load_run(RESULTS / name)
     loops = realtime_section(run)
     (budget,) = (table for table in loops.tables if table.title == "Stage budget, medians")
@@ -49,7 +49,7 @@ def loop_block(name: str = "h100_realtime") -> str:
 
 
 def pipelines_block() -> str:
-    """Return those of the ready pipelines besides the default one."""
+    """Return the same of the other pipelines that conf/pipeline has."""
     return "\n\n".join(loop_block(name) for name in PIPELINES)
 
 

@@ -145,7 +145,10 @@ def _check_own(options: SweepOptions) -> None:
         if options.launcher == "ray" and not name.startswith(("ray.init.", "ray.remote.")):
             raise InputError(f"{key}: options of Ray begin with {OWN}ray.init. or {OWN}ray.remote.")
         if key == ENGINE and value != HERE:
-            raise InputError(f"{ENGINE}={value}: only {HERE} can be chosen, which runs the jobs on this machine.")
+            raise InputError(
+                f"{ENGINE}={value} cannot be chosen. Leave it out to use Slurm, or write {ENGINE}={HERE} to run the "
+                "jobs on this machine."
+            )
     if options.launcher == "slurm":
         _submitit(options, Path(), {})
 

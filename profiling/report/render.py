@@ -175,7 +175,7 @@ def built(build: Callable[[Data], Section | tuple[Section, ...]], data: Data) ->
 
 
 def run_report(data: RunData) -> Report:
-    """Return the report of a run; `report.md` and the page contain no path outside the run."""
+    """Return the report of a run. Neither `report.md` nor the page names a path outside the run's folder."""
     targets = ", ".join(dict.fromkeys(printable(record.target) for record in data.records)) or "profile"
     title = f"{targets}: {printable(data.folder.resolve().name)}"
     return Report(title, heading_lines(data), sections_of(data))

@@ -196,7 +196,7 @@ def _placed(cells: Sequence[Cell | None]) -> Cell | None:
 
 @dataclass(frozen=True)
 class SweepData:
-    """A sweep: its plan, its jobs and their cells in the order of their numbers, and its folder."""
+    """A sweep: its plan, its folder, and its jobs by number, each with its cells."""
 
     sweep: Sweep
     keys: tuple[str, ...]  # of the overrides that differ between jobs, without the names of components and variants

@@ -21,6 +21,8 @@ from profiling.run.process import InProcess, Isolated
 from profiling.run.task import Cell
 from profiling.run.turns import Again, Placement, Start, lacking_memory, take_turns
 
+#: The run, which has caches of its own, and what determines the code that a cell of it compiles.
+_Code = tuple[str, str | None]
 #: What a control does not do.
 _ONLY_ONCE = ("trace", "starts", "counters", "memory_snapshot", "stacks")
 
@@ -50,7 +52,7 @@ class CellsInTurns:
         self.waiting: list[LiveCell] = []
         self._preparing: list[LiveCell] = []
         self._controls: dict[LiveCell, LiveCell] = {}  # by the cell; prepared, being prepared, or dead
-        self._compiled: set[str] = set()  # code that is in the caches
+        self._compiled: set[_Code] = set()  # code that is in the caches
         self._free: dict[frozenset[LiveCell], dict[str, int]] = {}  # memory, by what was alive when it was measured
 
     def __enter__(self) -> Self:
@@ -123,8 +125,8 @@ class CellsInTurns:
             return None
         if most == 1:
             return left[0] if left else None
-        compiling = {compiled_code(each.job) for each in self._preparing if each.job.imports} - self._compiled
-        fitting = [each for each in (*left, *optional) if compiled_code(each.job) not in compiling]
+        compiling = {_code(each) for each in self._preparing if each.job.imports} - self._compiled
+        fitting = [each for each in (*left, *optional) if _code(each) not in compiling]
         fitting = [each for each in fitting if not (self._preparing and compares_times(each.job))]
         fitting.sort(key=lambda each: (each not in left, not self._is_compiled_anew(each)))
         return fitting[0] if fitting else self._next_control()
@@ -140,7 +142,7 @@ class CellsInTurns:
 
     def _is_compiled_anew(self, cell: LiveCell) -> bool:
         """Return whether a cell compiles code that no other cell has compiled."""
-        return bool(cell.job.imports) and compiled_code(cell.job) not in self._compiled
+        return bool(cell.job.imports) and _code(cell) not in self._compiled
 
     def _begin(self, cell: LiveCell) -> None:
         """Start the process of a cell."""
@@ -169,8 +171,8 @@ class CellsInTurns:
         if cell.placement is not None:
             if not cell.is_control:
                 self.waiting.append(cell)
-            if cell.job.settings.compile_cache != "cold" and (code := compiled_code(cell.job)) is not None:
-                self._compiled.add(code)
+            if cell.job.settings.compile_cache != "cold" and compiled_code(cell.job) is not None:
+                self._compiled.add(_code(cell))
             self._free[frozenset(self._placed)] = cell.placement.ready.free
         elif not cell.is_control:
             self._ended(cell, is_due=is_due)
@@ -233,6 +235,10 @@ class CellsInTurns:
                 control.close()
                 if control in self._preparing:
                     self._preparing.remove(control)
+
+
+def _code(cell: LiveCell) -> _Code:
+    return str(cell.records.folder), compiled_code(cell.job)
 
 
 def _control_of(cell: LiveCell) -> LiveCell:

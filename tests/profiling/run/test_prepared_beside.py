@@ -24,7 +24,7 @@ GB = 10**9
 
 
 class Processes(Isolated):
-    """Cells that take some steps to become ready; `log` has who began and who became ready, in order."""
+    """An executor without processes: a cell is ready after `STEPS` steps. `log` lists begins and ends, in order."""
 
     def __init__(self, memory=10**12, lacking=()):
         self.log, self.active, self.most, self.memory, self.lacking = [], set(), 0, memory, list(lacking)
@@ -36,7 +36,7 @@ class Processes(Isolated):
         self.most = max(self.most, len(self.active))
         for _ in range(STEPS):
             yield Pending((), 0.0)
-        self.active.remove(name)
+        self.active.discard(name)
         if name in self.lacking:
             self.lacking.remove(name)
             self.log.append(f"lacking {name}")
@@ -55,8 +55,8 @@ class Processes(Isolated):
 class Records(SimpleNamespace):
     """The records of cells that nobody reads."""
 
-    def __init__(self):
-        super().__init__(label="", progress=Silent(), total=0, ended=[])
+    def __init__(self, folder="run"):
+        super().__init__(label="", progress=Silent(), total=0, ended=[], folder=folder)
 
     def show(self, cell, *, again=False):
         pass
@@ -72,12 +72,12 @@ class Records(SimpleNamespace):
         self.ended.append(cell)
 
 
-def due(processes, variant, compiler=None, capture=None, component="net", **settings):
+def due(processes, variant, compiler=None, capture=None, component="net", run="run", **settings):
     spec = ComponentSpec(component, {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
     options = {"_target_": RECIPE, "compiler": compiler, "capture": capture}
     metrics = {"latency": {"_target_": LATENCY}}
     job = Job("t", spec, variant, options, metrics, replace(SETTINGS, **settings), "run", FORWARD)
-    return LiveCell(Records(), processes, job)
+    return LiveCell(Records(run), processes, job)
 
 
 def prepared(turns, *cells, most=8, later=()):
@@ -124,6 +124,18 @@ def test_cells_that_compile_the_same_code_follow_each_other_and_what_was_compile
     at = log.index("ready net.compile")
     for later in ("net.both", "net.compile.control", "net.both.control"):
         assert at < log.index(f"begin {later}") < log.index("ready net.both")
+
+
+def test_two_runs_do_not_share_what_they_have_compiled():
+    """Two revisions are compared: the caches of one hold no code of the other."""
+    processes = Processes()
+    a, b = (due(processes, "compile", COMPILE, run=run) for run in "AB")
+    first = due(processes, "baseline")
+    prepared(CellsInTurns(), first, a, b)
+    begun = [line for line in processes.log if line == "begin net.compile"]
+    at = [place for place, line in enumerate(processes.log) if line == "begin net.compile"]
+    assert len(begun) == 2
+    assert "ready net.compile" not in processes.log[at[0] : at[1]], "they are compiled side by side"
 
 
 def test_with_cold_caches_a_second_process_that_compiles_waits_until_it_is_needed():
