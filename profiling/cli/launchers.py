@@ -254,8 +254,11 @@ def launch_with(options: SweepOptions, places: Places, task: JobTask) -> Launch:
         for each in started:
             each.result()
 
-    launches: Mapping[Launcher, Launch] = {"basic": in_turn, "local": joblib, "slurm": submitit}
-    return launches.get(options.launcher) or (lambda numbers: _with_ray(options, places, task, numbers))
+    def ray(numbers: Sequence[int]) -> None:
+        _with_ray(options, places, task, numbers)
+
+    launches: Mapping[Launcher, Launch] = {"basic": in_turn, "local": joblib, "slurm": submitit, "ray": ray}
+    return launches[options.launcher]
 
 
 def _with_ray(options: SweepOptions, places: Places, task: JobTask, numbers: Sequence[int]) -> None:

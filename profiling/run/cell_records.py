@@ -102,7 +102,7 @@ class LiveCell:
     def anew(self) -> None:
         """Forget what happened, so that the cell can begin once more."""
         self.events, self.pending = CellEvents(self.records.base_record(self.job), self.records.progress), None
-        self.notes, self.placement, self.number = [], None, 0
+        self.notes, self.placement, self.number, self.beside = [], None, 0, 0
 
     @property
     def label(self) -> str:

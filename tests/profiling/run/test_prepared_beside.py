@@ -208,6 +208,7 @@ def test_a_cell_that_runs_out_of_memory_beside_others_is_run_once_more(is_due):
     assert big not in turns.waiting
     assert not big.records.ended
     if not is_due:
+        assert big.beside == 0, "what was prepared at the time of its first try does not lengthen the next one"
         assert prepared(turns, big) == []
         assert big in turns.waiting
 
