@@ -95,7 +95,10 @@ def _read(name: str, node: object) -> Step:
         change = "Remove its _target_" if kind == "option" else "Give it a _target_"
         raise InputError(f"step.{name} {is_option}. {change}, or correct {where}.kind.")
     if kind == "option" and not rules.needs:
-        raise InputError(f"step.{name} is an option of a compiler. Name that compiler: {where}.needs: [compile], say.")
+        raise InputError(
+            f"step.{name} has no _target_, so it must be an option of a compiler. Give it a _target_ (and _partial_: "
+            "true for a function), or name that compiler: rules: {needs: [compile]}."
+        )
     return Step(options, kind, rules)
 
 

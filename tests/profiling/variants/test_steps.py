@@ -77,7 +77,7 @@ def test_two_captures_without_a_group_are_refused():
         ({"a": {"_target_": "c", "rules": {"device": "gpu"}}}, "step.a.rules.device"),
         ({"a": {"_target_": "c", "rules": {"kind": "option"}}}, "Remove its _target_"),
         ({"a": {"x": 1, "rules": {"kind": "capture"}}}, "Give it a _target_"),
-        ({"a": {"options": {}}}, "Name that compiler: step.a.rules.needs"),
+        ({"a": {"options": {}}}, "or name that compiler: rules: {needs: [compile]}"),
         ({"a": {"_target_": "c", "rules": {"needs": ["a"]}}}, "a needs a. Take one"),
         (
             {name: {"_target_": "c", "rules": {"needs": [{"a": "b", "b": "a"}[name]]}} for name in "ab"},
