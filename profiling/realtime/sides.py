@@ -156,7 +156,9 @@ def play_session(
     *,
     starts: Mapping[str, Start] | None = None,
 ) -> None:
-    """Play the first ticks of a new session; call `on_delivery` with what each tick delivers, by name.
+    """Play the first ticks of a new session; call `on_delivery` with what each tick delivers, by name, in host memory.
+
+    Where a tick is delivered to is an option of the run, and no part of what is compared.
 
     Raises:
         InputError: an output does not fit the input that it is handed to.
@@ -164,7 +166,7 @@ def play_session(
     """
 
     def collect(tick: int, _frame_ms: float) -> Mapping[str, float]:
-        on_delivery(tick, pipeline.delivered(tick))
+        on_delivery(tick, {name: tensor.to("cpu") for name, tensor in pipeline.delivered(tick).items()})
         return {}
 
     begin_session(components, pipeline, starts)
