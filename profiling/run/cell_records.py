@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from profiling.errors import printable, reason_of
 from profiling.machine.spreads import Spreads
-from profiling.metrics.sampling import Ready, Turn, WindowSamples, summaries
+from profiling.metrics.sampling import Turn, WindowSamples, summaries
 from profiling.results.jsonl import append_record, encode_record
 from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import keep_newest_lines
@@ -19,11 +19,11 @@ from profiling.results.verdicts import is_captured
 from profiling.run.child import Pending, Performed, Session, advance
 from profiling.run.events import End, Event, Phase, Sections
 from profiling.run.job import Job, RunConfig
-from profiling.run.process import Executor, Isolated
+from profiling.run.process import Executor, InProcess
 from profiling.run.progress import Progress
 from profiling.run.rounds import with_round, with_speedup
 from profiling.run.task import Cell
-from profiling.run.turns import Placement, Start
+from profiling.run.turns import Placement
 from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 
@@ -110,8 +110,7 @@ class LiveCell:
         return f"{self.job.variant} of {self.records.label}" if self.records.label else self.job.variant
 
     def start(self) -> None:
-        """Start its process, in which it is prepared."""
-        assert isinstance(self.executor, Isolated), "in one process, cells are not alive at the same time"
+        """Start its session, in which it is prepared."""
         name = f"{self.job.name}.control" if self.is_control else self.job.name
         self.session = self.executor.session(Cell(job=self.job, control=self.is_control), name, self._receive)
 
@@ -127,23 +126,15 @@ class LiveCell:
             self.pending = state
             return False
         assert state.ready is not None
-        self.place(state.ready, self.window)
+        measured = self.events.measured
+        self.placement = Placement(
+            *(self.label, state.ready, self.window, self.job.settings.device, is_captured(measured)),
+            frames_per_call=measured.frames_per_call or 1,
+            one_process=isinstance(self.executor, InProcess),
+        )
         if not self.is_control:
             self._note_beside()
         return True
-
-    def place(
-        self, ready: Ready, window: Callable[[Turn], WindowSamples | None], start: Start | None = None
-    ) -> Placement:
-        """Note that it is ready and waits for its turns; with a `start`, in one process with the others."""
-        measured = self.events.measured
-        self.placement = Placement(
-            *(self.label, ready, window, self.job.settings.device, is_captured(measured)),
-            frames_per_call=measured.frames_per_call or 1,
-            one_process=start is not None,
-            start=start,
-        )
-        return self.placement
 
     def window(self, turn: Turn) -> WindowSamples | None:
         """Let it time one window; None where its process has ended."""
@@ -173,6 +164,12 @@ class LiveCell:
         return self.placement
 
     @property
+    def has_compiled(self) -> bool:
+        """Whether torch's compiler has made code for it."""
+        prepare = self.events.measured.prepare
+        return prepare is not None and bool(prepare.graphs)
+
+    @property
     def ran_out_of_memory(self) -> bool:
         """Whether its process has ended for want of memory, as far as can be told."""
         end = self.events.end
@@ -188,7 +185,7 @@ class LiveCell:
     def _note_beside(self) -> None:
         """Note beside how many other processes it was prepared, which lengthens that."""
         prepare = self.events.measured.prepare
-        if self.beside and prepare is not None and prepare.graphs:
+        if self.beside and prepare is not None and self.has_compiled:
             self.events.measured = replace(self.events.measured, prepare=replace(prepare, beside=self.beside))
 
 

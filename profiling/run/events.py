@@ -130,16 +130,26 @@ def write_turn(descriptor: int, turn: Turn) -> None:
     os.write(descriptor, msgspec.json.encode(turn) + b"\n")
 
 
-def turns_from(descriptor: int, emit: Emit) -> TakeTurns:
-    """Return the function that waits for the turns which arrive on `descriptor`, blocked while there are none."""
+def turns_by(hand_over: Callable[[Waiting], Turn]) -> TakeTurns:
+    """Return the function by which a cell takes turns: `hand_over` says that it waits, and returns the next turn."""
 
     def take_turns(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
-        emit(Waiting(ready=ready))
-        while (turn := _read_turn(descriptor)).seconds > 0:
-            emit(Waiting(window=window(turn)))
+        turn = hand_over(Waiting(ready=ready))
+        while turn.seconds > 0:
+            turn = hand_over(Waiting(window=window(turn)))
         return turn.stopped_by
 
     return take_turns
+
+
+def turns_from(descriptor: int, emit: Emit) -> TakeTurns:
+    """Return the function that waits for the turns which arrive on `descriptor`, blocked while there are none."""
+
+    def hand_over(waiting: Waiting) -> Turn:
+        emit(waiting)
+        return _read_turn(descriptor)
+
+    return turns_by(hand_over)
 
 
 def _read_turn(descriptor: int) -> Turn:

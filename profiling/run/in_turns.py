@@ -6,20 +6,18 @@ too. Nothing is timed meanwhile.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Self
 
-from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.run.cell_records import LiveCell
 from profiling.run.child import beside, wait
 from profiling.run.compile_caches import compares_times, compiled_code
 from profiling.run.job import FORWARD, LATENCY
-from profiling.run.process import InProcess, Isolated
+from profiling.run.process import InProcess, perform
 from profiling.run.task import Cell
-from profiling.run.turns import Again, Placement, Start, lacking_memory, take_turns
+from profiling.run.turns import Again, Placement, lacking_memory, take_turns
 
 #: The run, which has caches of its own, and what determines the code that a cell of it compiles.
 _Code = tuple[str, str | None]
@@ -32,7 +30,7 @@ def run_cell(cell: LiveCell, note: str = "") -> None:
     if not cell.records.begin(cell, note):
         return
     try:
-        cell.events.performed = cell.executor.perform(Cell(job=cell.job), cell.job.name, cell.events.receive)
+        cell.events.performed = perform(cell.executor, Cell(job=cell.job), cell.job.name, cell.events.receive)
         cell.records.end(cell)
     except KeyboardInterrupt:
         cell.records.keep_interrupted(cell)
@@ -121,7 +119,7 @@ class CellsInTurns:
         if first is not None and first in left:
             return None if self._preparing else first
         goes_alone = first in self._preparing or any(compares_times(each.job) for each in self._preparing)
-        if goes_alone or self.lacking_memory():
+        if goes_alone or self._is_full() or self.lacking_memory():
             return None
         if most == 1:
             return left[0] if left else None
@@ -130,6 +128,10 @@ class CellsInTurns:
         fitting = [each for each in fitting if not (self._preparing and compares_times(each.job))]
         fitting.sort(key=lambda each: (each not in left, not self._is_compiled_anew(each)))
         return fitting[0] if fitting else self._next_control()
+
+    def _is_full(self) -> bool:
+        """Return whether a cell that has compiled waits in this process: another would share the compiler's caches."""
+        return any(isinstance(each.executor, InProcess) and each.has_compiled for each in self.waiting)
 
     def _next_control(self) -> LiveCell | None:
         """Return a control that may be prepared before it is known whether it will be used; None if there is none."""
@@ -206,7 +208,7 @@ class CellsInTurns:
         """Return the control of a cell that waits, which is only timed; None where there is none."""
         cell = next(each for each in self.waiting if each.placement is placement)
         if cell not in self._controls:
-            if self.lacking_memory():
+            if self._is_full() or self.lacking_memory():
                 return None
             cell.records.progress.phase("control")
             self._controls[cell] = _control_of(cell)
@@ -264,11 +266,13 @@ def run_in_turns(turns: CellsInTurns, cells: Sequence[LiveCell], later: Sequence
     def time_and_finish(ending: Sequence[LiveCell]) -> None:
         """Let the cells that wait take turns, for the share of the component's seconds of those that then end."""
         turns.time(ready(), None if seconds is None else seconds * len(ending) / len(cells))
-        turns.finish(ending, note)
+        # In one process a cell that ends must leave nothing behind that was there when another began.
+        turns.finish(ending[::-1] if isinstance(cells[0].executor, InProcess) else ending, note)
 
     left = turns.prepare_all(cells, later, most)
     while left:
-        note = f"not all variants were prepared beside each other: {turns.lacking_memory()}"
+        if lacking := turns.lacking_memory():
+            note = f"not all variants were prepared beside each other: {lacking}"
         time_and_finish(ready()[1:] or ready())
         left = turns.prepare_all(cells, most=most)
     time_and_finish(ready())
@@ -277,110 +281,18 @@ def run_in_turns(turns: CellsInTurns, cells: Sequence[LiveCell], later: Sequence
 def waits(cells: Sequence[LiveCell]) -> bool:
     """Return whether cells may wait when they are prepared: for their windows, or for others to be prepared, too."""
     job = cells[0].job
-    is_forward = job.procedure["_target_"] == FORWARD["_target_"]
-    return is_forward or (job.waits and isinstance(cells[0].executor, Isolated) and most_beside(cells) > 1)
+    return job.procedure["_target_"] == FORWARD["_target_"] or (job.waits and most_beside(cells) > 1)
 
 
 def most_beside(cells: Sequence[LiveCell]) -> int:
     """Return how many of these cells may be prepared at the same time.
 
-    Only one where starts are measured, or a compile log, or where a cell may not wait when it is prepared, and is
-    measured then.
+    Only one in this process, where starts are measured, or a compile log, or where a cell may not wait when it is
+    prepared, and is measured then.
     """
     job = cells[0].job
-    waits = job.takes_windows or job.waits
+    waits = not isinstance(cells[0].executor, InProcess) and (job.takes_windows or job.waits)
     return beside() if waits and not (job.settings.starts or job.settings.trace) else 1
-
-
-def run_in_process(cells: Sequence[LiveCell]) -> None:
-    """Run each other cell of a component in the middle of the baseline's timing, in turns with the baseline.
-
-    In one process a compiler's caches hold the graphs of one cell only: a baseline that compiles takes no turns.
-    """
-    baseline, left = cells[0], list(cells[1:])
-    start, again, errors = Start(), list[LiveCell](), list[BaseException]()
-    note, seconds = "", baseline.records.config.seconds
-    share = None if seconds is None else seconds / max(1, len(left))
-
-    def run_others(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
-        nonlocal note
-        failures: list[BaseException] = []
-
-        def guarded(turn: Turn) -> WindowSamples | None:  # the cell in whose middle it is called goes on
-            try:
-                return window(turn)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                failures.append(error)
-                return None
-
-        prepare = baseline.events.measured.prepare
-        if prepare is not None and prepare.graphs:
-            return None
-        placement = baseline.place(ready, guarded, start)
-        try:
-            while left and not failures:
-                if lacking := lacking_memory([placement], ready.free):
-                    note = f"not all variants were prepared beside each other: {lacking}"
-                    break
-                _run_beside(baseline, left.pop(0), again, share)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # of the run and not of the cell, which must not handle it
-            errors.append(error)
-        if failures:
-            raise failures[0]
-        return placement.stopped_by
-
-    if baseline.records.begin(baseline):
-        try:
-            _perform(baseline, run_others)
-            if baseline.placement is not None:
-                baseline.placement.end()
-            for error in errors:
-                raise error
-            baseline.records.show(baseline)
-            baseline.records.end(baseline, note)
-        except KeyboardInterrupt:
-            baseline.records.keep_interrupted(baseline)
-            raise
-    for cell in left:
-        run_cell(cell, note)
-    run_again(again)
-
-
-def _run_beside(baseline: LiveCell, cell: LiveCell, again: list[LiveCell], seconds: float | None) -> None:
-    """Run a cell for `seconds` in turns with the baseline, which waits in this process in the middle of its timing."""
-    if not cell.records.begin(cell):
-        return
-
-    def take_turns_with_baseline(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
-        placement = cell.place(ready, window, baseline.waiting_in.start)
-        _time([baseline, cell], seconds)
-        cell.records.show(cell)
-        return placement.stopped_by
-
-    collecting = gc.isenabled()
-    gc.enable()  # the baseline's timing has disabled it
-    try:
-        _perform(cell, take_turns_with_baseline)
-        if cell.ran_out_of_memory:
-            again.append(cell)
-        else:
-            cell.records.end(cell)
-    except KeyboardInterrupt:
-        cell.records.keep_interrupted(cell)
-        raise
-    finally:
-        if not collecting:
-            gc.disable()
-
-
-def _perform(cell: LiveCell, take_turns: TakeTurns) -> None:
-    """Perform a cell in this process, which calls `take_turns` in the middle of its timing."""
-    assert isinstance(cell.executor, InProcess)
-    cell.events.performed = cell.executor.perform(Cell(job=cell.job), cell.job.name, cell.events.receive, take_turns)
 
 
 def _time(

@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from greenlet import greenlet
 from msgspec.structs import replace
 
 from profiling.machine.run_queue import RUN_PROCESS
-from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
+from profiling.metrics.sampling import Turn
 from profiling.results.record import encode_sections
 from profiling.run import child
 from profiling.run.checkouts import Checkout
 from profiling.run.child import Limits, Orphans, Pending, Performed, Session, advance, beside, side_by_side
 from profiling.run.compile_caches import CompileCaches, Lease, compares_times, lease
-from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting
+from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
 from profiling.run.starts import NoStartError, StartPass
@@ -43,28 +46,69 @@ PROBE_SECONDS = 300.0
 class Executor(Protocol):
     """Performs the tasks of a run."""
 
-    def perform(self, task: Task, name: str, on_event: Emit) -> Performed:
-        """Perform `task` and pass its events to `on_event`; return how its process ended."""
+    def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
+        """Perform `task` and pass its events to `on_event`; without `turns` a cell is not asked to wait for any."""
         ...
 
 
+def perform(executor: Executor, task: Task, name: str, on_event: Emit) -> Performed:
+    """Perform a task that takes no turns, from its start to its end; return how its process ended."""
+    with closing(executor.session(task, name, on_event, turns=False)) as session:
+        try:
+            advance(session)
+        except StopIteration as end:
+            return end.value
+    return Performed("asked for a turn, although it takes none")
+
+
 class InProcess:
-    """Performs tasks in this process: a crash ends the whole run, and a debugger can follow each task."""
+    """Performs tasks in this process: a crash ends the whole run, and a debugger can follow each task.
+
+    A cell runs in a greenlet, which is suspended where the cell waits for its turn.
+    """
 
     def __init__(self, run: Path, *, trace: bool, caches: CompileCaches | None = None) -> None:
         self._caches = caches
         if trace:  # torch reads it when it is imported
             os.environ.setdefault(TORCH_TRACE, str(run / "torch_trace"))
 
-    def perform(self, task: Task, name: str, on_event: Emit, take_turns: TakeTurns | None = None) -> Performed:
-        """Perform the task in this process; with `take_turns` that is called in the middle of the timing."""
+    def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
+        """Perform the task in this process; see `Executor`."""
+        del name  # its output is that of this process
+        cell = greenlet(self._perform)
+        try:
+            state = cell.switch(task, on_event, cell if turns else None)
+            while not cell.dead:
+                turn = yield state
+                state = cell.switch(turn)
+        finally:
+            if not cell.dead:
+                with contextlib.suppress(KeyboardInterrupt):
+                    cell.throw(KeyboardInterrupt("its turns have ended"))
+        return Performed()
+
+    def _perform(self, task: Task, on_event: Emit, cell: greenlet | None) -> None:
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
 
         with lease(self._caches, task) as cache, restored_process() as state:
             os.environ.update(cache.variables)
-            turns = None if take_turns is None else _handed_over(take_turns, state)
+            turns = None if cell is None else turns_by(partial(_hand_over, cell, state))
             perform(task, lambda event: on_event(cache.describe(event)), turns)
-        return Performed()
+
+
+def _hand_over(cell: greenlet, state: ProcessState, waiting: Waiting) -> Turn:
+    """Suspend a cell of this process, which is meanwhile in `state` instead of that of the cell; return its turn."""
+    import torch
+
+    collecting, run = gc.isenabled(), cell.parent
+    assert run is not None
+    with restored_process(), torch.inference_mode(False):
+        state.restore()
+        gc.enable()  # timing disables it
+        turn = run.switch(waiting)
+    if not collecting:
+        gc.disable()
+    return turn
 
 
 class Isolated:
@@ -97,15 +141,6 @@ class Isolated:
         self._prepare_timeout = prepare_timeout
         self._orphans, self._checkout = orphans or Orphans(), checkout
         self._counters = CounterPass(run, self._orphans.own) if counters else None
-
-    def perform(self, task: Task, name: str, on_event: Emit) -> Performed:
-        """Perform the task in a fresh process; it takes no turns."""
-        with closing(self.session(task, name, on_event, turns=False)) as session:
-            try:
-                advance(session)
-            except StopIteration as end:
-                return end.value
-        return Performed("asked for a turn, although it takes none")
 
     def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
         """Perform the task in a fresh process, with a separate compile log if the run is traced.
@@ -279,17 +314,6 @@ def restored_process() -> Iterator[ProcessState]:
     finally:
         state.restore()
         state.close()
-
-
-def _handed_over(take_turns: TakeTurns, state: ProcessState) -> TakeTurns:
-    """Return `take_turns`, called with the process in `state` instead of that of the cell in whose middle it is."""
-
-    def take(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
-        with restored_process():
-            state.restore()
-            return take_turns(ready, window)
-
-    return take
 
 
 def _duplicate(descriptor: int) -> int | None:

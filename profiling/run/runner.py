@@ -25,9 +25,9 @@ from profiling.run.child import Orphans
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import BadInput, End, Event, Phase, Probed
 from profiling.run.fork_server import ForkServer
-from profiling.run.in_turns import CellsInTurns, run_again, run_cell, run_in_process, run_in_turns, waits
+from profiling.run.in_turns import CellsInTurns, run_again, run_cell, run_in_turns, waits
 from profiling.run.job import Job, RunConfig
-from profiling.run.process import Executor, InProcess, Isolated
+from profiling.run.process import Executor, InProcess, Isolated, perform
 from profiling.run.progress import Progress
 from profiling.run.revisions import TOOL, code_changes, git_state, tool_version
 from profiling.run.rounds import rounds_done
@@ -161,7 +161,7 @@ class Run:
                 answers.append(event)
 
         task = Probe(jobs=jobs, refusable=tuple(sorted(self.config.refusable)))
-        performed = executor.perform(task, "probe", receive)
+        performed = perform(executor, task, "probe", receive)
         answer = answers[-1] if answers else None
         if isinstance(answer, Probed):
             return answer
@@ -270,8 +270,6 @@ def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None
             if round_ > 1 or len(group) < 2 or not waits(group):
                 for cell in group:
                     run_cell(cell)
-            elif isinstance(group[0].executor, InProcess):
-                run_in_process(group)
             else:
                 run_in_turns(
                     turns,

@@ -91,7 +91,7 @@ def record_of(folder, **parts):
     """Run a cell in this process, as isolation=none does, and return its record as it is read from the results."""
     cell = job(folder, **parts)
     seen = received(cell)
-    seen.performed = InProcess(folder, trace=False).perform(Cell(job=cell), "cell", seen.receive)
+    seen.performed = process.perform(InProcess(folder, trace=False), Cell(job=cell), "cell", seen.receive)
     append_record(folder, seen.record())
     (kept,) = read_records(folder).records
     return kept
@@ -532,7 +532,7 @@ def isolated(monkeypatch, tmp_path):
         monkeypatch.setattr(child, "sys", SimpleNamespace(executable=str(program)))
         executor = Isolated(tmp_path, trace=False, timeout=timeout, prepare_timeout=prepare_timeout)
         seen = received(None)
-        seen.performed = executor.perform(Cell(job=job(tmp_path)), "net.tried", seen.receive)
+        seen.performed = process.perform(executor, Cell(job=job(tmp_path)), "net.tried", seen.receive)
         append_record(tmp_path, seen.record())
         return read_records(tmp_path).records[0]
 
@@ -712,7 +712,7 @@ def test_an_event_that_is_too_long(monkeypatch):
 @fault("the files of a cell cannot be made (a name of 249 characters)", "its row fails, and says why", "the other rows")
 def test_a_long_name(tmp_path):
     executor, name = Isolated(tmp_path, trace=False, timeout=5), f"{'x' * 249}.baseline"
-    performed = executor.perform(Cell(job=job(tmp_path)), name, print)
+    performed = process.perform(executor, Cell(job=job(tmp_path)), name, print)
     assert performed.death == "could not be run: File name too long"
 
 

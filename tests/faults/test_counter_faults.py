@@ -83,7 +83,7 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
     job = Job("generic_forward", spec, "baseline", {}, {}, settings, str(tmp_path), FORWARD)
     events = []
     cells = Isolated(tmp_path, trace=True, timeout=9.0, counters=True)
-    performed = cells.perform(Cell(job=job), job.name, events.append)
+    performed = process.perform(cells, Cell(job=job), job.name, events.append)
     assert performed.death is None
     assert End("ok") in events
     (note,) = performed.notes

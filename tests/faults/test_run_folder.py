@@ -93,7 +93,8 @@ def start(tmp_path, monkeypatch, capsys):
         probe: Callable[[], dict[str, Any]] = dict,
     ) -> Ended:
         class Executor:
-            def perform(self, task, name, on_event):
+            def session(self, task, name, on_event, *, turns=True):
+                yield from ()
                 if isinstance(task, Probe):
                     settings = asdict(replace(Settings(), device="cpu", dtype="float32", scale="tiny"))
                     on_event(Probed(settings=settings, environment=probe(), not_run={}))

@@ -215,31 +215,29 @@ def in_process(monkeypatch, tmp_path):
 GOOD = ("Explains", {"what": "none"})
 
 
-@fault("isolation=none: the baseline raises in a window beside a variant", "its row fails", "the variant's row")
+@fault("isolation=none: the baseline raises in a window beside a variant", "its row fails", "the variants' rows")
 def test_the_baseline_raises_beside_a_variant(in_process):
     code, records = in_process(baseline=("Armed", {}), v=("Arms", {"calls": 10}), w=GOOD)
     assert code == 1
     assert [record.status for record in records.values()] == ["failed", "ok", "ok"]
     assert "planted in a window" in records["baseline"].reason
-    assert records["w"].turns is None
+    assert all(len(records[name].turns.windows) > 3 for name in ("v", "w"))
 
 
-@fault("isolation=none: a variant raises in a window", "its row fails", "the baseline goes on with the next one")
+@fault("isolation=none: a variant raises in a window", "its row fails", "the baseline and the others go on")
 def test_a_variant_raises_beside_the_baseline(in_process):
     code, records = in_process(baseline=("Arms", {"calls": 20}), v=("Armed", {}), w=GOOD)
     assert code == 1
     assert [record.status for record in records.values()] == ["ok", "failed", "ok"]
     assert "planted in a window" in records["v"].reason
-    assert records["w"].turns.beside == ("baseline",)
+    assert records["w"].turns.beside == ("baseline", "v")
 
 
-@fault("isolation=none: Ctrl-C in a variant beside the baseline", "exit 130; resume measures both", "finished rows")
+@fault("isolation=none: Ctrl-C in a variant beside the baseline", "exit 130; resume measures all", "earlier components")
 def test_an_interrupt_beside_the_baseline(in_process):
     code, records = in_process(baseline=GOOD, v=GOOD, w=("Raises", {"fault": "interrupt", "where": "step"}))
     assert code == 130
-    assert [record.status for record in records.values()] == ["failed", "ok", "failed"]
-    assert all("interrupted" in records[name].reason for name in ("baseline", "w"))
-    assert len(records["baseline"].turns.windows) == len(records["v"].turns.windows)
+    assert all("interrupted" in record.reason for record in records.values())
 
 
 # Real processes, whose place is taken by a short script.

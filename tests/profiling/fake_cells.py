@@ -55,7 +55,7 @@ class FakeCells(Isolated):
     timeout: float = 1800.0
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def perform(self, task, name, on_event):
+    def alone(self, task, name, on_event):
         """Perform the probe, or a cell that is alone."""
         if isinstance(task, Probe):
             on_event(Probed(settings=asdict(replace(SETTINGS)), environment={}, not_run=self.not_run))
@@ -68,8 +68,10 @@ class FakeCells(Isolated):
         on_event(End("ok"))
         return Performed()
 
-    def session(self, task, name, on_event):
+    def session(self, task, name, on_event, *, turns=True):
         """Perform a cell that takes turns, or its control, a second process, whose steps are not in the log."""
+        if not turns:
+            return self.alone(task, name, on_event)
         variant, windows = name.partition(".")[2].replace(".control", ""), []
         plan = self.plans[variant]
         is_control = name.partition(" of ")[0].endswith(".control")
@@ -157,11 +159,8 @@ class Side(Isolated):
     name: str
     log: list = field(default_factory=list)
 
-    def perform(self, task, name, on_event):
-        return self.cells.perform(task, f"{name} of {self.name}", on_event)
-
-    def session(self, task, name, on_event):
-        return self.cells.session(task, f"{name} of {self.name}", on_event)
+    def session(self, task, name, on_event, *, turns=True):
+        return self.cells.session(task, f"{name} of {self.name}", on_event, turns=turns)
 
 
 def two_runs(folder, a, b, **options):

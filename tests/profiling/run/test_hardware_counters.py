@@ -191,7 +191,7 @@ def session(tmp_path, traced, monkeypatch):
         events = []
         cells = Isolated(tmp_path, trace=True, caches=CompileCaches(), timeout=60, counters=True)
         task = Probe(jobs=(job(tmp_path),)) if of is Probe else Cell(job=job(tmp_path))
-        performed = cells.perform(task, "net.baseline", events.append)
+        performed = process.perform(cells, task, "net.baseline", events.append)
         return performed, events
 
     return perform

@@ -267,15 +267,28 @@ def test_where_the_memory_holds_two_cells_the_baseline_stays_for_each_of_the_oth
     assert np.isclose(base.metrics.wall_ms.n, sum(window.n for window in base.turns.windows))
 
 
-def test_in_one_process_each_variant_takes_turns_with_the_baseline(profile):
-    outcome = profile("component=[net]", "variant=[baseline,again,once_more]", "isolation=none", "metric=[latency]")
+def test_in_one_process_cells_take_turns_as_well_and_have_controls(profile):
+    outcome = profile("component=[net]", "variant=[baseline,again]", "isolation=none", "metric=[latency,memory]")
     assert outcome.code == 0, outcome.err
-    base, again, more = (outcome.records["net", name] for name in ("baseline", "again", "once_more"))
-    assert (base.turns.beside, again.turns.beside) == (("again", "once_more"), ("baseline",))
-    assert {window.block for window in again.turns.windows}.isdisjoint(window.block for window in more.turns.windows)
-    assert len(base.turns.windows) == len(again.turns.windows) + len(more.turns.windows)
+    base, again = (outcome.records["net", name] for name in ("baseline", "again"))
+    assert (base.turns.beside, again.turns.beside) == (("again",), ("baseline",))
+    assert [window.block for window in base.turns.windows] == [window.block for window in again.turns.windows]
+    assert len(base.turns.controls) == 1, "a second placement in the same process"
+    assert compare_records(base, again).in_turns
     assert again.speedup is not None
-    assert not compare_records(again, more).in_turns, "they had no windows side by side"
+
+
+def test_in_one_process_cells_that_compile_take_turns_with_the_baseline_one_by_one(profile):
+    """Two of them would share what the compiler keeps; none may be compiled anew in its windows, either."""
+    variants = "variant=[baseline,compile,compiled_alike]"
+    outcome = profile("component=[net]", variants, "isolation=none", "metric=[latency]")
+    assert outcome.code == 0, outcome.err
+    base, one, other = (outcome.records["net", name] for name in ("baseline", "compile", "compiled_alike"))
+    assert (base.turns.beside, one.turns.beside) == (("compile", "compiled_alike"), ("baseline",))
+    assert {window.block for window in one.turns.windows}.isdisjoint(window.block for window in other.turns.windows)
+    assert len(base.turns.windows) == len(one.turns.windows) + len(other.turns.windows)
+    assert one.prepare.graphs == other.prepare.graphs == 1
+    assert not compare_records(one, other).in_turns, "they had no windows side by side"
 
 
 def test_in_one_process_a_baseline_that_has_ended_holds_no_memory(monkeypatch):
