@@ -9,6 +9,7 @@ import torch
 from reference_data import relative_error
 from torch.nn import functional as F
 
+import profiling
 from models.cached_world_model import CachedWorldModel, FrameOptions
 from models.initialisation import randomise
 from models.kernels.modulated_norm import modulated_norm
@@ -234,6 +235,18 @@ def test_one_compiled_graph_serves_every_frame():
     assert len(graphs) == 1
     for parts, other in zip(zip(*frames, strict=True), expected, strict=True):
         torch.testing.assert_close(torch.stack(parts, 1), other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["compile", "cuda_graph", "compile+cuda_graph"])
+def test_a_prepared_step_follows_eager_over_three_windows(variant):
+    sequence = [tensor.cuda() for tensor in draw_inputs(SMALL, 3 * SMALL.n_frames)]
+    calls = [dict(zip(NAMES, (tensor[:, i] for tensor in sequence), strict=True)) for i in range(3 * SMALL.n_frames)]
+    model, twin = build(SMALL).cuda(), build(SMALL).cuda()
+    with profiling.prepare(model, calls[:2], variant) as step:
+        step.reset()
+        twin.reset()
+        assert max(relative_error(step(**call)[0], twin(**call)[0]) for call in calls) < 1e-4
 
 
 @pytest.mark.parametrize(
