@@ -53,18 +53,11 @@ def pipelines_block() -> str:
     return "\n\n".join(loop_block(name) for name in PIPELINES)
 
 
-def cost_block() -> str:
-    """Return what the benchmark of the harness printed, on each device."""
-    texts = [(RESULTS / device / "harness_cost.txt").read_text(encoding="utf-8").strip() for device in ("h200", "cpu")]
-    return "\n\n".join(f"```\n{text}\n```" for text in texts)
-
-
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "results": results_block,
     "models": models_block,
     "loop": loop_block,
     "pipelines": pipelines_block,
-    "cost": cost_block,
 }
 
 
