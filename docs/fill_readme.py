@@ -14,7 +14,7 @@ from profiling.report.format import escaped
 from profiling.report.heading import heading_lines
 from profiling.report.realtime import realtime_section
 from profiling.report.render import Report, render_markdown
-from profiling.report.run_data import load_run
+from profiling.report.run_data import RunData, load_run
 from profiling.report.sweep import sweep_as
 from profiling.report.table import markdown
 from profiling.results.sweep import is_sweep
@@ -35,17 +35,23 @@ def results_block() -> str:
 
 def models_block() -> str:
     """Return tables of the components of other libraries: speed, memory, accuracy and preparation of each variant."""
-    sections = [answer_section(load_run(RESULTS / name)) for name in MODELS]
-    return "\n\n".join(markdown(table, "console") for section in sections for table in section.tables)
+    runs = [load_run(RESULTS / name) for name in MODELS]
+    return "\n\n".join(
+        "\n\n".join([*(markdown(table, "console") for table in answer_section(run).tables), measured_on(run)])
+        for run in runs
+    )
 
 
 def loop_block(name: str = "h100_realtime") -> str:
-    """Return the frame times, verdicts and stage budgets of a run of profiling.realtime; default: the owl pipeline."""
+    """Return frame times and verdicts of a run of profiling.realtime, and where it ran; default: the owl pipeline."""
     run = load_run(RESULTS / name)
-    loops = realtime_section(run)
-    (budget,) = (table for table in loops.tables if table.title == "Stage budget, medians")
-    lines = "\n".join(f"- {escaped(line)}" for line in loops.lines)
-    return "\n\n".join([markdown(answer_section(run).tables[1], "console"), lines, markdown(budget, "console")])
+    lines = "\n".join(f"- {escaped(line)}" for line in realtime_section(run).lines)
+    return f"{markdown(answer_section(run).tables[1], 'console')}\n\n{lines}\n\n{measured_on(run)}"
+
+
+def measured_on(run: RunData) -> str:
+    """Return the card, versions, revision and date of a run."""
+    return escaped(" · ".join(heading_lines(run)))
 
 
 def pipelines_block() -> str:
