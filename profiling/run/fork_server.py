@@ -6,8 +6,8 @@ A fork is like a fresh process after the same imports: no CUDA context, no compi
 working folder and environment. A variable that torch reads while it is imported (TORCH_TRACE) needs a fresh process.
 
 A cell that compiles needs more imports, which take seconds, too, and on a CPU the compiler must know its vector
-instructions, which takes longer. The first such cell makes the server fork a second server that has them; cells that do
-not compile stay without them.
+instructions, which takes longer. The first such cell makes the server fork a second server that has them, and so on;
+cells that do not compile stay without them.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class _Request(NamedTuple):
 def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> _Request:
     """Fork a process for each request. It returns in the forked process, never in the server.
 
-    A request for other modules than `imported` is passed on to a server that is forked to import them.
+    A request for more modules than `imported` is passed on to a server that is forked to import the next of them, so
+    that each is imported once, whatever else is wanted with it.
     """
     server, children = os.getpid(), dict[int, int]()
     others: dict[tuple[str, ...], socket.socket] = {}
@@ -182,8 +183,8 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> _Request:
         if not request:
             raise SystemExit
         task_file, folder, changed, removed, modules = json.loads(request)
-        wanted = tuple(modules)
-        if wanted != imported:
+        if tuple(modules) != imported:
+            wanted = tuple(modules[: len(imported) + 1])
             if wanted not in others:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 pid = _forked()
@@ -192,7 +193,7 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> _Request:
                     ours.close()
                     _close(*descriptors)
                     end_with(server)
-                    _import(wanted)
+                    _import(wanted[-1:])
                     return _serve(theirs, wanted)
                 theirs.close()
                 if pid is not None:

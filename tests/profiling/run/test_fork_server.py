@@ -42,7 +42,7 @@ os.fork = fork
 
 #: Modules that a cell may want beside those of every cell.
 MODULES = {
-    "planted_compiler": "import torch; GPUS = torch._C._cuda_getDeviceCount()",
+    "planted_compiler": "import os, torch; IMPORTED_BY = os.getpid(); GPUS = torch._C._cuda_getDeviceCount()",
     "planted_finder": "import os; FOUND_BY = []\ndef find(): FOUND_BY.append(os.getpid())",
     "planted_cuda": "import torch; torch.initialised = True",
     "planted_driver": "import planted_worker; planted_worker.use_driver()",
@@ -229,6 +229,15 @@ def test_what_a_module_finds_out_is_found_once_for_all_processes(start, tmp_path
         outputs.add(tuple((tmp_path / "log").read_text().split()))
     ((found_by, server),) = outputs
     assert found_by == server, "before the fork"
+
+
+def test_a_module_is_imported_once_whatever_else_is_wanted_with_it(start, tmp_path):
+    script = "import sys\nprint(sys.modules['planted_compiler'].IMPORTED_BY)"
+    outputs = set()
+    for modules in (("planted_compiler",), ("planted_compiler", "planted_finder:find")):
+        assert ended(start(script, modules=modules)) == 0
+        outputs.add((tmp_path / "log").read_text())
+    assert len(outputs) == 1
 
 
 @pytest.mark.parametrize("module", ["planted_cuda", "planted_driver", "planted_error", "no_such_module"])
