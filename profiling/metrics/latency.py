@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import msgspec
 import torch
 
-from profiling.components.component import Component
 from profiling.machine import nvml
 from profiling.machine.gc_policy import no_garbage_collection
 from profiling.machine.memory import used_and_free
@@ -35,8 +34,8 @@ from profiling.metrics.sampling import (
     summaries,
     warm_up,
 )
-from profiling.results.measured import FrameRate, LatencyConditions, Summary
-from profiling.results.stats import rates_of_calls
+from profiling.results.measured import LatencyConditions
+from profiling.results.stats import frame_rate, rates_of_calls
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
 from profiling.trace.spans import span
@@ -77,7 +76,7 @@ class Latency(SamplingLimits, Metric):
             wall_ms, device_ms = ([ms for each in windows for ms in getattr(each, name)] for name in _CLOCKS)
             slow = calls.slow_calls(wall_ms, device_ms)
         clocks = summaries(windows, stopped_by)
-        fps = frame_rate(clocks["wall_ms"], component)
+        fps = frame_rate(clocks["wall_ms"], component.frames_per_call)
         by_call = by_call_ms(windows, subject.component.place.calls)
         rates = rates_of_calls(wall_ms, component.frames_per_call)
         sections = {
@@ -258,9 +257,3 @@ def _window(start_s: float, samples: Sequence[Sample]) -> WindowSamples:
         host_ms=tuple(sample.host for sample in samples if sample.host is not None),
         device_ms=tuple(sample.device for sample in samples if sample.device is not None),
     )
-
-
-def frame_rate(wall: Summary, component: Component) -> FrameRate:
-    """Return the frames per second (FPS) by the wall clock; the minimum is that of the slowest call."""
-    frames_ms = 1000 * component.frames_per_call
-    return FrameRate(mean=frames_ms / wall.mean, min=frames_ms / wall.max, max=frames_ms / wall.min)

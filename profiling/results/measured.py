@@ -462,6 +462,7 @@ class Round(Section, frozen=True, kw_only=True):
     host_ms: Annotated[RoundSummary | None, about("until the call returns", "ms")] = None
     frame_ms: Annotated[RoundSummary | None, about("realtime: frame times", "ms")] = None
     latency_ms: Annotated[RoundSummary | None, about("realtime: from action to delivered frame", "ms")] = None
+    conditions: Annotated[LatencyConditions | None, about("conditions of the timed window of this round")] = None
     prepare: Annotated[RoundPrepare | None, about("preparation in this round")] = None
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from profiling.results.frames import TICK_MS
 from profiling.results.judge import Windows, bursts, time_interval
-from profiling.results.measured import LEAST_VALUES, Deadline, Summary
+from profiling.results.measured import LEAST_VALUES, Deadline, FrameRate, Summary
 
 Samples = Sequence[float] | NDArray[np.float64]
 
@@ -96,6 +96,14 @@ def deadline(fps: float, budget_ms: float, excess_ms: Samples) -> Deadline:
         longest_run=int((edges[1::2] - edges[::2]).max(initial=0)),
         longest_stall_ms=max(0.0, float(excess.max())),
     )
+
+
+def frame_rate(wall: Summary, frames_per_call: int) -> FrameRate | None:
+    """Return the frames per second (FPS) by the wall clock, the least of the slowest call; None for a call of 0 ms."""
+    frames_ms = 1000 * frames_per_call
+    if wall.min <= 0:
+        return None
+    return FrameRate(mean=frames_ms / wall.mean, min=frames_ms / wall.max, max=frames_ms / wall.min)
 
 
 def rates_of_calls(wall_ms: Samples, frames_per_call: int) -> tuple[Deadline, ...]:

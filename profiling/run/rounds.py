@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
 
 from msgspec.structs import replace
 
 from profiling.results.judge import Cell, compare
 from profiling.results.measured import (
-    Deadline,
-    FrameRate,
     LatencyConditions,
     Metrics,
     Round,
@@ -22,7 +21,7 @@ from profiling.results.measured import (
     Summary,
 )
 from profiling.results.record import BASELINE, Record
-from profiling.results.stats import summarize
+from profiling.results.stats import frame_rate, rates_of_calls, summarize
 from profiling.results.verdicts import interval_of, placements_of, spread_of
 
 CLOCKS = ("wall_ms", "device_ms", "host_ms")
@@ -36,23 +35,31 @@ def rounds_done(record: Record) -> int:
 def with_round(before: Record | None, new: Record, number: int, total: int) -> Record:
     """Return the cell's record after round `number` of `total`; `new` is the record of that round alone.
 
-    Samples and conditions of the timed window are merged over all rounds; every other section is from the newest round.
-    A round that is not ok replaces the cell's record.
+    Samples, slow calls and conditions are those of all rounds, computed from their samples and from what `rounds` says
+    of each; every other section is from the newest round. A round that is not ok replaces the cell's record.
     """
     if new.status != "ok":
         return new.with_status(new.status, f"round {number} of {total}: {new.reason}")
     if before is None:
         return replace(new, rounds=(_round(new),))
-    merged = replace(
-        new,
-        metrics=_merged_metrics(before.metrics, new.metrics, number),
-        rounds=(*(before.rounds or ()), _round(new)),
-        notes=tuple(dict.fromkeys((*before.notes, *new.notes))),
+    rounds = (*(before.rounds or ()), _round(new))
+    clocks = {clock: _all_samples(getattr(before.metrics, clock), getattr(new.metrics, clock)) for clock in CLOCKS}
+    metrics = replace(
+        new.metrics,
+        **clocks,
+        latency=_conditions([each.conditions for each in rounds]),
+        slow_calls=_all_slow_calls(before.metrics, new.metrics),
     )
-    wall = merged.metrics.wall_ms
+    notes = tuple(dict.fromkeys((*before.notes, *new.notes)))
+    merged = replace(new, metrics=metrics, rounds=rounds, notes=notes)
+    wall = metrics.wall_ms
     if wall is None:
         return merged
-    return replace(merged, metrics=replace(merged.metrics, wall_ms=replace(wall, ci95=interval_of(merged))))
+    frames = merged.frames_per_call or 1
+    fps = frame_rate(wall, frames) if metrics.fps is not None else None
+    rates = rates_of_calls(wall.samples, frames) if metrics.rates else ()
+    wall = replace(wall, ci95=interval_of(merged))
+    return replace(merged, metrics=replace(metrics, wall_ms=wall, fps=fps, rates=rates))
 
 
 def with_speedup(record: Record, baseline: Record | None) -> Record:
@@ -96,6 +103,7 @@ def _round(record: Record) -> Round:
         host_ms=_short(metrics.host_ms),
         frame_ms=None if loop is None else _short(loop.frame_ms),
         latency_ms=None if loop is None else _short(loop.latency_ms),
+        conditions=metrics.latency,
         prepare=None if record.prepare is None else RoundPrepare(seconds=record.prepare.seconds),
     )
 
@@ -106,95 +114,61 @@ def _short(summary: Summary | None) -> RoundSummary | None:
     return RoundSummary(n=summary.n, mean=summary.mean, p50=summary.p50, stopped_by=summary.stopped_by)
 
 
-def _merged_metrics(before: Metrics, new: Metrics, number: int) -> Metrics:
-    merged = {clock: _merged_summary(getattr(before, clock), getattr(new, clock)) for clock in CLOCKS}
-    fps, wall = new.fps, merged["wall_ms"]
-    if fps is not None and new.wall_ms is not None and wall is not None and wall.min > 0:
-        frames = fps.mean * new.wall_ms.mean  # frames of a call, times 1000 ms
-        fps = FrameRate(mean=frames / wall.mean, min=frames / wall.max, max=frames / wall.min)
-    latency = _merged_conditions(before.latency, new.latency, number)
-    calls = before.wall_ms.n if before.wall_ms is not None else 0
-    slow = _merged_slow(before, new, calls)
-    rates = tuple(_merged_rate(*pair) for pair in zip(before.rates, new.rates, strict=True))
-    return replace(new, **merged, fps=fps, rates=rates, latency=latency, slow_calls=slow)
-
-
-def _merged_rate(before: Deadline, new: Deadline) -> Deadline:
-    return replace(
-        new,
-        misses=before.misses + new.misses,
-        bursts=(before.bursts or 0) + (new.bursts or 0),
-        longest_run=max(before.longest_run, new.longest_run),
-        longest_stall_ms=max(before.longest_stall_ms, new.longest_stall_ms),
-    )
-
-
-def _merged_slow(before: Metrics, new: Metrics, calls: int) -> SlowFrames | None:
-    """Return the slow calls of all rounds, each above the threshold of its round; `calls` were timed before `new`."""
-    one, other = before.slow_calls, new.slow_calls
-    if one is None or other is None:
-        return other
-    later = (replace(each, frame=each.frame + calls) for each in other.frames)
-    slowest, listed = sorted((*one.frames, *later), key=lambda each: -each.ms), max(len(one.frames), len(other.frames))
-    return replace(
-        other,
-        count=one.count + other.count,
-        causes=dict((Counter(one.causes) + Counter(other.causes)).most_common()),
-        cause_ms={
-            cause: one.cause_ms.get(cause, 0.0) + other.cause_ms.get(cause, 0.0)
-            for cause in dict.fromkeys((*one.cause_ms, *other.cause_ms))
-        },
-        frames=tuple(slowest[:listed]),
-    )
-
-
-def _merged_summary(before: Summary | None, new: Summary | None) -> Summary | None:
+def _all_samples(before: Summary | None, new: Summary | None) -> Summary | None:
     if before is None or new is None:
         return new
     return replace(summarize((*before.samples, *new.samples)), stopped_by=new.stopped_by)
 
 
-def _merged_conditions(
-    before: LatencyConditions | None, new: LatencyConditions | None, number: int
-) -> LatencyConditions | None:
-    """Return the conditions of all rounds: counts and waits are added, clocks are the range over all rounds."""
-    if before is None or new is None:
-        return new
+def _all_slow_calls(before: Metrics, new: Metrics) -> SlowFrames | None:
+    """Return the slow calls of all rounds, each above the threshold of its round, numbered from the first round on."""
+    one, other, wall = before.slow_calls, new.slow_calls, before.wall_ms
+    if one is None or other is None or wall is None:
+        return other
+    later = (replace(each, frame=each.frame + wall.n) for each in other.frames)
+    slowest, listed = sorted((*one.frames, *later), key=lambda each: -each.ms), max(len(one.frames), len(other.frames))
     return replace(
-        new,
-        settled=before.settled and new.settled,
-        descheduled=_sum(before.descheduled, new.descheduled),
-        run_queue_wait_ms=_sum(before.run_queue_wait_ms, new.run_queue_wait_ms),
-        cpu_lost_share=_mean(before.cpu_lost_share, new.cpu_lost_share, number),
-        gpu_lost_share=_mean(before.gpu_lost_share, new.gpu_lost_share, number),
-        limited_share=_mean_shares(before.limited_share, new.limited_share, number),
-        sm_clock_min_mhz=min(_known(before.sm_clock_min_mhz, new.sm_clock_min_mhz), default=None),
-        sm_clock_median_mhz=_mean(before.sm_clock_median_mhz, new.sm_clock_median_mhz, number),
-        sm_clock_max_mhz=max(_known(before.sm_clock_max_mhz, new.sm_clock_max_mhz), default=None),
+        other,
+        count=one.count + other.count,
+        causes=_sums([one.causes, other.causes]),
+        cause_ms=_sums([one.cause_ms, other.cause_ms]),
+        frames=tuple(slowest[:listed]),
     )
 
 
-def _sum(before: float | None, new: float | None) -> float | None:
-    """Return the sum over all rounds; None if a round did not measure it."""
-    return None if before is None or new is None else before + new
+def _conditions(rounds: Sequence[LatencyConditions | None]) -> LatencyConditions | None:
+    """Return the conditions of all rounds: counts and waits are added, clocks are the range over all rounds."""
+    known = [each for each in rounds if each is not None]
+    if len(known) < len(rounds):
+        return rounds[-1]
+
+    def over(function: Callable[[list[Any]], Any], name: str) -> Any:
+        """Return what `function` makes of a field in all rounds; None if a round did not measure it."""
+        values = [getattr(each, name) for each in known]
+        return None if None in values else function(values)
+
+    return replace(
+        known[-1],
+        settled=all(each.settled for each in known),
+        descheduled=over(sum, "descheduled"),
+        run_queue_wait_ms=over(sum, "run_queue_wait_ms"),
+        cpu_lost_share=over(fmean, "cpu_lost_share"),
+        gpu_lost_share=over(fmean, "gpu_lost_share"),
+        limited_share=over(_mean_shares, "limited_share"),
+        sm_clock_min_mhz=over(min, "sm_clock_min_mhz"),
+        sm_clock_median_mhz=over(fmean, "sm_clock_median_mhz"),
+        sm_clock_max_mhz=over(max, "sm_clock_max_mhz"),
+    )
 
 
-def _known(*values: int | None) -> list[int]:
-    return [value for value in values if value is not None]
+def _sums(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums by key over all mappings, the largest first; a key that one lacks counts 0 there."""
+    sums: dict[str, Any] = {}
+    for key, value in (item for each in values for item in each.items()):
+        sums[key] = sums.get(key, 0) + value
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
 
-def _mean(before: float | None, new: float | None, number: int) -> float | None:
-    """Return the mean over rounds 1 to `number`; `before` is that of the rounds before the last."""
-    return None if before is None or new is None else before + (new - before) / number
-
-
-def _mean_shares(
-    before: Mapping[str, float] | None, new: Mapping[str, float] | None, number: int
-) -> dict[str, float] | None:
-    """Return the mean share by reason over rounds 1 to `number`; `before` is the mean of the rounds before the last."""
-    if before is None or new is None:
-        return None
-    return {
-        reason: before.get(reason, 0.0) + (new.get(reason, 0.0) - before.get(reason, 0.0)) / number
-        for reason in dict.fromkeys((*before, *new))
-    }
+def _mean_shares(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean share by reason; a reason that a round lacks counts 0 there."""
+    return {reason: total / len(rounds) for reason, total in _sums(rounds).items()}

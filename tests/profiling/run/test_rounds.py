@@ -55,6 +55,10 @@ def test_the_record_of_two_rounds_holds_the_samples_of_both():
     assert conditions.limited_share == pytest.approx({"power": 0.4, "heat": 0.05})
     assert (conditions.sm_clock_max_mhz, conditions.run_queue_wait_ms) == (None, None), "never measured"
     assert wall.ci95 is None, "two rounds do not know how far rounds lie apart"
+    assert [part.conditions.descheduled for part in both.rounds] == [2, 3]
+    three = with_round(both, measured([6.0], limited_share={"heat": 0.5}), 3, 3).metrics.latency
+    assert three.limited_share == pytest.approx({"power": 0.8 / 3, "heat": 0.2})
+    assert three.descheduled is None, "the third round did not measure it"
 
 
 def test_slow_calls_of_all_rounds_are_added() -> None:
