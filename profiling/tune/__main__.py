@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from profiling.results.verdicts import fastest_correct
 from profiling.run.job import RunConfig
 from profiling.run.runner import Run, exit_code
 from profiling.run.runner import execute as run_cells
-from profiling.tune.devices import Shared, searching
+from profiling.tune.devices import SEARCHING, searching
 from profiling.tune.search import Search
 from profiling.tune.space import Space
 
@@ -32,6 +32,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
     """Search the recipes of a component."""
     config, space, excluded = checked(cfg)
     devices = devices_of(config)
+    own, *others = shares_of(space, devices) if devices else [space]
     if devices:
         config = replace(config, settings=replace(config.settings, device=devices[0]))
 
@@ -39,12 +40,13 @@ def run(cfg: DictConfig, folder: Path) -> int:
         for reason in dict.fromkeys(excluded.values()):
             names = ", ".join(name for name, each in excluded.items() if each == reason)
             run.progress.say(f"left out: {names} ({reason})")
-        seconds, shared = config.seconds or 0.0, config.source["shared"]
+        seconds, search = config.seconds or 0.0, Search(space, config.seconds or 0.0)
         with ExitStack() as stack:
-            others = None if shared is None else Shared(Path(shared))
-            if len(devices) > 1:
-                others = stack.enter_context(searching(folder.absolute(), devices[1:], seconds))
-            search = Search(space, seconds, shared=others)
+            if others:
+                shares = {device: share.steps for device, share in zip(devices[1:], others, strict=True)}
+                search.others = stack.enter_context(
+                    searching(folder.absolute(), own.steps, shares, SEARCHING * seconds)
+                )
             run_cells((run,), search)
         return finished(run, search.space)
 
@@ -70,7 +72,7 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Space, Mapping[str, str]]:
         raise InputError("seconds=null: a search needs a budget. Write seconds=600, for example.")
     space = Space.of(steps_of(cfg), config.source.get("steps"), config.source.get("max_rel_l2"))
     left_out = space.excluded()
-    space = space.only(name for name in space.steps if name not in left_out)
+    space = space.possible()
     if not space.steps:
         name, reason = next(iter(left_out.items()))
         raise InputError(f"no step is left to search: {name}: {reason}{'.' * (not reason.endswith('?'))}")
@@ -99,6 +101,22 @@ def devices_of(config: RunConfig) -> list[str]:
     if config.settings.device != "auto":
         raise InputError(f"device={config.settings.device} and devices are given. Leave one out.")
     return devices
+
+
+def shares_of(space: Space, devices: Sequence[str]) -> list[Space]:
+    """Return the steps that each device searches, the first one until it has the results of the others.
+
+    Raises:
+        InputError: the steps cannot be divided among so many devices.
+
+    """
+    shares = space.shares(len(devices))
+    if len(shares) < len(devices):
+        raise InputError(
+            f"devices=[{','.join(devices)}]: these steps are searched on {len(shares)} at most, since alternatives are "
+            "divided among the devices: compilers, for example. Name fewer devices, or more steps."
+        )
+    return shares
 
 
 def finished(run: Run, space: Space) -> int:

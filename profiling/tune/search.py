@@ -9,7 +9,6 @@ counts against the budget.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +31,7 @@ from profiling.run.process import Isolated
 from profiling.run.rounds import with_speedup
 from profiling.run.runner import Run
 from profiling.run.turns import take_turns, window_of
-from profiling.tune.devices import SEARCHING, Shared
+from profiling.tune.devices import SEARCHING, OtherSearches
 from profiling.tune.space import Chosen, Space
 
 #: Recipes that are prepared before the next halving, and the fewest that a halving leaves.
@@ -53,8 +52,6 @@ FINAL_SHARE = 0.05
 TOO_HIGH = 4.0
 #: The file in the run folder that says how much of the budget was used up.
 SPENT = "search.json"
-#: Seconds between two looks at the results of other devices.
-POLL = 0.5
 #: Why a recipe has no measurement.
 NOT_TRIED = "not tried: preparing it was expected to take more than what was left of the budget"
 _EAGER: Chosen = frozenset()
@@ -64,17 +61,18 @@ _EAGER: Chosen = frozenset()
 class Search:
     """A search in progress, as the schedule of a run whose variants are the baseline and the steps of the space.
 
-    `budget` is in seconds of the clock `now`, from when this object is made. `shared` connects searches on several
-    devices; the first one collects the results of all.
+    `budget` is in seconds of the clock `now`, from when this object is made. With `others`, searches on further
+    devices, it first searches the steps that are its own, and then goes on with the results of all.
     """
 
     space: Space
     budget: float
     now: Callable[[], float] = time.monotonic
-    shared: Shared | None = None
+    others: OtherSearches | None = None
     _run: Run = field(init=False)
     _turns: CellsInTurns = field(init=False)
     _began: float = field(init=False)
+    _share: float = field(default=1.0, init=False)  # of the budget (0 to 1), for what is searched now
     _spent_before: float = field(default=0.0, init=False)  # by the run that is resumed
     _tried: dict[Chosen, float] = field(default_factory=dict, init=False)  # seconds until it was ready; 0: unknown
     _refused: set[Chosen] = field(default_factory=set, init=False)  # that failed; no steps are added to them
@@ -100,25 +98,43 @@ class Search:
 
     def _search(self) -> None:
         with CellsInTurns(self.now, again=self._again) as self._turns:
-            while (batch := self._next_batch()) or self._waits_for_others():
-                for chosen in batch:
-                    if chosen == _EAGER or (self._is_affordable(chosen, self._best()) and self._is_claimed(chosen)):
-                        self._prepare(chosen)
-                if batch:
-                    self._halve()
-                    self._publish()
-            if self.shared is None or self.shared.processes:
-                self._take_over()
-                self._explain_winner()
+            if self.others is not None:
+                self._search_own_steps(self.others)
+            self._try_recipes()
+            self._explain_winner()
             self._finish(sorted(self._alive, key=len))  # the baseline first
         self._run_alone()
         self._keep_not_tried()
         self._run.cells.complete()
 
+    def _search_own_steps(self, others: OtherSearches) -> None:
+        """Search the steps of this device while other devices search theirs, and adopt what they measured."""
+        whole, self.space = self.space, self.space.only(others.own_steps).possible()
+        self._share = SEARCHING
+        self._try_recipes()
+        for record in others.join(max(0.0, self.left)):
+            chosen = whole.chosen(record.variant)
+            if chosen is not None and chosen not in self._tried and _is_tried(record):
+                self._tried[chosen] = 0.0
+                self._run.cells.keep(record)
+                self._note_refused(chosen, record)
+        self.space, self._share = whole, 1.0
+
+    def _try_recipes(self) -> None:
+        """Prepare recipes and end the slower ones, until none is left that the budget pays for."""
+        while batch := self._next_batch():
+            for chosen in batch:
+                if chosen == _EAGER or self._is_affordable(chosen, self._best()):
+                    self._prepare(chosen)
+            self._halve()
+
     @property
     def left(self) -> float:
         """The remaining budget in seconds."""
-        return self.budget - self._spent_before - (self.now() - self._began)
+        return self._share * self.budget - self._spent()
+
+    def _spent(self) -> float:
+        return self._spent_before + self.now() - self._began
 
     # What can be searched
 
@@ -135,7 +151,7 @@ class Search:
             self._run.cells.not_run(self._job(single), not_run[space.name(single)])
         apart = frozenset(pair for name, pair in pairs.items() if name in not_run)
         space = replace(space.only(space.steps.keys() - absent.keys()), apart=apart)
-        self.space = space.only(space.steps.keys() - space.excluded().keys())
+        self.space = space.possible()
 
     def _resume(self) -> None:
         """Adopt what the resumed run measured; what it did not try or finish is due again."""
@@ -146,8 +162,8 @@ class Search:
         if self._run.config.resume is None:
             return
         for record in read_records(self._run.folder).records:
-            chosen, reason = self.space.chosen(record.variant), record.reason or ""
-            if chosen and reason not in (NOT_ENDED, NOT_TRIED) and not reason.startswith("the process "):
+            chosen = self.space.chosen(record.variant)
+            if chosen and _is_tried(record):
                 self._tried[chosen] = 0.0
                 self._note_refused(chosen, record)
         path = self._run.folder / SPENT
@@ -159,7 +175,7 @@ class Search:
 
     def _note_spent(self) -> None:
         """Write down how much of the budget is used up: the search may be killed, and resumed."""
-        write_text(self._run.folder / SPENT, json.dumps({"seconds": round(self.budget - self.left, 3)}))
+        write_text(self._run.folder / SPENT, json.dumps({"seconds": round(self._spent(), 3)}))
 
     # What is next
 
@@ -177,9 +193,7 @@ class Search:
 
     def _untried(self, parent: Chosen) -> list[Chosen]:
         """Return the untried neighbours of a recipe that contain no recipe that is wrong or was refused."""
-        claimed = self.shared.claims if self.shared is not None else {}
         untried = (each for each in self.space.neighbours(parent) if each not in self._tried)
-        untried = (each for each in untried if self.space.name(each) not in claimed)
         return [each for each in untried if not any(refused <= each for refused in self._refused)]
 
     def _note_refused(self, chosen: Chosen, record: Record) -> None:
@@ -197,9 +211,6 @@ class Search:
     def _gains(self) -> dict[Chosen, float]:
         """Return the speedup over the baseline of each correct recipe that was timed in turns with it."""
         gains = {self.space.chosen(each.variant): _gain(each) for each in self._records()}
-        if self.shared is not None:  # beside the baseline of another device
-            others = self.shared.claims.items()
-            gains = {**{self.space.chosen(name): each.gain for name, each in others}, **gains}
         return {chosen: value for chosen, value in gains.items() if chosen is not None and value is not None}
 
     def _records(self) -> list[Record]:
@@ -217,11 +228,8 @@ class Search:
         """Return whether the budget suffices for the recipe, and for those without one step of it or of the `best`."""
         others = sum(self._alone.values())
         others += 0.0 if _EAGER in self._alive else self._expected(_EAGER)
-        if self.shared is None:
-            explained = (chosen, best or _EAGER)  # whichever wins
-            others += max(sum(self._expected(e, TOO_HIGH) for e in self._unexplained(each)) for each in explained)
-        elif self.shared.processes:
-            others += (1 - SEARCHING) * self.budget
+        explained = (chosen, best or _EAGER)  # whichever wins
+        others += max(sum(self._expected(e, TOO_HIGH) for e in self._unexplained(each)) for each in explained)
         return self._fits(chosen, others)
 
     def _fits(self, chosen: Chosen, others: float = 0.0) -> bool:
@@ -372,39 +380,6 @@ class Search:
                 self._run.cells.keep(compared)
             del self._alive[chosen]
 
-    # Other devices
-
-    def _is_claimed(self, chosen: Chosen) -> bool:
-        """Return whether this device could claim the recipe."""
-        return self.shared is None or self.shared.claim(self.space.name(chosen))
-
-    def _publish(self) -> None:
-        """Tell the other devices the speedups measured on this one."""
-        if self.shared is None:
-            return
-        gains, claims = self._gains(), self.shared.claims
-        for chosen in self._tried:
-            name = self.space.name(chosen)
-            if chosen and (name not in claims or claims[name].process == os.getpid()):
-                self.shared.publish(name, gains.get(chosen))
-
-    def _waits_for_others(self) -> bool:
-        """Wait a moment if another device is busy, and may leave more to try; False if none is."""
-        if self.shared is None or not any(each.is_busy for each in self.shared.claims.values()):
-            return False
-        if not self._fits(_EAGER, (1 - SEARCHING) * self.budget if self.shared.processes else 0.0):
-            return False
-        time.sleep(POLL)
-        return True
-
-    def _take_over(self) -> None:
-        """Wait for the other devices to end, and add their records to those of this one."""
-        for record in self.shared.join() if self.shared is not None else ():
-            chosen = self.space.chosen(record.variant)
-            if chosen is not None and chosen not in self._tried:
-                self._tried[chosen] = 0.0
-                self._run.cells.keep(record)
-
     # The winner
 
     def _explain_winner(self) -> None:
@@ -453,6 +428,12 @@ class Search:
         for chosen in dict.fromkeys((*self._alone, *next_ones, *(self._unexplained(best) if best else ()))):
             if chosen not in self._tried or chosen in self._alone:
                 self._run.cells.not_run(self._job(chosen), End("skipped", NOT_TRIED))
+
+
+def _is_tried(record: Record) -> bool:
+    """Return whether a recipe was tried to its end: one whose process died or was killed may be tried again."""
+    reason = record.reason or ""
+    return reason not in (NOT_ENDED, NOT_TRIED) and not reason.startswith("the process ")
 
 
 def _gain(record: Record) -> float | None:

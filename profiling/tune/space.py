@@ -69,6 +69,29 @@ class Space:
         kept = set(names)
         return replace(self, steps={name: step for name, step in self.steps.items() if name in kept})
 
+    def possible(self) -> Space:
+        """Return the space without the steps that are left out of it."""
+        return self.only(self.steps.keys() - self.excluded().keys())
+
+    def shares(self, number: int) -> list[Space]:
+        """Divide the space for searches side by side: of alternatives, such as compilers, each is in one share.
+
+        All other steps are in each share. Where there are too few alternatives, there are fewer shares than `number`.
+        """
+        groups: dict[str, list[str]] = {}
+        for name, step in self.steps.items():
+            if step.rules.group is not None:
+                groups.setdefault(step.rules.group, []).append(name)
+        divisible = [names for names in groups.values() if len(names) > 1]
+        if number == 1 or not divisible:
+            return [self]
+        longest = max(divisible, key=lambda names: sum(self.steps[name].rules.seconds for name in names))
+        parts, shares = min(number, len(longest)), list[Space]()
+        for part in range(parts):
+            space = self.only({*self.steps} - {*longest} | {*longest[part::parts]}).possible()
+            shares += space.shares(number // parts + (part < number % parts))
+        return shares
+
     def name(self, chosen: Chosen) -> str:
         """Return the name of a recipe: its expression."""
         return expression(name for name in self.steps if name in chosen)

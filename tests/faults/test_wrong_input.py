@@ -369,6 +369,12 @@ TARGETS = (
         ("component=[net]", "devices=cpu", "isolation=process"),
         "devices=[cuda:0",
     ),
+    (
+        "tune: more devices than alternatives among the steps",
+        "tune",
+        ("component=[net]", "steps=[channels_last]", "devices=[cpu,cpu:0]", "device=auto", "isolation=process"),
+        "these steps are searched on 1 at most",
+    ),
     ("tune: variants", "tune", ("component=[net]", "variant=[compile]"), "variant"),
 )
 

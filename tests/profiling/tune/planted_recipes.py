@@ -38,7 +38,7 @@ def space_of(*names, **options):
     return Space.of(read_steps(nodes), list(names), None)
 
 
-def searched(folder, space, cells, budget=600.0, shared=None, compile_cache="fresh", **options):
+def searched(folder, space, cells, budget=600.0, others=None, compile_cache="fresh", **options):
     """Search the space with fake cells; return (run, records by variant, seconds that the search took)."""
     variants, refusable = space.variants()
     component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
@@ -48,7 +48,7 @@ def searched(folder, space, cells, budget=600.0, shared=None, compile_cache="fre
     folder.mkdir(parents=True, exist_ok=True)
     run = runner.Run("tune", config, folder, Silent(), "", performs=cells)
     began = cells.seconds
-    search = Search(space, budget, lambda: cells.seconds, shared)
+    search = Search(space, budget, lambda: cells.seconds, others)
     runner.execute((run,), search)
     return run, rows(folder), cells.seconds - began
 

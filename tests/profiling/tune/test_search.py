@@ -18,7 +18,7 @@ from planted_recipes import EAGER_MS, LOAD_S, Plans, prepared, rows, searched, s
 from profiling.report.tune import contributions, front
 from profiling.results.verdicts import compare_records, fastest_correct
 from profiling.run.events import End
-from profiling.tune.devices import Shared
+from profiling.tune.devices import OtherSearches
 from profiling.tune.search import GRACE, NOT_TRIED, SPENT
 
 STEPS = ("wrong", "half", "slower", "fifth_off", "nothing", "together")
@@ -352,49 +352,48 @@ def test_resuming_a_complete_search_measures_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.5])
-def test_devices_share_what_they_try(factor, tmp_path):
+def test_each_device_searches_its_own_steps_and_the_first_one_goes_on_with_all(factor, tmp_path):
     """The second device is twice as slow or as fast: recipes are compared with the baseline on their own device."""
-    folder, space = tmp_path / "run", space_of(*STEPS)
-    others = FakeCells(Plans({**FACTORS, "": factor}, {}))
-    _, theirs, _ = searched(folder / "devices" / "b", space, others, 100.0, Shared(folder))
+    folder, rules = tmp_path / "run", {"half": {"group": "g"}, "third": {"group": "g"}, "wrong": {"group": "g"}}
+    factors = {"half": 0.5, "third": 0.33, "fifth_off": 0.8, "wrong": 0.1, "third+slower": 0.5, "slower": 1.3}
+    space = space_of("half", "third", "wrong", "fifth_off", "slower", **rules)
+    own, other = space.shares(2)
+    devices = FakeCells(Plans({**factors, "": factor}, {}))
+    _, theirs, _ = searched(folder / "devices" / "b", other, devices, 480.0)
     assert theirs["baseline"].wall_p50 == pytest.approx(factor * EAGER_MS, rel=0.01)
-    assert theirs["half"].speedup.wall == pytest.approx(2.0, rel=0.01)
-    cells, ended = cells_of(), SimpleNamespace(wait=lambda seconds: 0)
-    _, records, _ = searched(folder, space, cells, 600.0, Shared(folder, [ended]))
+    assert {name for name in prepared(devices) if {"half", "wrong"} & {*name.split("+")}} == set()
+    cells, began = cells_of(factors), []
+    waits = SimpleNamespace(wait=lambda seconds: began.append(list(prepared(cells))))
+    others = OtherSearches(folder / "devices", frozenset(own.steps), [waits])
+    _, records, _ = searched(folder, space, cells, others=others)
+    ((*first_of_its_own,),) = began
+    assert {name for name in first_of_its_own if "third" in name.split("+")} == set()
     best = fastest_correct(records.values())
-    assert best.variant == "half+fifth_off+together"
-    assert records["half"].speedup.wall == pytest.approx(2.0, rel=0.01)
-    assert set(prepared(cells)) & {name for name, each in theirs.items() if each.status == "ok"} <= {
-        "baseline",
-        best.variant,
-    }
+    assert best.variant == "third+fifth_off+slower"
+    assert records["third"].speedup.wall == pytest.approx(1 / 0.33, rel=0.01)
+    assert records["wrong"].status == "failed"
+    assert records["baseline"].wall_p50 == pytest.approx(EAGER_MS, rel=0.01)
+    again = {name for name in prepared(cells) if name in theirs and theirs[name].status == "ok"}
+    assert {name for name in again if "third" in name.split("+")} <= {best.variant}, "no recipe is tried twice"
 
 
-def test_a_recipe_belongs_to_the_device_that_claims_it_first(tmp_path):
-    one, other = Shared(tmp_path), Shared(tmp_path)
-    assert one.claim("a+b")
-    assert not other.claim("a+b")
-    assert other.claims["a+b"].gain is None
-    one.publish("a+b", 2.5)
-    assert other.claims["a+b"].gain == 2.5
-    (tmp_path / "claims" / "c.json").write_text('{"process": 1}')
-    assert other.claims["c"].is_busy
-    (tmp_path / "claims" / "c.json").write_text('{"process": 999999999}')
-    assert not other.claims["c"].is_busy, "its process has died"
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # as in a search that has not asked for its end yet
-        (tmp_path / "claims" / "c.json").write_text(json.dumps({"process": process.pid}))
-        assert not other.claims["c"].is_busy, "its process has died, and is not reaped"
-    (tmp_path / "claims" / "c.json").write_text('{"proc')
-    assert "c" not in other.claims
+def test_what_another_device_did_not_try_is_tried_by_the_first_one(tmp_path):
+    folder, rules = tmp_path / "run", {"half": {"group": "g"}, "third": {"group": "g", "seconds": 200}}
+    space = space_of("half", "third", **rules)
+    own, other = space.shares(2)
+    _, theirs, _ = searched(folder / "devices" / "b", other, cells_of(), 20.0)
+    assert theirs["third"].reason == NOT_TRIED
+    cells = cells_of({"half": 0.5, "third": 0.33})
+    _, records, _ = searched(folder, space, cells, others=OtherSearches(folder / "devices", frozenset(own.steps)))
+    assert fastest_correct(records.values()).variant == "third"
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from profiling.tune.devices import searching
-with searching(Path(sys.argv.pop()), ["cpu:0"], 600.0) as shared:
-    print(shared.processes[0].pid, flush=True)
+with searching(Path(sys.argv.pop()), ["compile"], {"cpu:0": ["regional"]}, 480.0) as others:
+    print(others.processes[0].pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

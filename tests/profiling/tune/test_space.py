@@ -59,6 +59,18 @@ def test_pairs_that_refuse_each_other_are_in_no_recipe():
     assert sorted(map(apart.name, apart.neighbours(frozenset("c")))) == ["a+c", "b+c"]
 
 
+def test_alternatives_are_divided_among_searches_side_by_side():
+    compilers = {name: {"kind": "compiler", "group": "c", "seconds": 30.0} for name in ("one", "two", "three")}
+    layouts = {name: {"group": "l"} for name in ("left", "right")}
+    space = space_of("a", *layouts, *compilers, "option", **layouts, **compilers, option={"needs": ["two"]})
+    shares = lambda number: ["+".join(each.steps) for each in space.shares(number)]  # noqa: E731
+    assert shares(1) == ["+".join(space.steps)]
+    assert shares(2) == ["a+left+right+one+three", "a+left+right+option+two"], "those that take longest are divided"
+    assert shares(4) == ["a+left+one", "a+right+one", "a+left+right+option+two", "a+left+right+three"]
+    assert len(shares(9)) == 6, "there are no more combinations"
+    assert len(space_of("a", "b").shares(2)) == 1
+
+
 def test_an_inexact_step_needs_a_limit_which_becomes_the_tolerance():
     steps = read_steps({"int8": {"_target_": "q", "rules": {"tolerance": 0.1}}, "b": {"_target_": "c"}})
     assert "max_rel_l2=0.03" in Space.of(steps, ["int8", "b"], None).excluded()["int8"]
