@@ -1,7 +1,8 @@
 """Measure the cost of measuring, and check the device clock: python benchmarks/harness_cost.py
 
 1. Overhead: the timed loop around a step that does nothing: what an iteration costs beside the reported wall time,
-   and what the clock adds to that. Looking for slow calls: after a call of usual length, and after a long one.
+   and what the clock adds to that. Looking for slow calls: after a call of usual length, and after a long one; and
+   what it would take to read the counters after every call, so that nothing is apportioned.
 2. Device clock: the eager world model measured by the harness and by a bare CUDA-event loop, alternating in one
    process so that drift of the device is in both. Expected: within 2%.
 """
@@ -19,7 +20,7 @@ from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 from profiling.metrics.clocks import clock_of
 from profiling.metrics.latency import TimedWindowMonitor
-from profiling.metrics.monitor import CallMonitor
+from profiling.metrics.monitor import CallMonitor, FrameMonitor
 from profiling.metrics.sampling import Sample, SamplingLimits, collect
 
 ROUNDS = 5
@@ -59,6 +60,16 @@ def observing_us(device: torch.device, count: int = 20_000) -> tuple[float, floa
             times.append((time.perf_counter() - start) / count * 1e6)
     usual, mixed = times
     return usual, 10 * mixed - 9 * usual
+
+
+def reading_us(device: torch.device, count: int = 20_000) -> float:
+    """Return the µs that it takes to read the counters after a call of usual length, in which nothing happened."""
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))  # a process that compiled has more to read
+    with closing(FrameMonitor(device, every=count + 1, of_loop=False)) as monitor:
+        start = time.perf_counter()
+        for number in range(1, count + 1):
+            monitor(number, 1.0, long=False)
+        return (time.perf_counter() - start) / count * 1e6
 
 
 def bare_event_loop(step, count: int) -> list[float]:
@@ -108,7 +119,9 @@ def main() -> None:
     observed = [observing_us(device) for _ in range(ROUNDS)]
     usual, long = (statistics.median(values) for values in zip(*observed, strict=True))
     print("looking for slow calls, outside the sample, every 64th reading included:")
-    print(f"after a call of usual length {usual:.2f} µs (target 2), after one 20% longer {long:.0f} µs\n")
+    print(f"after a call of usual length {usual:.2f} µs (target 2), after one 20% longer {long:.0f} µs")
+    reading = statistics.median(reading_us(device) for _ in range(ROUNDS))
+    print(f"reading the counters after every call instead: {reading:.2f} µs\n")
     if device.type == "cuda":
         rows = device_clock(device)
         headers = ("round", "harness, device ms", "bare events, ms", "ratio")
