@@ -44,6 +44,7 @@ from profiling.machine.run_queue import RUN_PROCESS
 from profiling.machine.spreads import Spreads
 from profiling.metrics.clocks import clock_of
 from profiling.metrics.latency import TimedWindowMonitor
+from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import (
     Ready,
     Sample,
@@ -106,7 +107,7 @@ def serve(link: Connection, device_name: str, kind: str, links: int, seconds: fl
         def step() -> object:
             return run(x) if graph is None else graph.replay()
 
-        clock, monitor = clock_of(device), TimedWindowMonitor(device)
+        clock, monitor = clock_of(device), TimedWindowMonitor(device, CallMonitor(device))
 
         def sample() -> Sample:
             if device.type == "cuda":
@@ -127,14 +128,9 @@ def serve(link: Connection, device_name: str, kind: str, links: int, seconds: fl
             turn = msgspec.json.decode(request, type=Turn)
             with monitor.on_own_cores():
                 rewarm(sample, turn, call_s)
-                with monitor.window() as conditions:
-                    start, taken = collect_window(sample, turn, time.perf_counter)
-            window = WindowSamples(
-                start_s=start,
-                wall_ms=tuple(each.wall for each in taken),
-                host_ms=tuple(each.host for each in taken if each.host is not None),
-            )
-            link.send_bytes(msgspec.json.encode(msgspec.structs.replace(window, **conditions)))
+                with monitor.window() as samples:
+                    samples += collect_window(sample, turn, time.perf_counter)
+            link.send_bytes(msgspec.json.encode(monitor.windows[-1]))
 
 
 @contextmanager

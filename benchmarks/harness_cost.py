@@ -42,9 +42,11 @@ def overhead_us(device: torch.device) -> tuple[float, float]:
         walls.append(clock.sample(nothing).wall)
         return Sample(wall=next(shown))
 
-    start = time.perf_counter()
-    collect(sample, limits, time.perf_counter, TimedWindowMonitor(device).read_clocks)
-    per_iteration = (time.perf_counter() - start) / limits.max_iterations * 1e6
+    with closing(CallMonitor(device)) as calls:
+        monitor = TimedWindowMonitor(device, calls)
+        start = time.perf_counter()
+        collect(sample, limits, time.perf_counter, monitor.read_clocks)
+        per_iteration = (time.perf_counter() - start) / limits.max_iterations * 1e6
     reported = statistics.fmean(walls) * 1e3
     return per_iteration - reported, reported
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 import torch
@@ -34,7 +34,7 @@ from profiling.metrics.sampling import (
     summaries,
     warm_up,
 )
-from profiling.results.measured import LatencyConditions
+from profiling.results.measured import LatencyConditions, SlowFrames
 from profiling.results.stats import frame_rate, rates_of_calls
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
@@ -55,53 +55,40 @@ class Latency(SamplingLimits, Metric):
     cold: bool = False
 
     def measure(self, subject: Subject) -> Measured:
-        """Return wall_ms, on CUDA also device_ms and host_ms, fps, conditions of the timed window, and slow calls."""
-        component = subject.component
-        sample = self._sampler(subject)
+        """Return wall_ms, on CUDA also device_ms and host_ms, fps, conditions of the timed windows, and slow calls."""
+        component, sample = subject.component, self._sampler(subject)
+        whole = component.place.calls  # a window is whole trajectories
         with no_garbage_collection(), closing(CallMonitor(component.device)) as calls:
+            monitor = TimedWindowMonitor(component.device, calls)
             with span("warm-up"):
                 warmup = warm_up(sample, snapshot, self, perf_counter)
-            monitor = TimedWindowMonitor(component.device)
             with span("timing"):
-                windows, stopped_by = self._in_turns(sample, subject, warmup, monitor, calls)
-                if not windows:
-                    subject.component.reset()
-                    with monitor.on_own_cores(), calls.window(monitor.gpu_lost_share), monitor.window():
-                        observed = _observed(sample, calls)
-                        samples, stopped_by = collect(
-                            observed, self, perf_counter, monitor.read_clocks, subject.component.place.calls
-                        )
-                    windows = [_window(0.0, samples)]
-            invalid, conditions = monitor.invalid_reason(), monitor.conditions(warmup, cold=self.cold)
-            wall_ms, device_ms = ([ms for each in windows for ms in getattr(each, name)] for name in _CLOCKS)
-            slow = calls.slow_calls(wall_ms, device_ms)
+                stopped_by = self._in_turns(sample, subject, warmup, monitor)
+                if not monitor.windows:
+                    component.reset()
+                    observed = monitor.observed(sample)
+                    with monitor.on_own_cores(), monitor.window() as samples:
+                        taken, stopped_by = collect(observed, self, perf_counter, monitor.read_clocks, whole)
+                        samples += taken
+            windows, invalid = monitor.windows, monitor.invalid_reason()
+            conditions, slow = monitor.conditions(warmup, cold=self.cold), monitor.slow_calls()
         clocks = summaries(windows, stopped_by)
-        fps = frame_rate(clocks["wall_ms"], component.frames_per_call)
-        by_call = by_call_ms(windows, subject.component.place.calls)
-        rates = rates_of_calls(wall_ms, component.frames_per_call)
         sections = {
             **clocks,
-            "fps": fps,
-            "rates": rates,
+            "fps": frame_rate(clocks["wall_ms"], component.frames_per_call),
+            "rates": rates_of_calls(clocks["wall_ms"].samples, component.frames_per_call),
             "latency": conditions,
             "slow_calls": slow,
-            "by_call_ms": by_call,
+            "by_call_ms": by_call_ms(windows, whole),
         }
         return Measured(sections, None if invalid is None else ("invalid", f"inside the timed window: {invalid}"))
 
     def _in_turns(
-        self,
-        sample: Callable[[], Sample],
-        subject: Subject,
-        warmup: Warmup,
-        monitor: TimedWindowMonitor,
-        calls: CallMonitor,
-    ) -> tuple[list[WindowSamples], StoppedBy | None]:
-        """Return the windows that this cell was given, and what ended them; none where it is measured alone."""
-        windows: list[WindowSamples] = []
+        self, sample: Callable[[], Sample], subject: Subject, warmup: Warmup, monitor: TimedWindowMonitor
+    ) -> StoppedBy | None:
+        """Time the windows that this cell is given, and return what ended them; none where it is measured alone."""
         if subject.take_turns is None:
-            return windows, None
-        place = subject.component.place
+            return None
         used, free = used_and_free(monitor.device)
         ready = Ready(
             call_s=warmup.seconds / warmup.iterations,
@@ -112,18 +99,17 @@ class Latency(SamplingLimits, Metric):
             free=free,
             pinned=monitor.pins,
         )
+        observed, component = monitor.observed(sample), subject.component
 
         def window(turn: Turn) -> WindowSamples:
             with monitor.on_own_cores():
                 rewarm(sample, turn, ready.call_s)
-                subject.component.reset()  # a window is whole trajectories
-                with calls.window(monitor.gpu_lost_share), monitor.window() as conditions:
-                    start, samples = collect_window(_observed(sample, calls), turn, perf_counter, place.calls)
-            windows.append(msgspec.structs.replace(_window(start, samples), **conditions))
-            return windows[-1]
+                component.reset()
+                with monitor.window() as samples:
+                    samples += collect_window(observed, turn, perf_counter, component.place.calls)
+            return monitor.windows[-1]
 
-        stopped_by = subject.take_turns(ready, window)
-        return windows, stopped_by
+        return subject.take_turns(ready, window)
 
     def _sampler(self, subject: Subject) -> Callable[[], Sample]:
         device, step = subject.component.device, subject.step
@@ -144,19 +130,19 @@ class TimedWindowMonitor:
 
     A recompile, a capture or an allocator retry inside a window means that another program was timed, and makes the
     samples invalid. Lower clocks and other processes are conditions: they are recorded, and the samples stay valid.
+    `calls` explains slow calls.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, calls: CallMonitor) -> None:
         self.device = device
+        self.windows: list[WindowSamples] = []
         self._cuda = device if device.type == "cuda" else None
+        self._calls = calls
         self._reasons: list[str] = []
         self._retries = 0
+        self._cores: tuple[int, ...] = ()
         self._clocks = nvml.ClockMonitor(self._cuda)
         self._clocks.pause()
-        self._switches = 0
-        self._cores: tuple[int, ...] = ()
-        self._waits_ms: list[float | None] = []
-        self._lost: list[tuple[float, float | None, float | None]] = []  # seconds, share of the CPU and of the GPU
 
     @contextmanager
     def on_own_cores(self) -> Iterator[None]:
@@ -173,33 +159,46 @@ class TimedWindowMonitor:
         with self.on_own_cores():
             return bool(self._cores)
 
+    def observed(self, sample: Callable[[], Sample]) -> Callable[[], Sample]:
+        """Return `sample`, each call of which is observed after it has ended."""
+
+        def observed() -> Sample:
+            taken = sample()
+            self._calls(taken.wall)
+            return taken
+
+        return observed
+
     @contextmanager
-    def window(self) -> Iterator[dict[str, Any]]:
-        """Observe the block; its conditions are in the dictionary when it has ended, as fields of `WindowSamples`."""
-        conditions: dict[str, Any] = {}
-        started = perf_counter()
+    def window(self) -> Iterator[list[Sample]]:
+        """Observe the block, which fills the list with the samples of a window; it is then the last of `windows`."""
+        self._calls.begin()
         compiled, retries = snapshot(), self._allocator_retries()
         switches, run_queue = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw, RunQueueMonitor()
         self._clocks.resume()
         self.read_clocks()
-        yield conditions
+        samples, start = list[Sample](), perf_counter()
+        yield samples
         switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - switches
         self.read_clocks()
         cpu, wait_ms, sm_clock = run_queue.lost_share(), run_queue.wait_ms(), self._clocks.pause()
-        seconds = perf_counter() - started
-        gpu = None if self._cuda is None else nvml.share_beside_run(self._cuda, seconds)
-        self._switches += switches
-        self._waits_ms.append(wait_ms)
-        self._lost.append((seconds, cpu, gpu))
+        gpu = None if self._cuda is None else nvml.share_beside_run(self._cuda, perf_counter() - start)
+        self._calls.end(gpu)
         changed = snapshot().since(compiled).describe()
         self._reasons += [] if changed is None or changed in self._reasons else [changed]
         self._retries += self._allocator_retries() - retries
-        conditions |= {"run_queue_wait_ms": wait_ms, "descheduled": switches, "sm_clock_mhz": sm_clock}
-        conditions |= {"cpu_lost_share": cpu, "gpu_lost_share": gpu}
-
-    def gpu_lost_share(self) -> float | None:
-        """Return the share of the GPU that other processes took in the last window; None where it is not known."""
-        return self._lost[-1][2] if self._lost else None
+        window = WindowSamples(
+            start_s=start,
+            wall_ms=tuple(sample.wall for sample in samples),
+            host_ms=tuple(sample.host for sample in samples if sample.host is not None),
+            device_ms=tuple(sample.device for sample in samples if sample.device is not None),
+            run_queue_wait_ms=wait_ms,
+            descheduled=switches,
+            cpu_lost_share=cpu,
+            gpu_lost_share=gpu,
+            sm_clock_mhz=sm_clock,
+        )
+        self.windows.append(window)
 
     def read_clocks(self) -> None:
         """Read the SM clock, now."""
@@ -213,47 +212,33 @@ class TimedWindowMonitor:
             reasons.append(f"{retries} (the device ran out of memory and the cache was flushed)")
         return "; ".join(reasons) or None
 
+    def slow_calls(self) -> SlowFrames:
+        """Return the slow calls of all windows so far, and what explains them."""
+        wall_ms, device_ms = ([ms for each in self.windows for ms in getattr(each, name)] for name in _CLOCKS)
+        return self._calls.slow_calls(wall_ms, device_ms)
+
     def conditions(self, warmup: Warmup, *, cold: bool) -> LatencyConditions:
-        """Return the conditions of all windows so far."""
-        waits = [wait for wait in self._waits_ms if wait is not None]
-        lost = {
-            "cpu_lost_share": _mean_share([(seconds, cpu) for seconds, cpu, _ in self._lost]),
-            "gpu_lost_share": _mean_share([(seconds, gpu) for seconds, _, gpu in self._lost]),
-        }
+        """Return the conditions of all windows so far; None where a window does not know one."""
+        waits = [each.run_queue_wait_ms for each in self.windows if each.run_queue_wait_ms is not None]
         return LatencyConditions(
             cold=cold,
             warmup_seconds=warmup.seconds,
             settled=warmup.settled,
             pinned_cores=self._cores,
-            descheduled=self._switches,
-            run_queue_wait_ms=sum(waits) if waits and len(waits) == len(self._waits_ms) else None,
-            **{**msgspec.structs.asdict(self._clocks.conditions()), **lost},
+            descheduled=sum(each.descheduled or 0 for each in self.windows),
+            run_queue_wait_ms=sum(waits) if waits and len(waits) == len(self.windows) else None,
+            **{
+                **msgspec.structs.asdict(self._clocks.conditions()),
+                "cpu_lost_share": self._mean_share("cpu_lost_share"),
+                "gpu_lost_share": self._mean_share("gpu_lost_share"),
+            },
         )
+
+    def _mean_share(self, name: str) -> float | None:
+        """Return the mean of a share of the windows' time; None where one of them does not know it."""
+        known = [(sum(each.wall_ms), share) for each in self.windows if (share := getattr(each, name)) is not None]
+        total = sum(ms for ms, _ in known)
+        return sum(ms * share for ms, share in known) / total if total and len(known) == len(self.windows) else None
 
     def _allocator_retries(self) -> int:
         return 0 if self._cuda is None else torch.cuda.memory_stats(self._cuda).get("num_alloc_retries", 0)
-
-
-def _observed(sample: Callable[[], Sample], calls: CallMonitor) -> Callable[[], Sample]:
-    def observed() -> Sample:
-        taken = sample()
-        calls(taken.wall)
-        return taken
-
-    return observed
-
-
-def _mean_share(shares: Sequence[tuple[float, float | None]]) -> float | None:
-    """Return the mean of (seconds, share of them); None where a share is not known."""
-    known = [(seconds, share) for seconds, share in shares if share is not None]
-    total = sum(seconds for seconds, _ in known)
-    return sum(seconds * share for seconds, share in known) / total if total and len(known) == len(shares) else None
-
-
-def _window(start_s: float, samples: Sequence[Sample]) -> WindowSamples:
-    return WindowSamples(
-        start_s=start_s,
-        wall_ms=tuple(sample.wall for sample in samples),
-        host_ms=tuple(sample.host for sample in samples if sample.host is not None),
-        device_ms=tuple(sample.device for sample in samples if sample.device is not None),
-    )

@@ -11,8 +11,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -273,27 +272,22 @@ class CallMonitor:
         self._typical, self._calls = 0.0, 0
         self._rows: list[_Reading] = []
         self._last_long = -LONG_EVERY
-        self._begin()
+        self.begin()
 
     def close(self) -> None:
         """Stop observing."""
         self._monitor.close()
 
-    @contextmanager
-    def window(self, others: Callable[[], float | None]) -> Iterator[None]:
-        """Observe the calls of the block: what happens between two windows belongs to none.
-
-        When it has ended, `others` is asked for the share of the device's time that other processes took.
-        """
-        self._begin()
-        read = len(self._rows)
-        yield
-        share = others()
-        self._rows[read:] = [replace(each, others_share=share) for each in self._rows[read:]]
-
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin a window of calls: what happens between two windows belongs to none."""
         self._monitor.start()
         self._readings, self._first, self._beyond_ms = 0, self._calls, 0.0
+        self._rows_before = len(self._rows)
+
+    def end(self, others_share: float | None) -> None:
+        """End a window, in which other processes took that share of the device's time."""
+        rows = self._rows[self._rows_before :]
+        self._rows[self._rows_before :] = [replace(each, others_share=others_share) for each in rows]
 
     def __call__(self, call_ms: float) -> None:
         """Observe the call that has just ended."""

@@ -169,14 +169,12 @@ def rewarm(sample: Callable[[], Sample], turn: Turn, call_s: float) -> None:
         sample()
 
 
-def collect_window(
-    sample: Callable[[], Sample], turn: Turn, now: Callable[[], float], whole: int = 1
-) -> tuple[float, list[Sample]]:
-    """Return (start in seconds, the samples of one window): a multiple of `whole`, the calls of a trajectory."""
+def collect_window(sample: Callable[[], Sample], turn: Turn, now: Callable[[], float], whole: int = 1) -> list[Sample]:
+    """Return the samples of one window: a multiple of `whole`, the calls of a trajectory."""
     start, samples = now(), list[Sample]()
     while len(samples) % whole or not samples or (len(samples) < turn.calls and now() - start < turn.seconds):
         samples.append(sample())
-    return start, samples
+    return samples
 
 
 #: Medians of calls of a trajectory differ where they are further apart than this, and their intervals do not meet.

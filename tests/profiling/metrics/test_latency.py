@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -14,13 +15,20 @@ from profiling.machine import nvml, run_queue
 from profiling.machine.memory import malloc_cost
 from profiling.metrics import latency
 from profiling.metrics.latency import TimedWindowMonitor
+from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import Warmup
 from profiling.trace.counters import CompileCounters
 
 WARMUP = Warmup(iterations=10, seconds=1.0, settled=True)
 
 
-def test_clocks_and_the_share_of_limited_time_are_conditions(monkeypatch):
+@pytest.fixture
+def calls():
+    with closing(CallMonitor(torch.device("cpu"))) as monitor:
+        yield monitor
+
+
+def test_clocks_and_the_share_of_limited_time_are_conditions(monkeypatch, calls):
     before, after = {"power cap": 5_000_000_000, "power brake": 7}, {"power cap": 6_500_000_000, "power brake": 7}
     counters = iter([before, before, before, after])
     clocks = iter([1980, 1500, 1700, 1600])
@@ -29,11 +37,11 @@ def test_clocks_and_the_share_of_limited_time_are_conditions(monkeypatch):
     monkeypatch.setattr(nvml, "limited_ns", lambda device: next(counters))
     monkeypatch.setattr(nvml, "sm_clock_mhz", lambda device: next(clocks))
     monkeypatch.setattr(nvml, "perf_counter", lambda: next(seconds))
-    monitor = TimedWindowMonitor(torch.device("cuda", 0))
-    with monitor.window() as window:
+    monitor = TimedWindowMonitor(torch.device("cuda", 0), calls)
+    with monitor.window():
         monitor.read_clocks()
         monitor.read_clocks()
-    assert window["sm_clock_mhz"] == 1650
+    assert monitor.windows[0].sm_clock_mhz == 1650
     conditions = monitor.conditions(WARMUP, cold=False)
     assert conditions.limited_share == {"power cap": 0.75}
     assert (conditions.sm_clock_min_mhz, conditions.sm_clock_max_mhz) == (1500, 1980)
@@ -81,14 +89,14 @@ def test_a_busy_gpu_reports_its_clocks_and_limits():
     assert all(0 < share <= 1 for share in conditions.limited_share.values())
 
 
-def test_an_allocator_retry_and_a_compile_are_another_program(monkeypatch):
+def test_an_allocator_retry_and_a_compile_are_another_program(monkeypatch, calls):
     retries = iter([3, 5])
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"num_alloc_retries": next(retries)})
     monkeypatch.setattr(nvml, "limited_ns", lambda device: {})
     monkeypatch.setattr(nvml, "sm_clock_mhz", lambda device: None)
     counters = iter([CompileCounters(), CompileCounters(compiles=2, recompiles=1)])
     monkeypatch.setattr(latency, "snapshot", lambda: next(counters))
-    monitor = TimedWindowMonitor(torch.device("cuda", 0))
+    monitor = TimedWindowMonitor(torch.device("cuda", 0), calls)
     with monitor.window():
         pass
     reason = monitor.invalid_reason()
@@ -96,13 +104,13 @@ def test_an_allocator_retry_and_a_compile_are_another_program(monkeypatch):
     assert reason.startswith("1 compile, 1 recompile; 2 allocator retries")
 
 
-def test_waits_for_a_cpu_are_recorded_in_milliseconds(monkeypatch):
+def test_waits_for_a_cpu_are_recorded_in_milliseconds(monkeypatch, calls):
     monkeypatch.setattr(latency.RunQueueMonitor, "wait_ms", lambda self: 12.5)
-    monitor = TimedWindowMonitor(torch.device("cpu"))
+    monitor = TimedWindowMonitor(torch.device("cpu"), calls)
     for _ in range(2):
-        with monitor.window() as window:
+        with monitor.window():
             pass
-        assert window["run_queue_wait_ms"] == 12.5
+        assert monitor.windows[-1].run_queue_wait_ms == 12.5
     conditions = monitor.conditions(WARMUP, cold=True)
     assert (conditions.run_queue_wait_ms, conditions.cold, conditions.settled) == (25.0, True, True)
     assert conditions.limited_share is None

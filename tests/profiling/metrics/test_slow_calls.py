@@ -107,9 +107,10 @@ def test_other_processes_explain_the_calls_of_the_windows_in_which_they_ran(shar
         calls._monitor = counted = Counted({}, {})  # type: ignore[assignment]
         for window in range(3):
             counted.readings = 0
-            with calls.window(lambda: next(shares)):
-                for wall in walls[100 * window : 100 * (window + 1)]:
-                    calls(wall)
+            calls.begin()
+            for wall in walls[100 * window : 100 * (window + 1)]:
+                calls(wall)
+            calls.end(next(shares))
         slow = calls.slow_calls(walls)
     assert (slow.count, slow.causes) == (1, {cause: 1})
 
@@ -125,9 +126,10 @@ def test_what_calls_before_the_slow_one_took_is_not_its_cause() -> None:
 def test_the_time_between_two_windows_belongs_to_no_call() -> None:
     with closing(CallMonitor(torch.device("cpu"))) as calls:
         for numbers in (range(50), range(50, 60)):
-            with calls.window(lambda: None):
-                for number in numbers:
-                    calls(5.0 + 30.0 * (number == 50))
+            calls.begin()
+            for number in numbers:
+                calls(5.0 + 30.0 * (number == 50))
+            calls.end(None)
             heap = [Heap() for _ in range(200_000)]
             gc.collect()
             assert heap

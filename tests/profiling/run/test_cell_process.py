@@ -9,6 +9,7 @@ import torch
 
 from profiling.machine.memory import held_before
 from profiling.metrics.latency import TimedWindowMonitor
+from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import Ready
 from profiling.run import in_turns
 from profiling.run.worker import _with_own_memory
@@ -31,7 +32,7 @@ def test_windows_of_few_threads_run_on_as_many_cores_and_nothing_else_does():
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        monitor = TimedWindowMonitor(CPU)
+        monitor = TimedWindowMonitor(CPU, CallMonitor(CPU))
         assert monitor.pins
         with monitor.on_own_cores():
             assert len(os.sched_getaffinity(0)) == 1
