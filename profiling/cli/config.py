@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -16,8 +16,22 @@ from profiling.errors import InputError, printable
 from profiling.run.job import RunConfig, as_recipe
 from profiling.variants.steps import Step, read_steps
 
-_SETTINGS = tuple(item.name for item in fields(Settings))
-_OF_THE_RUN = ("isolation", "cell_timeout", "prepare_timeout", "resume", "resume_changed", "rounds", "seconds")
+
+@dataclass(frozen=True)
+class _Options:
+    """Options of a run that concern all cells, with the types of their values."""
+
+    isolation: Any  # `RunConfig` checks which
+    cell_timeout: float
+    prepare_timeout: float | None
+    resume: str | None
+    resume_changed: bool
+    details: bool
+    rounds: Any  # likewise
+    seconds: float | None
+
+
+_SETTINGS, _OPTIONS = (tuple(each.name for each in fields(kind)) for kind in (Settings, _Options))
 #: Keys of a component that no YAML may have.
 SET_BY_THE_TOOL = {"name", "point", "extra_inputs", "scale"}
 #: Keys that each component has, with an example.
@@ -37,7 +51,7 @@ def read_config(cfg: DictConfig) -> RunConfig:
         raise InputError(f"config: {str(error).splitlines()[0]}") from error
     assert isinstance(source, dict)
     plain: dict[str, Any] = {str(key): value for key, value in source.items()}
-    missing = [name for name in (*_SETTINGS, *_OF_THE_RUN) if name not in plain]
+    missing = [name for name in (*_SETTINGS, *_OPTIONS) if name not in plain]
     if missing:
         raise InputError(f"the config has no {missing[0]}. Do not delete it: leave out ~{missing[0]}.")
     groups: dict[str, Mapping[str, Any]] = {}
@@ -56,20 +70,15 @@ def read_config(cfg: DictConfig) -> RunConfig:
                 "eager, or the _target_ of your own variant."
             )
         check_target(as_recipe(node), f"variant.{name}")
+    settings = decode(Settings, {name: plain[name] for name in _SETTINGS}, "")
+    options = decode(_Options, {name: plain[name] for name in _OPTIONS}, "")
     return RunConfig(
         components=tuple(read_component(str(name), node) for name, node in groups["component"].items()),
         variants=groups["variant"],
         metrics=groups["metric"],
-        settings=_settings({name: plain[name] for name in _SETTINGS}),
-        isolation=plain["isolation"],
-        cell_timeout=_number("cell_timeout", plain["cell_timeout"]),
-        prepare_timeout=_optional("prepare_timeout", plain["prepare_timeout"]),
-        resume=plain["resume"],
-        resume_changed=_flag("resume_changed", plain["resume_changed"]),
-        details=_flag("details", plain["details"]),
+        settings=replace(settings, trace=True) if settings.counters else settings,  # which names kernels to measure
         source={**plain, "variant": groups["variant"]},
-        rounds=plain["rounds"],
-        seconds=_optional("seconds", plain["seconds"]),
+        **asdict(options),
     )
 
 
@@ -106,29 +115,3 @@ def read_component(name: str, node: Any) -> ComponentSpec:
     for key in SET_BY_THE_TOOL & set(node):
         raise InputError(f"{where}.{key} is not for a YAML: the tool sets it. Leave it out.")
     return decode(ComponentSpec, {"name": name, **node}, where, SET_BY_THE_TOOL)
-
-
-def _settings(values: Mapping[str, Any]) -> Settings:
-    """Convert and check the types by the dataclass's hints, with OmegaConf."""
-    try:
-        settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), values))
-    except OmegaConfBaseException as error:
-        raise InputError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
-    assert isinstance(settings, Settings)
-    return replace(settings, trace=True) if settings.counters else settings  # the trace names the kernels to measure
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InputError(f"{name}={value!r} is neither true nor false.")
-    return value
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{name}={value!r} is not a number. Write {name}=10, for example.")
-    return float(value)
-
-
-def _optional(name: str, value: Any) -> float | None:
-    return None if value is None else _number(name, value)

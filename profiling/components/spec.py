@@ -75,7 +75,8 @@ def wrong_type(error: msgspec.ValidationError, where: str) -> InputError:
     reason, _, path = str(error).partition(" - at `$")
     if types := re.fullmatch(r"Expected `(.*)`, got `(.*)`", reason):
         reason = f"must be {_in_words(types[1])}, not {_in_words(types[2])}"
-    return InputError(f"{where}{path.rstrip('`')} {reason}. Correct the YAML, or the command line.")
+    key = f"{where}{path.rstrip('`')}".lstrip(".")  # without `where`, the keys of a run itself
+    return InputError(f"{key} {reason}. Correct the YAML, or the command line.")
 
 
 def decode_options(kind: type[Kind], node: Any, where: str) -> Kind:
