@@ -156,7 +156,6 @@ class RunConfig:
     resume_changed: bool = False  # whether a resumed run may go on with other code than it began with
     waits: bool = False  # whether cells that take no windows wait, prepared, until they may be measured
     parts: Parts | None = None
-    refusable: frozenset[str] = frozenset()  # variants that are skipped where their steps refuse each other
 
     def __post_init__(self) -> None:
         """Check the options that concern all cells."""

@@ -6,7 +6,7 @@ It runs in a process of its own, because the process that starts cells never imp
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from typing import Any
@@ -28,11 +28,10 @@ from profiling.run.revisions import module_states
 from profiling.variants.variant import Variant
 
 
-def probe(jobs: tuple[Job, ...], emit: Emit, refusable: Collection[str] = ()) -> Probed:
+def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
     """Resolve the settings and check every option of every job before the first one runs.
 
-    The phase "ceilings" is sent before the ceilings are measured, if they are not cached. A refused variant in
-    `refusable` is skipped; any other one ends the run.
+    The phase "ceilings" is sent before the ceilings are measured, if they are not cached.
 
     Raises:
         InputError: this machine lacks the device or dtype, or an option, checkpoint or target is wrong.
@@ -45,10 +44,6 @@ def probe(jobs: tuple[Job, ...], emit: Emit, refusable: Collection[str] = ()) ->
         try:
             end = _unavailable(_instance(Variant, options, f"variant.{name}"), device)
         except MissingExtraError as error:
-            end = End("skipped", str(error))
-        except InputError as error:
-            if name not in refusable:
-                raise
             end = End("skipped", str(error))
         if end is not None:
             ends[name] = end

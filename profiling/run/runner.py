@@ -99,16 +99,9 @@ class Run:
         settings = Settings(**probed.settings)
         self.jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
         self.not_run = probed.not_run
-        turns = [(round_, job) for round_ in range(1, config.rounds + 1) for job in self.jobs]
-        due = [turn for turn in turns if self.is_due(*turn)]
-        if len(due) < len(turns) and not config.refusable:
-            cells = "cells" if config.rounds == 1 else "rounds of cells"
-            self.progress.say(
-                f"resuming {self.folder}: {len(turns) - len(due)} of {len(turns)} {cells} done, {len(due)} left"
-            )
         if earlier.skipped_lines:
             self.progress.say(f"note: {RESULTS_FILE}: {earlier.skipped_lines} damaged or cut-off lines were skipped")
-        absent = [job.variant for _, job in due if job.variant in self.not_run and job.variant not in config.refusable]
+        absent = [job.variant for job in self.jobs if job.variant in self.not_run and self.is_due(1, job)]
         self.say_not_run({name: self.not_run[name] for name in absent})
 
     def is_due(self, round_: int, job: Job) -> bool:
@@ -117,6 +110,14 @@ class Run:
         if record is None:
             return True
         return record.status == "ok" and record.turns is None and rounds_done(record) < round_
+
+    def say_resumed(self) -> None:
+        """Print how many cells of a resumed run are done."""
+        turns = [(round_, job) for round_ in range(1, self.config.rounds + 1) for job in self.jobs]
+        left = sum(self.is_due(*turn) for turn in turns)
+        if left < len(turns):
+            cells = "cells" if self.config.rounds == 1 else "rounds of cells"
+            self.progress.say(f"resuming {self.folder}: {len(turns) - left} of {len(turns)} {cells} done, {left} left")
 
     def count(self, round_: int) -> None:
         """Count the cells that are left, for the progress display."""
@@ -160,8 +161,7 @@ class Run:
             else:
                 answers.append(event)
 
-        task = Probe(jobs=jobs, refusable=tuple(sorted(self.config.refusable)))
-        performed = perform(executor, task, "probe", receive)
+        performed = perform(executor, Probe(jobs=jobs), "probe", receive)
         answer = answers[-1] if answers else None
         if isinstance(answer, Probed):
             return answer
@@ -243,6 +243,8 @@ def execute(runs: Sequence[Run], schedule: Schedule | None = None) -> None:
 
 
 def _run_cells(runs: Sequence[Run]) -> None:
+    for run in runs:
+        run.say_resumed()
     if len(runs) == 1:
         components = groupby(runs[0].jobs, lambda job: job.component)
         groups = [[(runs[0], job) for job in jobs] for _, jobs in components]

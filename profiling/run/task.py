@@ -16,10 +16,9 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True, tag_field="task"):
 
 
 class Probe(_Task, frozen=True, tag="probe"):
-    """Resolve the settings and check every option of the jobs; refused variants of `refusable` are skipped."""
+    """Resolve the settings and check every option of the jobs."""
 
     jobs: tuple[Job, ...]
-    refusable: tuple[str, ...] = ()
 
 
 class Cell(_Task, frozen=True, tag="cell"):

@@ -93,7 +93,7 @@ def perform(task: Task, emit: Emit, take_turns: TakeTurns | None = None) -> None
 
             if task.checkout is not None:
                 check_modules(task.jobs, task.checkout)
-            emit(probe(task.jobs, emit, task.refusable))
+            emit(probe(task.jobs, emit))
         elif isinstance(task, Start):
             emit(Started(_start(task, emit)))
         elif isinstance(task, Counters):

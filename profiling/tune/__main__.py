@@ -56,7 +56,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
 def checked(cfg: DictConfig) -> tuple[RunConfig, Space, Mapping[str, str]]:
     """Return the run's config, the space, and why steps are left out of it, by name.
 
-    The config has a variant for each step and each pair of steps, for the probe to check.
+    The config has a variant for each step, for the probe to check.
 
     Raises:
         InputError: an option that a search does not support, or a step that is wrong.
@@ -79,8 +79,7 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Space, Mapping[str, str]]:
     for name, wrong in (("isolation=none", config.isolation == "none"), ("check=true", config.settings.check)):
         if wrong:
             raise InputError(f"{name}: a search times recipes in processes of their own. Leave it out.")
-    variants, refusable = space.variants()
-    config = replace(config, variants={BASELINE: config.variants[BASELINE], **variants}, refusable=refusable)
+    config = replace(config, variants={BASELINE: config.variants[BASELINE], **space.variants()})
     return config, space, left_out
 
 

@@ -139,19 +139,16 @@ class Search:
     # What can be searched
 
     def _leave_out_steps(self) -> None:
-        """Drop steps that cannot run here, with a row for each, and note pairs that cannot be combined."""
+        """Drop steps that cannot run here, with a row for each."""
         space, device = self.space, self._run.jobs[0].settings.device
         singles = space.singles()
         idle = {space.name(singles[step]): End("skipped", why) for step, why in space.idle(device).items()}
         self._run.say_not_run({name: end for name, end in idle.items() if name not in self._run.not_run})
         not_run = {**idle, **self._run.not_run}
-        pairs = {space.name(both): pair for pair, both in space.pairs().items()}
         absent = {step: single for step, single in singles.items() if space.name(single) in not_run}
         for single in dict.fromkeys(absent.values()):
             self._run.cells.not_run(self._job(single), not_run[space.name(single)])
-        apart = frozenset(pair for name, pair in pairs.items() if name in not_run)
-        space = replace(space.only(space.steps.keys() - absent.keys()), apart=apart)
-        self.space = space.possible()
+        self.space = space.only(space.steps.keys() - absent.keys()).possible()
 
     def _resume(self) -> None:
         """Adopt what the resumed run measured; what it did not try or finish is due again."""
@@ -282,7 +279,7 @@ class Search:
         elif ran_out:
             self._alone[chosen] = max(self._expected(chosen), self.now() - began)
         elif prepared is None:
-            self._note_refused(chosen, self._ended(job))
+            self._note_refused(chosen, self._ended(chosen, job))
         else:
             self._alive[chosen] = prepared
             record = self._run.cells.so_far(prepared)
@@ -320,11 +317,16 @@ class Search:
         executor.timeout = min(self._run.config.cell_timeout, max(0.0, self.left) + GRACE)
         return executor
 
-    def _ended(self, job: Job) -> Record:
-        """Return the record of a cell that has ended before it was timed, as skipped if its recipe changes nothing."""
+    def _ended(self, chosen: Chosen, job: Job) -> Record:
+        """Return the record of a cell that has ended before it was timed.
+
+        Nobody asked for these steps in particular: it is skipped where they change nothing, or are refused together.
+        """
         record = self._run.records[job.cell]
-        if record.reason is not None and DID_NOTHING in record.reason:  # nobody asked for this step in particular
-            reason = f"changes nothing{record.reason.partition(DID_NOTHING)[2]}"
+        reason = record.reason or ""
+        does_nothing = DID_NOTHING in reason
+        if does_nothing or (record.bad_input and len(chosen) > 1):
+            reason = f"changes nothing{reason.partition(DID_NOTHING)[2]}" if does_nothing else reason
             record = msgspec.structs.replace(record, status="skipped", reason=reason, bad_input=False)
             self._run.cells.keep(record)
             self._run.say_not_run({job.variant: End("skipped", reason)})  # the line before this says failed

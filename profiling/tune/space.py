@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
 from profiling.errors import InputError, check_number, did_you_mean
@@ -22,7 +21,6 @@ class Space:
 
     steps: Mapping[str, Step]
     max_rel_l2: float | None = None
-    apart: frozenset[Chosen] = frozenset()  # pairs whose steps refuse each other
 
     @classmethod
     def of(cls, steps: Mapping[str, Step], names: object, max_rel_l2: object) -> Space:
@@ -144,21 +142,9 @@ class Space:
             singles[name] = frozenset({name} if needed is None else {name, *self._needed(needed)})
         return singles
 
-    def pairs(self) -> dict[Chosen, Chosen]:
-        """Return the smallest recipe for each pair of steps that may be combined."""
-        singles = self.singles()
-        pairs = {frozenset(pair): singles[pair[0]] | singles[pair[1]] for pair in combinations(self.steps, 2)}
-        return {pair: both for pair, both in pairs.items() if self._fits(both) and len(both) > 1}
-
-    def variants(self) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
-        """Return (recipes by name to check before the search, the names of those that may be refused).
-
-        A step that is refused alone has an error in its YAML. Two steps that are refused together are never
-        combined.
-        """
-        singles = {self.name(each): self.recipe(each) for each in self.singles().values()}
-        pairs = {self.name(each): self.recipe(each) for each in self.pairs().values()}
-        return {**pairs, **singles}, frozenset(pairs.keys() - singles.keys())
+    def variants(self) -> dict[str, dict[str, Any]]:
+        """Return the recipes, by name, to check before the search: a step that is refused there is written wrongly."""
+        return {self.name(each): self.recipe(each) for each in self.singles().values()}
 
     def _needed(self, name: str) -> Iterator[str]:
         yield name
@@ -176,9 +162,8 @@ class Space:
         return kept
 
     def _fits(self, chosen: Chosen) -> bool:
-        pairs = (frozenset(pair) for pair in combinations(sorted(chosen), 2))
         names = [name for name in self.steps if name in chosen]
-        return len(self.name(chosen)) <= LONGEST_NAME and not misfit(names, self.steps) and self.apart.isdisjoint(pairs)
+        return len(self.name(chosen)) <= LONGEST_NAME and not misfit(names, self.steps)
 
 
 def _preparing(step: Step) -> str:

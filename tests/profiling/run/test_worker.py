@@ -33,7 +33,7 @@ def test_a_task_is_read_as_it_was_written(tmp_path, kind):
     inputs = {"x": {"shape": [1], "low": -2.5}}
     spec = ComponentSpec(name="net", module={"_target_": "n", **options}, inputs=inputs)
     job = Job("t", spec, "v", options, {"m": {"_target_": "x.Y"}}, Settings(threads=3), "run", FORWARD)
-    given = {"jobs": (job, job), "refusable": ("a",)} if kind is Probe else {"job": job}
+    given = {"jobs": (job, job)} if kind is Probe else {"job": job}
     task = kind(**given, **({"began": 1.25} if kind is Start else {}))
     write_task(task, tmp_path / "task.json")
     assert read_task(tmp_path / "task.json") == task

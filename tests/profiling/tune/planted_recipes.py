@@ -40,11 +40,10 @@ def space_of(*names, **options):
 
 def searched(folder, space, cells, budget=600.0, others=None, compile_cache="fresh", **options):
     """Search the space with fake cells; return (run, records by variant, seconds that the search took)."""
-    variants, refusable = space.variants()
     component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
     given = {"isolation": "process", "cell_timeout": 1800.0, "resume": None, "source": {}, "seconds": budget} | options
     settings = replace(SETTINGS, compile_cache=compile_cache)
-    config = RunConfig((component,), {"baseline": {}, **variants}, {}, settings, refusable=refusable, **given)
+    config = RunConfig((component,), {"baseline": {}, **space.variants()}, {}, settings, **given)
     folder.mkdir(parents=True, exist_ok=True)
     run = runner.Run("tune", config, folder, Silent(), "", performs=cells)
     began = cells.seconds

@@ -271,12 +271,23 @@ def test_without_a_baseline_nothing_is_searched(tmp_path):
 
 def test_steps_that_cannot_run_here_have_a_row_and_are_in_no_recipe(tmp_path):
     cells = cells_of()
-    cells.not_run = {"half": End("skipped", "it needs a device"), "fifth_off+nothing": End("skipped", "they refuse")}
+    cells.not_run = {"half": End("skipped", "it needs a device")}
     space = space_of("half", "fifth_off", "nothing")
     run, records, _ = searched(tmp_path / "run", space, cells)
     assert [line for line in run.progress.said if "it needs a device" in line] == ["skipped: half (it needs a device)"]
     assert records["half"].status == "skipped"
-    assert sorted(prepared(cells)) == ["baseline", "fifth_off", "nothing"]
+    assert sorted(prepared(cells)) == ["baseline", "fifth_off", "fifth_off+nothing", "nothing"]
+
+
+def test_steps_that_are_refused_together_have_a_row_and_are_in_no_larger_recipe(tmp_path):
+    refused = Plan(happens={"ready": ends("failed", "they refuse each other", bad_input=True)})
+    cells = cells_of(**{"half+fifth_off": refused})
+    run, records, _ = searched(tmp_path / "run", space_of("half", "fifth_off", "nothing"), cells)
+    row = records["half+fifth_off"]
+    assert (row.status, row.reason, row.bad_input) == ("skipped", "they refuse each other", False)
+    assert "skipped: half+fifth_off (they refuse each other)" in run.progress.said
+    assert not [name for name in prepared(cells) if {"half", "fifth_off", "nothing"} == {*name.split("+")}]
+    assert records["half+nothing"].status == "ok", "an error of these two is none of the component"
 
 
 def test_a_step_for_another_device_has_a_row_and_is_in_no_recipe(tmp_path):

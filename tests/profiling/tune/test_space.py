@@ -1,12 +1,9 @@
 """The recipes that steps make together."""
 
-from contextlib import nullcontext, suppress
-
 from planted_recipes import space_of
 from test_conf import composed
 
 from profiling.components.instantiate import instantiate
-from profiling.errors import InputError
 from profiling.run.job import as_recipe
 from profiling.tune.__main__ import checked
 from profiling.tune.space import Space
@@ -31,11 +28,10 @@ def test_a_recipe_merges_its_steps_in_their_order():
 
 
 def test_every_shipped_recipe_that_is_probed_can_be_made():
-    config, _ = shipped()
-    assert len(config.variants) > 30
+    config, space = shipped()
+    assert len(config.variants) == 1 + len(space.steps)
     for name, node in config.variants.items():
-        with suppress(InputError) if name in config.refusable else nullcontext():
-            assert isinstance(instantiate(as_recipe(node), name), Recipe)
+        assert isinstance(instantiate(as_recipe(node), name), Recipe)
 
 
 def test_neighbours_have_one_step_more_or_an_alternative():
@@ -50,13 +46,6 @@ def test_neighbours_have_one_step_more_or_an_alternative():
         "c": "a+d",
         "d": "a+c",
     }
-
-
-def test_pairs_that_refuse_each_other_are_in_no_recipe():
-    space = space_of("a", "b", "c")
-    apart = Space(space.steps, apart=frozenset([frozenset("ab")]))
-    assert sorted(map(apart.name, apart.neighbours(frozenset("a")))) == ["a+c"]
-    assert sorted(map(apart.name, apart.neighbours(frozenset("c")))) == ["a+c", "b+c"]
 
 
 def test_alternatives_are_divided_among_searches_side_by_side():
