@@ -1,13 +1,13 @@
 """Hardware counters."""
 
 import pytest
-from fake_ncu import install, sample
+from fake_ncu import install, printed, sample
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.run import process
 from profiling.run.child import Performed
-from profiling.run.events import End, Sections
+from profiling.run.events import End, Phase, Sections
 from profiling.run.job import FORWARD, Job
 from profiling.run.probe import resolve
 from profiling.run.process import Isolated
@@ -50,9 +50,11 @@ def test_no_gpu(monkeypatch):
         resolve(Settings(trace=True, counters=True))
 
 
+UNKNOWN_UNIT = printed(("k", "(1, 1, 1)", {}), units={"gpu__time_duration.sum": "?"}).replace('"n/a"', '"1"')
 FAILURES = (
     ("the driver allows counters to root only (ERR_NVGPUCTRPERM)", "==ERROR== ERR_NVGPUCTRPERM", "prints", "root"),
-    ("ncu crashes", "", "crashes", "ncu printed no rows"),
+    ("ncu prints a unit that is not known", UNKNOWN_UNIT, "prints", "the unit '?'"),
+    ("ncu crashes", "", "crashes", "ncu printed no rows; see cells/net.baseline.counters.log"),
     ("ncu does not know a metric", "==ERROR== Failed to find metric x", "prints", "Failed to find metric"),
     ("ncu knows none of the metrics and says nothing", sample("unknown_metric"), "prints", "none of the metrics"),
     ("ncu hangs", "", "hangs", "killed after"),
@@ -85,7 +87,8 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
     cells = Isolated(tmp_path, trace=True, timeout=9.0, counters=True)
     performed = process.perform(cells, Cell(job=job), job.name, events.append)
     assert performed.death is None
-    assert End("ok") in events
+    assert [type(each) for each in events] == [Sections, End, Phase]
     (note,) = performed.notes
+    assert note.startswith("no hardware counters: ")
     assert says in note
     assert "\n" not in note

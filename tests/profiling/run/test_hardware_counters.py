@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from fake_ncu import counters, install, printed, sample
+from fake_ncu import counters, install, printed
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.explained import Kernel
@@ -204,33 +204,6 @@ def test_the_section_is_sent_after_the_cell_has_ended(tmp_path, session, monkeyp
     assert [type(each) for each in events] == [Sections, End, Phase, Sections]
     assert events[2] == Phase("counters")
     assert list(events[3].sections) == ["hardware_counters"]
-
-
-@pytest.mark.parametrize(
-    ("text", "mode", "says"),
-    [
-        ("==ERROR== ERR_NVGPUCTRPERM - no permission", "prints", "ncu may not read the GPU's counters"),
-        ("==ERROR== Failed to find metric regex:^x$", "prints", "ncu: Failed to find metric"),
-        (
-            sample("unknown_metric"),
-            "prints",
-            "none of the metrics that it was asked for; see counters/net.",
-        ),
-        ("", "crashes", "see cells/net.baseline.counters.log"),
-        ("", "hangs", "ncu was killed after 1 s"),
-        (printed((GEMM, "(1, 1, 1)", {}), units={"gpu__time_duration.sum": "?"}), "prints", "the unit '?'"),
-    ],
-)
-def test_what_fails_is_a_note_of_the_cell(tmp_path, session, monkeypatch, text, mode, says):
-    monkeypatch.setattr("profiling.run.hardware_counters.COUNTER_SECONDS", 1.0)
-    text = text.replace('"(1, 1, 1)","0","9.0","n/a"', '"(1, 1, 1)","0","9.0","1"')
-    install(tmp_path / "bin", monkeypatch, text, mode)
-    performed, events = session()
-    assert performed.death is None
-    assert [type(each) for each in events] == [Sections, End, Phase]
-    (note,) = performed.notes
-    assert note.startswith("no hardware counters: ")
-    assert says in note
 
 
 def test_the_probe_is_not_measured(session):
