@@ -124,11 +124,9 @@ def _launched(target: str, run: Target) -> int:
         cfg = _composed(target, parsed.overrides, folders)
         HydraConfig.instance().set_config(cfg)  # of which the folder is made
         folder = Path(cfg.hydra.run.dir)
-        with open_dict(cfg):
-            del cfg["hydra"]
         folder.mkdir(parents=True, exist_ok=True)
         with claimed(folder, cfg.get("resume"), lambda line: print(line, file=sys.stderr), started=started):
-            return run(cfg, folder)
+            return run(_without_hydra(cfg), folder)
 
     def validate(overrides: Sequence[str]) -> None:
         read_config(compose_config(target, overrides, _config_folders()))
@@ -215,11 +213,14 @@ def compose_config(target: str, overrides: Sequence[str], folders: Sequence[Path
     """
     try:
         check_arguments(overrides, folders)
-        cfg = _composed(target, overrides, folders)
+        return _without_hydra(_composed(target, overrides, folders))
     except InputError:
         raise
     except _EXPLAINED as error:
         raise InputError(_explained(error, target, folders)) from None
+
+
+def _without_hydra(cfg: DictConfig) -> DictConfig:
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg
@@ -233,9 +234,7 @@ def _composed(target: str, overrides: Sequence[str], folders: Sequence[Path]) ->
     steps = register(target, overrides, folders)
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(folders[0].absolute()), version_base=None):
-        cfg = compose(target, [*overrides, *steps, added], return_hydra_config=True)
-    check_names(cfg, overrides)
-    return cfg
+        return compose(target, [*overrides, *steps, added], return_hydra_config=True)
 
 
 def _check_own_names(added: Path) -> None:
@@ -340,10 +339,12 @@ def _refuse_argument(message: str) -> NoReturn:
 
 
 def check_choices(group: str, value: object, folders: Sequence[Path]) -> None:
-    """Check the value of a config group, and that the YAML files below `folders` that it names can be read.
+    """Check the value of a config group, and the YAML files below `folders` that it names.
+
+    The top key of a component, variant or metric is the file's name: another one could overwrite another file's entry.
 
     Raises:
-        InputError: it is no name and no list of names, or a file is not valid YAML.
+        InputError: it is no name and no list of names, or a file is not valid YAML or has another top key.
 
     """
     names = value if isinstance(value, list) and group in LISTS else [value]
@@ -354,12 +355,14 @@ def check_choices(group: str, value: object, folders: Sequence[Path]) -> None:
             example += f" ({str(wrong).lower()} is read as {'a flag' if isinstance(wrong, bool) else 'a number'})"
         raise InputError(f"{group}={value!r} does not name YAML files. Write {example}; --help lists the names.")
     for path in (folder / group / f"{name}.yaml" for folder in folders for name in names):
-        if path.is_file():
-            check_yaml(path)
+        if path.is_file() and check_yaml(path) - {"defaults"} != {path.stem} and group in LISTS:
+            raise InputError(f"{group}/{path.name} must have one top key, its own name: `{path.stem}:`")
 
 
-def check_yaml(path: Path) -> None:
-    """Check that Hydra can read a YAML file: its aliases are replaced by copies, which can be endless or far too many.
+def check_yaml(path: Path) -> set[str]:
+    """Check that Hydra can read a YAML file, and return its top keys.
+
+    Hydra replaces aliases by copies, which can be endless or far too many.
 
     Raises:
         InputError: it is not valid UTF-8 or YAML, contains itself, or has more than `MOST_NODES` values.
@@ -383,6 +386,7 @@ def check_yaml(path: Path) -> None:
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
         if node is not None and size(node) > MOST_NODES:
             raise ValueError(f"its aliases make it contain itself, or stand for more than {MOST_NODES:,} values")
+        return {key.value for key, _ in node.value} if isinstance(node, yaml.MappingNode) else set()
     except RecursionError:
         raise InputError(f"{path} is not valid: it is nested too deeply.") from None
     except (ValueError, yaml.YAMLError) as error:
@@ -406,30 +410,6 @@ def _check_own_variant(name: str, option: str, folders: Sequence[Path]) -> None:
 
 def _groups() -> set[str]:
     return {"hydra", *LISTS, *(path.name for path in CONF.iterdir() if path.is_dir())}
-
-
-def check_names(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Check that the top key of each chosen YAML is the file's name; another key could overwrite another file's entry.
-
-    Raises:
-        InputError: a file whose top key is not its name.
-
-    """
-    for each in OverridesParser.create().parse_overrides(list(overrides)):
-        group = each.key_or_group
-        if group not in LISTS or each.is_delete():
-            continue
-        value: Any = each.value()
-        names = [value] if isinstance(value, str) else list(value)
-        node = cfg.get(group)
-        keys = set(node) if isinstance(node, DictConfig) else set()
-        if group == "variant":  # expressions have no YAML
-            names = [name for name in names if not is_expression(name, cfg.get("step", {}))]
-            keys = {key for key in keys if not is_expression(key, cfg.get("step", {}))}
-        more = keys - set(names) if "pipeline" not in cfg else set()  # which sets options of components
-        wrong = [name for name in names if name not in keys] or (names if more else [])
-        if wrong:
-            raise InputError(f"{group}/{wrong[0]}.yaml must have one top key, its own name: `{wrong[0]}:`")
 
 
 # Errors: each is one line on stderr that says what was wrong, with what, and what to type next.
@@ -530,10 +510,8 @@ def _near_key(key: str, target: str, folders: Sequence[Path]) -> str:
     Where the mapping above the key exists, these are its other keys, or keys of the same name elsewhere.
     """
     groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric|pipeline|step)=", argument)]
-    searchpath = f"hydra.searchpath=[{','.join(f'file://{folder.absolute()}' for folder in folders[1:])}]"
-    GlobalHydra.instance().clear()
-    with contextlib.suppress(Exception), initialize_config_dir(str(folders[0]), version_base=None):
-        config = OmegaConf.to_container(compose(target, [*groups, searchpath]), resolve=False)
+    with contextlib.suppress(Exception):
+        config = OmegaConf.to_container(_without_hydra(_composed(target, groups, folders)), resolve=False)
         keys, (parent, _, name) = [*_dotted_keys(config), *SWEEP_OPTIONS], key.rpartition(".")
         places = [each.rpartition(".") for each in keys]
         if siblings := [last for above, _, last in places if above == parent]:

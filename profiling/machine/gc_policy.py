@@ -8,20 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Collect once, then disable the collector inside the block."""
-    enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+from contextlib import AbstractContextManager, contextmanager
 
 
 @contextmanager
@@ -44,3 +31,8 @@ def gc_policy(policy: str) -> Iterator[None]:
             gc.enable()
         else:
             gc.disable()
+
+
+def no_garbage_collection() -> AbstractContextManager[None]:
+    """Collect once, then disable the collector inside the block."""
+    return gc_policy("off")

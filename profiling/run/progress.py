@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 import time
-from typing import Protocol
 
 from rich import progress
 from rich.console import Console
@@ -36,27 +35,8 @@ TIMED = ("ceilings", "calibrate", "latency", "turns", "frames", "training", "cal
 COLUMNS = 100
 
 
-class Progress(Protocol):
-    """Shows what the runner is doing."""
-
-    def begin(self, cell: str, number: int, total: int, *, again: bool = False) -> None:
-        """Show that a cell begins; `again`: that what follows is of this cell, which began before."""
-
-    def phase(self, phase: str) -> None:
-        """Show which phase the cell has reached."""
-
-    def end(self, record: Record) -> None:
-        """Show how the cell ended."""
-
-    def say(self, line: str) -> None:
-        """Print a line that concerns the whole run."""
-
-    def close(self) -> None:
-        """Remove the live line, if there is one."""
-
-
-class PlainProgress:
-    """Progress in plain lines, for logs: one at each long phase of a cell, and one when the cell ends."""
+class Progress:
+    """Shows what the runner is doing in plain lines, for logs: one at each long phase of a cell, and one at its end."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -65,7 +45,10 @@ class PlainProgress:
         self._begun: dict[str, tuple[float, set[str]]] = {}  # when each cell began, and its phases that have a line
 
     def begin(self, cell: str, number: int, total: int, *, again: bool = False) -> None:
-        """Start the cell's clock, unless it began before; `number` counts cells from 1 and is 0 for the probe."""
+        """Start the cell's clock; `number` counts cells from 1 and is 0 for the probe.
+
+        `again`: what follows is of this cell, which began before, and so did others since.
+        """
         counted = f"[{number}/{total}] " if number else ""
         self._cell = f"{counted}{cell}"
         if not again or cell not in self._begun:
@@ -97,7 +80,7 @@ class PlainProgress:
         return f"{time.monotonic() - self._started:.1f} s"
 
 
-class LiveProgress(PlainProgress):
+class LiveProgress(Progress):
     """A live line with the running time of a cell, replaced by a plain line while it is timed and when it ends."""
 
     def __init__(self, console: Console) -> None:
@@ -144,7 +127,7 @@ class LiveProgress(PlainProgress):
 def make_progress() -> Progress:
     """Return the progress display that suits standard error: live on a terminal, plain elsewhere."""
     console = Console(stderr=True)
-    return LiveProgress(console) if console.is_terminal else PlainProgress(console)
+    return LiveProgress(console) if console.is_terminal else Progress(console)
 
 
 def ending(record: Record) -> str:

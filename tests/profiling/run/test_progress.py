@@ -6,7 +6,7 @@ import threading
 from make_record import record
 from rich.console import Console
 
-from profiling.run.progress import LiveProgress, PlainProgress
+from profiling.run.progress import LiveProgress, Progress
 
 OK = record(p50=1.25)
 
@@ -27,7 +27,7 @@ def printed(kind, *, terminal):
 
 
 def test_plain_lines_elsewhere():
-    lines = printed(PlainProgress, terminal=False).splitlines()
+    lines = printed(Progress, terminal=False).splitlines()
     assert lines[0].startswith("run: probing the device")
     assert any("[1/2] c · v: timing" in line for line in lines)
     assert any("[1/2] c · v: ok, wall p50 1.25 ms" in line for line in lines)
@@ -37,7 +37,7 @@ def test_plain_lines_elsewhere():
 
 def test_what_is_done_twice_has_one_line():
     text = io.StringIO()
-    progress = PlainProgress(Console(file=text, width=200))
+    progress = Progress(Console(file=text, width=200))
     for cell in ("c · v", "c · w"):
         progress.begin(cell, 1, 2)
         for phase in ("load", "reference", "load", "prepare", "latency", "memory", "latency"):
