@@ -262,8 +262,8 @@ class CallMonitor:
     last reading belongs to the long call, but for what the usual calls before it took, and for the time by which those
     were longer than usual.
 
-    Reading the counters after every call, so that nothing need be apportioned, would take 4.6 to 5.2 µs where this takes
-    1.05 µs (`benchmarks/harness_cost.py`, two shared CPU cores, 27 November 2026).
+    Reading the counters after every call, so that nothing need be apportioned, would take 4.6 to 5.2 µs where this
+    takes 1.05 µs (`benchmarks/harness_cost.py`, two shared CPU cores, 27 November 2026).
     """
 
     def __init__(self, device: torch.device) -> None:
