@@ -1,20 +1,25 @@
 """What the process of a cell tells of itself, and what it leaves as it was."""
 
+import dataclasses
 import gc
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from profiling.components.spec import ComponentSpec, Settings
 from profiling.machine.memory import held_before
 from profiling.metrics.latency import TimedWindowMonitor
 from profiling.metrics.monitor import CallMonitor
-from profiling.metrics.sampling import Ready
-from profiling.run import in_turns
+from profiling.metrics.sampling import Ready, Turn, WindowSamples
+from profiling.run import worker
+from profiling.run.job import FORWARD, Job
+from profiling.run.process import InProcess
+from profiling.run.task import Cell
 from profiling.run.worker import _with_own_memory
 
 CPU = torch.device("cpu")
+JOB = Job("t", ComponentSpec("net", {"_target_": "n"}, {"x": {"shape": [1]}}), "v", {}, {}, Settings(), "run", FORWARD)
 LIMITS = {"call_s": 0.1, "min_iterations": 1, "max_iterations": 2, "max_seconds": 1.0, "free": {}}
 
 
@@ -41,19 +46,45 @@ def test_windows_of_few_threads_run_on_as_many_cores_and_nothing_else_does():
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("collecting", [True, False])
-def test_a_cell_within_the_timing_of_the_baseline_collects_garbage(collecting):
-    """The baseline's timing has disabled it: a module with cycles would run out of memory."""
+def test_cells_that_wait_in_this_process_leave_it_as_they_found_it_and_end_in_any_order(monkeypatch, tmp_path):
+    """A cell times without garbage collection and under inference mode; what runs while it waits must not."""
     seen = []
-    records = SimpleNamespace(begin=lambda cell: True, end=lambda cell: None)
-    cell = SimpleNamespace(records=records, ran_out_of_memory=False)
-    was = gc.isenabled()
-    (gc.enable if collecting else gc.disable)()
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(in_turns, "_perform", lambda *_: seen.append(gc.isenabled()))
-            in_turns._run_beside(cell, cell, [], None)
-        assert seen == [True]
-        assert gc.isenabled() is collecting
-    finally:
-        (gc.enable if was else gc.disable)()
+
+    def perform(task, emit, take_turns):
+        gc.disable()
+        os.environ["PLANTED"] = task.job.variant
+        with torch.inference_mode():
+            take_turns(Ready(used={}, free={}), lambda turn: WindowSamples(start_s=0.0, wall_ms=(1.0,)))
+            seen.append((os.environ["PLANTED"], gc.isenabled(), torch.is_inference_mode_enabled()))
+        gc.enable()
+
+    monkeypatch.setattr(worker, "perform", perform)
+    executor, window = InProcess(tmp_path, trace=False), Turn(seconds=1.0, calls=1)
+    jobs = [dataclasses.replace(JOB, variant=name) for name in ("one", "two")]
+    one, two = (executor.session(Cell(job=job), job.name, lambda event: None) for job in jobs)
+    for session in (one, two):
+        assert next(session).ready is not None
+    for session in (one, two, one):
+        assert session.send(window).window.wall_ms == (1.0,)
+        assert (gc.isenabled(), torch.is_inference_mode_enabled(), "PLANTED" in os.environ) == (True, False, False)
+    for session in (one, two):
+        with pytest.raises(StopIteration):
+            session.send(Turn())
+        assert (gc.isenabled(), torch.is_inference_mode_enabled(), "PLANTED" in os.environ) == (True, False, False)
+    assert seen == [("one", False, True), ("two", False, True)]
+
+
+def test_the_process_of_a_waiting_cell_can_be_given_up(monkeypatch, tmp_path):
+    ended = []
+
+    def perform(task, emit, take_turns):
+        try:
+            take_turns(Ready(used={}, free={}), lambda turn: None)
+        finally:
+            ended.append(task.job.variant)
+
+    monkeypatch.setattr(worker, "perform", perform)
+    session = InProcess(tmp_path, trace=False).session(Cell(job=JOB), JOB.name, lambda event: None)
+    next(session)
+    session.close()
+    assert ended == [JOB.variant]
