@@ -20,6 +20,7 @@ from profiling.components.build import Blueprint
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.outputs import Difference, OutputLog, difference, to_host
+from profiling.components.sides import Sides
 from profiling.components.trees import tensors_in
 from profiling.errors import InputError, SkippedError
 from profiling.machine.energy import EnergyCounter, NoEnergy, idle_power
@@ -36,7 +37,6 @@ from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
     Mixed,
-    Prepared,
     build_stages,
     check_variant,
     for_stages,
@@ -44,7 +44,7 @@ from profiling.realtime.prepare import (
     stage_components,
     stage_variant,
 )
-from profiling.realtime.sides import EAGER, begin_session, play_session, play_sessions
+from profiling.realtime.sessions import EAGER, begin_session, play_session, play_sessions
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
 from profiling.results.explained import TraceAnalysis
@@ -148,7 +148,7 @@ class RealtimeCell(Cell):
         plan, seed, narrow = self._plan, self.job.settings.seed, getattr(torch, self.job.settings.dtype)
         return assemble(plan.graph, components, calls, options, ticks=plan.ticks, seed=seed, narrow=narrow)
 
-    def _load(self) -> Prepared:
+    def _load(self) -> Sides:
         plan, settings = self._plan, self.job.settings
         checksums: dict[str, list[float]] = {}
 
@@ -184,7 +184,7 @@ class RealtimeCell(Cell):
             for note in blueprint.notes:
                 self.note(f"{name}: {note}")
 
-    def _prepare(self, variant: Variant, prepared: Prepared, stack: ExitStack) -> dict[str, Step]:
+    def _prepare(self, variant: Variant, prepared: Sides, stack: ExitStack) -> dict[str, Step]:
         """Prepare every stage; return the steps, which are closed with `stack`."""
         folder = Path(self.job.run) / "kernels" / self.job.name
         steps, seconds = {}, {}
@@ -222,7 +222,7 @@ class RealtimeCell(Cell):
     def _check(
         self,
         variant: Variant,
-        prepared: Prepared,
+        prepared: Sides,
         steps: Mapping[str, Step],
         pipeline: StagedPipeline,
         before: str = "",
@@ -242,10 +242,10 @@ class RealtimeCell(Cell):
                     reference = prepared.references[name]
                     subject = Subject(component, steps[name], reference, tolerances[name], settings.seed)
                     found[name] = measured_by(metric, subject)
-                if isinstance(metric, ParityMetric):
+                if isinstance(metric, ParityMetric) and prepared.whole is not None:
                     log = play_sessions(self._plan.graph, components, pipeline)
                     dtype, most = getattr(torch, settings.dtype), max(known, default=None)
-                    found[PIPELINE] = metric.of_pipeline(log, prepared.references[PIPELINE], dtype, most)
+                    found[PIPELINE] = metric.of_pipeline(log, prepared.whole, dtype, most)
                 for name, measured in found.items():
                     checks[name] = measured.sections["parity"]
                     if measured.problem is not None:
@@ -255,7 +255,7 @@ class RealtimeCell(Cell):
             worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
             self.add(parity=msgspec.structs.replace(worst, stages=checks))
 
-    def _note_state(self, prepared: Prepared) -> None:
+    def _note_state(self, prepared: Sides) -> None:
         """Note what state is not put back, and which stages differ from themselves."""
         for name, component in prepared.components.items():
             for path, why in component.kept.not_restored.items():
@@ -268,7 +268,7 @@ class RealtimeCell(Cell):
     def _drift(self) -> Drift | None:
         return next((metric for metric in metrics_of(self.job).values() if isinstance(metric, Drift)), None)
 
-    def _eager_frames(self, prepared: Prepared) -> OutputLog:
+    def _eager_frames(self, prepared: Sides) -> OutputLog:
         """Return what each tick of an eager session in the run's dtype delivers; empty without the metric drift."""
         frames = OutputLog()
         if self._drift is None:
@@ -282,7 +282,7 @@ class RealtimeCell(Cell):
             )
         return frames
 
-    def _check_drift(self, prepared: Prepared, pipeline: StagedPipeline, eager: OutputLog) -> None:
+    def _check_drift(self, prepared: Sides, pipeline: StagedPipeline, eager: OutputLog) -> None:
         """Compare a session with the same one played eagerly, in which errors pass from stage to stage."""
         if self._drift is None:
             return
@@ -299,7 +299,7 @@ class RealtimeCell(Cell):
         self.metrics, _ = merge_metric(self.metrics, measured.sections)
         self.add(metrics=self.metrics)
 
-    def _short_warmups(self, prepared: Prepared) -> list[str]:
+    def _short_warmups(self, prepared: Sides) -> list[str]:
         """Return the stages that do not reach their steady state in the warm-up, so that timed frames do other work.
 
         A module says by its attribute `calls_until_steady` after how many calls from its reset a call does the same
@@ -322,7 +322,7 @@ class RealtimeCell(Cell):
                 )
         return signs
 
-    def _first_frame_ms(self, prepared: Prepared, pipeline: StagedPipeline) -> float:
+    def _first_frame_ms(self, prepared: Sides, pipeline: StagedPipeline) -> float:
         """Return the latency of the first tick of a session, with everything prepared: the median of a few sessions."""
         rows: list[dict[str, float]] = []
         for _ in range(FIRST_FRAMES):
@@ -342,7 +342,7 @@ class RealtimeCell(Cell):
             except NoEnergy as reason:
                 self.energy = Energy(reason=str(reason))
 
-    def _play(self, prepared: Prepared, pipeline: StagedPipeline, first_ms: float) -> Series:
+    def _play(self, prepared: Sides, pipeline: StagedPipeline, first_ms: float) -> Series:
         """Play all frames and return their series; a loop that fails leaves the frames before the failure on disk."""
         plan, run, device = self._plan, Path(self.job.run), torch.device(self.job.settings.device)
         paced = plan.options.pace == "realtime"
@@ -391,7 +391,7 @@ class RealtimeCell(Cell):
         if changed is not None:
             self.problems.append(("invalid", f"after the warm-up: {changed}"))
 
-    def _trace(self, prepared: Prepared, pipeline: StagedPipeline, device: torch.device) -> None:
+    def _trace(self, prepared: Sides, pipeline: StagedPipeline, device: torch.device) -> None:
         """Profile frames after the warm-up of a new session as one call, so that overlapping stages are seen so."""
         self.emit(Phase("trace"))
         frames = self._plan.options.profile_frames
@@ -422,7 +422,7 @@ class RealtimeCell(Cell):
                 if analysis is not None:
                     self.add(trace_analysis=analysis)
 
-    def _explain_roofline(self, prepared: Prepared, steps: Mapping[str, Step], series: Series) -> None:
+    def _explain_roofline(self, prepared: Sides, steps: Mapping[str, Step], series: Series) -> None:
         """Compare the frames with their roofline. Comes last, since it resets the networks to their first frame."""
         calls = {name: (stage.repeat, 1 / stage.every) for name, stage in self._plan.graph.stages.items()}
         medians = {name: median(stage_ms(series, name)) for name in stage_names(series)}
@@ -458,7 +458,7 @@ def state_bytes(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def _grown(before: Mapping[str, int], prepared: Prepared) -> list[str]:
+def _grown(before: Mapping[str, int], prepared: Sides) -> list[str]:
     """Return in words which stages keep more than before: a cache that is not full, or that nothing empties."""
     after = {name: state_bytes(prepared.components[name].module) for name in before}
     return [

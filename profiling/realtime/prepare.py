@@ -9,25 +9,17 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import nn
 
 from profiling.components.build import Blueprint, build
 from profiling.components.component import Component
-from profiling.components.reference import (
-    Reference,
-    compute_reference,
-    free_memory,
-    has_room_beside,
-    reference_name,
-)
+from profiling.components.outputs import OutputLog
+from profiling.components.sides import Sides, Start, play_sides
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.components.trajectory import Played
 from profiling.errors import InputError
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import Graph
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.pipeline import StagedPipeline
-from profiling.realtime.sides import EAGER, Start, learn_stages, play_reference, references
+from profiling.realtime.sessions import EAGER, play_sessions
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Step, Variant
@@ -112,18 +104,6 @@ def stage_components(
     }
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What a loop is played and checked with, by stage.
-
-    `references` are the expected outputs; that of the whole pipeline is under `pipeline`.
-    """
-
-    components: Mapping[str, Component]
-    references: Mapping[str, Reference]
-    notes: tuple[str, ...]
-
-
 def load_stages(
     graph: Graph,
     load: Callable[[], Mapping[str, Blueprint]],
@@ -132,47 +112,25 @@ def load_stages(
     *,
     ticks: int,
     phase: Callable[[str], AbstractContextManager[object]] = nullcontext,
-) -> Prepared:
-    """Build the stages by `load`, and play the trajectories that they are compared with.
+) -> Sides:
+    """Build the stages by `load`, and play what they are compared with: each by itself, and sessions of the whole.
 
-    They are built twice, since a module may keep tensors of its first call, and a third time where the float32
-    reference has no room beside them. `ticks` is the length of the sources that are made.
+    `ticks` is the length of the sources that are made.
 
     Raises:
         InputError: a module cannot be built or fails on its inputs, or an edge does not fit.
 
     """
 
-    def eager_pipeline(components: Mapping[str, Component]) -> StagedPipeline:
+    def made(blueprints: Mapping[str, Blueprint]) -> dict[str, Component]:
+        return stage_components(graph, blueprints, settings.seed, options)
+
+    def together(
+        components: Mapping[str, Component], starts: Mapping[str, Start] | None = None, seed: int = 0
+    ) -> OutputLog:
         calls = {name: component.call for name, component in components.items()}
         narrow = getattr(torch, settings.dtype)
-        return assemble(graph, components, calls, EAGER, ticks=ticks, seed=settings.seed, narrow=narrow)
+        pipeline = assemble(graph, components, calls, EAGER, ticks=ticks, seed=settings.seed, narrow=narrow)
+        return play_sessions(graph, components, pipeline, seed=seed, starts=starts)
 
-    def learned() -> tuple[dict[str, Component], dict[str, Played], dict[str, Start]]:
-        blueprints = {name: blueprint.cast("run") for name, blueprint in load().items()}
-        components = stage_components(graph, blueprints, settings.seed, options)
-        with phase("eager"), torch.inference_mode():
-            return components, *learn_stages(components)
-
-    def expected_of(blueprints: Mapping[str, Blueprint]) -> tuple[dict[str, Played], list[str]]:
-        with phase("reference"):
-            return play_reference(
-                graph, stage_components(graph, blueprints, settings.seed, EAGER), starts, eager_pipeline
-            )
-
-    components, eager, starts = learned()
-    if not has_room_beside(nn.ModuleList(each.module for each in components.values()), torch.device(settings.device)):
-        components = {}
-        free_memory()
-    computed = compute_reference(load, expected_of)
-    if not components:
-        components, eager, _ = learned()
-    expected, missing = computed.value
-    with phase("eager"), torch.inference_mode():
-        found = references(graph, components, eager, expected, eager_pipeline)
-    notes = []
-    if computed.reason is not None:
-        notes.append(f"parity against {reference_name(computed.form, settings.dtype)}: {computed.reason}")
-    if missing:
-        notes.append(f"the reference has no state {', '.join(missing[:3])}, and began with its own")
-    return Prepared(components, {name: replace(each, form=computed.form) for name, each in found.items()}, tuple(notes))
+    return play_sides(load, made, torch.device(settings.device), phase=phase, together=together)

@@ -9,14 +9,14 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from profiling.components.build import Blueprint, build
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.outputs import Outputs, difference, to_host
-from profiling.components.reference import Reference, compute_reference, free_memory, has_room_beside
-from profiling.components.trajectory import SECONDS, Played, learn, played
+from profiling.components.reference import Reference
+from profiling.components.sides import Sides, play_sides
+from profiling.components.trajectory import learn
 from profiling.metrics.metric import Metric, Subject
 from profiling.results.measured import Load, OtherShapes, State
 from profiling.results.record import merge_metric
@@ -27,6 +27,8 @@ from profiling.variants.variant import Step
 
 #: Limit of the relative L2 to eager at other shapes: the factor times that at the timed shape, at least the floor.
 OTHER_SHAPES_FACTOR, OTHER_SHAPES_FLOOR = 3.0, 1e-3
+#: Name of the only module among the sides of a forward pass.
+MODULE = "module"
 
 
 @dataclass
@@ -41,7 +43,6 @@ class ForwardCell(Cell):
         variant = self.variant()
         metrics = metrics_of(job)
         device = torch.device(settings.device)
-        with_reference = any(metric.needs_reference for metric in metrics.values())
 
         def reached(phase: str) -> None:
             for metric in metrics.values():
@@ -49,13 +50,12 @@ class ForwardCell(Cell):
 
         reached("start")
 
-        def built() -> Component:
-            component = self._load()["module"].cast("run").component(settings.seed)
-            reached("loaded")
-            return component
-
         with torch.inference_mode():
-            component, reference = self._sides(built, with_reference)
+            sides = self._sides(partial(reached, "loaded"))
+            component, reference = sides.components[MODULE], sides.references.get(MODULE)
+            for note in sides.notes:
+                self.note(note)
+            del sides
             self.add(
                 parameters=component.parameters,
                 parameter_dtypes=parameter_dtypes(component.module),
@@ -67,7 +67,9 @@ class ForwardCell(Cell):
             self._describe_state(component, reference)
             # Before a variant can change the module in place.
             expected_by = {name: metric.expected(component, settings.seed) for name, metric in metrics.items()}
-            every = (component.inputs, *component.extra_inputs) if with_reference and component.extra_inputs else ()
+            every = (
+                (component.inputs, *component.extra_inputs) if reference is not None and component.extra_inputs else ()
+            )
             eager = _outputs(component, [partial(component.module, **inputs) for inputs in every])
             component.reset()
             reached("inputs")
@@ -81,7 +83,7 @@ class ForwardCell(Cell):
                     if (reason := recompiled.reason) is not None and ("invalid", reason) not in self.problems:
                         self.problems.append(("invalid", reason))
                 self._check_after_timing(metrics, subject)
-                if with_reference:
+                if reference is not None:
                     self._check_other_shapes(component, step, eager)
                 self.explain(step)
                 self.explain_roofline(component, step)
@@ -100,53 +102,23 @@ class ForwardCell(Cell):
             component = blueprint.component(settings.seed)
         return {component.name: component}
 
-    def _sides(self, build: Callable[[], Component], with_reference: bool) -> tuple[Component, Reference | None]:
-        """Play the trajectory eagerly, which shows what calls change, and as the fp32 reference from the same S0.
+    def _sides(self, on_built: Callable[[], None]) -> Sides:
+        """Play the component eagerly, which shows what calls change, and as the fp32 reference from the same S0."""
+        settings = self.job.settings
 
-        Return the component, which is built again where the reference had no room beside it: nothing else may hold it.
-        """
+        def made(blueprints: Mapping[str, Blueprint]) -> dict[str, Component]:
+            return {name: blueprint.component(settings.seed) for name, blueprint in blueprints.items()}
+
+        if any(metric.needs_reference for metric in metrics_of(self.job).values()):
+            device = torch.device(settings.device)
+            return play_sides(self._load, made, device, phase=self.phase, on_built=on_built)
         with torch.inference_mode(False):
-            component = build()
+            components = made({name: blueprint.cast("run") for name, blueprint in self._load().items()})
+        on_built()
         with self.phase("eager"):
-            eager = learn(component)
-            component.reset()
-            if not with_reference:
-                return component, None
-            start = {path: _copied(value) for path, value in component.kept.values().items()}
-        settings, calls, warm_calls = self.job.settings, eager.calls, component.kept.warm_calls
-        effects, missing = component.kept.effects, list[str]()
-
-        def expected(blueprints: Mapping[str, Blueprint]) -> Played:
-            """Return the outputs of the eager module in the form of the reference, that of every variant."""
-            with self.phase("reference"):
-                other = replace(blueprints["module"].component(settings.seed), warm_calls=warm_calls)
-                other.start()
-                other.kept.effects = effects
-                missing.extend(other.kept.load(start) if policy != "none" else ())
-                try:
-                    return played(other, other.call, calls, reset=False, most_s=3 * SECONDS)
-                except Exception as error:
-                    other.raise_explained(error)
-
-        policy = component.policy
-        if has_room_beside(component.module, component.device):
-            computed = compute_reference(self._load, expected)
-        else:
-            del component
-            free_memory()
-            computed = compute_reference(self._load, expected)
-            with torch.inference_mode(False):
-                component = build()
-            eager = learn(component)
-            component.reset()
-        component.place.calls = min(eager.calls, computed.value.calls)
-        repeat = played(component, component.call, component.place.calls, seed=1)
-        reference = Reference(computed.value, eager, computed.form, repeat, effects)
-        if computed.reason is not None:
-            self.note(f"parity against {reference.name(component.dtype)}: {computed.reason}")
-        if missing:
-            self.note(f"the reference has no state {', '.join(missing[:3])}, and began with its own")
-        return component, reference
+            for component in components.values():
+                learn(component)
+        return Sides(components)
 
     def _describe_state(self, component: Component, reference: Reference | None) -> None:
         """Record what calls change, and note what disturbs a measurement."""
@@ -187,7 +159,7 @@ class ForwardCell(Cell):
                 for note in blueprint.notes:
                     self.note(note)
             blueprint.check_same(self._checksums)
-            return {"module": blueprint}
+            return {MODULE: blueprint}
 
     def _check_after_timing(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
         """Check parity again after the timing, to detect a stale buffer or an overwritten graph pool."""
@@ -219,10 +191,6 @@ class ForwardCell(Cell):
         if worst > limit:
             reason = f"relative L2 to eager of another prepared shape is {worst:.2g}, limit {limit:.2g}"
             self.problems.append(("failed", reason))
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
 def _outputs(component: Component, calls: Iterable[Callable[[], Any]]) -> list[Outputs]:

@@ -13,7 +13,7 @@ from profiling.realtime.prepare import build_stages, load_stages
 @pytest.mark.parametrize("policy", ["snapshot", "reset"])
 def test_the_reference_begins_with_the_state_of_the_run(monkeypatch, policy, has_room):
     """S0 is a third in bfloat16, which float32 would not reach by itself; then each side goes on in its own dtype."""
-    monkeypatch.setattr("profiling.realtime.prepare.has_room_beside", lambda *_: has_room)
+    monkeypatch.setattr("profiling.components.sides.has_room_beside", lambda *_: has_room)
     target = "planted_stages.Accumulates" if policy == "snapshot" else "planted_stages.AccumulatesAnew"
     inputs = {"x": {"shape": [1, 1]}}
     spec = ComponentSpec("net", {"_target_": target}, inputs, state=policy)
@@ -21,8 +21,8 @@ def test_the_reference_begins_with_the_state_of_the_run(monkeypatch, policy, has
     settings = Settings(device="cpu", dtype="bfloat16", checkpoint="random")
     prepared = load_stages(graph, lambda: build_stages({"a": spec}, settings), settings, LoopOptions(), ticks=9)
     third = float(torch.tensor(1 / 3).bfloat16())
-    for name in ("a", "pipeline"):
-        reference = prepared.references[name]
+    assert prepared.whole is not None
+    for name, reference in (("a", prepared.references["a"]), ("pipeline", prepared.whole)):
         for sides, kind in ((reference.outputs, torch.float32), (reference.eager, torch.bfloat16)):
             first = [
                 float(leaf.numbers)
@@ -30,4 +30,4 @@ def test_the_reference_begins_with_the_state_of_the_run(monkeypatch, policy, has
                 if leaf.numbers is not None and path[0] == "output"
             ]
             assert first == [float(torch.tensor(third, dtype=kind) + torch.tensor(1 / 3, dtype=kind))], (name, kind)
-    assert prepared.references["pipeline"].calls == 8, "two sessions of four ticks"
+    assert prepared.whole.calls == 8, "two sessions of four ticks"
