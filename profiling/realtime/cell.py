@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from profiling.components.component import Component
 from profiling.components.outputs import Difference, OutputLog, difference, to_host
 from profiling.components.sides import Sides
 from profiling.components.trees import tensors_in
-from profiling.errors import InputError, SkippedError
+from profiling.errors import InputError
 from profiling.machine.energy import EnergyCounter, NoEnergy, idle_power
 from profiling.machine.gc_policy import gc_policy
 from profiling.metrics.drift import Drift
@@ -36,10 +35,8 @@ from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
-    Mixed,
     build_stages,
     check_variant,
-    for_stages,
     load_stages,
     stage_components,
     stage_variant,
@@ -49,18 +46,17 @@ from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_
 from profiling.results.energy import Energy
 from profiling.results.explained import TraceAnalysis
 from profiling.results.frames import Journal, Series, recover_series, stage_names
-from profiling.results.measured import Parity, Prepare
+from profiling.results.measured import Parity
 from profiling.results.record import merge_metric
 from profiling.roofline.section import frame_roofline
-from profiling.run.cell import Cell, measured_by, metrics_of, prepare_phases, warm_up, with_packages
+from profiling.run.cell import Cell, measured_by, metrics_of
 from profiling.run.environment import ceilings_in
 from profiling.run.events import Phase
 from profiling.run.trace_passes import TracePasses
 from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
-from profiling.trace.counters import compile_seconds, snapshot
 from profiling.trace.events import read_events, timeline
 from profiling.trace.profiler import synchronize, trace_step
-from profiling.variants.recipe import check_changes
+from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Step, Variant
 
 #: Sessions whose first frame is timed.
@@ -77,17 +73,17 @@ class RealtimeCell(Cell):
     options: Mapping[str, Any] = field(default_factory=dict)  # these three are those of `Plan.of`
     pipeline: Mapping[str, Any] = field(default_factory=dict)
     stages: Mapping[str, Any] = field(default_factory=dict)
-    fused_stages: set[str] = field(default_factory=set)  # stages whose operators a compiler fused
     energy: Energy | None = None  # before the loop: the idle power, or why there is no energy
 
     def variant(self) -> Variant:
-        """Return the variant as it prepares all stages.
+        """Return the variant; a transform of it may change some of the stages only.
 
         Raises:
             InputError: it refuses its options.
 
         """
-        return for_stages(super().variant())
+        variant = super().variant()
+        return replace(variant, needs_changes=False) if isinstance(variant, Recipe) else variant
 
     def measure(self) -> None:
         """Load, compute references, prepare, check, play, trace, and compare the frames with their roofline."""
@@ -103,7 +99,7 @@ class RealtimeCell(Cell):
         prepared = self._load()
         with torch.inference_mode(), ExitStack() as stack:
             eager = self._eager_frames(prepared)  # before a variant can change the networks in place
-            steps = self._prepare(variant, prepared, stack)
+            steps = self.prepare(variant, prepared.components, stack, stages=True)
             calls = {name: step.run for name, step in steps.items()}
             pipeline = self._assembled(prepared.components, calls, plan.options)
             if plan.options.schedule == "overlap" and pipeline.depth == 1:
@@ -183,41 +179,6 @@ class RealtimeCell(Cell):
         for name, blueprint in blueprints.items():
             for note in blueprint.notes:
                 self.note(f"{name}: {note}")
-
-    def _prepare(self, variant: Variant, prepared: Sides, stack: ExitStack) -> dict[str, Step]:
-        """Prepare every stage; return the steps, which are closed with `stack`."""
-        folder = Path(self.job.run) / "kernels" / self.job.name
-        steps, seconds = {}, {}
-        with self.phase("prepare"):
-            before, compiling, started = snapshot(), compile_seconds(), time.perf_counter()
-            for name, component in prepared.components.items():
-                stage_before, stage_started = snapshot(), time.perf_counter()
-                try:
-                    steps[name] = variant.prepare(component, folder)
-                except SkippedError as error:
-                    raise type(error)(f"the stage {name}: {error}") from error
-                stack.callback(self.close, steps[name])
-                synchronize(component.device)
-                seconds[name] = time.perf_counter() - stage_started
-                if snapshot().since(stage_before).graphs > 0:
-                    self.fused_stages.add(name)
-            recipe = [msgspec.structs.replace(each, stage=name) for name, step in steps.items() for each in step.recipe]
-            if recipe:
-                self.add(recipe=recipe)
-            if not isinstance(variant, Mixed):
-                check_changes(step.recipe for step in steps.values())
-            total = time.perf_counter() - started
-            recipe = [each for step in steps.values() for each in step.recipe]
-            phases = prepare_phases(compiling, recipe)
-            for name, component in prepared.components.items():
-                steps[name].call()
-                synchronize(component.device)
-            first = time.perf_counter() - started
-            warmed_up = warm_up(prepared.components, steps)
-            counters = asdict(with_packages(snapshot().since(before), recipe))
-        times = {"seconds": total, "first_call_s": first, "stages": seconds, "phases": phases}
-        self.add(prepare=Prepare(**times, **warmed_up, **counters))
-        return steps
 
     def _check(
         self,
@@ -442,7 +403,7 @@ class RealtimeCell(Cell):
                     ceilings,
                     median(series["frame_ms"]),
                     {name: time_ms for name, time_ms in medians.items() if time_ms is not None},
-                    fused=self.fused_stages,
+                    fused=self.compiled,
                     overlapping=self._plan.options.schedule == "overlap",
                     calls=calls,
                     analyse=analyse,

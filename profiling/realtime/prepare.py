@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
@@ -39,18 +38,6 @@ class Mixed(Variant):
     def __call__(self, component: Component, folder: Path) -> Step:
         """Prepare `component`, which is named like its stage, by the variant of that stage."""
         return self.stages[component.name](component, folder)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageRecipe(Recipe):
-    """A recipe that prepares all stages of a loop; a transform may change some of them only."""
-
-    needs_changes: ClassVar[bool] = False
-
-
-def for_stages(variant: Variant) -> Variant:
-    """Return the variant as it prepares all stages of a loop."""
-    return StageRecipe(**vars(variant)) if type(variant) is Recipe else variant
 
 
 def stage_variant(variant: Variant, stage: str) -> Variant:

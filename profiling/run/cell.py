@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import eager_reference
-from profiling.errors import InputError, print_traceback, reason_of
+from profiling.errors import InputError, SkippedError, print_traceback, reason_of
 from profiling.machine.memory import used_and_free
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import Ready, TakeTurns, Turn, WindowSamples
@@ -44,6 +44,7 @@ from profiling.trace.counters import CompileCounters, compile_seconds, seconds_s
 from profiling.trace.memory_history import memory_history
 from profiling.trace.profiler import synchronize, trace_step
 from profiling.trace.spans import span
+from profiling.variants.recipe import Recipe, check_changes
 from profiling.variants.variant import Step, Variant
 
 #: Calls in a memory snapshot, and before hardware counters are read.
@@ -61,7 +62,7 @@ class Cell(ABC):
     notes: list[str] = field(default_factory=list)
     take_turns: TakeTurns | None = None  # waits for windows in which no other cell runs; None: the cell is alone
     in_inference_mode: ClassVar[bool] = True  # whether calls run under torch.inference_mode
-    compiled: bool = False  # whether a compiler replaced operators of the module
+    compiled: set[str] = field(default_factory=set)  # components of which a compiler replaced operators
     _folder: str = field(default_factory=os.getcwd, init=False)  # in which each phase begins
 
     @classmethod
@@ -180,29 +181,63 @@ class Cell(ABC):
             print_traceback(error)
             self.note(f"{action} failed: {reason_of(error)}")
 
-    def prepare(self, variant: Variant, component: Component) -> Step:
-        """Prepare the step (compile, capture, …) and record the duration, between two moments of an idle device."""
+    def prepare(
+        self, variant: Variant, components: Mapping[str, Component], stack: ExitStack, *, stages: bool = False
+    ) -> dict[str, Step]:
+        """Prepare the step of each component (compile, capture, …), which is closed with `stack`.
+
+        Durations are recorded from one moment of an idle device to another; where the components are the `stages` of a
+        loop, also those of each.
+
+        Raises:
+            SkippedError: the variant does not apply to a component; of a stage, the reason names it.
+
+        """
+        folder = Path(self.job.run) / "kernels" / self.job.name
+        steps, seconds = dict[str, Step](), dict[str, float]()
         with self.phase("prepare"):
             before, compiling, started = snapshot(), compile_seconds(), perf_counter()
-            step = variant.prepare(component, Path(self.job.run) / "kernels" / self.job.name)
-            synchronize(component.device)
-            seconds = perf_counter() - started
-            phases = prepare_phases(compiling, step.recipe)
-            try:
-                step.call()
+            for name, component in components.items():
+                began = perf_counter()
+                try:
+                    with self._noting_compiles(name):
+                        steps[name] = step = variant.prepare(component, folder)
+                except SkippedError as error:
+                    if not stages:
+                        raise
+                    raise type(error)(f"the stage {name}: {error}") from error
+                stack.callback(self.close, step)
                 synchronize(component.device)
-                first_call_s = perf_counter() - started
-                warmed_up = warm_up({component.name: component}, {component.name: step})
-            except BaseException:
-                self.close(step)
-                raise
-            counters = with_packages(snapshot().since(before), step.recipe)
-            times = {"seconds": seconds, "first_call_s": first_call_s, "phases": phases}
-            self.add(prepare=Prepare(**times, **warmed_up, **asdict(counters)))
-            self.compiled = counters.graphs > 0 or any(each.kind == "compiler" for each in step.recipe)
-            if step.recipe:
-                self.add(recipe=step.recipe)
-            return step
+                seconds[name] = perf_counter() - began
+                if any(each.kind == "compiler" or each.packages for each in step.recipe):
+                    self.compiled.add(name)
+            total = perf_counter() - started
+            if isinstance(variant, Recipe):
+                check_changes(step.recipe for step in steps.values())
+            recipe = [each for step in steps.values() for each in step.recipe]
+            phases = prepare_phases(compiling, recipe)
+            for name, component in components.items():
+                with self._noting_compiles(name):
+                    steps[name].call()
+                synchronize(component.device)
+            first_call_s = perf_counter() - started
+            warmed_up = warm_up(components, steps)
+            counters = asdict(with_packages(snapshot().since(before), recipe))
+        times = {"seconds": total, "first_call_s": first_call_s, "phases": phases}
+        self.add(prepare=Prepare(**times, **warmed_up, **counters, stages=seconds if stages else {}))
+        if recipe and stages:
+            self.add(recipe=[replace(each, stage=name) for name, step in steps.items() for each in step.recipe])
+        elif recipe:
+            self.add(recipe=recipe)
+        return steps
+
+    @contextmanager
+    def _noting_compiles(self, name: str) -> Iterator[None]:
+        """Note that operators of a component were replaced if the block gives a graph to a compiler."""
+        before = snapshot()
+        yield
+        if snapshot().since(before).graphs > 0:
+            self.compiled.add(name)
 
     def close(self, step: Step) -> None:
         """Close the step; what that raises does not hide why the cell failed."""
@@ -242,7 +277,9 @@ class Cell(ABC):
                 wall_ms = None if wall is None else wall.p50
                 passes = TracePasses(component, self.job.variant, step, Path.cwd(), self.best_effort, ceilings)
                 traced = passes.analyze_kernels()
-                found = call_roofline(component, step.repeat, ceilings, wall_ms, fused=self.compiled, traced=traced)
+                found = call_roofline(
+                    component, step.repeat, ceilings, wall_ms, fused=bool(self.compiled), traced=traced
+                )
                 self.add(roofline=found)
 
     def trace(self, component: Component, step: Step) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -73,8 +74,8 @@ class ForwardCell(Cell):
             eager = _outputs(component, [partial(component.module, **inputs) for inputs in every])
             component.reset()
             reached("inputs")
-            step = self.prepare(variant, component)
-            try:
+            with ExitStack() as stack:
+                step = self.prepare(variant, {MODULE: component}, stack)[MODULE]
                 reached("prepared")
                 subject = Subject(component, step, reference, variant.tolerance, settings.seed, self.take_turns)
                 recompiled = Recompiles()
@@ -89,8 +90,6 @@ class ForwardCell(Cell):
                 self.explain_roofline(component, step)
                 if settings.trace:
                     self.trace(component, step)
-            finally:
-                self.close(step)
 
     def components(self) -> Mapping[str, Component]:
         """Build the component as a run calls it."""

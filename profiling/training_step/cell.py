@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -125,8 +125,8 @@ class TrainingCell(Cell):
             eager = trainer.train_eagerly()
         trainer.reset()
         reached("ready")
-        step = self.prepare(variant, component)
-        try:
+        with ExitStack() as stack:
+            step = self.prepare(variant, {component.name: component}, stack)[component.name]
             reached("prepared")
             with self.phase("training"):
                 trajectory = trainer.train(step.run)
@@ -134,8 +134,6 @@ class TrainingCell(Cell):
             timed = compare_trajectories(trajectory, eager, trainer.start, self.options)
             self.add(parity=_parity(timed), training=Training(log=trajectory.log, eager_log=eager.log))
             self._measure_step(metrics, Subject(component, step, None, variant.tolerance, settings.seed), trainer)
-        finally:
-            self.close(step)
         deterministic = timed if device.type == "cpu" else self._compare_deterministic(variant, component, trainer)
         self._judge(timed, deterministic, is_random=eager.is_random)
 

@@ -151,11 +151,10 @@ class Recipe(Variant):
 
     """
 
-    #: Whether a transform that changes nothing in the module ends the preparation.
-    needs_changes: ClassVar[bool] = True
     transforms: Sequence[AnyTransform] = ()
     compiler: Compiler | None = None
     capture: CudaGraph | None = None
+    needs_changes: bool = True  # whether a transform that changes nothing in the module ends the preparation
 
     def __post_init__(self) -> None:
         """Check the steps before any module is built."""

@@ -23,7 +23,6 @@ from profiling.components.trajectory import learn
 from profiling.errors import InputError, SkippedError
 from profiling.fx_passes.linear import FuseParallelLinears
 from profiling.graphs import CaptureError
-from profiling.realtime.prepare import for_stages
 from profiling.run.job import as_recipe
 from profiling.trace.counters import snapshot
 from profiling.variants.aot_inductor import AOTInductor
@@ -377,7 +376,7 @@ NOTHING_FOUND = "Rewrite changes nothing: no graph pass matches anything in Line
 )
 def test_a_transform_that_counts_no_changes_skips_the_cell(transform, changed, says, tmp_path):
     linear = component(nn.Linear(2, 2), input=torch.ones(1, 2))
-    step = for_stages(Recipe(transforms=[transform]))(linear, tmp_path)
+    step = Recipe(transforms=[transform], needs_changes=False)(linear, tmp_path)
     assert step.recipe[0].changed == changed
     for check in (lambda: Recipe(transforms=[transform])(linear, tmp_path), lambda: check_changes([step.recipe] * 2)):
         with nullcontext() if says is None else pytest.raises(SkippedError, match=says):
