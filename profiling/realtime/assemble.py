@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from profiling.components.component import Component
+from profiling.components.sides import Start
 from profiling.components.trees import named_tensors
 from profiling.errors import InputError, did_you_mean
 from profiling.realtime.graph import DELIVER, DRAWN, Draw, Edge, Fixed, Graph, Read, Stage
@@ -27,11 +29,13 @@ def assemble(
     ticks: int,
     seed: int,
     narrow: torch.dtype,
+    starts: Mapping[str, Start] | None = None,
 ) -> StagedPipeline:
     """Return the pipeline of `graph`, whose stages call `steps`.
 
     `ticks` is the length of a session, for sources that are made; `narrow` is the run's dtype, in which values are
-    drawn and read, also by a float32 reference.
+    drawn and read, also by a float32 reference. A session begins with S0 of every component, that of `starts` where it
+    is given.
 
     Raises:
         InputError: an edge does not fit the inputs of its stage. What an output does not fit is said in the first tick.
@@ -60,7 +64,15 @@ def assemble(
         deliver = StageRun(DELIVER, _nothing, None, [delivered.copy], stream=runs[last[0]].stream)
         deliver.waits = [(runs[name], False) for name in last if runs[name].stream is not deliver.stream]
         sequence.append(deliver)
-    return StagedPipeline(sequence, assembler.resets, delivered, device=device, depth=depth)
+    resets = [partial(_reset, each, None if starts is None else starts[name]) for name, each in components.items()]
+    return StagedPipeline(sequence, [*resets, *assembler.resets], delivered, device=device, depth=depth)
+
+
+def _reset(component: Component, start: Start | None) -> None:
+    """Put S0 back, that of `start` where it is given."""
+    component.reset()
+    if start is not None and component.policy == "reset":  # which has computed it anew
+        start.load(component)
 
 
 def _nothing() -> None:

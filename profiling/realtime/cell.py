@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from profiling.components.build import Blueprint
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
-from profiling.components.outputs import Difference, OutputLog, difference, to_host
+from profiling.components.outputs import Difference, OutputLog, Outputs, difference
 from profiling.components.sides import Sides
 from profiling.components.trees import tensors_in
 from profiling.errors import InputError
@@ -41,7 +41,7 @@ from profiling.realtime.prepare import (
     stage_components,
     stage_variant,
 )
-from profiling.realtime.sessions import EAGER, begin_session, play_session, play_sessions
+from profiling.realtime.sessions import EAGER, play_session, play_sessions
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
 from profiling.results.explained import TraceAnalysis
@@ -50,12 +50,9 @@ from profiling.results.measured import Parity
 from profiling.results.record import merge_metric
 from profiling.roofline.section import frame_roofline
 from profiling.run.cell import Cell, measured_by, metrics_of
-from profiling.run.environment import ceilings_in
-from profiling.run.events import Phase
-from profiling.run.trace_passes import TracePasses
 from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
 from profiling.trace.events import read_events, timeline
-from profiling.trace.profiler import synchronize, trace_step
+from profiling.trace.profiler import synchronize
 from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Step, Variant
 
@@ -107,16 +104,16 @@ class RealtimeCell(Cell):
             self._note_state(prepared)
             check = partial(self._check, variant, prepared, steps, pipeline)
             check()
-            self._check_drift(prepared, pipeline, eager)
+            self._check_drift(pipeline, eager)
             self.wait_until_alone()
-            begin_session(prepared.components, pipeline)
-            first_ms = self._first_frame_ms(prepared, pipeline)
+            pipeline.reset()
+            first_ms = _first_frame_ms(pipeline)
             self._measure_idle_power(torch.device(settings.device))
             series = self._play(prepared, pipeline, first_ms)
             if not self.problems:
                 check(before="correct before the timed frames, wrong after them: ")
             if settings.trace:
-                self._trace(prepared, pipeline, torch.device(settings.device))
+                self._trace(pipeline, torch.device(settings.device))
             if settings.ceilings == "auto":
                 self._explain_roofline(prepared, steps, series)
 
@@ -132,7 +129,7 @@ class RealtimeCell(Cell):
         super().check(components)
         with self.phase("pipeline"):
             calls = {name: component.call for name, component in components.items()}
-            play_sessions(self._plan.graph, components, self._assembled(components, calls, EAGER))
+            play_sessions(self._plan.graph, self._assembled(components, calls, EAGER), self.job.settings.seed)
 
     @cached_property
     def _plan(self) -> Plan:
@@ -204,7 +201,7 @@ class RealtimeCell(Cell):
                     subject = Subject(component, steps[name], reference, tolerances[name], settings.seed)
                     found[name] = measured_by(metric, subject)
                 if isinstance(metric, ParityMetric) and prepared.whole is not None:
-                    log = play_sessions(self._plan.graph, components, pipeline)
+                    log = play_sessions(self._plan.graph, pipeline, settings.seed)
                     dtype, most = getattr(torch, settings.dtype), max(known, default=None)
                     found[PIPELINE] = metric.of_pipeline(log, prepared.whole, dtype, most)
                 for name, measured in found.items():
@@ -238,22 +235,20 @@ class RealtimeCell(Cell):
         pipeline = self._assembled(prepared.components, calls, EAGER)
         ticks = min(self._drift.calls, self._plan.ticks)
         with self.phase("eager session"):
-            play_session(
-                prepared.components, pipeline, ticks, lambda _, delivered: frames.append(to_host(output=delivered))
-            )
+            play_session(pipeline, ticks, frames.append)
         return frames
 
-    def _check_drift(self, prepared: Sides, pipeline: StagedPipeline, eager: OutputLog) -> None:
+    def _check_drift(self, pipeline: StagedPipeline, eager: OutputLog) -> None:
         """Compare a session with the same one played eagerly, in which errors pass from stage to stage."""
         if self._drift is None:
             return
         differences, expected = list[Difference](), iter(eager)
 
-        def compare(_: int, delivered: Mapping[str, Tensor]) -> None:
-            differences.append(difference(to_host(output=delivered), next(expected)))
+        def compare(delivered: Outputs) -> None:
+            differences.append(difference(delivered, next(expected)))
 
         with self.phase("drift"):
-            play_session(prepared.components, pipeline, len(eager), compare)
+            play_session(pipeline, len(eager), compare)
         measured = self._drift.compared(differences)
         if measured.problem is not None:
             self.problems.append(measured.problem)
@@ -282,14 +277,6 @@ class RealtimeCell(Cell):
                     f"loop.warmup_frames={stage.every}"
                 )
         return signs
-
-    def _first_frame_ms(self, prepared: Sides, pipeline: StagedPipeline) -> float:
-        """Return the latency of the first tick of a session, with everything prepared: the median of a few sessions."""
-        rows: list[dict[str, float]] = []
-        for _ in range(FIRST_FRAMES):
-            FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {}).run(range(1), rows.append)
-            begin_session(prepared.components, pipeline)
-        return statistics.median(row["latency_ms"] for row in rows)
 
     def _measure_idle_power(self, device: torch.device) -> None:
         """Measure the power of the idle GPU, with everything prepared, for a second or two."""
@@ -352,36 +339,24 @@ class RealtimeCell(Cell):
         if changed is not None:
             self.problems.append(("invalid", f"after the warm-up: {changed}"))
 
-    def _trace(self, prepared: Sides, pipeline: StagedPipeline, device: torch.device) -> None:
+    def _trace(self, pipeline: StagedPipeline, device: torch.device) -> None:
         """Profile frames after the warm-up of a new session as one call, so that overlapping stages are seen so."""
-        self.emit(Phase("trace"))
         frames = self._plan.options.profile_frames
         loop = FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {}, depth=pipeline.depth)
 
-        with self.best_effort("the profiler trace"):
-            begin_session(prepared.components, pipeline)
+        def begin() -> None:
+            pipeline.reset()
             loop.run(range(self._plan.warmup_frames), lambda row: None)
-            result = trace_step(
-                lambda: loop.run(range(frames), lambda row: None),
-                component=self.job.component.name,
-                variant=self.job.variant,
-                folder=Path(self.job.run) / "traces",
-                iterations=1,
-                warmup=1,
-                device=device,
-                stacks=self.job.settings.stacks,
+
+        def analyse(trace: Path) -> TraceAnalysis | None:
+            events = timeline(read_events(trace))
+            if device.type != "cuda":
+                return analyze_host_trace(events, None, _NO_MODULES, parts=frames)
+            return analyze_trace(
+                Traces(events, _NO_MODULES, _NO_WAITS), Path.cwd(), parts=frames, ceilings=self.ceilings()
             )
-            self.add(trace=result)
-            with self.best_effort("reading the profiler trace"):
-                events = timeline(read_events(Path(self.job.run) / result.trace))
-                if device.type == "cuda":
-                    ceilings = ceilings_in(Path(self.job.run)) if self.job.settings.ceilings == "auto" else None
-                    traces = Traces(events, _NO_MODULES, _NO_WAITS)
-                    analysis = analyze_trace(traces, Path.cwd(), parts=frames, ceilings=ceilings)
-                else:
-                    analysis = analyze_host_trace(events, None, _NO_MODULES, parts=frames)
-                if analysis is not None:
-                    self.add(trace_analysis=analysis)
+
+        self.trace_call(begin, lambda: loop.run(range(frames), lambda row: None), device, analyse, calls=(1, 1))
 
     def _explain_roofline(self, prepared: Sides, steps: Mapping[str, Step], series: Series) -> None:
         """Compare the frames with their roofline. Comes last, since it resets the networks to their first frame."""
@@ -389,14 +364,10 @@ class RealtimeCell(Cell):
         medians = {name: median(stage_ms(series, name)) for name in stage_names(series)}
 
         def analyse(stage: str) -> TraceAnalysis | None:
-            passes = TracePasses(
-                prepared.components[stage], self.job.variant, steps[stage], Path.cwd(), self.best_effort, ceilings
-            )
-            return passes.analyze_kernels()
+            return self.passes(prepared.components[stage], steps[stage]).analyze_kernels()
 
         with self.phase("roofline"), self.best_effort("the roofline"):
-            ceilings = ceilings_in(Path(self.job.run))
-            if ceilings is not None:
+            if (ceilings := self.ceilings()) is not None:
                 section = frame_roofline(
                     prepared.components,
                     steps,
@@ -409,6 +380,15 @@ class RealtimeCell(Cell):
                     analyse=analyse,
                 )
                 self.add(roofline=section)
+
+
+def _first_frame_ms(pipeline: StagedPipeline) -> float:
+    """Return the latency of the first tick of a session, with everything prepared: the median of a few sessions."""
+    rows: list[dict[str, float]] = []
+    for _ in range(FIRST_FRAMES):
+        FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {}).run(range(1), rows.append)
+        pipeline.reset()
+    return statistics.median(row["latency_ms"] for row in rows)
 
 
 def state_bytes(module: nn.Module) -> int:

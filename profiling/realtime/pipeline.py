@@ -188,7 +188,7 @@ class StagedPipeline(Pipeline):
             ]
 
     def reset(self) -> None:
-        """Begin a new session: no stage has run, and sources and noise start again. No tick may be in flight."""
+        """Begin a new session from S0: no stage has run, sources and noise start again. No tick may be in flight."""
         for reset in self._resets:
             reset()
         for run in self._runs:

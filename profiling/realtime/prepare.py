@@ -112,12 +112,12 @@ def load_stages(
     def made(blueprints: Mapping[str, Blueprint]) -> dict[str, Component]:
         return stage_components(graph, blueprints, settings.seed, options)
 
-    def together(
-        components: Mapping[str, Component], starts: Mapping[str, Start] | None = None, seed: int = 0
-    ) -> OutputLog:
+    def together(components: Mapping[str, Component], starts: Mapping[str, Start] | None, seed: int) -> OutputLog:
         calls = {name: component.call for name, component in components.items()}
         narrow = getattr(torch, settings.dtype)
-        pipeline = assemble(graph, components, calls, EAGER, ticks=ticks, seed=settings.seed, narrow=narrow)
-        return play_sessions(graph, components, pipeline, seed=seed, starts=starts)
+        pipeline = assemble(
+            graph, components, calls, EAGER, ticks=ticks, seed=settings.seed, narrow=narrow, starts=starts
+        )
+        return play_sessions(graph, pipeline, settings.seed + seed)
 
     return play_sides(load, made, torch.device(settings.device), phase=phase, together=together)

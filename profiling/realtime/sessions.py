@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torch import Tensor
-
-from profiling.components.component import CHECK_SEED, Component
-from profiling.components.outputs import OutputLog, to_host
-from profiling.components.sides import Start
+from profiling.components.component import CHECK_SEED
+from profiling.components.outputs import OutputLog, Outputs, to_host
 from profiling.components.trajectory import seed_generators
 from profiling.realtime.graph import Graph
 from profiling.realtime.options import LoopOptions
@@ -24,28 +21,15 @@ CHECK_TICKS, FAR = 4, 16
 SESSIONS = 2
 
 
-def play_sessions(
-    graph: Graph,
-    components: Mapping[str, Component],
-    pipeline: StagedPipeline,
-    *,
-    seed: int = 0,
-    starts: Mapping[str, Start] | None = None,
-) -> OutputLog:
+def play_sessions(graph: Graph, pipeline: StagedPipeline, seed: int) -> OutputLog:
     """Play the first ticks of `SESSIONS` sessions; return what each tick delivers, in host memory.
 
-    The global random number generators begin with the same seed each time, to which `seed` is added.
+    The global random number generators begin with the same numbers for the same `seed`.
     """
     log = OutputLog()
-    seed_generators(next(iter(components.values())).seed + CHECK_SEED + seed)
+    seed_generators(seed + CHECK_SEED)
     for _ in range(SESSIONS):
-        play_session(
-            components,
-            pipeline,
-            session_ticks(graph),
-            lambda _, delivered: log.append(to_host(output=delivered)),
-            starts=starts,
-        )
+        play_session(pipeline, session_ticks(graph), log.append)
     return log
 
 
@@ -54,17 +38,10 @@ def session_ticks(graph: Graph) -> int:
     return max([CHECK_TICKS, *(stage.every + 1 for stage in graph.stages.values() if stage.every < FAR)])
 
 
-def play_session(
-    components: Mapping[str, Component],
-    pipeline: StagedPipeline,
-    ticks: int,
-    on_delivery: Callable[[int, Mapping[str, Tensor]], None],
-    *,
-    starts: Mapping[str, Start] | None = None,
-) -> None:
-    """Play the first ticks of a new session; call `on_delivery` with what each tick delivers, by name, in host memory.
+def play_session(pipeline: StagedPipeline, ticks: int, on_delivery: Callable[[Outputs], object]) -> None:
+    """Play the first ticks of a new session; call `on_delivery` with what each delivers. Then put S0 back.
 
-    Where a tick is delivered to is an option of the run, and no part of what is compared.
+    Tensors are compared in host memory: where a tick is delivered to is an option of the run.
 
     Raises:
         InputError: an output does not fit the input that it is handed to.
@@ -72,20 +49,9 @@ def play_session(
     """
 
     def collect(tick: int, _frame_ms: float) -> Mapping[str, float]:
-        on_delivery(tick, {name: tensor.to("cpu") for name, tensor in pipeline.delivered(tick).items()})
+        on_delivery(to_host(output={name: tensor.to("cpu") for name, tensor in pipeline.delivered(tick).items()}))
         return {}
 
-    begin_session(components, pipeline, starts)
+    pipeline.reset()
     FrameLoop(pipeline, Clock(), collect, depth=pipeline.depth).run(range(ticks), lambda row: None)
-    begin_session(components, pipeline, starts)
-
-
-def begin_session(
-    components: Mapping[str, Component], pipeline: StagedPipeline, starts: Mapping[str, Start] | None = None
-) -> None:
-    """Put S0 of every stage back, that of `starts` where it is given, and let sources and noise start again."""
-    for name, component in components.items():
-        component.reset()
-        if starts is not None and component.policy == "reset":  # which has computed it anew
-            starts[name].load(component)
     pipeline.reset()

@@ -30,7 +30,8 @@ from profiling.machine.memory import used_and_free
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import Ready, TakeTurns, Turn, WindowSamples
 from profiling.results.check import Check
-from profiling.results.explained import MemorySnapshot, RecipeStep
+from profiling.results.environment import Ceilings
+from profiling.results.explained import MemorySnapshot, RecipeStep, TraceAnalysis
 from profiling.results.measured import Metrics, Prepare, Start
 from profiling.results.record import Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline
@@ -271,36 +272,61 @@ class Cell(ABC):
         if self.job.settings.ceilings != "auto":
             return
         with self.phase("roofline"), self.best_effort("the roofline"):
-            ceilings = ceilings_in(Path(self.job.run))
-            if ceilings is not None:
+            if (ceilings := self.ceilings()) is not None:
                 wall = self.metrics.wall_ms
                 wall_ms = None if wall is None else wall.p50
-                passes = TracePasses(component, self.job.variant, step, Path.cwd(), self.best_effort, ceilings)
-                traced = passes.analyze_kernels()
+                traced = self.passes(component, step).analyze_kernels()
                 found = call_roofline(
                     component, step.repeat, ceilings, wall_ms, fused=bool(self.compiled), traced=traced
                 )
                 self.add(roofline=found)
 
+    def ceilings(self) -> Ceilings | None:
+        """Return the ceilings that this run has measured; None in a run without."""
+        return ceilings_in(Path(self.job.run)) if self.job.settings.ceilings == "auto" else None
+
+    def passes(self, component: Component, step: Step) -> TracePasses:
+        """Return the passes of the profiler over a prepared step."""
+        return TracePasses(component, self.job.variant, step, Path.cwd(), self.best_effort, self.ceilings())
+
     def trace(self, component: Component, step: Step) -> None:
         """Write a profiler trace of the step into the run folder, and send its analysis."""
+
+        def analyze(trace: Path) -> TraceAnalysis | None:
+            return self.passes(component, step).analyze(trace)
+
+        self.trace_call(component.reset, step.repeat, component.device, analyze)
+
+    def trace_call(
+        self,
+        begin: Callable[[], object],
+        call: Callable[[], object],
+        device: torch.device,
+        analyze: Callable[[Path], TraceAnalysis | None],
+        *,
+        calls: tuple[int, int] = (2, 5),
+    ) -> None:
+        """Write a profiler trace of `call`, after `begin`, and send what `analyze` finds in its file.
+
+        `calls` are those of the profiler's warm-up and those that are traced.
+        """
         self.emit(Phase("trace"))  # trace_step opens the range itself
         with self.best_effort("the profiler trace"):
             started = perf_counter()
-            component.reset()
+            begin()
             files = trace_step(
-                step.repeat,
-                component=component.name,
+                call,
+                component=self.job.component.name,
                 variant=self.job.variant,
                 folder=Path(self.job.run) / "traces",
-                device=component.device,
+                warmup=calls[0],
+                iterations=calls[1],
+                device=device,
                 stacks=self.job.settings.stacks,
             )
             self.add(trace=files)
             with self.best_effort("reading the profiler trace"):
-                ceilings = ceilings_in(Path(self.job.run)) if self.job.settings.ceilings == "auto" else None
-                passes = TracePasses(component, self.job.variant, step, Path.cwd(), self.best_effort, ceilings)
-                analysis = passes.analyze(Path(self.job.run) / files.trace)
+                analysis = analyze(Path(self.job.run) / files.trace)
                 if analysis is not None:
                     self.add(trace_analysis=analysis)
             self.add(trace=replace(files, seconds=perf_counter() - started))

@@ -46,8 +46,7 @@ def tiny_loop(*overrides, device="cpu", variant="baseline", dtype="float32", **o
         runs = {name: step.run for name, step in steps.items()}
         narrow = getattr(torch, dtype)
         pipeline = assemble(graph, prepared.components, runs, chosen, ticks=TICKS, seed=0, narrow=narrow)
-        for component in prepared.components.values():
-            component.reset()
+        pipeline.reset()
     return pipeline, prepared, lambda: [step.close() for step in reversed(steps.values())]
 
 
