@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,54 +46,10 @@ _NAMES = tuple(dict.fromkeys((*_OWN, *NAMES)))
 MEASURED = len(_OWN)
 
 
-@dataclass
-class _Journaled:
-    """The journal of a run. It is apart from the run so that it can be closed after the recorder is gone."""
-
-    run: Path
-    journal: Journal
-    is_default: bool  # whether the folder is a new one in runs/realtime
-    rows: int = 0
-    saved_rows: int = 0
-    saved_here: bool = False
-    is_open: bool = True
-    is_removed: bool = False
-    process: int = field(default_factory=os.getpid)
-
-    def close(self) -> None:
-        """Close the journal, and remove it if all of its frames are saved."""
-        self.is_open = False
-        if self.rows == self.saved_rows or self.journal.is_on_disk:  # else its descriptors are all that is left of it
-            self.journal.close()
-        if self.rows != self.saved_rows or self.is_removed:
-            return
-        self.is_removed = True
-        self.journal.remove()
-        if not self.saved_here:
-            (self.run / RESULTS_FILE).unlink(missing_ok=True)
-        folders = (
-            self.run / "cells",
-            self.run,
-            *((self.run.parent, self.run.parent.parent) if self.is_default else ()),
-        )
-        with suppress(OSError):  # one is not empty
-            for folder in folders:
-                folder.rmdir()
-
-    def end(self) -> None:
-        """Close the journal when the recorder or the process ends, and say where frames are that were not saved."""
-        if self.process != os.getpid():  # a forked process ends before the one that records
-            return
-        self.close()
-        if not self.is_removed:
-            said = f". FrameRecorder.recover({str(self.run)!r}) does."
-            if not self.journal.is_on_disk:
-                said = f", and their journal was removed from {self.run}."
-            print(f"{self.rows - self.saved_rows} frames were not saved{said}", file=sys.stderr)
-
-
 class RecordedRun:
     """The frames of a recorder on the disk. `folder` is where the journal is; None: a new folder in runs/realtime.
+
+    It does not refer to the recorder, so that `end` can be called after the recorder is gone.
 
     Raises:
         InputError: the folder is not empty.
@@ -106,13 +60,17 @@ class RecordedRun:
         if folder is not None:
             check_is_new(folder)
         self._loop = Realtime(frames=0, target_fps=fps, pace="application", warmup_frames=warmup_frames)
-        self._folder = folder
-        self._journaled: _Journaled | None = None
+        self._is_default = folder is None  # whether the folder is a new one in runs/realtime
+        self._folder = folder or Path()
+        self._journal: Journal | None = None
         self.stages: dict[str, tuple[int, int]] = {}  # places of host and device time in a row
         self._unwritten: list[Mapping[str, float]] = []  # rows since the journal could not be written
         self._compiled: dict[int, int] = {}  # rows of the frames in which something was compiled, by their number
         self._notes: list[str] = []
         self._saved: set[Path] = set()
+        self._rows = self._saved_rows = 0
+        self._is_closed = self._is_removed = False
+        self._process = os.getpid()
 
     def open(self) -> None:
         """Begin the journal, beside a record that counts until the frames are saved.
@@ -121,38 +79,38 @@ class RecordedRun:
             OSError: its folder cannot be made or written.
 
         """
-        stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        run = (self._folder or new_folder(Path("runs") / REALTIME, stamp)).absolute()
-        self._journaled = _Journaled(run, Journal(run, CELL, _NAMES), is_default=self._folder is None)
-        weakref.finalize(self, self._journaled.end)
-        append_record(run, _record(self._loop).with_status("failed", "the process ended before FrameRecorder.save()"))
+        if self._is_default:
+            self._folder = new_folder(Path("runs") / REALTIME, datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
+        self._folder = self._folder.absolute()
+        self._journal = Journal(self._folder, CELL, _NAMES)
+        planned = _record(self._loop).with_status("failed", "the process ended before FrameRecorder.save()")
+        append_record(self._folder, planned)
 
     def row(self, values: Mapping[str, float]) -> list[float]:
         """Return a new row of these values, which must not change; the first `MEASURED` are the recorder's own."""
-        assert self._journaled is not None
-        return self._journaled.journal.row(values)
+        assert self._journal is not None
+        return self._journal.row(values)
 
     def add_stage(self, name: str, row: list[float]) -> tuple[int, int]:
         """Return the places of a new stage's host and device time in a row, which gets them."""
-        assert self._journaled is not None
-        place = self._journaled.journal.place
+        assert self._journal is not None
+        place = self._journal.place
         self.stages[name] = places = place(f"host_{name}_ms", row), place(f"device_{name}_ms", row)
         return places
 
     def append(self, row: list[float], number: int, observed: Mapping[str, float]) -> None:
         """Write the row of the frame that was the `number`-th to begin, with what was `observed` in it."""
-        journaled = self._journaled
-        assert journaled is not None
+        assert self._journal is not None
         if observed.get("compiles"):
-            self._compiled[number] = journaled.rows
-        journaled.rows += 1
+            self._compiled[number] = self._rows
+        self._rows += 1
         if not self._unwritten:
             try:
-                journaled.journal.write(row)
+                self._journal.write(row)
                 return
             except OSError as error:  # a full disk must not end the application
-                self.note(f"the journal ends before frame {journaled.rows - 1}: {error.strerror or error}")
-        self._unwritten.append(dict(zip(journaled.journal.columns, row, strict=True)))
+                self.note(f"the journal ends before frame {self._rows - 1}: {error.strerror or error}")
+        self._unwritten.append(dict(zip(self._journal.columns, row, strict=True)))
 
     def note(self, line: str) -> None:
         """Add a remark to the record, once."""
@@ -161,9 +119,35 @@ class RecordedRun:
             self._notes.append(line)
 
     def close(self) -> None:
-        """Close the journal; it is removed if all of its frames were saved."""
-        if self._journaled is not None:
-            self._journaled.close()
+        """Close the journal, and remove it if all of its frames are saved."""
+        if self._journal is None:
+            return
+        self._is_closed = True
+        if (
+            self._rows == self._saved_rows or self._journal.is_on_disk
+        ):  # else its descriptors are all that is left of it
+            self._journal.close()
+        if self._rows != self._saved_rows or self._is_removed:
+            return
+        self._is_removed = True
+        self._journal.remove()
+        run = self._folder
+        if run not in self._saved:
+            (run / RESULTS_FILE).unlink(missing_ok=True)
+        with suppress(OSError):  # one is not empty
+            for folder in (run / "cells", run, *((run.parent, run.parent.parent) if self._is_default else ())):
+                folder.rmdir()
+
+    def end(self) -> None:
+        """Close the journal when the recorder or the process ends, and say where frames are that were not saved."""
+        if self._journal is None or self._process != os.getpid():  # a forked process ends before the one that records
+            return
+        self.close()
+        if not self._is_removed:
+            said = f". FrameRecorder.recover({str(self._folder)!r}) does."
+            if not self._journal.is_on_disk:
+                said = f", and their journal was removed from {self._folder}."
+            print(f"{self._rows - self._saved_rows} frames were not saved{said}", file=sys.stderr)
 
     def save(
         self, folder: Path | None, device: str, monitor: FrameMonitor | None, missing: Sequence[str] = ()
@@ -177,24 +161,23 @@ class RecordedRun:
             OSError: a file cannot be written.
 
         """
-        journaled = self._journaled
-        series = {} if journaled is None else _with_rows(journaled.journal.read() or {}, self._unwritten)
-        if journaled is None or not frame_count(series):
+        series = {} if self._journal is None else _with_rows(self._journal.read() or {}, self._unwritten)
+        if self._journal is None or not frame_count(series):
             raise InputError("save(): no frame has ended. Put `with frames.frame():` around each turn of your loop.")
-        run = (folder or journaled.run).absolute()
-        if run not in {*self._saved, journaled.run}:
+        run = (folder or self._folder).absolute()
+        if run not in {*self._saved, self._folder}:
             check_is_new(run)
         loop, events = self._loop, []
         if monitor is not None:
             loop = msgspec.structs.replace(loop, **msgspec.structs.asdict(monitor.clocks()))
             events = [{**each, "frame": self._compiled.get(each["frame"], each["frame"])} for each in monitor.events]
-        if not journaled.journal.is_on_disk:
+        if not self._journal.is_on_disk:
             self.note("the folder of the journal was removed while frames were recorded")
         result = _write_run(run, series, loop, device, (*self._notes, *missing), events)
         self._saved.add(run)
-        journaled.saved_rows, journaled.saved_here = frame_count(series), journaled.saved_here or run == journaled.run
-        if not journaled.is_open:
-            journaled.close()
+        self._saved_rows = frame_count(series)
+        if self._is_closed:
+            self.close()
         return result
 
 

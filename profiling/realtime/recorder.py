@@ -256,6 +256,7 @@ class FrameRecorder:
         self._look_for_device = device is None
         self._warmup = warmup_frames
         self._run = RecordedRun(float(fps), warmup_frames, None if folder is None else Path(folder))
+        weakref.finalize(self, self._run.end)
         self._monitor: FrameMonitor | None = None
         self._close_monitor: Callable[[], object] = lambda: None
         self._is_closed = False
