@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 import torch
-from torch import Tensor
 
 from profiling.components.build import build, input_dtype, input_maker
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
-from profiling.components.instantiate import instantiate
 from profiling.components.trees import map_tensors
 from profiling.errors import InputError
 from profiling.metrics.metric import Metric, Subject
@@ -24,58 +22,16 @@ from profiling.results.measured import Parity, ParityCheck, Training
 from profiling.run.cell import Cell, metrics_of
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
-from profiling.training_step.step import Snapshot, TrainingComponent, TrainingStep, initialise_optimizer, make_optimizer
+from profiling.training_step.step import TrainingComponent, TrainingStep, initialise_optimizer, make_optimizer
 from profiling.training_step.trajectory import (
     Batch,
-    Trajectory,
+    Trainer,
     compare_trajectories,
     draw_batches,
     make_loader,
     parity_faults,
-    train,
 )
 from profiling.variants.variant import Step, Variant
-
-#: Number of eager trainings from weights perturbed by a rounding error; a single one could stay near by chance.
-NEARBY = 3
-
-
-@dataclass(frozen=True)
-class Trainer:
-    """Trains `step` on the loader's batches, in different ways but always from the same start.
-
-    `rounding` is the relative rounding error of the dtype that the step computes in.
-    """
-
-    step: TrainingStep
-    inputs: Mapping[str, Tensor]
-    loader: Iterable[Batch]
-    options: TrainingOptions
-    rounding: float
-    start: Snapshot = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Store the current state as the start."""
-        object.__setattr__(self, "start", Snapshot(self.step))
-
-    def train(self, run: Callable[[], Tensor], *, noise: float = 0.0, seed: int = 0) -> Trajectory:
-        """Train from the start, with a random relative error of up to `noise` in each weight."""
-        self.start.restore(noise, seed)
-        return train(self.step, run, self.inputs, self.loader, self.options)
-
-    def train_eagerly(self) -> Trajectory:
-        """Train eagerly from the start, and from weights perturbed by a rounding error."""
-        run = partial(self.step, **self.inputs)
-        eager = self.train(run)
-        nearby = [self.train(run, noise=self.rounding, seed=seed) for seed in range(NEARBY)]
-        return replace(eager, nearby=tuple(nearby))
-
-    def reset(self) -> None:
-        """Restore the start and free what eager training left: gradients, and the allocator's cache."""
-        self.step.optimizer.zero_grad(set_to_none=True)
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-        self.start.restore()
 
 
 @dataclass
@@ -113,14 +69,12 @@ class TrainingCell(Cell):
                 metric.on_phase(phase, device)
 
         reached("start")
-        with self.phase("data"):
-            batches = self._batches()
+        component, module, batches = self._component()
+        reached("model")
         loader = make_loader(batches, self.options.steps, self.options.workers, pinned=device.type == "cuda")
-        reached("dataloader")
-        component, module = self._component(batches)
         rounding = torch.finfo(getattr(torch, self.options.autocast or settings.dtype)).eps / 2
         trainer = Trainer(module, component.inputs, loader, self.options, rounding)
-        reached("model")
+        reached("dataloader")
         with self.phase("reference"):
             eager = trainer.train_eagerly()
         trainer.reset()
@@ -139,19 +93,11 @@ class TrainingCell(Cell):
 
     def components(self) -> Mapping[str, Component]:
         """Build the training step of the component, with its first batch."""
-        component, _ = self._component(self._batches())
+        component, *_ = self._component()
         return {component.name: component}
 
-    def _batches(self) -> list[Batch]:
-        """Draw the batches in host memory; the module, needed for its sizes only, is built on the meta device."""
-        spec, settings = self.job.component, self.job.settings
-        with torch.device("meta"):
-            module = instantiate(spec.module, f"component.{spec.key}.module")
-        dtype = input_dtype(spec, module, getattr(torch, settings.dtype))
-        draw = input_maker(spec.inputs, spec.key, module, torch.device("cpu"), dtype)
-        return draw_batches(draw, self.options.batches, settings.seed)
-
-    def _component(self, batches: Sequence[Batch]) -> tuple[TrainingComponent, TrainingStep]:
+    def _component(self) -> tuple[TrainingComponent, TrainingStep, list[Batch]]:
+        """Build the training step, which reads the first of the batches, and draw these in host memory."""
         settings = self.job.settings
         if self.job.component.warmup_inputs:
             key = self.job.component.key
@@ -160,6 +106,9 @@ class TrainingCell(Cell):
             blueprint = build(self.job.component, settings).cast("run")
             model = blueprint.module.train()
             module = TrainingStep(model, make_optimizer(self.optimizer, model, blueprint.device), self.options).train()
+            dtype = input_dtype(blueprint.spec, model, blueprint.run_dtype)
+            draw = input_maker(blueprint.spec.inputs, blueprint.spec.key, model, torch.device("cpu"), dtype)
+            batches = draw_batches(draw, self.options.batches, settings.seed)
             # A copy even where the batch is on the device already: steps write the next batch into it.
             inputs = map_tensors(lambda tensor: tensor.to(blueprint.device, copy=True), batches[0])
             initialise_optimizer(module)
@@ -177,7 +126,7 @@ class TrainingCell(Cell):
             cast=blueprint.spec.cast,
             frames_per_call=component.frames_per_call,
         )
-        return component, module
+        return component, module, batches
 
     def _measure_step(self, metrics: Mapping[str, Metric], subject: Subject, trainer: Trainer) -> None:
         """Run the metrics and explain their numbers, each from the start of the training."""

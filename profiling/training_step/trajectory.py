@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,8 @@ from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep
 
+#: Number of eager trainings from weights perturbed by a rounding error; a single one could stay near by chance.
+NEARBY = 3
 #: Training is chaotic, and weights cannot be compared, where eager training from weights perturbed by a rounding error
 #: ends at least this fraction of the travelled distance away.
 CHAOS = 0.5
@@ -66,41 +69,68 @@ class Trajectory:
     is_random: bool = False
 
 
-def train(
-    step: TrainingStep,
-    run: Callable[[], Tensor],
-    inputs: Mapping[str, Any],
-    loader: Iterable[Batch],
-    options: TrainingOptions,
-) -> Trajectory:
-    """Train `options.steps` steps from the present state of `step`.
+@dataclass(frozen=True)
+class Trainer:
+    """Trains `step` on the loader's batches, in different ways but always from the state that it has now.
 
-    Each batch is copied from pinned memory into `inputs`, which `run` reads. The learning rate is changed in place, as
-    a schedule does between two replays of a graph.
+    `inputs` are what a step reads: each batch is copied into them. `rounding` is the relative rounding error of the
+    dtype that the step computes in.
     """
-    device = next(step.parameters()).device
-    losses, log, factors = [], [], dict(options.lr_changes or ())
-    batches = iter(loader)  # draws a random number itself
-    before = _generator_states(device)
-    for number in range(options.steps):
-        waiting = time.perf_counter()
-        batch = next(batches)
-        started = time.perf_counter()
-        if (factor := factors.get(number)) is not None:
-            with torch.no_grad():
-                for rate in step.learning_rates():
-                    rate.mul_(factor)
-        overwrite(inputs, batch)
-        loss = run()
-        synchronize(device)
-        step_ms, data_ms = (time.perf_counter() - started) * 1e3, (started - waiting) * 1e3
-        losses.append(float(loss))
-        if number % options.log_every == 0 or number == options.steps - 1:
-            log.append(TrainingStepRow(step=number, loss=_finite(losses[-1]), data_ms=data_ms, step_ms=step_ms))
-    after = _generator_states(device)
-    is_random = any(not torch.equal(*states) for states in zip(before, after, strict=True))
-    end = Snapshot(step)
-    return Trajectory(losses, end.weights(), end.statistics(), tuple(log), is_random=is_random)
+
+    step: TrainingStep
+    inputs: Mapping[str, Any]
+    loader: Iterable[Batch]
+    options: TrainingOptions
+    rounding: float
+    start: Snapshot = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Store the current state as the start."""
+        object.__setattr__(self, "start", Snapshot(self.step))
+
+    def train(self, run: Callable[[], Tensor], *, noise: float = 0.0, seed: int = 0) -> Trajectory:
+        """Train from the start by calls of `run`, with a random relative error of up to `noise` in each weight.
+
+        The learning rate is changed in place, as a schedule does between two replays of a graph.
+        """
+        self.start.restore(noise, seed)
+        device = next(self.step.parameters()).device
+        losses, log, factors = [], [], dict(self.options.lr_changes or ())
+        batches = iter(self.loader)  # draws a random number itself
+        before = _generator_states(device)
+        for number in range(self.options.steps):
+            waiting = time.perf_counter()
+            batch = next(batches)
+            started = time.perf_counter()
+            if (factor := factors.get(number)) is not None:
+                with torch.no_grad():
+                    for rate in self.step.learning_rates():
+                        rate.mul_(factor)
+            overwrite(self.inputs, batch)
+            loss = run()
+            synchronize(device)
+            step_ms, data_ms = (time.perf_counter() - started) * 1e3, (started - waiting) * 1e3
+            losses.append(float(loss))
+            if number % self.options.log_every == 0 or number == self.options.steps - 1:
+                log.append(TrainingStepRow(step=number, loss=_finite(losses[-1]), data_ms=data_ms, step_ms=step_ms))
+        after = _generator_states(device)
+        is_random = any(not torch.equal(*states) for states in zip(before, after, strict=True))
+        end = Snapshot(self.step)
+        return Trajectory(losses, end.weights(), end.statistics(), tuple(log), is_random=is_random)
+
+    def train_eagerly(self) -> Trajectory:
+        """Train eagerly from the start, and from weights perturbed by a rounding error."""
+        run = partial(self.step, **self.inputs)
+        eager = self.train(run)
+        nearby = [self.train(run, noise=self.rounding, seed=seed) for seed in range(NEARBY)]
+        return replace(eager, nearby=tuple(nearby))
+
+    def reset(self) -> None:
+        """Restore the start and free what eager training left: gradients, and the allocator's cache."""
+        self.step.optimizer.zero_grad(set_to_none=True)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        self.start.restore()
 
 
 def compare_trajectories(

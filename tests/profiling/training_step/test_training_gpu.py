@@ -13,8 +13,8 @@ from profiling.graphs import CudaGraphed
 from profiling.results.jsonl import read_records
 from profiling.training_step.cell import deterministic_algorithms
 from profiling.training_step.options import TrainingOptions
-from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
-from profiling.training_step.trajectory import draw_batches, make_loader, train
+from profiling.training_step.step import TrainingStep, initialise_optimizer, make_optimizer
+from profiling.training_step.trajectory import Trainer, draw_batches, make_loader
 
 pytestmark = pytest.mark.gpu
 
@@ -51,18 +51,14 @@ def test_fifty_captured_steps_are_eagers(case):
     model = Loss().cuda().train()
     step = TrainingStep(model, make_optimizer(make, model, torch.device("cuda")), options)
     initialise_optimizer(step)
-    start = Snapshot(step)
     batches = draw_batches(draw, options.batches, seed=1)
     inputs = {name: tensor.cuda() for name, tensor in batches[0].items()}
     loader = make_loader(batches, options.steps, options.workers, pinned=True)
-    trajectories = []
+    trainer = Trainer(step, inputs, loader, options, rounding=0.0)
     with deterministic_algorithms():
         graphed = CudaGraphed(step, keep_state=lambda: lambda: None)
         graphed(**inputs)
-        for run in (step, graphed):
-            start.restore()
-            trajectories.append(train(step, partial(run, **inputs), inputs, loader, options))
-    eager, captured = trajectories
+        eager, captured = (trainer.train(partial(run, **inputs)) for run in (step, graphed))
     assert captured.losses == eager.losses
     assert torch.equal(captured.weights, eager.weights)
     assert graphed.counters.recorded == 1

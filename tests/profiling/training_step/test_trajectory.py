@@ -16,11 +16,11 @@ from profiling.training_step.cell import TrainingCell
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
 from profiling.training_step.trajectory import (
+    Trainer,
     compare_trajectories,
     draw_batches,
     make_loader,
     parity_faults,
-    train,
 )
 
 OPTIONS = TrainingOptions(steps=12, log_every=5, batches=3, workers=0, lr_changes=[[6, 0.1]])
@@ -62,7 +62,7 @@ def trained(step, run=None, options=OPTIONS):
     inputs = {name: tensor.clone() for name, tensor in batches[0].items()}
     run = run or (lambda given: step(**given))
     loader = make_loader(batches, options.steps, options.workers, pinned=False)
-    return train(step, lambda: run(inputs), inputs, loader, options)
+    return Trainer(step, inputs, loader, options, rounding=0.0).train(lambda: run(inputs))
 
 
 def as_eager(path, *nearby):
