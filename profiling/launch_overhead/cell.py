@@ -20,9 +20,8 @@ from profiling.launch_overhead.sampling import (
     Mode,
     Series,
     SeriesTimes,
-    cpu_samplers,
-    cuda_samplers,
     sample_rounds,
+    samplers_of,
 )
 from profiling.machine.gc_policy import no_garbage_collection
 from profiling.results.explained import LaunchCalibration, LaunchCosts, LaunchOverhead, OperatorCost
@@ -71,7 +70,7 @@ def calibrate(
             stack.enter_context(torch.cuda.device(device))
         stack.enter_context(no_garbage_collection())
         chains = make_chains(device, options, getattr(torch, dtype), seed)
-        samplers = cuda_samplers(chains, options.counts) if on_cuda else cpu_samplers(chains)
+        samplers = samplers_of(chains, options.counts, device)
         times = sample_rounds(samplers, options.counts, options.rounds, seed, on_progress)
     elementwise, linear = (ChainSamples(chain, times) for chain in chains)
     costs = elementwise.launch() | elementwise.graph() if on_cuda else elementwise.dispatch()
@@ -143,7 +142,7 @@ class ChainSamples:
         """Return the times of a call at each size: host, device when queued, and an eager loop."""
         costs = []
         for size in self.chain.sizes:
-            eager, queued = self._of(size, "eager"), self.times.get(self._series(size, "eager_queued"))
+            eager, queued = self._of(size, "eager"), self.times.get(Series(self.chain.name, size, "eager_queued"))
             named_size: dict[str, Any] = {self.chain.size_name: size}
             costs.append(
                 OperatorCost(
@@ -178,8 +177,5 @@ class ChainSamples:
             return f"up to {name} {sizes[-1]} every operator runs for less time than its call costs the host"
         return f"from {name} {sizes[0]} on every operator runs for more time than its call costs the host"
 
-    def _series(self, size: int, mode: Mode) -> Series:
-        return Series(self.chain.name, self.chain.size_name, size, mode)
-
     def _of(self, size: int, mode: Mode) -> SeriesTimes:
-        return self.times[self._series(size, mode)]
+        return self.times[Series(self.chain.name, size, mode)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from profiling.launch_overhead.chains import Chain, Operator, SizeName
+from profiling.launch_overhead.chains import Chain, Operator
 from profiling.launch_overhead.fits import Array, Lines, fit_lines
+from profiling.metrics.clocks import CudaClock, WallClock, clock_of
 
 Mode = Literal["eager", "eager_queued", "graph", "graph_queued"]
 
@@ -33,7 +33,6 @@ class Series:
     """
 
     chain: str
-    size_name: SizeName
     size: int
     mode: Mode
 
@@ -100,24 +99,11 @@ def call_repeatedly(operator: Operator, count: int) -> None:
         operator()
 
 
-def host_sample(enqueue: Callable[[], Any]) -> Timing:
-    """Time `enqueue` on a CPU, where the work is done when it returns."""
-    start = time.perf_counter_ns()
-    enqueue()
-    return Timing(host_us=(time.perf_counter_ns() - start) / 1e3)
-
-
-def idle_sample(enqueue: Callable[[], Any]) -> Timing:
-    """Time `enqueue` on an idle CUDA device, which works while the host goes on."""
-    start, end = _events()
-    torch.cuda.synchronize()
-    start.record()
-    host_start = time.perf_counter_ns()
-    enqueue()
-    host_end = time.perf_counter_ns()
-    end.record()
-    torch.cuda.synchronize()
-    return Timing(host_us=(host_end - host_start) / 1e3, device_us=start.elapsed_time(end) * 1e3)
+def idle_sample(clock: CudaClock | WallClock, enqueue: Callable[[], Any]) -> Timing:
+    """Time `enqueue` on an idle device, which works while the host goes on; on a CPU the host is the device."""
+    sample = clock.sample(enqueue)
+    host_ms, device_ms = sample.wall if sample.host is None else sample.host, sample.device
+    return Timing(1e3 * host_ms, math.nan if device_ms is None else 1e3 * device_ms)
 
 
 class StreamBlocker:
@@ -166,43 +152,35 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
 
-def cpu_samplers(chains: Sequence[Chain]) -> dict[Series, Sampler]:
-    """Return a sampler for each chain at each of its sizes on a CPU."""
-    return {
-        Series(chain.name, chain.size_name, size, "eager"): _eager(chain.operator(size), host_sample)
-        for chain in chains
-        for size in chain.sizes
-    }
-
-
-def cuda_samplers(chains: Sequence[Chain], counts: Sequence[int]) -> dict[Series, Sampler]:
-    """Return samplers for each chain at each of its sizes on the current CUDA device.
+def samplers_of(chains: Sequence[Chain], counts: Sequence[int], device: torch.device) -> dict[Series, Sampler]:
+    """Return a sampler for each chain at each of its sizes on a CPU, several on the current CUDA device.
 
     Only the smallest operator of the first chain is captured: the cost of a node is that of a negligible kernel, and a
     linear may be more than one node.
     """
-    blocker = StreamBlocker()
+    clock, blocker = clock_of(device), StreamBlocker() if device.type == "cuda" else None
     samplers: dict[Series, Sampler] = {}
     for chain in chains:
         for size in chain.sizes:
-            series, operator = partial(Series, chain.name, chain.size_name, size), chain.operator(size)
-            samplers[series("eager")] = _eager(operator, idle_sample)
-            samplers[series("eager_queued")] = _queued(blocker, partial(call_repeatedly, operator))
-    first = chains[0]
-    smallest = partial(Series, first.name, first.size_name, first.sizes[0])
-    operator = first.operator(first.sizes[0])
-    graphs = {count: _capture(operator, count) for count in counts}
+            call = partial(call_repeatedly, chain.operator(size))
+            samplers[Series(chain.name, size, "eager")] = _idle(clock, call)
+            if blocker is not None:
+                samplers[Series(chain.name, size, "eager_queued")] = _queued(blocker, call)
+    if blocker is not None:
+        first = chains[0]
+        operator = first.operator(first.sizes[0])
+        graphs = {count: _capture(operator, count) for count in counts}
 
-    def replay(count: int, _owner: Operator = operator) -> None:  # which owns the tensors that the graphs write to
-        graphs[count].replay()
+        def replay(count: int, _owner: Operator = operator) -> None:  # which owns the tensors that the graphs write to
+            graphs[count].replay()
 
-    samplers[smallest("graph")] = lambda count: idle_sample(graphs[count].replay)
-    samplers[smallest("graph_queued")] = _queued(blocker, replay)
+        samplers[Series(first.name, first.sizes[0], "graph")] = lambda count: idle_sample(clock, graphs[count].replay)
+        samplers[Series(first.name, first.sizes[0], "graph_queued")] = _queued(blocker, replay)
     return samplers
 
 
-def _eager(operator: Operator, sample: Callable[[Callable[[], Any]], Timing]) -> Sampler:
-    return lambda count: sample(partial(call_repeatedly, operator, count))
+def _idle(clock: CudaClock | WallClock, enqueue: Callable[[int], None]) -> Sampler:
+    return lambda count: idle_sample(clock, partial(enqueue, count))
 
 
 def _queued(blocker: StreamBlocker, enqueue: Callable[[int], None]) -> Sampler:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from profiling.launch_overhead import sampling
+from profiling.metrics import clocks
 
 
 @dataclass
@@ -61,7 +61,7 @@ class FakeDevice:
         monkeypatch.setattr(torch.cuda, "Event", Event)
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
         monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
-        monkeypatch.setattr(sampling, "time", SimpleNamespace(perf_counter_ns=lambda: self.host * 1e3))
+        monkeypatch.setattr(clocks, "perf_counter_ns", lambda: self.host * 1e3)
 
 
 @dataclass(frozen=True)

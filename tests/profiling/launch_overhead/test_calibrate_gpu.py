@@ -9,6 +9,7 @@ import torch
 from profiling.launch_overhead.cell import calibrate
 from profiling.launch_overhead.options import CalibrationOptions
 from profiling.launch_overhead.sampling import StreamBlocker, call_repeatedly, idle_sample
+from profiling.metrics.clocks import CudaClock
 from profiling.results.record import encode_sections
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -58,7 +59,7 @@ def test_queued_launches_take_less_time_than_those_of_a_starved_device(operator)
     with torch.inference_mode():
         blocker = StreamBlocker()
         queued = [blocker.sample(enqueue, 10).device_us for _ in range(9)]
-        idle = [idle_sample(enqueue).device_us for _ in range(9)]
+        idle = [idle_sample(CudaClock(), enqueue).device_us for _ in range(9)]
     assert sorted(queued)[4] < 1.05 * sorted(idle)[4]
 
 

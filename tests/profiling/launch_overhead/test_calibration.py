@@ -18,10 +18,11 @@ from profiling.launch_overhead.sampling import (
     StreamBlocker,
     Timing,
     call_repeatedly,
-    cuda_samplers,
     idle_sample,
     sample_rounds,
+    samplers_of,
 )
+from profiling.metrics.clocks import CudaClock
 from profiling.results.explained import LaunchCosts
 from profiling.results.record import encode_sections
 
@@ -40,7 +41,7 @@ def planted(monkeypatch, sizes=SIZES, **device):
     fake.install(monkeypatch)
     plant_graphs(fake, monkeypatch)
     chain = Chain("elementwise", "elements", sizes, lambda size: partial(fake.launch, HOST_US, gpu_us(size)))
-    times = sample_rounds(cuda_samplers((chain,), COUNTS), COUNTS, 9, 0, lambda line: None)
+    times = sample_rounds(samplers_of((chain,), COUNTS, torch.device("cuda")), COUNTS, 9, 0, lambda line: None)
     return ChainSamples(chain, times)
 
 
@@ -97,7 +98,7 @@ def test_rounds_shuffle_the_counts_and_the_warm_up_is_dropped():
         return Timing(host_us=1000.0 if len(seen) <= 6 else 3.0 + 2 * count)
 
     lines = []
-    key = Series("elementwise", "elements", 1, "eager")
+    key = Series("elementwise", 1, "eager")
     times = sample_rounds({key: sample}, COUNTS, 4, 0, lines.append)
     assert lines == ["warm-up", "round 1 of 4", "round 2 of 4", "round 3 of 4", "round 4 of 4"]
     rounds = [seen[start + 1 : start + 6] for start in range(0, len(seen), 6)]
@@ -119,10 +120,10 @@ def launches(device, count, *, host_us=4.0, gpu_us=1.5):
 
 
 def test_on_an_idle_device_the_slower_of_the_two_sets_the_pace(device):
-    starved = idle_sample(launches(device, 100))
+    starved = idle_sample(CudaClock(), launches(device, 100))
     assert starved.host_us == pytest.approx(400)
     assert starved.device_us == pytest.approx(401.5)
-    busy = idle_sample(launches(device, 100, gpu_us=9.0))
+    busy = idle_sample(CudaClock(), launches(device, 100, gpu_us=9.0))
     assert busy.host_us == pytest.approx(400)
     assert busy.device_us == pytest.approx(904)
 
