@@ -30,15 +30,16 @@ def run(cfg: DictConfig, folder: Path) -> int:
 
     config, graph = checked(cfg)
     steps = steps_of(cfg)
-    options: Any = config.source["loop"]
     specs = {spec.name: spec for spec in config.components}
     stages = {name: specs[stage.component] for name, stage in graph.stages.items()}
     procedure = {
         "_target_": CELL,
         "_recursive_": False,  # targets in these nodes are of stages and sources
-        "options": options,
-        "pipeline": config.source["pipeline"],
-        "stages": {name: asdict(spec) for name, spec in stages.items()},
+        "plan": {
+            "options": config.source["loop"],
+            "pipeline": config.source["pipeline"],
+            "stages": {name: asdict(spec) for name, spec in stages.items()},
+        },
     }
     row = replace(next(iter(stages.values())), name=graph.name, checkpoint=None)
     variants = mixed(config, graph, steps) or config.variants

@@ -17,7 +17,7 @@ from profiling.errors import InputError, did_you_mean
 from profiling.realtime.graph import DELIVER, DRAWN, Draw, Edge, Fixed, Graph, Read, Stage
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import Delivered, Keys, Outputs, StagedPipeline, StageRun, Write, keys_of, tensor_at
-from profiling.realtime.sources import DrawFeed, Feed, examples_of, shapes_of, source_arrays
+from profiling.realtime.sources import Arrays, DrawFeed, Feed, Shape, examples_of, source_arrays
 
 
 def assemble(
@@ -98,26 +98,33 @@ class _Assembler:
         self.resets: list[Callable[[], None]] = [outputs.reset for outputs in self.outputs.values()]
         for name, stage in graph.stages.items():
             check_inputs(name, stage, components[name].inputs)
-        reads = {
-            f"pipeline.stages.{name}.{part}.{key}": (edge, self._targets[name][key], name, key)
-            for name, stage in graph.stages.items()
-            for part, edges in (("inputs", stage.inputs), ("again", stage.again))
-            for key, edge in edges.items()
-            if isinstance(edge, Read) and edge.name in graph.sources
-        }
-        readers = {(edge.name, edge.path): (stage, key) for edge, _, stage, key in reads.values()}
-        shapes = {where: (edge, target) for where, (edge, target, _, _) in reads.items()}
-        self._arrays = {
-            name: source_arrays(
-                name,
-                source,
-                shapes_of(name, shapes),
-                ticks,
-                seed,
-                lambda path, name=name: examples_of(components[readers[name, path][0]], readers[name, path][1], seed),
-            )
-            for name, source in graph.sources.items()
-        }
+        self._arrays = {name: self._arrays_of(name, ticks) for name in graph.sources}
+
+    def _arrays_of(self, source: str, ticks: int) -> Arrays:
+        """Return the values of a source, in the shapes of the inputs that read it.
+
+        Raises:
+            InputError: two inputs of different shapes read the same key, or the source cannot give what is read.
+
+        """
+        shapes, readers = dict[str, Shape](), dict[str, tuple[str, str]]()
+        for name, stage in self._graph.stages.items():
+            for part, key, edge in stage.edges():
+                if not isinstance(edge, Read) or edge.name != source:
+                    continue
+                shape = tuple(self._targets[name][key].shape)
+                if shapes.setdefault(edge.path, shape) != shape:
+                    raise InputError(
+                        f"pipeline.stages.{name}.{part}.{key}={edge}: the input takes {list(shape)}, another one "
+                        f"{list(shapes[edge.path])}. Give each its own key."
+                    )
+                readers[edge.path] = name, key
+
+        def examples(path: str) -> Tensor:
+            stage, key = readers[path]
+            return examples_of(self._components[stage], key, self._seed)
+
+        return source_arrays(source, self._graph.sources[source], shapes, ticks, self._seed, examples)
 
     def _outputs_of(self, name: str) -> Outputs:
         own = self._graph.stages[name].again.values()
@@ -150,26 +157,22 @@ class _Assembler:
             return lambda tick, output: target.copy_(rows[tick % len(rows)])
         if isinstance(edge, Draw):
             place = f"{name}.{key}" if part == "inputs" else f"{name}.again.{key}"
-            seed = self._seed ^ zlib.crc32(place.encode())
-            draw = DrawFeed(where, edge, target, self._narrow, seed)
-            self.resets.append(draw.reset)
-            return lambda tick, output: draw()
-        if isinstance(edge, Fixed):
-            if not edge.values:
-                kept = target.clone()
-                restore: Write = lambda tick, output: target.copy_(kept)  # noqa: E731 - one of three kinds of write
-                return restore if changes else None
-            constant = _Values(edge.values, target, once=not changes and len(edge.values) == 1)
-            self.resets.append(constant.reset)
-            return constant
-        if edge.name in self._graph.sources:
+            write = DrawFeed(where, edge, target, self._narrow, self._seed ^ zlib.crc32(place.encode()))
+        elif isinstance(edge, Fixed) and not edge.values:
+            kept = target.clone()
+            restore: Write = lambda tick, output: target.copy_(kept)  # noqa: E731 - one of three kinds of write
+            return restore if changes else None
+        elif isinstance(edge, Fixed):
+            write = _Values(edge.values, target, once=not changes and len(edge.values) == 1)
+        elif edge.name in self._graph.sources:
             values, period = self._arrays[edge.name][edge.path], self._graph.sources[edge.name].period
-            feed = Feed(where, values, period, target, self._narrow, self._depth, once=not changes)
-            self.resets.append(feed.reset)
-            return lambda tick, output: feed(tick)
-        if part == "again" and edge.name == name and not edge.before:
+            write = Feed(where, values, period, target, self._narrow, self._depth, once=not changes)
+        elif part == "again" and edge.name == name and not edge.before:
             return _Handover(where, edge, target, None)
-        return _Handover(where, edge, target, self.outputs[edge.name])
+        else:
+            return _Handover(where, edge, target, self.outputs[edge.name])
+        self.resets.append(write.reset)
+        return write
 
 
 def check_inputs(name: str, stage: Stage, inputs: Mapping[str, Any]) -> None:

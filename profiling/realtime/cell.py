@@ -15,7 +15,7 @@ import msgspec
 import torch
 from torch import nn
 
-from profiling.components.build import Blueprint
+from profiling.components.build import build
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.outputs import Difference, OutputLog, Outputs, difference
@@ -35,7 +35,6 @@ from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
-    build_stages,
     check_variant,
     load_stages,
     stage_components,
@@ -67,9 +66,7 @@ _NO_WAITS = "not attributable: the loop is traced as one call, whose waits are t
 class RealtimeCell(Cell):
     """Play frames under a variant and compare each with its deadline."""
 
-    options: Mapping[str, Any] = field(default_factory=dict)  # these three are those of `Plan.of`
-    pipeline: Mapping[str, Any] = field(default_factory=dict)
-    stages: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)  # the nodes of `Plan.of`
     energy: Energy | None = None  # before the loop: the idle power, or why there is no energy
 
     def variant(self) -> Variant:
@@ -121,7 +118,7 @@ class RealtimeCell(Cell):
         """Build the network of each stage."""
         plan, settings = self._plan, self.job.settings
         with self.phase("load"):
-            blueprints = {name: each.cast("run") for name, each in build_stages(plan.specs, settings).items()}
+            blueprints = {name: build(spec, settings).cast("run") for name, spec in plan.specs.items()}
             return stage_components(plan.graph, blueprints, settings.seed, plan.options)
 
     def check(self, components: Mapping[str, Component]) -> None:
@@ -133,7 +130,7 @@ class RealtimeCell(Cell):
 
     @cached_property
     def _plan(self) -> Plan:
-        return Plan.of(self.job.settings, options=self.options, pipeline=self.pipeline, stages=self.stages)
+        return Plan.of(self.job.settings, **self.plan)
 
     def _assembled(
         self, components: Mapping[str, Component], calls: Mapping[str, Callable[[], Any]], options: LoopOptions
@@ -142,40 +139,18 @@ class RealtimeCell(Cell):
         return assemble(plan.graph, components, calls, options, ticks=plan.ticks, seed=seed, narrow=narrow)
 
     def _load(self) -> Sides:
-        plan, settings = self._plan, self.job.settings
-        checksums: dict[str, list[float]] = {}
-
-        def load() -> dict[str, Blueprint]:
-            with self.phase("load"):
-                blueprints = build_stages(plan.specs, settings)
-                if not checksums:
-                    self._describe(blueprints)
-                for name, blueprint in blueprints.items():
-                    blueprint.check_same(checksums.setdefault(name, blueprint.checksums()))
-                return blueprints
-
-        prepared = load_stages(plan.graph, load, settings, plan.options, ticks=plan.ticks, phase=self.phase)
-        for note in prepared.notes:
+        plan = self._plan
+        load = partial(self.load, plan.specs)
+        sides = load_stages(plan.graph, load, self.job.settings, plan.options, ticks=plan.ticks, phase=self.phase)
+        for note in sides.notes:
             self.note(note)
         dtypes: Counter[str] = Counter()
-        for component in prepared.components.values():
+        for component in sides.components.values():
             dtypes.update(parameter_dtypes(component.module))
         self.add(
             parameters=sum(dtypes.values()), parameter_dtypes=dict(dtypes), frames_per_call=plan.graph.frames_per_tick
         )
-        return prepared
-
-    def _describe(self, blueprints: Mapping[str, Blueprint]) -> None:
-        """Record where the weights of the stages are from, and what was noted when they were built."""
-        sources = {name: blueprint.weights for name, blueprint in blueprints.items()}
-        each = ", ".join(f"{name}: {source}" for name, source in sources.items())
-        self.add(
-            weights=next(iter(sources.values())) if len(set(sources.values())) == 1 else each,
-            weights_hints={name: blueprint.hint for name, blueprint in blueprints.items() if blueprint.hint},
-        )
-        for name, blueprint in blueprints.items():
-            for note in blueprint.notes:
-                self.note(f"{name}: {note}")
+        return sides
 
     def _check(
         self,

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from profiling.components.spec import check_target
 from profiling.errors import InputError, check_choice, check_number, check_whole, did_you_mean, printable
 from profiling.realtime.options import MOST_FRAMES
 
@@ -100,9 +101,14 @@ class Stage:
     repeat: int = 1
     priority: int = 0
 
+    def edges(self) -> tuple[tuple[str, str, Edge], ...]:
+        """Return (inputs or again, input, edge) of every edge."""
+        parts = {"inputs": self.inputs, "again": self.again}
+        return tuple((part, key, edge) for part, edges in parts.items() for key, edge in edges.items())
+
     def reads(self) -> tuple[Read, ...]:
         """Return the edges from stages and sources."""
-        return tuple(edge for edge in (*self.inputs.values(), *self.again.values()) if isinstance(edge, Read))
+        return tuple(edge for _, _, edge in self.edges() if isinstance(edge, Read))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,10 +177,9 @@ def parse_graph(node: Any, components: Iterable[str]) -> Graph:
         raise InputError(f"pipeline.sources.{both[0]}: a stage has the same name. Rename one of the two.")
     stages = {name: _stage(name, each, list(components)) for name, each in names.items()}
     for name, stage in stages.items():
-        for part, edges in (("inputs", stage.inputs), ("again", stage.again)):
-            for key, edge in edges.items():
-                if isinstance(edge, Read):
-                    _check_read(f"{where}.stages.{name}.{part}.{key}={edge}", edge, sources, stages)
+        for part, key, edge in stage.edges():
+            if isinstance(edge, Read):
+                _check_read(f"{where}.stages.{name}.{part}.{key}={edge}", edge, sources, stages)
     defaults: Any = {key: raw[key] for key in ("frames_per_tick", "frame_rate") if raw.get(key) is not None}
     if raw.get("warmup_frames") is not None:
         check_whole(f"{where}.warmup_frames", raw["warmup_frames"], most=MOST_FRAMES)
@@ -206,8 +211,8 @@ def _source(name: str, node: Any) -> Source:
         raise InputError(f"{where} has no values. Give file: FILE.npz, make: {{_target_: …}} or draw: {{KEY: normal}}.")
     if file is not None and not isinstance(file, str):
         raise InputError(f"{where}.file={file!r} must be the path of an .npz.")
-    if make is not None and (not isinstance(make, Mapping) or "_target_" not in make):
-        raise InputError(f"{where}.make has no _target_. Add one: _target_: package.module.factory")
+    if make is not None:
+        check_target(make, f"{where}.make")
     drawn: dict[str, Draw] | None = None
     if draw is not None:
         drawn = {}

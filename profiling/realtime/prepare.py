@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from profiling.components.build import Blueprint, build
+from profiling.components.build import Blueprint
 from profiling.components.component import Component
 from profiling.components.outputs import OutputLog
 from profiling.components.sides import Sides, Start, play_sides
-from profiling.components.spec import ComponentSpec, Settings
+from profiling.components.spec import Settings
 from profiling.errors import InputError
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import Graph
@@ -68,16 +68,6 @@ def check_variant(variant: Variant, options: LoopOptions) -> None:
                     f"transforms.{number}.sensitivity=true measures the layers of one network, and a loop has no table "
                     "for them. Leave it out, and use it with python -m profiling.generic_forward."
                 )
-
-
-def build_stages(specs: Mapping[str, ComponentSpec], settings: Settings) -> dict[str, Blueprint]:
-    """Build the networks of the stages.
-
-    Raises:
-        InputError: one of them cannot be built.
-
-    """
-    return {name: build(spec, settings) for name, spec in specs.items()}
 
 
 def stage_components(

@@ -14,7 +14,7 @@ from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.trees import named_tensors
 from profiling.errors import InputError, did_you_mean
-from profiling.realtime.graph import DRAWN, Draw, Read, Source
+from profiling.realtime.graph import DRAWN, Draw, Source
 
 #: Different values of a drawn source; a loop repeats them.
 VALUES = 16
@@ -91,7 +91,7 @@ def _drawn(draw: Draw, shape: Shape, generator: np.random.Generator) -> Any:
 
 
 class Feed:
-    """Writes a source's value of a tick into an input; from the host this only enqueues the copy.
+    """Writes a source's value of a tick into an input; from the host this only enqueues the copy. A `Write`.
 
     The values [n, ...] are cast to `narrow`, the run's dtype, and then to that of the input. `depth` ticks may be in
     flight: the staging memory of a tick is written again `depth` ticks later. `once`: a value is written once, since
@@ -122,7 +122,7 @@ class Feed:
         """Forget which value the input holds."""
         self._last = None
 
-    def __call__(self, tick: int) -> None:
+    def __call__(self, tick: int, _output: Any = None) -> None:
         """Write the value of a tick, if the input does not hold it already."""
         number = tick // self._period
         if number == self._last and self._once:
@@ -145,7 +145,7 @@ def _as_tensor(where: str, values: Any) -> Tensor:
 
 
 class DrawFeed:
-    """Draws new values of an input for each tick in the run's dtype `narrow`, then casts them to the input's dtype.
+    """Draws new values of an input for each tick in the run's dtype `narrow`, and casts them to its own. A `Write`.
 
     Raises:
         InputError: the distribution does not fit the input's dtype.
@@ -174,7 +174,7 @@ class DrawFeed:
         """Begin the sequence of values again."""
         self._generator.manual_seed(self._seed)
 
-    def __call__(self) -> None:
+    def __call__(self, _tick: int, _output: Any) -> None:
         """Draw."""
         self._fill(generator=self._generator)
         if self._values is not self._target:
@@ -185,20 +185,3 @@ def examples_of(component: Component, path: str, seed: int) -> Tensor:
     """Return values of an input [n, ...] as the component's YAML draws them, on the component's device."""
     generators = [torch.Generator(component.device).manual_seed(seed + number) for number in range(VALUES)]
     return torch.stack([dict(named_tensors(component.make_inputs(each)))[path] for each in generators])
-
-
-def shapes_of(name: str, reads: Mapping[str, tuple[Read, Tensor]]) -> dict[str, Shape]:
-    """Return the shape of each key of a source; `reads` are its edges and the inputs that they write, by place.
-
-    Raises:
-        InputError: two inputs of different shapes read the same key.
-
-    """
-    shapes: dict[str, Shape] = {}
-    for where, (edge, target) in reads.items():
-        if edge.name == name and shapes.setdefault(edge.path, tuple(target.shape)) != tuple(target.shape):
-            raise InputError(
-                f"{where}={edge}: the input takes {list(target.shape)}, another one {list(shapes[edge.path])}. "
-                "Give each its own key."
-            )
-    return shapes

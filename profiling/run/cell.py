@@ -22,9 +22,11 @@ from typing import Any, ClassVar
 import torch
 from msgspec.structs import replace
 
+from profiling.components.build import Blueprint, build
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import eager_reference
+from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError, SkippedError, print_traceback, reason_of
 from profiling.machine.memory import used_and_free
 from profiling.metrics.metric import Measured, Metric, Subject
@@ -32,7 +34,7 @@ from profiling.metrics.sampling import Ready, TakeTurns, Turn, WindowSamples
 from profiling.results.check import Check
 from profiling.results.environment import Ceilings
 from profiling.results.explained import MemorySnapshot, RecipeStep, TraceAnalysis
-from profiling.results.measured import Metrics, Prepare, Start
+from profiling.results.measured import Load, Metrics, Prepare, Start
 from profiling.results.record import Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline
 from profiling.run.check import check_call
@@ -65,6 +67,7 @@ class Cell(ABC):
     in_inference_mode: ClassVar[bool] = True  # whether calls run under torch.inference_mode
     compiled: set[str] = field(default_factory=set)  # components of which a compiler replaced operators
     _folder: str = field(default_factory=os.getcwd, init=False)  # in which each phase begins
+    _checksums: dict[str, list[float]] = field(default_factory=dict, init=False)  # of the first builds, by name
 
     @classmethod
     def computes_in(cls, dtype: str, **_procedure: Any) -> str:
@@ -181,6 +184,40 @@ class Cell(ABC):
         except BaseException as error:  # measured times are valid without it, whatever it raises
             print_traceback(error)
             self.note(f"{action} failed: {reason_of(error)}")
+
+    def load(self, specs: Mapping[str, ComponentSpec]) -> dict[str, Blueprint]:
+        """Build modules by name; the first time, record where their weights are from and what was noted.
+
+        They are built for the reference and again for the run, since a module may keep tensors of its first call.
+
+        Raises:
+            InputError: one of them cannot be built, or was built with other weights than the first time.
+
+        """
+        settings = self.job.settings
+        with self.phase("load"):
+            started = perf_counter()
+            blueprints = {name: build(spec, settings) for name, spec in specs.items()}
+            synchronize(torch.device(settings.device))
+            if not self._checksums:
+                self._describe(blueprints, Load(seconds=perf_counter() - started))
+            for name, blueprint in blueprints.items():
+                blueprint.check_same(self._checksums.setdefault(name, blueprint.checksums()))
+            return blueprints
+
+    def _describe(self, blueprints: Mapping[str, Blueprint], load: Load) -> None:
+        weights = {name: blueprint.weights for name, blueprint in blueprints.items()}
+        hints = {name: blueprint.hint for name, blueprint in blueprints.items() if blueprint.hint}
+        several = len(blueprints) > 1
+        source = ", ".join(f"{name}: {each}" for name, each in weights.items())
+        self.add(load=load, weights=source if len(set(weights.values())) > 1 else next(iter(weights.values())))
+        if several:
+            self.add(weights_hints=hints)
+        else:
+            self.add(weights_hint=next(iter(hints.values()), None))
+        for name, blueprint in blueprints.items():
+            for note in blueprint.notes:
+                self.note(f"{name}: {note}" if several else note)
 
     def prepare(
         self, variant: Variant, components: Mapping[str, Component], stack: ExitStack, *, stages: bool = False

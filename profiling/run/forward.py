@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -19,11 +18,10 @@ from profiling.components.reference import Reference
 from profiling.components.sides import Sides, play_sides
 from profiling.components.trajectory import learn
 from profiling.metrics.metric import Metric, Subject
-from profiling.results.measured import Load, OtherShapes, State
+from profiling.results.measured import OtherShapes, State
 from profiling.results.record import merge_metric
 from profiling.run.cell import Cell, measured_by, metrics_of
 from profiling.trace.counters import Recompiles
-from profiling.trace.profiler import synchronize
 from profiling.variants.variant import Step
 
 #: Limit of the relative L2 to eager at other shapes: the factor times that at the timed shape, at least the floor.
@@ -35,8 +33,6 @@ MODULE = "module"
 @dataclass
 class ForwardCell(Cell):
     """A forward pass of a component under a variant."""
-
-    _checksums: list[float] | None = field(default=None, init=False)  # of the first build
 
     def measure(self) -> None:
         """Run the phases in order, with the eager reference computed before the variant is prepared."""
@@ -103,16 +99,16 @@ class ForwardCell(Cell):
 
     def _sides(self, on_built: Callable[[], None]) -> Sides:
         """Play the component eagerly, which shows what calls change, and as the fp32 reference from the same S0."""
-        settings = self.job.settings
+        settings, load = self.job.settings, partial(self.load, {MODULE: self.job.component})
 
         def made(blueprints: Mapping[str, Blueprint]) -> dict[str, Component]:
             return {name: blueprint.component(settings.seed) for name, blueprint in blueprints.items()}
 
         if any(metric.needs_reference for metric in metrics_of(self.job).values()):
             device = torch.device(settings.device)
-            return play_sides(self._load, made, device, phase=self.phase, on_built=on_built)
+            return play_sides(load, made, device, phase=self.phase, on_built=on_built)
         with torch.inference_mode(False):
-            components = made({name: blueprint.cast("run") for name, blueprint in self._load().items()})
+            components = made({name: blueprint.cast("run") for name, blueprint in load().items()})
         on_built()
         with self.phase("eager"):
             for component in components.values():
@@ -144,21 +140,6 @@ class ForwardCell(Cell):
         nondeterminism = None if reference is None else reference.nondeterminism(component.dtype)
         if nondeterminism is not None:
             self.note(nondeterminism)
-
-    def _load(self) -> dict[str, Blueprint]:
-        """Build the module, for the reference and again for the run: it may keep tensors of its first call."""
-        with self.phase("load"):
-            started = perf_counter()
-            blueprint = build(self.job.component, self.job.settings)
-            synchronize(blueprint.device)
-            if self._checksums is None:
-                load = Load(seconds=perf_counter() - started)
-                self.add(weights=blueprint.weights, weights_hint=blueprint.hint, load=load)
-                self._checksums = blueprint.checksums()
-                for note in blueprint.notes:
-                    self.note(note)
-            blueprint.check_same(self._checksums)
-            return {MODULE: blueprint}
 
     def _check_after_timing(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
         """Check parity again after the timing, to detect a stale buffer or an overwritten graph pool."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 import torch
 
-from profiling.components.build import build, input_dtype, input_maker
+from profiling.components.build import input_dtype, input_maker
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.trees import map_tensors
@@ -102,8 +102,8 @@ class TrainingCell(Cell):
         if self.job.component.warmup_inputs:
             key = self.job.component.key
             raise InputError(f"component.{key}.warmup_inputs are for forward passes. Leave them out to train.")
+        blueprint = self.load({self.job.component.name: self.job.component})[self.job.component.name].cast("run")
         with self.phase("load"):
-            blueprint = build(self.job.component, settings).cast("run")
             model = blueprint.module.train()
             module = TrainingStep(model, make_optimizer(self.optimizer, model, blueprint.device), self.options).train()
             dtype = input_dtype(blueprint.spec, model, blueprint.run_dtype)
@@ -113,9 +113,6 @@ class TrainingCell(Cell):
             inputs = map_tensors(lambda tensor: tensor.to(blueprint.device, copy=True), batches[0])
             initialise_optimizer(module)
             synchronize(blueprint.device)
-        self.add(weights=blueprint.weights, weights_hint=blueprint.hint)
-        for note in blueprint.notes:
-            self.note(note)
         forward = blueprint.component(settings.seed)
         component = TrainingComponent(
             **{**vars(forward), "module": module, "inputs": inputs, "kind": None, "policy": "none"}

@@ -6,13 +6,14 @@ from pathlib import Path
 import torch
 
 from profiling.cli.app import CONF, compose_config
+from profiling.components.build import build
 from profiling.components.instantiate import instantiate
 from profiling.components.spec import Settings
 from profiling.realtime.__main__ import checked
 from profiling.realtime.assemble import assemble
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.play import Clock, FrameLoop
-from profiling.realtime.prepare import build_stages, load_stages
+from profiling.realtime.prepare import load_stages
 
 TICKS = 200
 VARIANTS = "variant=[baseline,compile,cuda_graph,compile+cuda_graph]"
@@ -30,6 +31,10 @@ def tiny_pipeline(*overrides):
     return graph, {name: specs[stage.component] for name, stage in graph.stages.items()}
 
 
+def built(specs, settings):
+    return {name: build(spec, settings) for name, spec in specs.items()}
+
+
 def tiny_settings(device="cpu", dtype="float32"):
     return Settings(device=device, dtype=dtype, scale="tiny", checkpoint="random")
 
@@ -39,7 +44,7 @@ def tiny_loop(*overrides, device="cpu", variant="baseline", dtype="float32", **o
     config, _ = checked(composed(VARIANTS))
     settings, chosen = tiny_settings(device, dtype), LoopOptions(**options)
     graph, specs = tiny_pipeline(*overrides)
-    prepared = load_stages(graph, lambda: build_stages(specs, settings), settings, chosen, ticks=TICKS)
+    prepared = load_stages(graph, lambda: built(specs, settings), settings, chosen, ticks=TICKS)
     with torch.inference_mode():
         by = instantiate(config.variants[variant], "variant")
         steps = {name: by(each, Path("unused")) for name, each in prepared.components.items()}

@@ -376,9 +376,11 @@ def job(folder):
         settings=Settings(device="cpu"),
         run=str(folder),
         procedure={
-            "options": options | {"schedule": "overlap"},
-            "pipeline": {"stages": {"only": {"component": "net"}}, "deliver": ["only"], "work": {"steps": 2}},
-            "stages": {"only": {"name": "net", "module": {"_target_": "x"}, "inputs": {"_target_": "x"}}},
+            "plan": {
+                "options": options | {"schedule": "overlap"},
+                "pipeline": {"stages": {"only": {"component": "net"}}, "deliver": ["only"], "work": {"steps": 2}},
+                "stages": {"only": {"name": "net", "module": {"_target_": "x"}, "inputs": {"_target_": "x"}}},
+            }
         },
     )
 
