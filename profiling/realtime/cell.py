@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -28,19 +28,15 @@ from profiling.metrics.drift import Drift
 from profiling.metrics.metric import Measured, Subject
 from profiling.metrics.monitor import FrameMonitor
 from profiling.metrics.parity import Parity as ParityMetric
-from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import PIPELINE
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.loop import Loop, play_session
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.prepare import (
     check_variant,
-    load_stages,
-    stage_components,
     stage_variant,
 )
-from profiling.realtime.sessions import EAGER, play_session, play_sessions
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
 from profiling.results.explained import TraceAnalysis
@@ -94,8 +90,7 @@ class RealtimeCell(Cell):
         with torch.inference_mode(), ExitStack() as stack:
             eager = self._eager_frames(prepared)  # before a variant can change the networks in place
             steps = self.prepare(variant, prepared.components, stack, stages=True)
-            calls = {name: step.run for name, step in steps.items()}
-            pipeline = self._assembled(prepared.components, calls, plan.options)
+            pipeline = self._loop.pipeline(prepared.components, {name: step.run for name, step in steps.items()})
             if plan.options.schedule == "overlap" and pipeline.depth == 1:
                 self.note("loop.schedule=overlap: a CPU runs the stages in turn, so the times are those of sequential")
             self._note_state(prepared)
@@ -116,32 +111,27 @@ class RealtimeCell(Cell):
 
     def components(self) -> Mapping[str, Component]:
         """Build the network of each stage."""
-        plan, settings = self._plan, self.job.settings
         with self.phase("load"):
-            blueprints = {name: build(spec, settings).cast("run") for name, spec in plan.specs.items()}
-            return stage_components(plan.graph, blueprints, settings.seed, plan.options)
+            specs, settings = self._plan.specs, self.job.settings
+            return self._loop.components({name: build(spec, settings).cast("run") for name, spec in specs.items()})
 
     def check(self, components: Mapping[str, Component]) -> None:
         """Check every stage, then play the first ticks of the pipeline, which checks its edges."""
         super().check(components)
         with self.phase("pipeline"):
-            calls = {name: component.call for name, component in components.items()}
-            play_sessions(self._plan.graph, self._assembled(components, calls, EAGER), self.job.settings.seed)
+            self._loop.play_sessions(self._loop.pipeline(components))
 
     @cached_property
     def _plan(self) -> Plan:
         return Plan.of(self.job.settings, **self.plan)
 
-    def _assembled(
-        self, components: Mapping[str, Component], calls: Mapping[str, Callable[[], Any]], options: LoopOptions
-    ) -> StagedPipeline:
-        plan, seed, narrow = self._plan, self.job.settings.seed, getattr(torch, self.job.settings.dtype)
-        return assemble(plan.graph, components, calls, options, ticks=plan.ticks, seed=seed, narrow=narrow)
+    @property
+    def _loop(self) -> Loop:
+        return Loop(self._plan.graph, self._plan.options, self.job.settings, self._plan.ticks)
 
     def _load(self) -> Sides:
         plan = self._plan
-        load = partial(self.load, plan.specs)
-        sides = load_stages(plan.graph, load, self.job.settings, plan.options, ticks=plan.ticks, phase=self.phase)
+        sides = self._loop.sides(partial(self.load, plan.specs), self.phase)
         for note in sides.notes:
             self.note(note)
         dtypes: Counter[str] = Counter()
@@ -176,7 +166,7 @@ class RealtimeCell(Cell):
                     subject = Subject(component, steps[name], reference, tolerances[name], settings.seed)
                     found[name] = measured_by(metric, subject)
                 if isinstance(metric, ParityMetric) and prepared.whole is not None:
-                    log = play_sessions(self._plan.graph, pipeline, settings.seed)
+                    log = self._loop.play_sessions(pipeline)
                     dtype, most = getattr(torch, settings.dtype), max(known, default=None)
                     found[PIPELINE] = metric.of_pipeline(log, prepared.whole, dtype, most)
                 for name, measured in found.items():
@@ -206,11 +196,9 @@ class RealtimeCell(Cell):
         frames = OutputLog()
         if self._drift is None:
             return frames
-        calls = {name: component.call for name, component in prepared.components.items()}
-        pipeline = self._assembled(prepared.components, calls, EAGER)
         ticks = min(self._drift.calls, self._plan.ticks)
         with self.phase("eager session"):
-            play_session(pipeline, ticks, frames.append)
+            play_session(self._loop.pipeline(prepared.components), ticks, frames.append)
         return frames
 
     def _check_drift(self, pipeline: StagedPipeline, eager: OutputLog) -> None:

@@ -1,24 +1,16 @@
-"""Prepares the stages of a loop before the first frame: their variants, components and reference outputs."""
+"""Variants of the stages of a loop: one for all of them, or a mix; and what of them does not fit a loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from profiling.components.build import Blueprint
 from profiling.components.component import Component
-from profiling.components.outputs import OutputLog
-from profiling.components.sides import Sides, Start, play_sides
-from profiling.components.spec import Settings
 from profiling.errors import InputError
-from profiling.realtime.assemble import assemble
-from profiling.realtime.graph import Graph
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.sessions import EAGER, play_sessions
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Step, Variant
@@ -68,46 +60,3 @@ def check_variant(variant: Variant, options: LoopOptions) -> None:
                     f"transforms.{number}.sensitivity=true measures the layers of one network, and a loop has no table "
                     "for them. Leave it out, and use it with python -m profiling.generic_forward."
                 )
-
-
-def stage_components(
-    graph: Graph, blueprints: Mapping[str, Blueprint], seed: int, options: LoopOptions
-) -> dict[str, Component]:
-    """Return the component of each stage, which has the stage's name; the blueprints must have been cast."""
-    overlapping = options.schedule == "overlap"
-    return {
-        name: replace(blueprint.component(seed), name=name, priority=graph.stages[name].priority if overlapping else 0)
-        for name, blueprint in blueprints.items()
-    }
-
-
-def load_stages(
-    graph: Graph,
-    load: Callable[[], Mapping[str, Blueprint]],
-    settings: Settings,
-    options: LoopOptions,
-    *,
-    ticks: int,
-    phase: Callable[[str], AbstractContextManager[object]] = nullcontext,
-) -> Sides:
-    """Build the stages by `load`, and play what they are compared with: each by itself, and sessions of the whole.
-
-    `ticks` is the length of the sources that are made.
-
-    Raises:
-        InputError: a module cannot be built or fails on its inputs, or an edge does not fit.
-
-    """
-
-    def made(blueprints: Mapping[str, Blueprint]) -> dict[str, Component]:
-        return stage_components(graph, blueprints, settings.seed, options)
-
-    def together(components: Mapping[str, Component], starts: Mapping[str, Start] | None, seed: int) -> OutputLog:
-        calls = {name: component.call for name, component in components.items()}
-        narrow = getattr(torch, settings.dtype)
-        pipeline = assemble(
-            graph, components, calls, EAGER, ticks=ticks, seed=settings.seed, narrow=narrow, starts=starts
-        )
-        return play_sessions(graph, pipeline, settings.seed + seed)
-
-    return play_sides(load, made, torch.device(settings.device), phase=phase, together=together)

@@ -10,10 +10,9 @@ from profiling.components.build import build
 from profiling.components.instantiate import instantiate
 from profiling.components.spec import Settings
 from profiling.realtime.__main__ import checked
-from profiling.realtime.assemble import assemble
+from profiling.realtime.loop import Loop
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.play import Clock, FrameLoop
-from profiling.realtime.prepare import load_stages
 
 TICKS = 200
 VARIANTS = "variant=[baseline,compile,cuda_graph,compile+cuda_graph]"
@@ -44,13 +43,13 @@ def tiny_loop(*overrides, device="cpu", variant="baseline", dtype="float32", **o
     config, _ = checked(composed(VARIANTS))
     settings, chosen = tiny_settings(device, dtype), LoopOptions(**options)
     graph, specs = tiny_pipeline(*overrides)
-    prepared = load_stages(graph, lambda: built(specs, settings), settings, chosen, ticks=TICKS)
+    loop = Loop(graph, chosen, settings, TICKS)
+    prepared = loop.sides(lambda: built(specs, settings))
     with torch.inference_mode():
         by = instantiate(config.variants[variant], "variant")
         steps = {name: by(each, Path("unused")) for name, each in prepared.components.items()}
         runs = {name: step.run for name, step in steps.items()}
-        narrow = getattr(torch, dtype)
-        pipeline = assemble(graph, prepared.components, runs, chosen, ticks=TICKS, seed=0, narrow=narrow)
+        pipeline = loop.pipeline(prepared.components, runs)
         pipeline.reset()
     return pipeline, prepared, lambda: [step.close() for step in reversed(steps.values())]
 

@@ -7,8 +7,8 @@ from networks import built, composed, tiny_pipeline, tiny_settings
 from profiling.cli.config import steps_of
 from profiling.errors import InputError
 from profiling.realtime.__main__ import checked, mixed, run
+from profiling.realtime.loop import Loop
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.prepare import load_stages
 
 FEW = ("variant=[baseline]", "loop.frames=4", "loop.warmup_frames=1")
 
@@ -73,7 +73,7 @@ def test_a_component_that_does_not_fit(case):
     graph, specs = tiny_pipeline(case)
     settings = tiny_settings()
     with pytest.raises(InputError, match=STAGES[case]) as caught:
-        load_stages(graph, lambda: built(specs, settings), settings, LoopOptions(), ticks=9)
+        Loop(graph, LoopOptions(), settings, 9).sides(lambda: built(specs, settings))
     assert "\n" not in str(caught.value)
 
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from profiling.errors import InputError
 from profiling.realtime.graph import parse_graph
+from profiling.realtime.loop import session_ticks
 from profiling.realtime.play import Clock, FrameLoop
-from profiling.realtime.sessions import session_ticks
 
 COUNT = {"count": {"make": {"_target_": "planted_stages.counting"}}}
 

@@ -6,8 +6,8 @@ import torch
 from profiling.components.build import build
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.realtime.graph import parse_graph
+from profiling.realtime.loop import Loop
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.prepare import load_stages
 
 
 @pytest.mark.parametrize("has_room", [True, False])
@@ -20,7 +20,7 @@ def test_the_reference_begins_with_the_state_of_the_run(monkeypatch, policy, has
     spec = ComponentSpec("net", {"_target_": target}, inputs, state=policy)
     graph = parse_graph({"stages": {"a": {"component": "net", "inputs": {"x": "normal"}}}, "deliver": ["a"]}, ["net"])
     settings = Settings(device="cpu", dtype="bfloat16", checkpoint="random")
-    prepared = load_stages(graph, lambda: {"a": build(spec, settings)}, settings, LoopOptions(), ticks=9)
+    prepared = Loop(graph, LoopOptions(), settings, 9).sides(lambda: {"a": build(spec, settings)})
     third = float(torch.tensor(1 / 3).bfloat16())
     assert prepared.whole is not None
     for name, reference in (("a", prepared.references["a"]), ("pipeline", prepared.whole)):
