@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from profiling.errors import InputError
-
 #: No kernel can be launched in a shorter time, so that two ends of blocks so close to each other share a mark.
 SHORTEST_LAUNCH_NS = 4000
 
@@ -122,15 +120,9 @@ def timer_of(device: str) -> CudaTimer | None:
         return None
     import torch
 
-    try:
-        wanted = torch.device(device)
-    except RuntimeError:
-        raise InputError(f"device={device} is not a device. Use cpu, cuda or cuda:N.") from None
-    if wanted.type != "cuda":
-        raise InputError(f"device={device}: only cpu and cuda are supported.")
-    if not torch.cuda.is_available():
-        raise InputError(f"device={device}: torch {torch.__version__} sees no GPU. Use device='cpu'.")
-    index = torch.cuda.current_device() if wanted.index is None else wanted.index
-    if index >= torch.cuda.device_count():
-        raise InputError(f"device={device}: this machine has {torch.cuda.device_count()} GPUs; the first is cuda:0.")
-    return CudaTimer(index)
+    from profiling.machine.devices import named_device
+
+    chosen = named_device(device)
+    if chosen.type == "cpu":
+        return None
+    return CudaTimer(torch.cuda.current_device() if chosen.index is None else chosen.index)

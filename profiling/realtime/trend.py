@@ -66,16 +66,11 @@ def _noise(values: Array) -> float:
 
 @dataclass(frozen=True)
 class LineFit:
-    """Slope per frame with its 95% interval, which is printed, and its 99.9% interval, which verdicts use."""
+    """Slope per frame with its 95% interval, and whether it `rises`: its 99.9% interval is above 0."""
 
     per_frame: float
     ci95: tuple[float, float]
-    ci999: tuple[float, float]
-
-    @property
-    def rises(self) -> bool:
-        """Whether the 99.9% interval is above 0."""
-        return self.ci999[0] > 0
+    rises: bool
 
 
 def fit_line(frames: Array, values: Array) -> LineFit | None:
@@ -96,11 +91,8 @@ def fit_line(frames: Array, values: Array) -> LineFit | None:
     strict: Any = theilslopes(y, x, alpha=0.999)
     slope = float(usual.slope)
     factor = _variance_inflation(y - (slope * np.asarray(x) + float(usual.intercept))) ** 0.5
-    ci95, ci999 = (
-        (slope - factor * (slope - float(fit.low_slope)), slope + factor * (float(fit.high_slope) - slope))
-        for fit in (usual, strict)
-    )
-    return LineFit(slope, ci95, ci999)
+    low, high = slope - factor * (slope - float(usual.low_slope)), slope + factor * (float(usual.high_slope) - slope)
+    return LineFit(slope, (low, high), rises=slope > factor * (slope - float(strict.low_slope)))
 
 
 def _variance_inflation(values: Array) -> float:

@@ -18,6 +18,7 @@ from profiling.components.instantiate import instantiate, partial_of
 from profiling.components.spec import Settings
 from profiling.components.weights import find_weights
 from profiling.errors import InputError, MissingExtraError, print_traceback, reason_of
+from profiling.machine.devices import named_device
 from profiling.metrics.metric import Metric
 from profiling.results.environment import encode_environment
 from profiling.run.checkouts import Checkout
@@ -131,21 +132,8 @@ def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
 def _device(requested: str, cuda: bool) -> tuple[torch.device, str]:
     if requested == "auto":
         return torch.device("cuda:0" if cuda else "cpu"), f"auto: CUDA is {'' if cuda else 'not '}available"
-    try:
-        device = torch.device(requested)
-    except RuntimeError:
-        raise InputError(f"device={requested} is not a device. Use auto, cpu, cuda or cuda:N.") from None
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device={requested}: only cpu and cuda are supported.")
-    if device.type == "cpu":
-        return torch.device("cpu"), "as requested"
-    if not cuda:
-        built = f"torch {torch.__version__} " + ("sees no GPU" if torch.version.cuda else "is built without CUDA")
-        raise InputError(f"device={requested}: {built}. Use device=cpu, or install a driver and a CUDA build of torch.")
-    index = device.index or 0
-    if index >= torch.cuda.device_count():
-        raise InputError(f"device={requested}: this machine has {torch.cuda.device_count()} GPUs; the first is cuda:0.")
-    return torch.device("cuda", index), "as requested"
+    device = named_device(requested)
+    return torch.device("cpu") if device.type == "cpu" else torch.device("cuda", device.index or 0), "as requested"
 
 
 def _instance(kind: type, node: Mapping[str, Any], where: str) -> Any:
