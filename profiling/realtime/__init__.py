@@ -1,11 +1,13 @@
 """Times the frames of a pipeline, or of an application's own loop, against their deadlines.
 
-How a loop is measured, in the order in which to read: `graph` parses the pipeline in YAML, and `plan` says how many
-ticks a cell plays. `prepare` builds and prepares the stages, and `sides` plays what they are compared with. `assemble`
-connects them (`sources` are the inputs from the host), and `pipeline` runs a tick. `play` is the loop itself: it begins
-each frame when it is due and records its times. `cell` does all of this in turn. `summary` makes the section of the
-record out of the series of all frames, with `deadlines` and `trend`.
+How a loop is measured is in three files: `cell` does everything in turn, `pipeline` runs a tick, and `play` begins each
+frame when it is due and records its times.
+
+What is played: `graph` parses the pipeline in YAML, `options` are those of the loop, and `plan` says how many ticks a
+cell plays. `loop` builds the stages and the sessions that are compared; `assemble` connects stages, `sources` are inputs
+from the host, `prepare` holds the variants of stages. `summary` makes the section of the record out of the series of all
+frames, with `deadlines` and `trend`; `recovery` does where the process died.
 
 `recorder` records the frames of an application, with `cuda_timer` for the times on the device; `recorded_run` holds
-their files. `recovery` saves the frames of a process that died.
+their files.
 """

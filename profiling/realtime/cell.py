@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ import torch
 from torch import nn
 
 from profiling.components.build import build
-from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.outputs import Difference, OutputLog, Outputs, difference
 from profiling.components.sides import Sides
@@ -86,28 +84,29 @@ class RealtimeCell(Cell):
                 )
         plan = self._plan
         check_variant(variant, plan.options)
-        prepared = self._load()
+        sides = self._loop.sides(partial(self.load, plan.specs), self.phase)
+        self.describe(sides.components, frames_per_call=plan.graph.frames_per_tick)
         with torch.inference_mode(), ExitStack() as stack:
-            eager = self._eager_frames(prepared)  # before a variant can change the networks in place
-            steps = self.prepare(variant, prepared.components, stack, stages=True)
-            pipeline = self._loop.pipeline(prepared.components, {name: step.run for name, step in steps.items()})
+            eager = self._eager_frames(sides)  # before a variant can change the networks in place
+            steps = self.prepare(variant, sides.components, stack, stages=True)
+            pipeline = self._loop.pipeline(sides.components, {name: step.run for name, step in steps.items()})
             if plan.options.schedule == "overlap" and pipeline.depth == 1:
                 self.note("loop.schedule=overlap: a CPU runs the stages in turn, so the times are those of sequential")
-            self._note_state(prepared)
-            check = partial(self._check, variant, prepared, steps, pipeline)
+            self.note_state(sides)
+            check = partial(self._check, variant, sides, steps, pipeline)
             check()
             self._check_drift(pipeline, eager)
             self.wait_until_alone()
             pipeline.reset()
             first_ms = _first_frame_ms(pipeline)
             self._measure_idle_power(torch.device(settings.device))
-            series = self._play(prepared, pipeline, first_ms)
+            series = self._play(sides, pipeline, first_ms)
             if not self.problems:
                 check(before="correct before the timed frames, wrong after them: ")
             if settings.trace:
                 self._trace(pipeline, torch.device(settings.device))
             if settings.ceilings == "auto":
-                self._explain_roofline(prepared, steps, series)
+                self._explain_roofline(sides, steps, series)
 
     def components(self) -> Mapping[str, Component]:
         """Build the network of each stage."""
@@ -129,23 +128,10 @@ class RealtimeCell(Cell):
     def _loop(self) -> Loop:
         return Loop(self._plan.graph, self._plan.options, self.job.settings, self._plan.ticks)
 
-    def _load(self) -> Sides:
-        plan = self._plan
-        sides = self._loop.sides(partial(self.load, plan.specs), self.phase)
-        for note in sides.notes:
-            self.note(note)
-        dtypes: Counter[str] = Counter()
-        for component in sides.components.values():
-            dtypes.update(parameter_dtypes(component.module))
-        self.add(
-            parameters=sum(dtypes.values()), parameter_dtypes=dict(dtypes), frames_per_call=plan.graph.frames_per_tick
-        )
-        return sides
-
     def _check(
         self,
         variant: Variant,
-        prepared: Sides,
+        sides: Sides,
         steps: Mapping[str, Step],
         pipeline: StagedPipeline,
         before: str = "",
@@ -155,20 +141,20 @@ class RealtimeCell(Cell):
         `before` comes before the reason of what is wrong.
         """
         checks: dict[str, Parity] = {}
-        settings, components = self.job.settings, prepared.components
+        settings, components = self.job.settings, sides.components
         tolerances = {name: stage_variant(variant, name).tolerance for name in components}
         known = [tolerance for tolerance in tolerances.values() if tolerance is not None]
         with self.phase("parity"):
             for metric in (each for each in metrics_of(self.job).values() if each.needs_reference):
                 found: dict[str, Measured] = {}
                 for name, component in components.items():
-                    reference = prepared.references[name]
+                    reference = sides.references[name]
                     subject = Subject(component, steps[name], reference, tolerances[name], settings.seed)
                     found[name] = measured_by(metric, subject)
-                if isinstance(metric, ParityMetric) and prepared.whole is not None:
+                if isinstance(metric, ParityMetric) and sides.whole is not None:
                     log = self._loop.play_sessions(pipeline)
                     dtype, most = getattr(torch, settings.dtype), max(known, default=None)
-                    found[PIPELINE] = metric.of_pipeline(log, prepared.whole, dtype, most)
+                    found[PIPELINE] = metric.of_pipeline(log, sides.whole, dtype, most)
                 for name, measured in found.items():
                     checks[name] = measured.sections["parity"]
                     if measured.problem is not None:
@@ -178,27 +164,18 @@ class RealtimeCell(Cell):
             worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
             self.add(parity=msgspec.structs.replace(worst, stages=checks))
 
-    def _note_state(self, prepared: Sides) -> None:
-        """Note what state is not put back, and which stages differ from themselves."""
-        for name, component in prepared.components.items():
-            for path, why in component.kept.not_restored.items():
-                self.note(f"{name}: {path} is not restored before each session: {why}")
-            difference = prepared.references[name].nondeterminism(component.dtype)
-            if difference is not None:
-                self.note(f"{name}: {difference}")
-
     @cached_property
     def _drift(self) -> Drift | None:
         return next((metric for metric in metrics_of(self.job).values() if isinstance(metric, Drift)), None)
 
-    def _eager_frames(self, prepared: Sides) -> OutputLog:
+    def _eager_frames(self, sides: Sides) -> OutputLog:
         """Return what each tick of an eager session in the run's dtype delivers; empty without the metric drift."""
         frames = OutputLog()
         if self._drift is None:
             return frames
         ticks = min(self._drift.calls, self._plan.ticks)
         with self.phase("eager session"):
-            play_session(self._loop.pipeline(prepared.components), ticks, frames.append)
+            play_session(self._loop.pipeline(sides.components), ticks, frames.append)
         return frames
 
     def _check_drift(self, pipeline: StagedPipeline, eager: OutputLog) -> None:
@@ -218,7 +195,7 @@ class RealtimeCell(Cell):
         self.metrics, _ = merge_metric(self.metrics, measured.sections)
         self.add(metrics=self.metrics)
 
-    def _short_warmups(self, prepared: Sides) -> list[str]:
+    def _short_warmups(self, sides: Sides) -> list[str]:
         """Return the stages that do not reach their steady state in the warm-up, so that timed frames do other work.
 
         A module says by its attribute `calls_until_steady` after how many calls from its reset a call does the same
@@ -227,7 +204,7 @@ class RealtimeCell(Cell):
         warmup, signs = self._plan.warmup_frames, []
         for name, stage in self._plan.graph.stages.items():
             calls = warmup * stage.repeat // stage.every
-            needed = getattr(prepared.components[name].module, "calls_until_steady", 0)
+            needed = getattr(sides.components[name].module, "calls_until_steady", 0)
             if calls < needed:
                 ticks = -(-needed * stage.every // stage.repeat)
                 signs.append(
@@ -253,7 +230,7 @@ class RealtimeCell(Cell):
             except NoEnergy as reason:
                 self.energy = Energy(reason=str(reason))
 
-    def _play(self, prepared: Sides, pipeline: StagedPipeline, first_ms: float) -> Series:
+    def _play(self, sides: Sides, pipeline: StagedPipeline, first_ms: float) -> Series:
         """Play all frames and return their series; a loop that fails leaves the frames before the failure on disk."""
         plan, run, device = self._plan, Path(self.job.run), torch.device(self.job.settings.device)
         paced = plan.options.pace == "realtime"
@@ -263,7 +240,7 @@ class RealtimeCell(Cell):
         before: dict[str, int] = {}
 
         def on_first() -> None:
-            before.update({name: state_bytes(each.module) for name, each in prepared.components.items()})
+            before.update({name: state_bytes(each.module) for name, each in sides.components.items()})
             monitor.start()
 
         try:
@@ -274,7 +251,7 @@ class RealtimeCell(Cell):
             journal.close()
             series = recover_series(run, self.job.name)
             assert series is not None
-            unsteady = [*self._short_warmups(prepared), *_grown(before, prepared)]
+            unsteady = [*self._short_warmups(sides), *_grown(before, sides)]
             self._summarize(series, monitor, first_ms, unsteady)
         return series
 
@@ -321,18 +298,18 @@ class RealtimeCell(Cell):
 
         self.trace_call(begin, lambda: loop.run(range(frames), lambda row: None), device, analyse, calls=(1, 1))
 
-    def _explain_roofline(self, prepared: Sides, steps: Mapping[str, Step], series: Series) -> None:
+    def _explain_roofline(self, sides: Sides, steps: Mapping[str, Step], series: Series) -> None:
         """Compare the frames with their roofline. Comes last, since it resets the networks to their first frame."""
         calls = {name: (stage.repeat, 1 / stage.every) for name, stage in self._plan.graph.stages.items()}
         medians = {name: median(stage_ms(series, name)) for name in stage_names(series)}
 
         def analyse(stage: str) -> TraceAnalysis | None:
-            return self.passes(prepared.components[stage], steps[stage]).analyze_kernels()
+            return self.passes(sides.components[stage], steps[stage]).analyze_kernels()
 
         with self.phase("roofline"), self.best_effort("the roofline"):
             if (ceilings := self.ceilings()) is not None:
                 section = frame_roofline(
-                    prepared.components,
+                    sides.components,
                     steps,
                     ceilings,
                     median(series["frame_ms"]),
@@ -362,9 +339,9 @@ def state_bytes(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def _grown(before: Mapping[str, int], prepared: Sides) -> list[str]:
+def _grown(before: Mapping[str, int], sides: Sides) -> list[str]:
     """Return in words which stages keep more than before: a cache that is not full, or that nothing empties."""
-    after = {name: state_bytes(prepared.components[name].module) for name in before}
+    after = {name: state_bytes(sides.components[name].module) for name in before}
     return [
         f"the state of the stage {name} grew during the timed frames, from {size / 2**20:.3g} to "
         f"{after[name] / 2**20:.3g} MiB: later frames do other work than earlier ones"

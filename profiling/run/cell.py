@@ -10,6 +10,7 @@ import contextlib
 import os
 import traceback
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -23,9 +24,11 @@ import torch
 from msgspec.structs import replace
 
 from profiling.components.build import Blueprint, build
+from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import eager_reference
+from profiling.components.sides import Sides
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError, SkippedError, print_traceback, reason_of
 from profiling.machine.memory import used_and_free
@@ -218,6 +221,27 @@ class Cell(ABC):
         for name, blueprint in blueprints.items():
             for note in blueprint.notes:
                 self.note(f"{name}: {note}" if several else note)
+
+    def describe(self, components: Mapping[str, Component], *, frames_per_call: int, cast: str | None = None) -> None:
+        """Record the parameters of all components, and what a call of the cell makes."""
+        dtypes: Counter[str] = Counter()
+        for component in components.values():
+            dtypes.update(parameter_dtypes(component.module))
+        total = sum(dtypes.values())
+        self.add(parameters=total, parameter_dtypes=dict(dtypes), frames_per_call=frames_per_call, cast=cast)
+
+    def note_state(self, sides: Sides) -> None:
+        """Note what disturbs a comparison: state that is not put back, and components that differ from themselves."""
+        for note in sides.notes:
+            self.note(note)
+        for name, component in sides.components.items():
+            where = f"{name}: " if len(sides.components) > 1 else ""
+            for path, why in component.kept.not_restored.items():
+                self.note(f"{where}{path} is not restored before each measurement: {why}")
+            reference = sides.references.get(name)
+            nondeterminism = None if reference is None else reference.nondeterminism(component.dtype)
+            if nondeterminism is not None:
+                self.note(f"{where}{nondeterminism}")
 
     def prepare(
         self, variant: Variant, components: Mapping[str, Component], stack: ExitStack, *, stages: bool = False

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 
 from profiling.components.build import Blueprint, build
-from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.outputs import Outputs, difference, to_host
-from profiling.components.reference import Reference
 from profiling.components.sides import Sides, play_sides
 from profiling.components.trajectory import learn
 from profiling.metrics.metric import Metric, Subject
@@ -50,18 +48,12 @@ class ForwardCell(Cell):
         with torch.inference_mode():
             sides = self._sides(partial(reached, "loaded"))
             component, reference = sides.components[MODULE], sides.references.get(MODULE)
-            for note in sides.notes:
-                self.note(note)
-            del sides
-            self.add(
-                parameters=component.parameters,
-                parameter_dtypes=parameter_dtypes(component.module),
-                cast=job.component.cast,
-                frames_per_call=component.frames_per_call,
-            )
+            self.describe(sides.components, frames_per_call=component.frames_per_call, cast=job.component.cast)
             component.refill(settings.seed)
             component.reset()
-            self._describe_state(component, reference)
+            self._describe_state(component)
+            self.note_state(sides)
+            del sides
             # Before a variant can change the module in place.
             expected_by = {name: metric.expected(component, settings.seed) for name, metric in metrics.items()}
             every = (
@@ -115,8 +107,8 @@ class ForwardCell(Cell):
                 learn(component)
         return Sides(components)
 
-    def _describe_state(self, component: Component, reference: Reference | None) -> None:
-        """Record what calls change, and note what disturbs a measurement."""
+    def _describe_state(self, component: Component) -> None:
+        """Record what calls change, and how many in a row are compared and timed."""
         kept, wanted = component.kept, self.job.component.state_options.calls
         section = State(
             policy=kept.policy,
@@ -135,11 +127,6 @@ class ForwardCell(Cell):
                 f"{component.place.calls} calls in a row are compared and timed, not {wanted}: a later one fails (a "
                 "cache that is full?), or they are slow or return much; component.NAME.state.calls sets the number"
             )
-        for path, why in kept.not_restored.items():
-            self.note(f"{path} is not restored before each measurement: {why}")
-        nondeterminism = None if reference is None else reference.nondeterminism(component.dtype)
-        if nondeterminism is not None:
-            self.note(nondeterminism)
 
     def _check_after_timing(self, metrics: Mapping[str, Metric], subject: Subject) -> None:
         """Check parity again after the timing, to detect a stale buffer or an overwritten graph pool."""

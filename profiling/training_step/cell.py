@@ -13,7 +13,6 @@ import msgspec
 import torch
 
 from profiling.components.build import input_dtype, input_maker
-from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
 from profiling.components.trees import map_tensors
 from profiling.errors import InputError
@@ -117,12 +116,8 @@ class TrainingCell(Cell):
         component = TrainingComponent(
             **{**vars(forward), "module": module, "inputs": inputs, "kind": None, "policy": "none"}
         )
-        self.add(
-            parameters=component.parameters,
-            parameter_dtypes=parameter_dtypes(model),
-            cast=blueprint.spec.cast,
-            frames_per_call=component.frames_per_call,
-        )
+        components = {component.name: component}
+        self.describe(components, frames_per_call=component.frames_per_call, cast=blueprint.spec.cast)
         return component, module, batches
 
     def _measure_step(self, metrics: Mapping[str, Metric], subject: Subject, trainer: Trainer) -> None:
