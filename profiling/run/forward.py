@@ -44,9 +44,9 @@ class ForwardCell(Cell):
                 metric.on_phase(phase, device)
 
         reached("start")
-
         with torch.inference_mode():
-            sides = self._sides(partial(reached, "loaded"))
+            with_reference = any(metric.needs_reference for metric in metrics.values())
+            sides = self._sides(partial(reached, "loaded"), with_reference=with_reference)
             component, reference = sides.components[MODULE], sides.references.get(MODULE)
             self.describe(sides.components, frames_per_call=component.frames_per_call, cast=job.component.cast)
             component.refill(settings.seed)
@@ -89,14 +89,14 @@ class ForwardCell(Cell):
             component = blueprint.component(settings.seed)
         return {component.name: component}
 
-    def _sides(self, on_built: Callable[[], None]) -> Sides:
+    def _sides(self, on_built: Callable[[], None], *, with_reference: bool) -> Sides:
         """Play the component eagerly, which shows what calls change, and as the fp32 reference from the same S0."""
         settings, load = self.job.settings, partial(self.load, {MODULE: self.job.component})
 
         def made(blueprints: Mapping[str, Blueprint]) -> dict[str, Component]:
             return {name: blueprint.component(settings.seed) for name, blueprint in blueprints.items()}
 
-        if any(metric.needs_reference for metric in metrics_of(self.job).values()):
+        if with_reference:
             device = torch.device(settings.device)
             return play_sides(load, made, device, phase=self.phase, on_built=on_built)
         with torch.inference_mode(False):

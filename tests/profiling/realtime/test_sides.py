@@ -1,5 +1,7 @@
 """Three sides of a loop play the same ticks from the same S0."""
 
+import weakref
+
 import pytest
 import torch
 
@@ -32,3 +34,20 @@ def test_the_reference_begins_with_the_state_of_the_run(monkeypatch, policy, has
             ]
             assert first == [float(torch.tensor(third, dtype=kind) + torch.tensor(1 / 3, dtype=kind))], (name, kind)
     assert prepared.whole.calls == 8, "two sessions of four ticks"
+
+
+def test_without_room_the_module_of_the_run_is_freed_before_that_of_the_reference_is_built(monkeypatch):
+    monkeypatch.setattr("profiling.components.sides.has_room_beside", lambda *_: False)
+    settings = Settings(device="cpu", dtype="bfloat16", checkpoint="random")
+    spec = ComponentSpec("net", {"_target_": "planted_stages.Accumulates"}, {"x": {"shape": [1, 1]}})
+    built, alive = [], []
+
+    def load():
+        alive.append(sum(module() is not None for module in built))
+        blueprint = build(spec, settings)
+        built.append(weakref.ref(blueprint.module))
+        return {"a": blueprint}
+
+    graph = parse_graph({"stages": {"a": {"component": "net", "inputs": {"x": "normal"}}}, "deliver": ["a"]}, ["net"])
+    Loop(graph, LoopOptions(), settings, 9).sides(load)
+    assert alive == [0, 0, 0]
