@@ -32,6 +32,11 @@ class Job:
     parts: tuple[Job, ...] = ()  # that compile, one by one, the code that this cell compiles: the stages of a loop
 
     @property
+    def networks(self) -> tuple[ComponentSpec, ...]:
+        """The components whose networks the cell builds: its own, or those of the stages of a loop."""
+        return tuple(part.component for part in self.parts) or (self.component,)
+
+    @property
     def takes_windows(self) -> bool:
         """Whether it is timed in windows, in turns with others."""
         timed = any(node["_target_"] == LATENCY for node in self.metrics.values())

@@ -51,7 +51,7 @@ def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
     cell: Any = partial_of(jobs[0].procedure, jobs[0].target)
     for name, node in jobs[0].metrics.items():
         _instance(Metric, node, f"metric.{name}")
-    components = {job.component.name: job.component for job in jobs}
+    components = {spec.name: spec for job in jobs for spec in job.networks}
     for spec in components.values():
         path, _ = find_weights(spec, settings)
         if path is not None and not path.exists():
@@ -77,7 +77,7 @@ def check_modules(jobs: tuple[Job, ...], checkout: Checkout) -> None:
         InputError: one cannot be, or is not.
 
     """
-    for spec in {job.component.name: job.component for job in jobs}.values():
+    for spec in {spec.name: spec for job in jobs for spec in job.networks}.values():
         with suppress(MissingExtraError):  # its cells are skipped
             partial_of(spec.module, f"component.{spec.name}.module")
     checkout.check_imports()

@@ -117,3 +117,17 @@ def test_input_that_only_a_cell_can_refuse(realtime, tmp_path):
         assert message in " ".join((outcome.err + outcome.out).split()), "also where the console wraps the line"
         # With isolation=none the log of the cell is on the terminal too.
         assert "Traceback" not in outcome.err or "isolation=none" in overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("component.sound_stage.checkpoint=nowhere.pt", "component.sound_stage.checkpoint=nowhere.pt does not exist"),
+        ("checkpoint=required", "checkpoint=required, but world_model_frame has none"),
+    ],
+)
+def test_checkpoints_of_all_stages_are_looked_for_before_any_cell(realtime, override, says):
+    outcome = realtime(*FEW, override)
+    assert outcome.code == 2
+    assert says in outcome.err
+    assert not (outcome.folder / "results.jsonl").exists()
