@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import math
 import os
-import struct
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from profiling.errors import InputError
-from profiling.results.jsonl import read_file
+from profiling.results.jsonl import DECODE_ERRORS, read_file
 from profiling.results.run_folder import write_bytes
 
 Array = NDArray[np.float64]
@@ -42,8 +40,6 @@ DISTURBANCES = (
 #: Names of every series. Each stage adds `host_<stage>_ms` and `device_<stage>_ms`.
 NAMES = (*TIMES, "due_ms", "wait_ms", "rest_ms", "gap_ms", *MEMORY, ENERGY, *DISTURBANCES)
 
-#: Most files of a journal that are kept open.
-MOST_OPEN = 64
 #: Resolution of the host's clock: times closer than this are equal.
 TICK_MS = 1e-6
 
@@ -136,21 +132,20 @@ def read_series(path: Path) -> dict[str, Array]:
 
 
 class Journal:
-    """Appends a row for each frame to a file: one line of names, then rows of float64 numbers.
+    """Appends a line of JSON for each frame to a file: a list of numbers, null where not measured.
 
-    Each row is written unbuffered, so that it survives the death of the process, though not of the machine. After a new
-    name, of a stage that no frame before had, the next row begins a further file. `columns` are the names with their
-    places in a row.
+    A line of names stands before the first row, and again where a stage adds names that no frame before had. Each line
+    is written unbuffered, so that it survives the death of the process, though not of the machine. `columns` are the
+    names with their places in a row.
     """
 
     def __init__(self, run: Path, cell: str, names: Sequence[str]) -> None:
-        self._run, self._cell, self._files, self._file = run, cell, 0, -1
-        self._open: list[int] = []  # descriptors of the files, with which they can be read after they were removed
-        (run / "cells").mkdir(parents=True, exist_ok=True)
-        remove_journal(run, cell)
+        self._run, self._cell, self._path = run, cell, _journal_file(run, cell)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         self.columns = {name: place for place, name in enumerate(names)}
         self._last: tuple[Mapping[str, float], list[float]] | None = None
-        self._begin_file()
+        self._write_names()
 
     def append(self, values: Mapping[str, float]) -> None:
         """Write the row of a frame; names that `values` lacks become NaN.
@@ -187,43 +182,39 @@ class Journal:
             OSError: it cannot be written.
 
         """
-        if len(row) != self._width:
-            self._begin_file()
-        if os.write(self._file, self._pack(*row)) < 8 * self._width:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if len(row) > self._width:
+            self._write_names()
+        self._write_line(row)
 
     def close(self) -> None:
-        """Close the files, which remain for `recover_series`."""
+        """Close the file, which remains for `recover_series`."""
+        if self._file >= 0:
+            os.close(self._file)
         self._file = -1
-        while self._open:
-            os.close(self._open.pop())
 
     @property
     def is_on_disk(self) -> bool:
-        """Whether the files are where they were written: nothing has removed or moved their folder."""
-        return len(_journal_files(self._run, self._cell)) == self._files
+        """Whether the file is where it was written: nothing has removed or moved its folder."""
+        return self._path.is_file()
 
     def read(self) -> dict[str, Array] | None:
-        """Return the series of the rows so far, also where the files were removed while they were open."""
-        if len(self._open) < self._files and self.is_on_disk:
+        """Return the series of the rows so far, also where the file was removed while it was open."""
+        if self._file < 0:
             return read_journal(self._run, self._cell)
-        return _joined([_rows_of(_content(file)) for file in self._open])
+        return _series_of(os.pread(self._file, os.fstat(self._file).st_size, 0))
 
     def remove(self) -> None:
         """Remove the journal, whose frames are written elsewhere."""
         remove_journal(self._run, self._cell)
 
-    def _begin_file(self) -> None:
-        self._files += 1
-        path = _journal_file(self._run, self._cell, self._files)
-        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed
-        if len(self._open) == MOST_OPEN:
-            os.close(self._open.pop(0))
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
-        self._open.append(self._file)
-        os.write(self._file, json.dumps(list(self.columns)).encode() + b"\n")
+    def _write_names(self) -> None:
+        self._write_line([*self.columns])
         self._width = len(self.columns)
-        self._pack = struct.Struct(f"={self._width}d").pack
+
+    def _write_line(self, values: Sequence[float] | Sequence[str]) -> None:
+        line = msgspec.json.encode(values, enc_hook=float) + b"\n"
+        if os.write(self._file, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def recover_series(run: Path, cell: str) -> dict[str, Array] | None:
@@ -248,50 +239,42 @@ def with_gaps(series: Series) -> dict[str, Array]:
 
 
 def read_journal(run: Path, cell: str) -> dict[str, Array] | None:
-    """Return the series of the frames in a cell's journal, which may still grow; None where there is no journal."""
-    return _joined([_rows_of(read_file(path)) for path in _journal_files(run, cell)])
+    """Return the series of the frames in a cell's journal, which may still grow; None where there is no journal.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds no series of frames.
+
+    """
+    path = _journal_file(run, cell)
+    return _series_of(read_file(path)) if path.is_file() else None
 
 
-def _joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array] | None:
-    """Return the series of the files of a journal; None where there are none."""
-    if not parts:
-        return None
-    names = dict.fromkeys(name for rows in parts for name in rows)
-    missing = [np.full(len(rows["frame_ms"]), np.nan) for rows in parts]
-    return {
-        name: np.concatenate([rows.get(name, nan) for rows, nan in zip(parts, missing, strict=True)]) for name in names
-    }
-
-
-def _content(file: int) -> bytes:
-    """Return all bytes of an open file."""
-    with os.fdopen(os.dup(file), "rb") as copy:
-        copy.seek(0)
-        return copy.read()
-
-
-def _rows_of(content: bytes) -> dict[str, Array]:
-    """Return the series in one file of a journal, without a row that is cut off."""
-    line, _, data = content.partition(b"\n")
-    names = json.loads(line)
-    if not isinstance(names, list) or not names or any(not isinstance(name, str) for name in names):
+def _series_of(content: bytes) -> dict[str, Array]:
+    """Return the series in the lines of a journal, without a line that is cut off."""
+    names: list[Any] = []
+    rows: list[list[Any]] = []
+    for line in content.split(b"\n")[:-1]:
+        try:
+            values = msgspec.json.decode(line, type=list[str | float | bool | None])
+        except DECODE_ERRORS as error:
+            raise ValueError(f"line {len(rows) + 1} is no row of numbers: {error}") from None
+        if values and isinstance(values[0], str):
+            names = values
+        else:
+            rows.append(values)
+    if not names:
         raise ValueError("it does not begin with the names of its series")
-    width = 8 * len(names)
-    rows = np.frombuffer(data[: len(data) // width * width], dtype=np.float64).reshape(-1, len(names))
-    return {name: rows[:, index].copy() for index, name in enumerate(names)}
-
-
-def _journal_files(run: Path, cell: str) -> list[Path]:
-    """Return the files of a cell's journal that exist, in the order in which they were written."""
-    files = (_journal_file(run, cell, number) for number in count(1))
-    return list(takewhile(Path.is_file, files))
+    series = np.full((len(rows), len(names)), np.nan)
+    for frame, row in enumerate(rows):
+        series[frame, : len(row)] = row
+    return {name: series[:, place].copy() for place, name in enumerate(names)}
 
 
 def remove_journal(run: Path, cell: str) -> None:
     """Remove a cell's journal, whose frames are written elsewhere."""
-    for file in _journal_files(run, cell):
-        file.unlink()
+    _journal_file(run, cell).unlink(missing_ok=True)
 
 
-def _journal_file(run: Path, cell: str, number: int = 1) -> Path:
-    return run / "cells" / f"{cell}.frames.part{number if number > 1 else ''}"
+def _journal_file(run: Path, cell: str) -> Path:
+    return run / "cells" / f"{cell}.frames.part"

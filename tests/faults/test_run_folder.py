@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from as_user import OUTSIDE, ROOT
 from make_record import record
@@ -34,7 +33,7 @@ from profiling.errors import InputError
 from profiling.report import render
 from profiling.report.__main__ import main as report
 from profiling.results.environment import Environment, Git, read_environment
-from profiling.results.frames import Journal, read_series
+from profiling.results.frames import Journal, read_journal, read_series
 from profiling.results.jsonl import append_record, encode_record, read_records
 from profiling.results.measured import Metrics
 from profiling.results.record import encode_sections
@@ -692,7 +691,7 @@ def test_a_killed_loop(realtime, tmp_path, capsys):
     ended = realtime(*FRAMES, dies, folder=tmp_path / "run")
     assert ended.code == -signal.SIGKILL
     journal = tmp_path / "run" / "cells" / "realtime.baseline.frames.part"
-    frames = len(read_series_of(journal))
+    frames = len(read_journal(tmp_path / "run", "realtime.baseline")["frame_ms"])
     assert frames > 10
     assert report([str(tmp_path / "run")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
@@ -704,11 +703,6 @@ def test_a_killed_loop(realtime, tmp_path, capsys):
     kept = tmp_path / "run" / "cells" / "realtime.baseline.attempt1.frames.npz"
     assert len(read_series(kept)["frame_ms"]) == frames
     assert journal.exists()
-
-
-def read_series_of(journal: Path) -> np.ndarray:
-    names, _, rows = journal.read_bytes().partition(b"\n")
-    return np.frombuffer(rows[: len(rows) // 8 * 8]).reshape(-1, len(json.loads(names)))
 
 
 @pytest.mark.parametrize(
