@@ -1,4 +1,4 @@
-"""Compare two runs, or two sweeps, cell by cell: `python -m profiling.compare A B`. Needs no torch, measures nothing.
+"""Compare two runs cell by cell: `python -m profiling.compare A B`. Needs no torch, measures nothing.
 
 With two git revisions or two checkouts in the place of runs, measure them first, in turns.
 
@@ -18,19 +18,17 @@ from profiling.compare.output import (
     EXIT_CODES,
     check_page_path,
     compare_runs,
-    compare_sweeps,
     parse_options,
     report_of,
     show,
 )
 from profiling.errors import InputError, command, prepare_output, printable, reason_of, shell_words
-from profiling.report.format import count_of
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.sweep import is_sweep, read_plan
+from profiling.results.sweep import is_sweep
 
 INTERRUPTED = 130
 _USAGE = """\
-%(prog)s [options] A B                  two runs: folders, or files; or two sweeps
+%(prog)s [options] A B                  two runs: folders, or files
        %(prog)s [options] A B [KEY=VALUE ...]  two git revisions or checkouts"""
 _EPILOG = """\
 Two revisions
@@ -50,15 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m profiling.compare",
         usage=_USAGE,
-        description="Compare two runs cell by cell, or two sweeps run by run; or measure two revisions of your code in "
-        "turns and compare them.",
+        description="Compare two runs cell by cell; or measure two revisions of your code in turns and compare them.",
         epilog=f"{_EPILOG}{EXIT_CODES};\na page that cannot be written is an error on stderr and changes no exit code",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name, role in (("A", "the run that B is compared with"), ("B", "the run that is judged")):
-        parser.add_argument(
-            name.lower(), metavar=name, help=f"{role}: its folder (or a sweep's), a file of records, or a revision"
-        )
+        parser.add_argument(name.lower(), metavar=name, help=f"{role}: its folder, a file of records, or a revision")
     parser.add_argument(
         "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="what to measure of two revisions, and how"
     )
@@ -87,36 +82,17 @@ def _compare(options: argparse.Namespace) -> int:
     if options.threshold is not None and not 0 < options.threshold < 1:
         raise InputError(f"--threshold {options.threshold} must be between 0 and 1; 0.02 is 2%.")
     check_page_path(options.html)
-    folders = Path(options.a), Path(options.b)
-    are_checkouts = _are_checkouts(options)
-    if _are_sweeps(*folders):
-        comparison = compare_sweeps(folders, options.threshold, options.cells)
-    else:
-        if are_checkouts:
-            from profiling.compare.measure import measure  # needs torch's environment and Hydra, which reading does not
+    folders: tuple[Path, ...] = (Path(options.a), Path(options.b))
+    if sweep := next(filter(is_sweep, folders), None):
+        each = command("-m", "profiling.history", *folders)
+        raise InputError(f"{sweep} is a sweep. Name one of its runs, {sweep / '0'} for example; for all runs: {each}")
+    if _are_checkouts(options):
+        from profiling.compare.measure import measure  # needs torch's environment and Hydra, which reading does not
 
-            folders = measure((options.a, options.b), options.overrides, options.config_dir)
-        comparison = compare_runs(folders, options.threshold, options.cells)
+        folders = measure((options.a, options.b), options.overrides, options.config_dir)
+    comparison = compare_runs(folders, options.threshold, options.cells)
     show(options, report_of(comparison))
     return comparison.exit_code
-
-
-def _are_sweeps(a: Path, b: Path) -> bool:
-    """Return whether both are sweeps.
-
-    Raises:
-        InputError: only one of them is.
-
-    """
-    if is_sweep(a) == is_sweep(b):
-        return is_sweep(a)
-    sweep, other = (a, b) if is_sweep(a) else (b, a)
-    jobs = read_plan(sweep).jobs
-    words = (path / jobs[0].folder if path == sweep and jobs else path for path in (a, b))
-    raise InputError(
-        f"{sweep} is a sweep of {count_of(len(jobs), 'run')}, and {other} is none. Name one of its runs: "
-        f"{command('-m', 'profiling.compare', *words)}"
-    )
 
 
 def _are_checkouts(options: argparse.Namespace) -> bool:
@@ -127,12 +103,11 @@ def _are_checkouts(options: argparse.Namespace) -> bool:
 
     """
     paths = [Path(options.a), Path(options.b)]
-    runs = [path for path in paths if path.is_file() or (path / RESULTS_FILE).is_file() or is_sweep(path)]
+    runs = [path for path in paths if path.is_file() or (path / RESULTS_FILE).is_file()]
     measuring = [*options.overrides[:1], *(["--config-dir"] if options.config_dir else [])]
     if measuring and runs:
-        kind = "sweep" if is_sweep(runs[0]) else "run"
         raise InputError(
-            f"{runs[0]} is a {kind}. To compare {kind}s, leave {shell_words(measuring[:1])} out; to measure, name two "
+            f"{runs[0]} is a run. To compare runs, leave {shell_words(measuring[:1])} out; to measure, name two "
             "revisions or checkouts."
         )
     return bool(measuring) or not any(path.exists() and not (path / ".git").exists() for path in paths)

@@ -1,4 +1,4 @@
-"""The cells of two runs or two sweeps: B is faster, slower or the same as A, or undecided. The judge decides.
+"""The cells of two runs: B is faster, slower or the same as A, or undecided. The judge decides.
 
 All cells are judged together: of a hundred equal ones none is called slower by chance.
 """
@@ -35,7 +35,6 @@ class CellComparison:
 
     component: str
     variant: str
-    job: str = ""  # of two sweeps: the swept overrides of the runs that hold the cell
     verdict: Verdict = "not compared"
     reason: str = ""  # why it was not compared; what would decide; what others took
     a_ms: float | None = None
@@ -46,8 +45,8 @@ class CellComparison:
 
     @property
     def name(self) -> str:
-        """Component, variant and job."""
-        return " ".join(filter(None, (f"{self.component}.{self.variant}", self.job)))
+        """Component and variant."""
+        return f"{self.component}.{self.variant}"
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -108,12 +107,12 @@ def read_run(path: Path, glob: str | None = None) -> RunData:
     return replace(run, records=matching)
 
 
-def matched_cells(a: RunData, b: RunData, job: str = "") -> Iterator[CellComparison]:
+def matched_cells(a: RunData, b: RunData) -> Iterator[CellComparison]:
     """Yield every cell of either run, in the order of A, with the ratio that is to be judged."""
     before, after = ({record.cell: record for record in run.records} for run in (a, b))
     for component, variant in dict.fromkeys((*before, *after)):
         one, two = before.get((component, variant)), after.get((component, variant))
-        cell = CellComparison(component, variant, job)
+        cell = CellComparison(component, variant)
         if one is None or two is None:
             yield replace(cell, reason=f"only in {'A' if two is None else 'B'}", unmatched=two is None)
         else:

@@ -1,4 +1,4 @@
-"""Shows a comparison of two runs or two sweeps: the conclusion, the cells, what could explain that.
+"""Shows a comparison of two runs: the conclusion, the cells, what could explain that.
 
 The console, Markdown and the page have the same tables; the console shows the first rows of long ones. `history` has
 the same options and output.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,15 +29,10 @@ from profiling.errors import InputError, install_hint, print_text, printable, re
 from profiling.report.format import count_of, estimate
 from profiling.report.page import Section
 from profiling.report.render import Report
-from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.environment import ENVIRONMENT_FILE
-from profiling.results.overrides import setting, swept_keys, values_of
 from profiling.results.run_folder import write_text
-from profiling.results.sweep import SweepJob, read_sweep
 
-#: The name of a job, and its run in A and in B, or why there is none.
-JobRuns = tuple[str, RunData | str, RunData | str]
 EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 undecided for some cells"
 
 #: Most rows of a table on the console.
@@ -58,7 +53,7 @@ class Comparison:
 
     title: str
     threshold: float
-    heading: Sequence[str]  # a line for each run or sweep
+    heading: Sequence[str]  # a line for each run
     cells: Sequence[CellComparison]
     differences: Sequence[Difference]  # between the environments and options of runs
     lines: Sequence[str]  # what was not read, or is not known
@@ -70,80 +65,29 @@ class Comparison:
 
 
 def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: str | None = None) -> Comparison:
-    """Compare two runs cell by cell; without a `threshold` by `default_threshold`, with a `glob` only cells like it."""
+    """Compare two runs cell by cell; without a `threshold` by `default_threshold`, with a `glob` only cells like it.
+
+    Raises:
+        InputError: one of them is no run, or has no such cell.
+
+    """
     a, b = (read_run(path, glob) for path in paths)
-    heading = []
+    heading, lines = [], []
     for letter, path, run in zip("AB", paths, (a, b), strict=True):
         device = run.environment.device
         facts = [str(path), device and device.name, run.environment.captured_at]
         heading.append(printable(f"{letter}: {' · '.join(filter(None, facts))}"))
-    return _comparison(paths, [("", a, b)], threshold, heading)
-
-
-def compare_sweeps(folders: Sequence[Path], threshold: float | None = None, glob: str | None = None) -> Comparison:
-    """Compare two sweeps as `compare_runs` does, job by job: those with the same values of the swept overrides.
-
-    Raises:
-        InputError: one of the sweeps cannot be read.
-
-    """
-    sweeps = [read_sweep(folder) for folder in folders]
-    keys = swept_keys(*sweeps)
-    heading = [
-        printable(f"{letter}: {folder} · {sweep.target} · {count_of(len(sweep.jobs), 'job')} · {sweep.began}")
-        for letter, folder, sweep in zip("AB", folders, sweeps, strict=True)
-    ]
-    a, b = ({_job_name(job, keys): job for job in sweep.jobs} for sweep in sweeps)  # of equal jobs the last
-    heading.append(f"{count_of(len(a.keys() & b.keys()), 'job')} in both, by {', '.join(keys)}.")
-    names = dict.fromkeys((*a, *b))
-    runs = ((name, _run(folders[0], a.get(name), glob), _run(folders[1], b.get(name), glob)) for name in names)
-    return _comparison(folders, runs, threshold, heading, swept=keys)
-
-
-def _job_name(job: SweepJob, keys: Sequence[str]) -> str:
-    return printable(" ".join(setting(key, value) for key, value in values_of(job, keys).items()))
-
-
-def _run(folder: Path, job: SweepJob | None, glob: str | None) -> RunData | str:
-    if job is None:
-        return "has no such job"
-    try:
-        return read_run(folder / job.folder, glob)
-    except (InputError, OSError) as error:
-        return f"job {job.number} is {job.state}: {error}"
-
-
-def _comparison(
-    paths: Sequence[Path],
-    runs: Iterable[JobRuns],
-    threshold: float | None,
-    heading: Sequence[str],
-    swept: Sequence[str] = (),
-) -> Comparison:
-    cells: list[CellComparison] = []
-    differences: dict[Difference, None] = {}
-    lines: dict[str, None] = {}
-    for job, a, b in runs:  # one pair at a time, since all runs of two sweeps may not fit into memory
-        if isinstance(a, str) or isinstance(b, str):
-            reasons = [f"{name}: {run}" for name, run in (("A", a), ("B", b)) if isinstance(run, str)]
-            missing = isinstance(a, RunData)
-            cells.append(CellComparison("–", "–", job, reason="; ".join(reasons), unmatched=missing))
-            continue
-        cells += matched_cells(a, b, job)
-        differences |= dict.fromkeys(each for each in run_differences(a, b) if each.name not in swept)
-        for name, run in ((f"A {job}".strip(), a), (f"B {job}".strip(), b)):
-            lines |= dict.fromkeys(f"{name}: {line}." for line in run.damage)
-            if not run.environment.is_known:
-                unknown = "differences in machine, versions and code are unknown"
-                lines[f"{name} has no readable {ENVIRONMENT_FILE}: {unknown}."] = None
-    threshold = default_threshold(cells) if threshold is None else threshold
-    found = sorted(judged(cells, threshold), key=lambda cell: VERDICTS.index(cell.verdict))
+        lines += [f"{letter}: {line}." for line in run.damage]
+        if not run.environment.is_known:
+            unknown = "differences in machine, versions and code are unknown"
+            lines.append(f"{letter} has no readable {ENVIRONMENT_FILE}: {unknown}.")
+    matched, differences = list(matched_cells(a, b)), run_differences(a, b)
+    threshold = default_threshold(matched) if threshold is None else threshold
+    cells = sorted(judged(matched, threshold), key=lambda cell: VERDICTS.index(cell.verdict))
     if not differences:
-        lines["The recorded environments and options of the runs do not differ."] = None
+        lines.append("The recorded environments and options of the runs do not differ.")
     one, other = (path.resolve().name for path in paths)
-    return Comparison(
-        printable(f"{other} compared with {one}"), threshold, heading, found, list(differences), tuple(lines)
-    )
+    return Comparison(printable(f"{other} compared with {one}"), threshold, heading, cells, differences, lines)
 
 
 def report_of(comparison: Comparison) -> Report:
@@ -179,7 +123,6 @@ def _answer(comparison: Comparison) -> str:
 
 
 _CELLS = (
-    Column[CellComparison]("job", lambda cell: cell.job or None, wrap=30),
     Column[CellComparison]("component", lambda cell: cell.component),
     Column[CellComparison]("variant", lambda cell: cell.variant),
     Column[CellComparison]("A p50", lambda cell: cell.a_ms, "ms"),

@@ -117,9 +117,9 @@ def test_a_format_that_only_runs_have(sweep: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.fault(
-    "A run is compared with a sweep", happens=f"{WRONG}, which names the run to compare with", kept="both"
+    "A run is compared with a sweep", happens=f"{WRONG}, which names what to compare instead", kept="both"
 )
 def test_a_run_and_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main([str(sweep / "0"), str(sweep)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "-m profiling.compare" in line
+    assert "-m profiling.history" in line
