@@ -16,13 +16,12 @@ from itertools import pairwise
 from pathlib import Path
 
 from profiling.compare.cells import read_run
-from profiling.compare.output import check_page_path, parse_options, show
 from profiling.errors import InputError, prepare_output, printable, reason_of
 from profiling.report.answer import answer_of
 from profiling.report.cells import conditions_text, median_of
 from profiling.report.format import Value, count_of, estimate, few
 from profiling.report.page import Section
-from profiling.report.render import Report
+from profiling.report.render import Report, check_page_path, parse_options, show
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.jsonl import RESULTS_FILE

@@ -10,19 +10,30 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from profiling.compare.cells import IN_TURNS, TWO_RUNS
-from profiling.compare.output import (
-    EXIT_CODES,
-    check_page_path,
-    compare_runs,
-    parse_options,
-    report_of,
-    show,
+from profiling.compare.cells import (
+    IN_TURNS,
+    PASSED,
+    SLOWER,
+    TWO_RUNS,
+    VERDICTS,
+    CellComparison,
+    default_threshold,
+    exit_code,
+    judged,
+    matched_cells,
+    read_run,
 )
+from profiling.compare.differences import Difference, run_differences
 from profiling.errors import InputError, command, prepare_output, printable, reason_of, shell_words
+from profiling.report.format import count_of, estimate
+from profiling.report.page import Section
+from profiling.report.render import Report, check_page_path, parse_options, show
+from profiling.report.table import Column, Table
+from profiling.results.environment import ENVIRONMENT_FILE
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.sweep import is_sweep
 
@@ -30,6 +41,7 @@ INTERRUPTED = 130
 _USAGE = """\
 %(prog)s [options] A B                  two runs: folders, or files
        %(prog)s [options] A B [KEY=VALUE ...]  two git revisions or checkouts"""
+_EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 undecided for some cells"
 _EPILOG = """\
 Two revisions
   %(prog)s HEAD~1 HEAD component=[image_decoder]    the last commit
@@ -40,6 +52,16 @@ Two revisions
   metrics and the installed packages are the present ones. Runs: runs/compare/<time>/A and B.
 
 """
+#: Most rows of a table on the console.
+_CONSOLE = 40
+#: Characters of a value before the console breaks it.
+_WRAP = 28
+_LEGEND = (
+    "B / A: ratio of the times of neighbouring windows, or of all windows of two runs, with its 95% interval; above 1, "
+    "B is slower. The interval contains what equal code differs by between processes and between runs.",
+    "same: the whole interval is within the threshold. faster, slower: the ratio is beyond it, and its interval "
+    "excludes 1; a chance of 5% that any cell is called so falsely (Holm).",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m profiling.compare",
         usage=_USAGE,
         description="Compare two runs cell by cell; or measure two revisions of your code in turns and compare them.",
-        epilog=f"{_EPILOG}{EXIT_CODES};\na page that cannot be written is an error on stderr and changes no exit code",
+        epilog=f"{_EPILOG}{_EXIT_CODES};\na page that cannot be written is an error on stderr and changes no exit code",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name, role in (("A", "the run that B is compared with"), ("B", "the run that is judged")):
@@ -90,9 +112,9 @@ def _compare(options: argparse.Namespace) -> int:
         from profiling.compare.measure import measure  # needs torch's environment and Hydra, which reading does not
 
         folders = measure((options.a, options.b), options.overrides, options.config_dir)
-    comparison = compare_runs(folders, options.threshold, options.cells)
-    show(options, report_of(comparison))
-    return comparison.exit_code
+    report, code = compare_runs(folders, options.threshold, options.cells)
+    show(options, report)
+    return code
 
 
 def _are_checkouts(options: argparse.Namespace) -> bool:
@@ -111,6 +133,76 @@ def _are_checkouts(options: argparse.Namespace) -> bool:
             "revisions or checkouts."
         )
     return bool(measuring) or not any(path.exists() and not (path / ".git").exists() for path in paths)
+
+
+def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: str | None = None) -> tuple[Report, int]:
+    """Return the report on two runs, compared cell by cell, and the exit code.
+
+    Ratios within 1 ± `threshold` are the same, by default `default_threshold`; with a `glob` only cells like it count.
+
+    Raises:
+        InputError: one of them is no run, or has no such cell.
+
+    """
+    a, b = (read_run(path, glob) for path in paths)
+    heading, lines = [], []
+    for letter, path, run in zip("AB", paths, (a, b), strict=True):
+        device = run.environment.device
+        facts = [str(path), device and device.name, run.environment.captured_at]
+        heading.append(printable(f"{letter}: {' · '.join(filter(None, facts))}"))
+        lines += [f"{letter}: {line}." for line in run.damage]
+        if not run.environment.is_known:
+            unknown = "differences in machine, versions and code are unknown"
+            lines.append(f"{letter} has no readable {ENVIRONMENT_FILE}: {unknown}.")
+    matched, differences = list(matched_cells(a, b)), run_differences(a, b)
+    threshold = default_threshold(matched) if threshold is None else threshold
+    cells = sorted(judged(matched, threshold), key=lambda cell: VERDICTS.index(cell.verdict))
+    if not differences:
+        lines.append("The recorded environments and options of the runs do not differ.")
+    numbers = Counter(cell.verdict for cell in cells)
+    counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if numbers[verdict])
+    answer = (_answer(cells, threshold), f"{count_of(len(cells), 'cell')}: {counts}.")
+    rows = [("all", each) for each in differences]
+    rows += [(cell.name, each) for cell in cells for each in cell.changes]
+    changes = Table("What differs", _CHANGES, rows, few=_CONSOLE)
+    sections = (
+        Section("verdict", "Cells", answer, _LEGEND, (Table("Cells", _CELLS, cells, few=_CONSOLE),)),
+        Section("differences", "What differs", lines, tables=(changes,)),
+    )
+    one, other = (path.resolve().name for path in paths)
+    return Report(printable(f"{other} compared with {one}"), heading, sections), exit_code(cells, threshold)
+
+
+def _answer(cells: Sequence[CellComparison], threshold: float) -> str:
+    """Return the conclusion with the exit code."""
+    code, limit = exit_code(cells, threshold), f"{100 * threshold:.4g}%"
+    slower = sum(cell.verdict == "slower" for cell in cells)
+    compared = sum(cell.verdict != "not compared" or cell.unmatched for cell in cells)
+    number = sum(cell.is_open(threshold) for cell in cells)
+    answer = f"Undecided for {number} of {count_of(compared, 'cell')} whether B is slower by more than {limit}"
+    if all(cell.verdict == "not compared" for cell in cells):
+        answer = "Nothing was compared: no cell was measured, and correct, in both"
+    answer = {
+        PASSED: f"No cell of B is slower than A by more than {limit}",
+        SLOWER: f"B is slower than A by more than {limit} in {count_of(slower, 'cell')}",
+    }.get(code, answer)
+    return f"{answer} (exit code {code})."
+
+
+_CELLS = (
+    Column[CellComparison]("component", lambda cell: cell.component),
+    Column[CellComparison]("variant", lambda cell: cell.variant),
+    Column[CellComparison]("A p50", lambda cell: cell.a_ms, "ms"),
+    Column[CellComparison]("B p50", lambda cell: cell.b_ms, "ms"),
+    Column[CellComparison]("B / A", lambda cell: cell.pair and estimate(cell.pair.ratio, cell.interval), "number"),
+    Column[CellComparison]("verdict", lambda cell: ": ".join(filter(None, (cell.verdict, cell.reason))), wrap=_WRAP),
+)
+_CHANGES = (
+    Column[tuple[str, Difference]]("cell", lambda row: row[0], wrap=30),
+    Column[tuple[str, Difference]]("what", lambda row: row[1].name, wrap=40),
+    Column[tuple[str, Difference]]("A", lambda row: row[1].a, wrap=_WRAP),
+    Column[tuple[str, Difference]]("B", lambda row: row[1].b, wrap=_WRAP),
+)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,15 @@ A section that cannot be rendered is a line that says so: see `built`.
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import NamedTuple, TypeVar
 
-from profiling.errors import command, install_hint, printable, reason_of
+from profiling.errors import InputError, command, install_hint, print_text, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
 from profiling.report.cells import cells_section
 from profiling.report.check import check_section
@@ -230,3 +232,41 @@ def _fenced(text: str) -> str:
     while fence in text:
         fence += "`"
     return f"{fence}bash\n{text}\n{fence}"
+
+
+def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Add the options of `show` to `parser`, and parse the command line of a target that only prints a report."""
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown, for a pull request")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write a page with all rows (name it *.html)")
+    return parser.parse_intermixed_args(arguments)  # options may stand between and after the others
+
+
+def check_page_path(path: Path | None) -> None:
+    """Refuse a path that no page can be written to, before anything is read: it must not replace records.
+
+    Raises:
+        InputError: it does not end in .html, it is a folder, or its folder is missing.
+
+    """
+    if path is not None and (path.suffix != ".html" or path.is_dir() or not path.parent.is_dir()):
+        raise InputError(f"--html {path}: name a file that ends in .html, in a folder that exists.")
+
+
+def show(options: argparse.Namespace, report: Report) -> bool:
+    """Print the report, and write its page where --html asks for it, whole or not at all.
+
+    Says on stderr where the page is, or why it was not written (False).
+    """
+    print_text(report.markdown() if options.markdown else report.console())
+    path: Path | None = options.html
+    if path is None:
+        return True
+    try:
+        write_text(path, report.page())
+    except Exception as error:  # a fault of the page must not turn the printed result into a traceback
+        missing = isinstance(error, ModuleNotFoundError)
+        reason = install_hint(error.name) if missing else reason_of(error)
+        print(f"error: {printable(f'{path} was not written: {reason}')}", file=sys.stderr)
+        return False
+    print(f"open in a browser: {printable(path)}", file=sys.stderr)
+    return True

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from planted_runs import ENVIRONMENT, cell, noisy, two_runs, write_run
 
-from profiling.compare import cells, output
+from profiling.compare import __main__ as command
+from profiling.compare import cells
 from profiling.compare.__main__ import main
 from profiling.report import render
 from profiling.report.table import WIDTH
@@ -58,6 +59,15 @@ def test_the_conclusion_comes_first_and_what_matters_most_above_the_rest(tmp_pat
     assert re.search(r"all +threads +16 +8", printed)
     assert re.search(r"net.worse +peak memory MiB +100 +300", printed)
     assert max(map(len, printed.splitlines())) <= WIDTH
+
+
+def test_of_many_cells_the_slower_ones_are_on_the_console(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "_CONSOLE", 1)
+    assert main([*map(str, two_runs(tmp_path))]) == 1
+    printed = capsys.readouterr().out
+    assert "5 of 6 rows are left out here." in printed
+    assert row(printed, "worse").endswith("slower")
+    assert "better" not in printed
 
 
 @pytest.mark.parametrize(
@@ -165,7 +175,7 @@ def full(*_):
 )
 def test_a_page_that_fails_costs_neither_text_nor_exit_code(tmp_path, capsys, monkeypatch, name, fault, error):
     a, b = two_runs(tmp_path)
-    monkeypatch.setattr(output if name == "write_text" else render, name, fault)
+    monkeypatch.setattr(render, name, fault)
     assert main([str(a), str(b), "--html", str(tmp_path / "page.html")]) == 1
     printed = capsys.readouterr()
     assert "(exit code 1)" in printed.out

@@ -4,8 +4,8 @@ import pytest
 from planted_runs import ENVIRONMENT, WRONG, cell, dated, failed, loop, noisy, write_run
 
 from profiling import history
-from profiling.compare import output
 from profiling.history import main, read_history
+from profiling.report import render
 from profiling.report.table import WIDTH
 
 DATE = "2026-01-01T23:30:00+00:00"
@@ -136,7 +136,7 @@ def test_a_page_that_cannot_be_written_is_code_two_below_the_text(runs, capsys, 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(output, "write_text", full)
+    monkeypatch.setattr(render, "write_text", full)
     assert main([str(runs), "--html", str(runs / "page.html")]) == 2
     printed = capsys.readouterr()
     assert "2026-01-03" in printed.out
