@@ -13,7 +13,6 @@ from profiling.errors import printable
 from profiling.report.format import Estimate, Marked, Value, estimate, percent, significant, times
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, wrong_because
-from profiling.report.starts import prepare_seconds
 from profiling.report.table import Column, Table, columns
 from profiling.results.judge import Pair
 from profiling.results.loop import Realtime
@@ -174,6 +173,17 @@ def pays_after(record: Record, group: Sequence[Record]) -> float | None:
     if answer == "faster":
         return record.speedup.break_even_calls
     return math.inf if known and answer in ("same", "slower") else None
+
+
+def prepare_seconds(record: Record) -> Value | None:
+    """Return the seconds of preparing; marked if they are not measured from an empty cache, or beside others.
+
+    Those of a warm start if it is not known what it takes from an empty one (`compile_cache=shared`).
+    """
+    prepare = record.prepare
+    if prepare is None:
+        return None
+    return Marked("~", prepare.from_cold) if prepare.beside or prepare.is_warm else prepare.seconds
 
 
 def _fps(record: Record) -> float | None:

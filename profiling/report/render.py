@@ -17,19 +17,16 @@ from typing import NamedTuple, TypeVar
 from profiling.errors import InputError, command, install_hint, print_text, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
 from profiling.report.cells import cells_section
-from profiling.report.check import check_section
 from profiling.report.format import count_of, escaped, few, listed
 from profiling.report.heading import heading_lines, origin_sections
 from profiling.report.latency import latency_section
-from profiling.report.launches import launches_section
 from profiling.report.page import PAGE_FILE, Section, render_page
 from profiling.report.realtime import realtime_section
 from profiling.report.recipes import recipes_section
 from profiling.report.roofline import roofline_section
 from profiling.report.run_data import RunData, load_run, name_of
-from profiling.report.shape_sweep import shape_sweep_section
-from profiling.report.starts import starts_section
 from profiling.report.table import WIDTH, Column, Depth, Table, console, fits, markdown, wrapped_line
+from profiling.report.targets import check_section, launches_section, shape_sweep_section, starts_section
 from profiling.report.time_split import time_charts
 from profiling.report.trace import trace_section
 from profiling.report.tune import tune_section

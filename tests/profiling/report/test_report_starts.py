@@ -4,11 +4,11 @@ from make_record import record
 
 from profiling.compare.differences import cell_changes
 from profiling.report.answer import notes_section
+from profiling.report.cells import prepare_seconds
 from profiling.report.format import Marked
 from profiling.report.render import render_console, render_markdown
 from profiling.report.run_data import RunData
-from profiling.report.shape_sweep import total_seconds
-from profiling.report.starts import prepare_seconds, starts_section
+from profiling.report.targets import starts_section, total_seconds
 from profiling.results.environment import Environment
 from profiling.results.measured import Calls, CallsPoint, Metrics, Prepare, Start, Starts
 from profiling.run.rounds import break_even_calls

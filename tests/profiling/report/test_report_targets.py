@@ -12,11 +12,9 @@ from report_records import build, clocks, faster, run_data, titled
 
 from profiling.report.cells import conditions_of
 from profiling.report.latency import latency_section
-from profiling.report.launches import launches_section
 from profiling.report.recipes import recipes_section
 from profiling.report.run_data import linked_file
-from profiling.report.shape_sweep import shape_sweep_section
-from profiling.report.starts import starts_section
+from profiling.report.targets import launches_section, shape_sweep_section, starts_section
 from profiling.results.record import Record
 from profiling.run.rounds import with_speedup
 

@@ -7,7 +7,7 @@ from report_records import build, clocks, faster, titled
 
 from profiling.report.answer import answer_section, notes_section
 from profiling.report.run_data import RunData
-from profiling.report.starts import starts_section
+from profiling.report.targets import starts_section
 from profiling.report.tune import contributions, front, tune_section
 from profiling.results.environment import Environment
 
