@@ -97,7 +97,8 @@ def cells_section(data: RunData) -> Section:
     )
     energy = any(record.energy is not None and record.energy.windows for record in rows)
     legend = [_IN_DETAIL, *([_LOOPS] if loops else []), *([_ENERGY] if energy else [])] if rows else []
-    return Section("details", "Cells in detail", legend=legend, tables=(cell_table("Cells in detail", shown, rows),))
+    table = cell_table("Cells in detail", shown, rows)
+    return Section("details", "Cells in detail", legend=legend, tables=(table,), depth="report")
 
 
 def _shown(records: Sequence[Record]) -> list[Record]:

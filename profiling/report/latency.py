@@ -42,7 +42,7 @@ def latency_section(data: RunData) -> Section:
     )
     words = summed_words([calls for _, calls in slow], "call")
     lines = [printable(words)] if words else []
-    return Section("latency", "Latency", lines, tables=tables, charts=(_spreads(data),))
+    return Section("latency", "Latency", lines, tables=tables, charts=(_spreads(data),), depth="report")
 
 
 _LOGGED = (

@@ -41,7 +41,7 @@ def recipes_section(data: RunData) -> Section:
         cell_table("What the compiler reported", _REASONS, reasons),
         cell_table("Traces, snapshots and compile reports", links, files, [_TO_OPEN]),
     )
-    return Section("recipes", "Recipes", tables=tables)
+    return Section("recipes", "Recipes", tables=tables, depth="report")
 
 
 def _linked(column: Column[Record], data: RunData) -> Column[Record]:

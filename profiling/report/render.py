@@ -60,8 +60,8 @@ def _skipped_section(data: RunData) -> Section:
     return Section("skipped", "Skipped", (line,), tables=(table,))
 
 
-#: What the console prints, and what it leaves to `report.md`, the page, and `details=true`.
-_ANSWERS = (
+#: The sections of a run in their order; each says itself whether the console shows it.
+_SECTIONS = (
     _answer_section,
     tune_section,  # the winner is what a search is for
     status_section,
@@ -71,8 +71,6 @@ _ANSWERS = (
     launches_section,
     shape_sweep_section,
     starts_section,
-)
-_DETAILS = (
     cells_section,
     latency_section,
     recipes_section,
@@ -81,7 +79,6 @@ _DETAILS = (
     notes_section,
     origin_sections,
 )
-_SECTIONS = (*_ANSWERS, *_DETAILS)
 Data = TypeVar("Data")
 
 
@@ -149,14 +146,7 @@ def write_report(folder: Path, *, details: bool = False) -> Printed:
 
 def sections_of(data: RunData) -> tuple[Section, ...]:
     """Return the sections of a run in their order; those that hold nothing are false."""
-    return tuple(section for build in _SECTIONS for section in _built_run(build, data))
-
-
-def _built_run(build: Callable[[RunData], Section | tuple[Section, ...]], data: RunData) -> tuple[Section, ...]:
-    sections = built(build, data)
-    if build not in _DETAILS:
-        return sections
-    return tuple(replace(each, depth="report") if each.depth == "console" else each for each in sections)
+    return tuple(section for build in _SECTIONS for section in built(build, data))
 
 
 def built(build: Callable[[Data], Section | tuple[Section, ...]], data: Data) -> tuple[Section, ...]:

@@ -134,9 +134,8 @@ def roofline_section(data: RunData) -> Section:
         "FLOP ceiling, whichever takes longer. × roofline: measured time / roofline.",
         *([_SAVES] if found else []),
     )
-    return Section(
-        "roofline", "Roofline", legend=tuple(filter(None, legend)) if calls else (), tables=(why, findings, predictions)
-    )
+    shown = tuple(filter(None, legend)) if calls else ()
+    return Section("roofline", "Roofline", legend=shown, tables=(why, findings, predictions), depth="report")
 
 
 def _whole_frame(record: Record) -> tuple[Judged, ...]:

@@ -55,7 +55,7 @@ def trace_section(data: RunData) -> Section:
         cell_table("Time by submodule", _MODULE, list(_modules(traces)), module_notes, 3),
         cell_table("Waits of the host, and copies between host and device", _WAITS, waits),
     )
-    return Section("trace", "Inside a call", tables=tables)
+    return Section("trace", "Inside a call", tables=tables, depth="report")
 
 
 def folded(paths: Iterable[str]) -> dict[str, str]:
