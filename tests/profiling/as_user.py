@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from warm_process import run_warm
+from warm_process import HAS_GPU, run_warm
 
 from profiling.results.jsonl import read_records
 from profiling.results.record import Record
@@ -63,11 +63,11 @@ def command(
 def finished(start: list[str], cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run the command `start` to its end in `cwd`, with the environment variables `extra`.
 
-    With isolation=none it is forked from a warm process, unless torch has to read a variable when it is imported
-    (trace=true sets one).
+    It is forked from a warm process, unless torch has to read a variable when it is imported (trace=true sets one).
+    Beside a GPU only runs with isolation=none are.
     """
     env = environment(**extra)
     read_by_torch = "trace=true" in start or any(name.startswith("TORCH") for name in extra)
-    if "isolation=none" in start and not read_by_torch:
+    if not read_by_torch and ("isolation=none" in start or not HAS_GPU):
         return run_warm(start, cwd=cwd, env=env)
     return subprocess.run(start, cwd=cwd, env=env, capture_output=True, text=True)

@@ -1,26 +1,37 @@
-"""Runs a command in a process forked from one that has imported torch and Hydra, which saves seconds a run.
+"""Runs a command in a process forked from one that has imported torch and the compiler, which saves seconds a run.
 
-Like a process from scratch it has its own arguments, folder, environment, output and exit code. It cannot test what
-depends on imports: their order, and variables that torch reads when it is imported (TORCH_TRACE for example).
+Like a process from scratch it has its own arguments, folder, environment, output and exit code. Its cells are forks of
+a second warm process, which stands in for the fork server that a run starts. It cannot test what depends on imports:
+their order, and variables that torch reads when it is imported (TORCH_TRACE for example).
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import runpy
+import select
+import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
+from subprocess import CompletedProcess, TimeoutExpired
 from tempfile import TemporaryDirectory
 
+from profiling.run import child, fork_server
+from profiling.run.fork_server import ForkServer
+
+#: Importing the compiler counts the GPUs, after which no fork could use them.
+HAS_GPU = Path("/dev/nvidiactl").exists()
 _CONTEXT = multiprocessing.get_context("forkserver")
 #: Imported before the fork; packages that are not installed are ignored.
 _PRELOADED = (
     *("profiling.cli.app", "profiling.run.worker", "profiling.run.forward", "profiling.realtime.cell"),
-    *("profiling.report.render", "jinja2"),
+    *("profiling.report.render", "jinja2", "torch._inductor.config", "profiling.run.probe"),
+    *(() if HAS_GPU else ("profiling.variants.inductor",)),
 )
 _CONTEXT.set_forkserver_preload(list(_PRELOADED))
 
@@ -49,5 +60,73 @@ def _become(arguments: list[str], cwd: Path, env: dict[str, str], out: Path, err
     os.environ.clear()
     os.environ.update(env)
     sys.path[:0] = [str(cwd), *(place for place in env["PYTHONPATH"].split(os.pathsep) if place)]
+    if "isolation=none" not in arguments:
+        _offer_a_server()
     sys.argv = arguments
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+
+
+class _Server:
+    """The warm process that becomes the fork server of a run: a `profiling.run.child.Child`."""
+
+    peak_bytes: int | None = None
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self._ended = pid, os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when the process has ended."""
+        return self._ended
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, negative for a signal."""
+        if not select.select([self._ended], [], [], timeout)[0]:
+            raise TimeoutExpired("server", timeout or 0.0)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _offer_a_server() -> None:
+    """Fork a process now, before the run has changed anything in this one, and let its first fork server be that."""
+    environment, begin_fresh = dict(os.environ), ForkServer._begin
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _serve_once(theirs, parent)
+    theirs.close()
+    servers = [_Server(pid)]
+
+    def begin(self: ForkServer) -> None:
+        if not servers:
+            begin_fresh(self)
+            return
+        server = servers.pop()
+        self._channel, channel_of_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._stack.callback(self._channel.close)
+        self._environment = environment
+        with channel_of_server, ours:
+            socket.send_fds(ours, [json.dumps(self._modules).encode()], [channel_of_server.fileno()])
+        self._stack.enter_context(child.guarded(server, self._own))
+
+    ForkServer._begin = begin  # pyright: ignore[reportAttributeAccessIssue] - of this process only
+
+
+def _serve_once(control: socket.socket, parent: int) -> None:
+    """Wait for the modules and the channel of a fork server, and be it; it does not return."""
+    os.setsid()
+    child.end_with(parent)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    request, descriptors, _, _ = socket.recv_fds(control, 2**16, 1)
+    control.close()
+    if not request:
+        os._exit(0)
+    fork_server._import(json.loads(request))
+    from profiling.run.worker import work_and_exit
+
+    task = fork_server._serve(socket.socket(fileno=descriptors[0]))
+    work_and_exit(task.task_file, task.events, task.turns)
