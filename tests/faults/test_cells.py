@@ -18,6 +18,7 @@ import torch
 from as_user import OUTSIDE, ROOT, command, environment
 from make_record import record as made_record
 from make_record import summary as made_summary
+from table import promise
 from torch.overrides import _get_current_function_mode_stack
 
 from profiling.components.spec import ComponentSpec, Settings
@@ -52,15 +53,9 @@ SETTINGS = Settings(device="cpu", dtype="float32", scale="tiny", ceilings="off",
 PARITY = {"parity": {"_target_": "profiling.metrics.parity.Parity"}}
 
 
-def fault(planted, happens, kept=""):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
-
-
-def rows(kept, *faults):
-    """Return parameters, one for each (values, what goes wrong, what happens)."""
-    return [
-        pytest.param(*values, marks=fault(planted, happens, kept), id=planted) for *values, planted, happens in faults
-    ]
+def rows(*faults):
+    """Return parameters, one for each (values, what goes wrong)."""
+    return [pytest.param(*values, id=planted) for *values, planted in faults]
 
 
 @pytest.fixture(autouse=True)
@@ -104,30 +99,15 @@ def raises(what, where="call"):
     return {"_target_": "cell_faults.Raises", "fault": what, "where": where}
 
 
+@promise("raises")
 @pytest.mark.parametrize(
     ("what", "text"),
     rows(
-        "every other row",
-        ("sys_exit", "SystemExit: 0", "a variant calls sys.exit(0)", "its row fails and names SystemExit"),
-        ("generator_exit", "GeneratorExit", "a variant raises GeneratorExit", "its row fails and names it"),
-        (
-            "mute",
-            "__str__ raises",
-            "the text of a variant's error exits",
-            "its row fails, named by type",
-        ),
-        (
-            "long",
-            "RuntimeError: xxx",
-            "a variant's error has 10 MB of text",
-            "its row fails with 500 characters",
-        ),
-        (
-            "escapes",
-            "cleared",
-            "an error's text clears the screen",
-            "its row fails, without escape sequences",
-        ),
+        ("sys_exit", "SystemExit: 0", "a variant calls sys.exit(0)"),
+        ("generator_exit", "GeneratorExit", "a variant raises GeneratorExit"),
+        ("mute", "__str__ raises", "the text of a variant's error exits"),
+        ("long", "RuntimeError: xxx", "a variant's error has 10 MB of text"),
+        ("escapes", "cleared", "an error's text clears the screen"),
     ),
 )
 def test_what_a_variant_raises(tmp_path, capfd, what, text):
@@ -140,7 +120,7 @@ def test_what_a_variant_raises(tmp_path, capfd, what, text):
     assert "Traceback" in capfd.readouterr().err
 
 
-@fault("Ctrl-C under isolation=none", "the run ends with exit code 130 and names resume=", "finished cells")
+@promise("interrupt")
 def test_interrupt_in_this_process(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         record_of(tmp_path, variant=raises("interrupt"))
@@ -155,14 +135,14 @@ def worker_events(tmp_path, task):
         return list(EventReader().feed(os.read(pipe.fileno(), 1 << 16)))
 
 
-@fault("the code of a cell raises KeyboardInterrupt", "its row fails", "every other row")
+@promise("raises")
 def test_interrupt_in_a_worker(monkeypatch, tmp_path):
     task = Cell(job=job(tmp_path, variant=raises("interrupt")))
     end = worker_events(tmp_path, task)[-1]
     assert end == End("failed", "KeyboardInterrupt: no message")
 
 
-@fault("a cell cannot even be set up (its procedure does not exist)", "its row fails", "every other row")
+@promise("raises")
 def test_a_cell_that_cannot_be_set_up(monkeypatch, tmp_path):
     broken = replace(job(tmp_path), procedure={"_target_": "profiling.run.forward.Nothing"})
     end = worker_events(tmp_path, Cell(job=broken))[-1]
@@ -170,7 +150,7 @@ def test_a_cell_that_cannot_be_set_up(monkeypatch, tmp_path):
     assert "Nothing" in end.reason
 
 
-@fault("a variant's unavailable() raises", "its rows fail, and name unavailable()", "every other row")
+@promise("probe")
 @pytest.mark.parametrize("what", ["plain", "sys_exit"])
 def test_unavailable_raises(monkeypatch, tmp_path, what):
     task = Probe(jobs=(job(tmp_path, variant=raises(what, "unavailable")),))
@@ -179,7 +159,7 @@ def test_unavailable_raises(monkeypatch, tmp_path, what):
     assert "unavailable()" in probed.not_run["tried"].reason
 
 
-@fault("the module of a variant calls sys.exit(0) when it is imported", "refused, exit 2, with the reason")
+@promise("probe")
 def test_the_probe_exits(monkeypatch, tmp_path):
     (tmp_path / "exits_at_import.py").write_text("raise SystemExit(0)")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -188,36 +168,36 @@ def test_the_probe_exits(monkeypatch, tmp_path):
     assert "SystemExit: 0" in refused.message
 
 
-@fault("a variant's close() raises", "a note in its row, which stays ok", "its measurements")
+@promise("hooks")
 def test_close_raises(tmp_path):
     record = record_of(tmp_path, variant=raises("sys_exit", "close"), metrics=PARITY)
     assert (record.status, record.parity.passed) == ("ok", True)
     assert "close() of the variant failed: SystemExit: 0" in record.notes
 
 
-@fault("close() raises after the step has", "its row fails for the first reason, with the second as a note")
+@promise("hooks")
 def test_close_raises_too(tmp_path):
     record = record_of(tmp_path, variant=raises("plain", "step+close"))
     assert record.reason == "RuntimeError: planted"
     assert "close()" in record.notes[-1]
 
 
-@fault("a variant's explain() exits", "a note in its row, which stays ok", "its measurements")
+@promise("hooks")
 def test_explain_exits(tmp_path):
     record = record_of(tmp_path, variant=raises("sys_exit", "explain"))
     assert record.status == "ok"
     assert "explain() of the variant failed: SystemExit: 0" in record.notes
 
 
+@promise("hooks")
 @pytest.mark.parametrize(
     "what",
     rows(
-        "its measurements",
-        ("unknown", "explain() returns an unknown section", "a note in its row"),
-        ("none", "explain() returns None", "a note in its row"),
-        ("number", "explain() returns a number", "a note in its row"),
-        ("not a number", "explain() returns NaN", "a note in its row"),
-        ("object", "explain() returns what JSON cannot hold", "a note in its row"),
+        ("unknown", "explain() returns an unknown section"),
+        ("none", "explain() returns None"),
+        ("number", "explain() returns a number"),
+        ("not a number", "explain() returns NaN"),
+        ("object", "explain() returns what JSON cannot hold"),
     ),
 )
 def test_explain_returns(tmp_path, what):
@@ -226,18 +206,18 @@ def test_explain_returns(tmp_path, what):
     assert "explain() of the variant failed" in record.notes[0]
 
 
+@promise("metric")
 @pytest.mark.parametrize(
     ("what", "text"),
     rows(
-        "what other metrics measured",
-        ("none", "Return a Measured", "a metric returns None", "its row fails, and names the metric"),
-        ("list", "names of the results", "a metric returns a list of results", "its row fails"),
-        ("status", "broken", "a metric reports an unknown status", "its row fails"),
-        ("reason", "None", "a metric reports a failure without a reason", "its row fails"),
-        ("not a number", "finite", "a metric returns NaN", "its row fails, and names the number"),
-        ("object", "JSON", "a metric returns what JSON cannot hold", "its row fails"),
-        ("wall", "wall_ms", "a metric returns a section of another shape", "its row fails"),
-        ("phase", "planted in start", "a metric raises when a phase begins", "its row fails"),
+        ("none", "Return a Measured", "a metric returns None"),
+        ("list", "names of the results", "a metric returns a list of results"),
+        ("status", "broken", "a metric reports an unknown status"),
+        ("reason", "None", "a metric reports a failure without a reason"),
+        ("not a number", "finite", "a metric returns NaN"),
+        ("object", "JSON", "a metric returns what JSON cannot hold"),
+        ("wall", "wall_ms", "a metric returns a section of another shape"),
+        ("phase", "planted in start", "a metric raises when a phase begins"),
     ),
 )
 def test_what_a_metric_returns(tmp_path, what, text):
@@ -248,7 +228,7 @@ def test_what_a_metric_returns(tmp_path, what, text):
     assert what == "phase" or record.parity.passed
 
 
-@fault("a metric names its results like fields of a row (status, device)", "they are kept apart; the row stays ok")
+@promise("metric")
 def test_results_named_like_fields(tmp_path):
     record = record_of(tmp_path, metrics={"mine": {"_target_": "cell_faults.Returns", "what": "identity"}})
     assert (record.status, record.component) == ("ok", "net")
@@ -256,7 +236,7 @@ def test_results_named_like_fields(tmp_path):
     assert "net" in render_console(RunData((record,), Environment(), tmp_path))
 
 
-@fault("a metric returns text that is no Unicode", "its row fails")
+@promise("metric")
 def test_text_that_cannot_be_sent(monkeypatch, tmp_path):
     metrics = {"mine": {"_target_": "cell_faults.Returns", "what": "surrogate"}}
     end = worker_events(tmp_path, Cell(job=job(tmp_path, metrics=metrics)))[-1]
@@ -279,11 +259,11 @@ def process_state():
     }
 
 
+@promise("process state")
 @pytest.mark.parametrize(
     ("timer", "seconds", "left"),
     [((300.0, 0.0), 100.0, (200.0, 0.0)), ((300.0, 0.0), 400.0, (0.0, 0.0)), ((50.0, 30.0), 100.0, (10.0, 30.0))],
 )
-@fault("a program has a timer (SIGALRM) while a cell runs in its process", "it fires when it is due", "the timer")
 def test_a_timer_goes_on_while_a_cell_runs(monkeypatch, timer, seconds, left):
     now, armed = [0.0], []
     monkeypatch.setattr(process.time, "monotonic", lambda: now[0])
@@ -318,23 +298,23 @@ QUICK_LATENCY = {
 }
 
 
+@promise("process state")
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize(
     "what",
     rows(
-        "its row and the next one are right",
-        ("dtype", "a module sets torch's default dtype to float64", "set back for the tool's own code"),
-        ("device", "a module sets torch's default device", "set back for the tool's own code"),
-        ("grad", "a module switches gradients off for the whole process", "set back before the next cell"),
-        ("deterministic", "a module asks for deterministic algorithms", "set back before the next cell"),
-        ("tf32", "a module switches TF32 on", "set back to the run's setting"),
-        ("threads", "a module sets the number of threads", "set back to the run's setting"),
-        ("folder", "a module changes the working directory", "set back at each phase"),
-        ("variables", "a module changes environment variables", "restored after the cell"),
-        ("signals", "a module ignores Ctrl-C", "restored after the cell: Ctrl-C works"),
-        ("alarm", "a module leaves a timer that would kill the process", "stopped after the cell"),
-        ("save", "a module replaces torch.save", "not used by the tool"),
-        ("clock", "a module replaces Python's clock by one that goes back", "not used by the tool"),
+        ("dtype", "a module sets torch's default dtype to float64"),
+        ("device", "a module sets torch's default device"),
+        ("grad", "a module switches gradients off for the whole process"),
+        ("deterministic", "a module asks for deterministic algorithms"),
+        ("tf32", "a module switches TF32 on"),
+        ("threads", "a module sets the number of threads"),
+        ("folder", "a module changes the working directory"),
+        ("variables", "a module changes environment variables"),
+        ("signals", "a module ignores Ctrl-C"),
+        ("alarm", "a module leaves a timer that would kill the process"),
+        ("save", "a module replaces torch.save"),
+        ("clock", "a module replaces Python's clock by one that goes back"),
     ),
 )
 def test_what_a_module_changes(tmp_path, what):
@@ -351,19 +331,15 @@ def test_what_a_module_changes(tmp_path, what):
     assert process_state() == before
 
 
+@promise("other weights")
 @pytest.mark.usefixtures("restored")
-@fault("a module has other weights each time it is built", "the row fails and says so", "the other rows")
 def test_two_builds_differ(tmp_path):
     record = record_of(tmp_path, module={"_target_": "cell_faults.Changes", "what": "seeds"}, metrics=PARITY)
     assert record.status == "failed"
     assert "two builds of it have different weights" in record.reason
 
 
-@fault(
-    "a module closes standard output (isolation=none)",
-    "the next cell runs, and the report is printed",
-    "all rows",
-)
+@promise("process state")
 def test_a_module_closes_the_output(profile):
     module = ("_target_=cell_faults.Changes", "width=null", "what=output")
     closes = [f"{'+' * (key == 'what=output')}component.net.module.{key}" for key in module]
@@ -375,13 +351,10 @@ def test_a_module_closes_the_output(profile):
 # Clocks.
 
 
+@promise("clock")
 @pytest.mark.parametrize(
     ("step_ns", "text"),
-    rows(
-        "the other rows",
-        (-5_000_000, "went back by 5 ms", "the clock goes back", "the row fails and says by how much: no latency"),
-        (0, "stood still", "the clock stands still", "the row fails and says so: no latency"),
-    ),
+    rows((-5_000_000, "went back by 5 ms", "the clock goes back"), (0, "stood still", "the clock stands still")),
 )
 def test_a_clock_that_is_wrong(monkeypatch, tmp_path, step_ns, text):
     ticks = iter(range(10**9))
@@ -393,13 +366,13 @@ def test_a_clock_that_is_wrong(monkeypatch, tmp_path, step_ns, text):
     assert record.parity.passed
 
 
+@promise("clock")
 @pytest.mark.parametrize(
     "device_ms",
     rows(
-        "the other rows",
-        (-1.0, "a CUDA event reports a negative time", "the row fails: no latency"),
-        (math.nan, "a CUDA event reports no number", "the row fails: no latency"),
-        (math.inf, "a CUDA event reports an infinite time", "the row fails: no latency"),
+        (-1.0, "a CUDA event reports a negative time"),
+        (math.nan, "a CUDA event reports no number"),
+        (math.inf, "a CUDA event reports an infinite time"),
     ),
 )
 def test_a_device_clock_that_is_wrong(device_ms):
@@ -407,13 +380,13 @@ def test_a_device_clock_that_is_wrong(device_ms):
         Sample(wall=1.0, host=0.5, device=device_ms)
 
 
-@fault("the clock goes back while a variant is prepared", "the row fails, and names the section")
+@promise("clock")
 def test_a_negative_duration():
     with pytest.raises(ValueError, match="section prepare"):
         encode_sections(prepare=Prepare(seconds=-1.0))
 
 
-@fault("a metric of the user reports wall times of 0 ms", "a row without speedup and frame rate", "the samples")
+@promise("metric")
 def test_no_ratio_of_zero():
     zero = made_record(metrics=Metrics(wall_ms=summarize([0.0, 0.0]), fps=FrameRate(mean=0, min=0, max=0)))
     other = made_record("v", metrics=Metrics(wall_ms=summarize([2.0, 2.0])))
@@ -423,19 +396,14 @@ def test_no_ratio_of_zero():
         assert compared.metrics.wall_ms.n == 4
 
 
+@promise("metric")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("summary", "status"),
     rows(
-        "the other rows",
-        (made_summary(2.0), "failed", "a metric of the user reports statistics without samples", "no second round"),
-        (summarize([1e308]), "failed", "a metric of the user reports times near the largest number", "no second round"),
-        (
-            summarize([5e-324]),
-            "ok",
-            "a metric of the user reports times near the smallest number",
-            "a note: no speedup",
-        ),
+        (made_summary(2.0), "failed", "a metric of the user reports statistics without samples"),
+        (summarize([1e308]), "failed", "a metric of the user reports times near the largest number"),
+        (summarize([5e-324]), "ok", "a metric of the user reports times near the smallest number"),
     ),
 )
 def test_numbers_that_cannot_be_merged(tmp_path, summary, status):
@@ -479,13 +447,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        pytest.param(option, marks=fault(f"{option} is out of range, not finite or absurdly large", "refused, exit 2"))
-        for option in REFUSED
-    ],
-)
+@promise("option")
+@pytest.mark.parametrize("option", list(REFUSED))
 def test_numbers_that_are_refused(option):
     for kind, value in REFUSED[option]:
         with pytest.raises(InputError) as error:
@@ -494,7 +457,7 @@ def test_numbers_that_are_refused(option):
         assert len(str(error.value)) < 200
 
 
-@fault("the largest seed and the longest cell_timeout", "accepted")
+@promise("option")
 def test_numbers_that_are_accepted():
     assert Settings(seed=2**32 - 1).seed == 2**32 - 1
     numpy.random.seed(2**32 - 1)
@@ -539,23 +502,22 @@ def isolated(monkeypatch, tmp_path):
     return run
 
 
-KILLED = "killed after cell_timeout"
 SENT = 'send(event="sections", sections={"parameters": 7})\n'
 
 
+@promise("channel")
 @pytest.mark.parametrize(
     "written",
     rows(
-        "all that the cell measured; its row stays ok",
-        ('b"hello\\n"', "a library writes text to the channel", "a note with the text"),
-        ('b"{\\n"', "half a JSON object arrives on the channel", "a note with the text"),
-        ('b"[]\\n"', "a list arrives on the channel", "a note with the text"),
-        ('b"null\\n7\\n"', "other JSON arrives on the channel", "a note that counts the lines"),
-        ('b"\\xff\\xfe\\x00\\n"', "bytes that are no Unicode arrive on the channel", "a note"),
-        ('b"[" * 100_000 + b"\\n"', "deeply nested JSON arrives on the channel", "a note"),
-        ('b\'[0, {"event": "end", "status": "failed"}]\\n\'', "an event without its reason arrives", "a note"),
-        ('b\'[0, {"event": "explode"}]\\n\'', "an unknown event arrives", "a note with the text"),
-        ('b"x" * 100_000_000 + b"\\n"', "100 MB without a newline arrive on the channel", "a note; memory is bounded"),
+        ('b"hello\\n"', "a library writes text to the channel"),
+        ('b"{\\n"', "half a JSON object arrives on the channel"),
+        ('b"[]\\n"', "a list arrives on the channel"),
+        ('b"null\\n7\\n"', "other JSON arrives on the channel"),
+        ('b"\\xff\\xfe\\x00\\n"', "bytes that are no Unicode arrive on the channel"),
+        ('b"[" * 100_000 + b"\\n"', "deeply nested JSON arrives on the channel"),
+        ('b\'[0, {"event": "end", "status": "failed"}]\\n\'', "an event without its reason arrives"),
+        ('b\'[0, {"event": "explode"}]\\n\'', "an unknown event arrives"),
+        ('b"x" * 100_000_000 + b"\\n"', "100 MB without a newline arrive on the channel"),
     ),
 )
 def test_what_is_no_event(monkeypatch, isolated, written):
@@ -566,19 +528,14 @@ def test_what_is_no_event(monkeypatch, isolated, written):
     assert len(record.notes[0]) < 300
 
 
+@promise("channel")
 @pytest.mark.parametrize(
     ("script", "text"),
     rows(
-        "all that arrived",
-        (
-            "next(N)",
-            "1 events of its process were lost",
-            "an event is lost on the channel",
-            "the row fails and says so",
-        ),
-        ('send(event="sections", sections={"speedup": 1})', "speedup", "a section has another shape", "the row fails"),
-        ('send(event="sections", sections={"status": "ok"})', "status", "a cell sends its own status", "the row fails"),
-        ('send(event="end", status="fine")', "lost", "a cell sends an unknown status", "the row fails"),
+        ("next(N)", "1 events of its process were lost", "an event is lost on the channel"),
+        ('send(event="sections", sections={"speedup": 1})', "speedup", "a section has another shape"),
+        ('send(event="sections", sections={"status": "ok"})', "status", "a cell sends its own status"),
+        ('send(event="end", status="fine")', "lost", "a cell sends an unknown status"),
     ),
 )
 def test_what_damages_a_record(isolated, script, text):
@@ -588,25 +545,19 @@ def test_what_damages_a_record(isolated, script, text):
     assert text in record.reason
 
 
+@promise("dies")
 @pytest.mark.parametrize(
     ("script", "text"),
     rows(
-        "all that arrived",
-        (
-            "os._exit(0)",
-            "exited with code 0 before its result",
-            "a cell's code exits with code 0",
-            "the row fails",
-        ),
-        ("os._exit(7)", "exited with code 7", "the code of a cell exits with code 7", "the row fails with the code"),
-        ("os.kill(os.getpid(), 11)", "SIGSEGV", "the code of a cell crashes", "the row fails with the signal"),
+        ("os._exit(0)", "exited with code 0 before its result", "a cell's code exits with code 0"),
+        ("os._exit(7)", "exited with code 7", "the code of a cell exits with code 7"),
+        ("os.kill(os.getpid(), 11)", "SIGSEGV", "the code of a cell crashes"),
         (
             "os.kill(os.getpid(), 9)",
             "was killed by signal 9 (SIGKILL); it held up to 0.",
             "the system kills a cell's process",
-            "the row fails with the signal and the memory that it held",
         ),
-        ("os.close(FD)", "before its result", "the code of a cell closes the channel", "the row fails"),
+        ("os.close(FD)", "before its result", "the code of a cell closes the channel"),
     ),
 )
 def test_how_a_process_ends(isolated, script, text):
@@ -615,7 +566,7 @@ def test_how_a_process_ends(isolated, script, text):
     assert text in record.reason
 
 
-@fault("a cell ends and its process does not", "killed after 30 s, with a note", "its row, which stays ok")
+@promise("hangs")
 def test_a_process_that_lingers(monkeypatch, isolated):
     monkeypatch.setattr(child, "EXIT_SECONDS", 0.2)
     record = isolated(f"{SENT}end()\ntime.sleep(60)")
@@ -623,7 +574,7 @@ def test_a_process_that_lingers(monkeypatch, isolated):
     assert "did not exit within" in record.notes[0]
 
 
-@fault("preparing a variant takes longer than prepare_timeout", "the cell is killed, and its row says so", "other rows")
+@promise("hangs")
 def test_a_preparation_without_end(isolated):
     script = 'send(event="phase", phase="prepare")\n' + SENT + "import time; time.sleep(600)"
     record = isolated(script, prepare_timeout=1.0)
@@ -632,19 +583,19 @@ def test_a_preparation_without_end(isolated):
     assert record.parameters == 7
 
 
-@fault("a cell takes longer than prepare_timeout after its preparation", "only its preparation counts", "its row")
+@promise("hangs")
 def test_a_preparation_that_has_ended(isolated):
     script = 'send(event="phase", phase="prepare")\nsend(event="phase", phase="parity")\n' + SENT
     record = isolated(script + 'import time; time.sleep(2); send(event="end", status="ok")', prepare_timeout=1.0)
     assert record.status == "ok", record.reason
 
 
+@promise("hangs")
 @pytest.mark.parametrize(
     "script",
     rows(
-        "all that arrived",
-        ("while True: os.write(FD, b'x\\n' * 10_000)", "a process writes to the channel without end", KILLED),
-        ("time.sleep(600)", "the code of a cell hangs", KILLED),
+        ("while True: os.write(FD, b'x\\n' * 10_000)", "a process writes to the channel without end"),
+        ("time.sleep(600)", "the code of a cell hangs"),
     ),
 )
 def test_a_process_without_end(isolated, script):
@@ -653,7 +604,7 @@ def test_a_process_without_end(isolated, script):
     assert "cell_timeout" in record.reason
 
 
-@fault("a cell takes too long", "its row says where its process was, and the last lines of its output", "its row")
+@promise("hangs")
 def test_where_a_process_was_when_its_time_was_over(isolated):
     stacks = "import faulthandler, signal\nfaulthandler.register(signal.SIGUSR1)\nprint('a line', flush=True)\n"
     record = isolated(f'{stacks}send(event="phase", phase="timing")\ndef waits(): time.sleep(60)\nwaits()', timeout=1.0)
@@ -662,12 +613,12 @@ def test_where_a_process_was_when_its_time_was_over(isolated):
     assert f"{place}; last lines of cells/net.tried.log: a line" in record.reason
 
 
-@fault("cell_timeout=1e9, more than a system call takes", "accepted", "the row")
+@promise("hangs")
 def test_a_long_timeout(isolated):
     assert isolated(f"{SENT}end()", timeout=1e9).status == "ok"
 
 
-@fault("a process of a cell leaves its session", "a note names it: later cells may be disturbed", "the row")
+@promise("children")
 def test_a_process_that_escapes(monkeypatch, isolated, tmp_path):
     monkeypatch.setattr(child, "ORPHAN_SECONDS", 0.3)
     record = isolated(f"start('sleep', '60', start_new_session=True)\n{SENT}end()")
@@ -677,14 +628,14 @@ def test_a_process_that_escapes(monkeypatch, isolated, tmp_path):
     assert f"sleep (process {pid})" in record.notes[0]
 
 
-@fault("a cell's process leaves others in its own group", "killed with it; no note", "the row")
+@promise("children")
 def test_processes_of_the_group(isolated, tmp_path):
     record = isolated(f"start('sleep', '60')\n{SENT}end()")
     assert record.notes == ()
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
-@fault("the code of a cell forks, and both processes go on", "the copy ends silently", "the row")
+@promise("children")
 def test_a_fork_that_returns():
     read_end, write_end = os.pipe()
     emit = events.sender(write_end)
@@ -702,14 +653,14 @@ def test_a_fork_that_returns():
         os.close(end)
 
 
-@fault("a section of a record is larger than a message may be", "the row fails and says so")
+@promise("channel")
 def test_an_event_that_is_too_long(monkeypatch):
     monkeypatch.setattr(events, "LONGEST", 1000)
     with pytest.raises(ValueError, match="can be sent"):
         events.sender(1)(Sections({"weights": "x" * 2000}))
 
 
-@fault("the files of a cell cannot be made (a name of 249 characters)", "its row fails, and says why", "the other rows")
+@promise("names")
 def test_a_long_name(tmp_path):
     executor, name = Isolated(tmp_path, trace=False, timeout=5), f"{'x' * 249}.baseline"
     performed = process.perform(executor, Cell(job=job(tmp_path)), name, print)
@@ -719,11 +670,7 @@ def test_a_long_name(tmp_path):
 # A real process.
 
 
-@fault(
-    "the run is killed (SIGKILL) while a cell holds Python's lock",
-    "the cell's process ends at once, and so do the processes that it started",
-    "finished cells",
-)
+@promise("children")
 def test_the_worker_ends_with_its_parent(tmp_path):
     folder = tmp_path / "run"
     started = command(folder, "component=[net]", "variant=[holds_the_lock]")
@@ -739,12 +686,12 @@ def test_the_worker_ends_with_its_parent(tmp_path):
     assert [each for each in running if each.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@promise("interrupt")
 @pytest.mark.parametrize(
     "imported",
     rows(
-        "",
-        ("profiling", "Ctrl-C in the first moment of a command", "one line, exit 130"),
-        ("hydra.core", "Ctrl-C while a command imports its libraries", "one line, exit 130"),
+        ("profiling", "Ctrl-C in the first moment of a command"),
+        ("hydra.core", "Ctrl-C while a command imports its libraries"),
     ),
 )
 def test_an_early_interrupt(imported):
@@ -770,8 +717,8 @@ def run_data(folder, *records):
     return RunData(records, Environment(), folder)
 
 
+@promise("report section")
 @pytest.mark.parametrize("rendering", RENDERINGS, ids=lambda rendering: rendering.__name__)
-@fault("a record that one of the report's tables cannot show", "a line in place of its section", "the other sections")
 def test_a_record_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
     def peak_memory(record):
         return 1 / (record.wall_p50 != 666.0) and None
@@ -784,8 +731,8 @@ def test_a_record_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
     assert "broken failed: out of memory" in text
 
 
+@promise("report section")
 @pytest.mark.parametrize("rendering", RENDERINGS, ids=lambda rendering: rendering.__name__)
-@fault("a section of the report that raises an error", "a line in its place", "the other sections and all rows")
 def test_a_section_that_cannot_be_rendered(monkeypatch, tmp_path, rendering):
     def latency_section(data):
         raise RuntimeError("planted")

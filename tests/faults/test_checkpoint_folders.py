@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from library_folders import built, save
+from table import promise
 
 from profiling.errors import InputError
 
@@ -42,14 +43,8 @@ def only_pickles(folder: Path) -> None:
         file.rename(file.with_suffix(".bin"))
 
 
-def fault(planted, damage, message, happens="one line with the file's name, exit code 2"):
-    mark = pytest.mark.fault(planted, happens=happens, kept="the run folder; nothing is measured")
-    return pytest.param(damage, message, marks=mark, id=planted)
-
-
 INDEX = "model.safetensors.index.json"
 NUMBERS = {"rope_type": "default", "rope_theta": 7.0}
-PIPELINE = "one line with the folders to choose from, exit code 2"
 DAMAGES = {
     "missing": lambda folder: first_shard(folder).unlink(),
     "cut": lambda folder: first_shard(folder).write_bytes(first_shard(folder).read_bytes()[:99]),
@@ -61,21 +56,17 @@ DAMAGES = {
 }
 
 
+@promise("damaged checkpoint")
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        fault("a shard of a folder is missing", "missing", "lacks 1 of the"),
-        fault("a shard is cut short", "cut", "damaged, cut short"),
-        fault("the index of the shards is cut short", "index", "not readable JSON"),
-        fault("the index names a file outside the folder", "outside", "lacks 1 of the 1 shards"),
-        fault(
-            "the folder's network has equal shapes and another rotary base",
-            "rotary",
-            "does not fit LlamaStep: Its config.json differs (rope_parameters",
-            "one line with both values, exit code 2",
-        ),
-        fault("the folder holds pickles alone", "pickles", "holds no safetensors: it holds .bin files"),
-        fault("the folder is a whole pipeline", "pipeline", "holds a pipeline", PIPELINE),
+        ("missing", "lacks 1 of the"),
+        ("cut", "damaged, cut short"),
+        ("index", "not readable JSON"),
+        ("outside", "lacks 1 of the 1 shards"),
+        ("rotary", "does not fit LlamaStep: Its config.json differs (rope_parameters"),  # of equal shapes
+        ("pickles", "holds no safetensors: it holds .bin files"),
+        ("pipeline", "holds a pipeline"),
     ],
 )
 def test_a_damaged_folder(saved, tmp_path, damage, message):
@@ -84,21 +75,13 @@ def test_a_damaged_folder(saved, tmp_path, damage, message):
     assert message in refused(f"component.{LLAMA}.checkpoint={twin}")
 
 
-@pytest.mark.fault(
-    "the component has fewer layers than the folder",
-    happens="one line with both numbers, exit code 2",
-    kept="the run folder; nothing is measured",
-)
+@promise("damaged checkpoint")
 def test_another_size(saved):
     message = refused(f"component.{LLAMA}.checkpoint={saved}", f"component.{LLAMA}.tiny.module.num_hidden_layers=1")
     assert "num_hidden_layers: 2 there, 1 here" in message
 
 
-@pytest.mark.fault(
-    "the folder is of another network",
-    happens="one line that says what is missing, exit code 2",
-    kept="the run folder; nothing is measured",
-)
+@promise("damaged checkpoint")
 def test_another_network(saved):
     message = refused(f"component.sd_turbo_unet.checkpoint={saved}", name="sd_turbo_unet")
     assert "does not fit UNetStep" in message

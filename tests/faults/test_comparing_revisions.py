@@ -7,6 +7,7 @@ import pytest
 from as_user import QUICK
 from fake_cells import GB, Plan, dies, ends, interrupts, two_runs
 from planted_repository import COMPONENT, NET, commit, git, with_network
+from table import promise
 
 from profiling.compare import measure
 from profiling.compare.__main__ import main
@@ -15,12 +16,8 @@ from profiling.results.jsonl import read_records
 from profiling.run.runner import execute
 
 
-def fault(planted, happens, kept=""):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
-
-
-def case(planted, happens, *values, kept="", name=None):
-    return pytest.param(*values, marks=fault(planted, happens, kept), id=name or planted)
+def case(planted, *values, name=None):
+    return pytest.param(*values, id=name or planted)
 
 
 # What the user types, in a repository with two commits.
@@ -51,48 +48,42 @@ def refused(capsys, *arguments):
 ASKED = ("--config-dir=.", "component=[net]", "variant=[baseline]")
 
 
+@promise("revision")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         case(
             "a revision that does not exist",
-            "one line that names it and similar ones, exit 2",
             ("mian", "HEAD", *ASKED),
             "mian is neither a folder nor a revision of {here}. Did you mean 'main'?",
         ),
         case(
             "a component that exists in none of two revisions",
-            "one line with those that do, exit 2",
             ("HEAD~1", "HEAD", "--config-dir=.", "component=[nte]"),
             "A (HEAD~1): there is no component 'nte'. Did you mean 'net'?",
         ),
         case(
             "`resume=` of a comparison of revisions",
-            "one line: start it again, exit 2",
             ("HEAD~1", "HEAD", *ASKED, "resume=runs/x"),
             "resume=runs/x: an interrupted comparison is started again",
         ),
         case(
             "`isolation=none` for two revisions",
-            "one line, exit 2",
             ("HEAD~1", "HEAD", *ASKED, "isolation=none"),
             "each checkout needs processes of its own",
         ),
         case(
             "an unknown option for two revisions",
-            "one line with similar ones, exit 2",
             ("HEAD~1", "HEAD", *ASKED, "secnods=3"),
             "A (HEAD~1): there is no key 'secnods' in the config. Did you mean 'seconds'?",
         ),
         case(
             "an option of two revisions with several values",
-            "one line, exit 2",
             ("HEAD~1", "HEAD", *ASKED, "dtype=float16,bfloat16"),
             "dtype=float16,bfloat16",
         ),
         case(
             "a folder of YAML files that no revision has",
-            "one line, exit 2",
             ("HEAD~1", "HEAD", "--config-dir=conf", "component=[net]"),
             "which --config-dir=conf names",
         ),
@@ -104,20 +95,20 @@ def test_a_wrong_command(repository, capsys, arguments, says):
     assert not (repository / "runs").exists()
 
 
-@fault("a revision is named outside any git repository", "one line: name two folders, exit 2")
+@promise("revision")
 def test_outside_a_repository(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert "is not in a git repository" in refused(capsys, "HEAD~1", "HEAD", *ASKED)
 
 
-@fault("git is not installed and a revision is named", "one line, exit 2")
+@promise("revision")
 def test_without_git(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "git is not installed" in refused(capsys, "HEAD~1", "HEAD", *ASKED)
 
 
-@fault("a component that exists in only one of two revisions", "one line that names the revision, exit 2")
+@promise("revision")
 def test_a_component_of_one_revision(repository, capsys):
     commit(repository, {"component/other.yaml": COMPONENT.format(name="other")})
     error = refused(capsys, "HEAD~1", "HEAD", "--config-dir=.", "component=[other]")
@@ -125,7 +116,7 @@ def test_a_component_of_one_revision(repository, capsys):
     assert "Only what all checkouts have can be compared." in error
 
 
-@fault("the folder in which the command starts is missing in a revision", "one line, exit 2")
+@promise("revision")
 def test_a_folder_that_a_revision_lacks(repository, monkeypatch, capsys):
     commit(repository, {"sub/text.txt": "new"})
     monkeypatch.chdir(repository / "sub")
@@ -133,7 +124,7 @@ def test_a_folder_that_a_revision_lacks(repository, monkeypatch, capsys):
     assert is_clean(repository)
 
 
-@fault("overrides for two folders of which one is a run", "one line: runs are compared without, exit 2", "the run")
+@promise("revision")
 def test_overrides_for_runs(repository, capsys):
     (repository / "run").mkdir()
     (repository / "run" / "results.jsonl").write_text("{}\n")
@@ -141,13 +132,13 @@ def test_overrides_for_runs(repository, capsys):
     assert "run is a run. To compare runs, leave 'component=[net]' out" in error
 
 
-@fault("the folder for the runs of two revisions is not empty", "one line, exit 2", "its files")
+@promise("foreign files")
 def test_a_folder_that_is_not_empty(repository, capsys):
     error = refused(capsys, "HEAD~1", "HEAD", *ASKED, f"hydra.run.dir={repository / 'component'}")
     assert "is not empty: it holds net.yaml" in error
 
 
-@fault("the folder for the runs of two revisions cannot be made", "one line: choose another one, exit 2")
+@promise("foreign files")
 def test_a_folder_that_cannot_be_made(repository, capsys):
     error = refused(capsys, "HEAD~1", "HEAD", *ASKED, "hydra.run.dir=user_net.py/runs")
     assert "cannot write" in error
@@ -155,7 +146,7 @@ def test_a_folder_that_cannot_be_made(repository, capsys):
     assert is_clean(repository)
 
 
-@fault("a module that cannot be imported in one of two revisions", "one line that names the revision, exit 2")
+@promise("revision")
 def test_a_module_that_cannot_be_imported(repository, capsys):
     commit(repository, {"user_net.py": "import a_package_that_is_missing\n" + NET.format(times=1)})
     error = refused(capsys, "HEAD", "HEAD~1", *ASKED, *QUICK[:4])
@@ -164,11 +155,12 @@ def test_a_module_that_cannot_be_imported(repository, capsys):
     assert not list((repository / "runs" / "compare").iterdir())
 
 
+@promise("interrupt")
 @pytest.mark.parametrize(
     ("number", "name"),
     [
-        case("Ctrl-C while two revisions are measured", "exit 130", signal.SIGINT, "Ctrl-C", kept="finished cells"),
-        case("SIGTERM while two revisions are measured", "exit 130", signal.SIGTERM, "SIGTERM", kept="finished cells"),
+        case("Ctrl-C while two revisions are measured", signal.SIGINT, "Ctrl-C"),
+        case("SIGTERM while two revisions are measured", signal.SIGTERM, "SIGTERM"),
     ],
 )
 def test_an_interrupt_removes_the_worktrees(repository, monkeypatch, capsys, number, name):
@@ -210,7 +202,7 @@ def rows(run):
     return {record.variant: record for record in read_records(run.folder).records}
 
 
-@fault("a cell of one revision crashes between its windows", "its row is not compared, exit 2", "all other rows")
+@promise("revision cell")
 def test_a_cell_of_one_revision_dies(tmp_path):
     plans = {"baseline": Plan(), "v": Plan()}
     runs, _ = two_runs(tmp_path, plans, {"baseline": Plan(), "v": Plan(happens={3: dies})})
@@ -221,7 +213,7 @@ def test_a_cell_of_one_revision_dies(tmp_path):
     assert rows(runs[0])["v"].status == "ok"
 
 
-@fault("a cell of one revision fails before it is ready", "its row is not compared, exit 2", "the other one's times")
+@promise("revision cell")
 def test_a_cell_of_one_revision_is_never_ready(tmp_path):
     runs, cells = two_runs(tmp_path, {"baseline": Plan(happens={"ready": ends()})}, {"baseline": Plan()})
     execute(runs)
@@ -230,7 +222,7 @@ def test_a_cell_of_one_revision_is_never_ready(tmp_path):
     assert cells.held == {}
 
 
-@fault("no memory for a cell of one revision beside that of the other", "whole cells in turn; a note", "all rows")
+@promise("memory")
 def test_no_memory_for_two(tmp_path):
     plan = {"baseline": Plan(used=6 * GB)}
     runs, _ = two_runs(tmp_path, plan, plan, memory=10 * GB)
@@ -241,7 +233,7 @@ def test_no_memory_for_two(tmp_path):
         assert "not all variants were prepared beside each other: another one would need 7.2 GB" in record.notes[0]
 
 
-@fault("Ctrl-C between the windows of two revisions", "exit 130", "the finished windows of both")
+@promise("interrupt")
 def test_an_interrupt_between_windows(tmp_path):
     runs, cells = two_runs(tmp_path, {"baseline": Plan()}, {"baseline": Plan(happens={3: interrupts})})
     with pytest.raises(KeyboardInterrupt):

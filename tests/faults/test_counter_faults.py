@@ -2,6 +2,7 @@
 
 import pytest
 from fake_ncu import install, printed, sample
+from table import promise
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
@@ -16,20 +17,13 @@ from profiling.run.task import Cell
 NET = ("component=[net]", "variant=[baseline]", "counters=true")
 
 
-def fault(planted, happens="one line, exit 2", kept="nothing is measured"):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
-
-
+@promise("option")
 @pytest.mark.parametrize(
     ("overrides", "ncu", "says"),
     [
-        pytest.param(("device=cpu",), True, "device=cpu", marks=fault("counters of a CPU")),
-        pytest.param(
-            ("device=auto", "isolation=none"), True, "isolation=none", marks=fault("counters without processes")
-        ),
-        pytest.param(
-            ("device=auto", "isolation=process"), False, "PATH=$PATH", marks=fault("counters without ncu on the PATH")
-        ),
+        pytest.param(("device=cpu",), True, "device=cpu", id="counters of a CPU"),
+        pytest.param(("device=auto", "isolation=none"), True, "isolation=none", id="counters without processes"),
+        pytest.param(("device=auto", "isolation=process"), False, "PATH=$PATH", id="counters without ncu on the PATH"),
     ],
 )
 def test_counters_that_cannot_be_measured(tmp_path, profile, monkeypatch, overrides, ncu, says):
@@ -43,7 +37,7 @@ def test_counters_that_cannot_be_measured(tmp_path, profile, monkeypatch, overri
     assert len(outcome.err.strip().splitlines()) == 1
 
 
-@fault("counters on a machine without a GPU, by device=auto")
+@promise("option")
 def test_no_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(InputError, match="CUDA is not available"):
@@ -61,13 +55,8 @@ FAILURES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "mode", "says"),
-    [
-        pytest.param(*row, marks=fault(planted, "a note of one line", "the cell's times and trace"))
-        for planted, *row in FAILURES
-    ],
-)
+@promise("counters")
+@pytest.mark.parametrize(("text", "mode", "says"), [pytest.param(*row) for planted, *row in FAILURES])
 def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
     install(tmp_path / "bin", monkeypatch, text, mode)
     monkeypatch.setattr("profiling.run.hardware_counters.COUNTER_SECONDS", 0.5)

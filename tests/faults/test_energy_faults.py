@@ -3,16 +3,10 @@
 import pynvml
 import pytest
 from fake_energy import DEVICE, FakeGpu, fails, gpu, measured  # noqa: F401 - a fixture
+from table import promise
 
 from profiling.machine import nvml
 from profiling.metrics.monitor import FrameMonitor
-
-ABSENT = "the record says `energy.reason`, and has no joules: they are never 0"
-KEPT = "everything else that the cell measured"
-
-
-def fault(planted, happens=ABSENT, kept=KEPT):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
 
 
 def stuck(_value):
@@ -42,9 +36,8 @@ COUNTERS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("shows", "says"), [pytest.param(*row[1:], id=row[0], marks=fault(row[0])) for row in COUNTERS]
-)
+@promise("energy")
+@pytest.mark.parametrize(("shows", "says"), [pytest.param(*row[1:], id=row[0]) for row in COUNTERS])
 def test_a_counter_that_cannot_tell(gpu, shows, says):  # noqa: F811
     gpu.fault = shows
     section = measured()
@@ -54,25 +47,25 @@ def test_a_counter_that_cannot_tell(gpu, shows, says):  # noqa: F811
     assert not section.windows
 
 
-@fault("the GPU is divided (MIG): the counter is that of all parts")
+@promise("energy")
 def test_a_part_of_a_gpu(gpu, monkeypatch):  # noqa: F811
     monkeypatch.setattr(nvml, "is_mig", lambda device: True)
     assert "MIG is on" in measured().reason
 
 
-@fault("another process uses the GPU before the calls, and the driver does not tell processes apart")
+@promise("energy")
 def test_others_before_the_calls(gpu):  # noqa: F811
     gpu.use = 0.1
     assert "other processes use the GPU (10%)" in measured().reason
 
 
-@fault("another process uses the GPU beside the calls")
+@promise("energy")
 def test_others_beside_the_calls(gpu, monkeypatch):  # noqa: F811
     monkeypatch.setattr(nvml, "share_beside_run", lambda device, seconds: 0.3)
     assert "other processes used the GPU for 30% of the time" in measured().reason
 
 
-@fault("the counter fails in the middle of a loop of frames", "its frames have no energy from then on", "the frames")
+@promise("energy")
 def test_a_counter_that_fails_in_a_loop(monkeypatch):
     made = FakeGpu()
     made.install(monkeypatch)

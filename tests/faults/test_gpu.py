@@ -1,6 +1,7 @@
 """Faults on a GPU."""
 
 import pytest
+from table import promise
 
 pytestmark = pytest.mark.gpu
 
@@ -15,10 +16,6 @@ MEASURED = {
 }
 #: Phases that explain the numbers: a failure there is a note, and the times stay.
 EXPLAINED = {"the roofline": "roofline/section.py", "the profiler trace": "trace/profiler.py"}
-
-
-def planted(planted: str, *, happens: str, kept: str = "the other rows", **fields):
-    return pytest.param(*fields.values(), marks=pytest.mark.fault(planted, happens=happens, kept=kept), id=planted)
 
 
 def run_beside_net(profile, fault: str, where: str, *overrides: str, variant: str = "baseline"):
@@ -38,17 +35,11 @@ def run_beside_net(profile, fault: str, where: str, *overrides: str, variant: st
     return outcome, records["faulty", variant]
 
 
+@promise("memory")
 @pytest.mark.parametrize(
     ("phase", "where"),
-    [
-        planted(
-            f"the GPU is out of memory: {phase}",
-            happens="the row is failed, its reason names the size; exit 1",
-            phase=phase,
-            where=where,
-        )
-        for phase, where in MEASURED.items()
-    ],
+    list(MEASURED.items()),
+    ids=list(MEASURED),
 )
 def test_out_of_memory(profile, phase, where):
     outcome, record = run_beside_net(profile, "out_of_memory", where)
@@ -58,18 +49,11 @@ def test_out_of_memory(profile, phase, where):
     assert record.bad_input is False
 
 
+@promise("memory")
 @pytest.mark.parametrize(
     ("phase", "where"),
-    [
-        planted(
-            f"the GPU is out of memory: {phase}",
-            happens="a note in the record; the row is ok",
-            kept="all measured times",
-            phase=phase,
-            where=where,
-        )
-        for phase, where in EXPLAINED.items()
-    ],
+    list(EXPLAINED.items()),
+    ids=list(EXPLAINED),
 )
 def test_out_of_memory_while_explaining(profile, phase, where):
     _, record = run_beside_net(profile, "out_of_memory", where, "trace=true", "ceilings=auto")
@@ -78,17 +62,11 @@ def test_out_of_memory_while_explaining(profile, phase, where):
     assert any("OutOfMemory" in note for note in record.notes), record.notes
 
 
+@promise("illegal access")
 @pytest.mark.parametrize(
     ("phase", "where"),
-    [
-        planted(
-            f"an illegal memory access, after which CUDA refuses every call: {phase}",
-            happens="the row is failed with CUDA's error; exit 1",
-            phase=phase,
-            where=where,
-        )
-        for phase, where in MEASURED.items()
-    ],
+    list(MEASURED.items()),
+    ids=list(MEASURED),
 )
 def test_illegal_access(profile, phase, where):
     outcome, record = run_beside_net(profile, "illegal_access", where)
@@ -97,22 +75,14 @@ def test_illegal_access(profile, phase, where):
     assert "CUDA" in record.reason  # the call that meets the error first, cublasCreate for example, has its own words
 
 
-@pytest.mark.fault(
-    "an illegal memory access while tracing",
-    happens="the row is failed or has a note, with CUDA's error",
-    kept="all measured times; the other rows",
-)
+@promise("illegal access")
 def test_illegal_access_while_tracing(profile):
     _, record = run_beside_net(profile, "illegal_access", EXPLAINED["the profiler trace"], "trace=true")
     assert record.metrics.wall_ms is not None
     assert any("illegal memory access" in text for text in (record.reason or "", *record.notes))
 
 
-@pytest.mark.fault(
-    "a kernel that never ends",
-    happens="the cell is killed at cell_timeout and failed; the next cell has the GPU; exit 1",
-    kept="the other rows",
-)
+@promise("hangs")
 def test_endless_kernel(profile):
     outcome, record = run_beside_net(profile, "endless_kernel", MEASURED["timing"], "cell_timeout=60")
     assert outcome.code == 1
@@ -121,43 +91,27 @@ def test_endless_kernel(profile):
     assert record.parity.passed, "measured before the timeout"
 
 
-@pytest.mark.fault(
-    "a kernel that never ends, inside a captured graph",
-    happens="the cell is killed at cell_timeout and failed; exit 1",
-    kept="the other rows",
-)
+@promise("hangs")
 def test_endless_kernel_in_a_graph(profile):
     _, record = run_beside_net(profile, "endless_kernel", "capture", "cell_timeout=60", variant="cuda_graph")
     assert "cell_timeout" in record.reason
 
 
-@pytest.mark.fault(
-    "the process is killed during a capture",
-    happens="the row is failed: killed by signal 9 (SIGKILL); exit 1",
-    kept="the other rows",
-)
+@promise("dies")
 def test_killed_during_capture(profile):
     outcome, record = run_beside_net(profile, "killed", "capture", variant="cuda_graph")
     assert outcome.code == 1
     assert "SIGKILL" in record.reason
 
 
-@pytest.mark.fault(
-    "out of memory during a capture",
-    happens="the row is failed; exit 1",
-    kept="the other rows",
-)
+@promise("memory")
 def test_out_of_memory_during_capture(profile):
     outcome, record = run_beside_net(profile, "out_of_memory", "capture", variant="cuda_graph")
     assert outcome.code == 1
     assert record.status == "failed"
 
 
-@pytest.mark.fault(
-    "an illegal memory access inside a captured graph",
-    happens="the row is failed with CUDA's error; exit 1",
-    kept="the other rows",
-)
+@promise("illegal access")
 def test_illegal_access_in_a_graph(profile):
     _, record = run_beside_net(profile, "illegal_access", "capture", variant="cuda_graph")
     assert record.status == "failed"

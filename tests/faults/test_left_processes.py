@@ -4,8 +4,8 @@ import os
 import re
 import signal
 
-import pytest
 from as_user import ROOT
+from table import promise
 
 MODULE = """
 import os, time
@@ -22,11 +22,7 @@ class Net(nn.Linear):
 """
 
 
-@pytest.mark.fault(
-    "a module leaves a process behind, in a session of its own",
-    happens="the end of the run names it; so does a note of the cell",
-    kept="all rows",
-)
+@promise("children")
 def test_processes_that_outlive_the_run_are_named(profile, tmp_path):
     (tmp_path / "leaving.py").write_text(MODULE)
     (tmp_path / "component").mkdir()

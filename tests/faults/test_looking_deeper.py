@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from test_wrong_input import fault, is_refused, started  # noqa: F401 - a fixture
+from table import promise
+from test_wrong_input import is_refused, started  # noqa: F401 - a fixture
 
 from profiling.results.jsonl import read_records
 
 QUICK = ("device=cpu", "threads=1", "isolation=none", "check=true", "hydra.run.dir=run")
-NAMED = "exit 0; the line is named, with the reason and what to change"
 
 NETWORKS = (
     ("a network reads a value back in its forward (.item())", "syncs", "it waits for the GPU", "y.sum().item()"),
@@ -17,10 +17,8 @@ NETWORKS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("component", "reason", "code"),
-    [pytest.param(*row[1:], id=row[0], marks=fault(row[0], NAMED, "the look at the call")) for row in NETWORKS],
-)
+@promise("capture")
+@pytest.mark.parametrize(("component", "reason", "code"), [pytest.param(*row[1:], id=row[0]) for row in NETWORKS])
 def test_a_network_that_cannot_be_captured(started, component, reason, code):  # noqa: F811
     assert started(f"component=[{component}]", quick=QUICK)[0] == 0
     (record,) = read_records(Path("run")).records
@@ -41,10 +39,8 @@ WRONG = (
 )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [pytest.param(*row[1:], id=row[0], marks=fault(row[0], "its row fails with one line, exit 2")) for row in WRONG],
-)
+@promise("module")
+@pytest.mark.parametrize(("overrides", "says"), [pytest.param(*row[1:], id=row[0]) for row in WRONG])
 def test_a_network_that_does_not_run(started, overrides, says):  # noqa: F811
     code, err = started(*overrides, quick=QUICK)
     assert code == 2, err
@@ -53,13 +49,13 @@ def test_a_network_that_does_not_run(started, overrides, says):  # noqa: F811
     assert record.check is not None, "the report knows that nothing was to be timed"
 
 
-@fault("the checkpoint is not there", "one line, exit 2")
+@promise("option")
 def test_a_checkpoint_that_is_not_there(started):  # noqa: F811
     quick = tuple(item for item in QUICK if not item.startswith("hydra"))
     is_refused(started("component=[net]", "+component.net.checkpoint=no.pt", quick=quick), "no.pt does not exist")
 
 
-@fault("the target has no component to look at", "its row fails with one line, exit 2")
+@promise("module")
 def test_a_target_without_components(started):  # noqa: F811
     assert started(target="launch_overhead", quick=QUICK)[0] == 2
     (record,) = read_records(Path("run")).records
@@ -77,10 +73,8 @@ WARMUPS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [pytest.param(*row[1:], id=row[0], marks=fault(row[0], "its row fails with one line, exit 2")) for row in WARMUPS],
-)
+@promise("module")
+@pytest.mark.parametrize(("overrides", "says"), [pytest.param(*row[1:], id=row[0]) for row in WARMUPS])
 def test_warmup_inputs_that_do_not_fit(started, overrides, says):  # noqa: F811
     quick = tuple(item for item in QUICK if item != "check=true")
     code, err = started("component=[remembers]", "variant=[baseline]", "ceilings=off", *overrides, quick=quick)
@@ -96,14 +90,13 @@ UNREADABLE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"), [pytest.param(*row[1:], id=row[0], marks=fault(row[0])) for row in UNREADABLE]
-)
+@promise("option")
+@pytest.mark.parametrize(("overrides", "says"), [pytest.param(*row[1:], id=row[0]) for row in UNREADABLE])
 def test_warmup_inputs_that_cannot_be_read(started, overrides, says):  # noqa: F811
     is_refused(started("component=[remembers,net]", "variant=[baseline]", *overrides, quick=("device=cpu",)), says)
 
 
-@fault("a pipeline asks for a warm-up of no ticks")
+@promise("option")
 def test_a_pipeline_that_asks_for_no_warmup(started):  # noqa: F811
     overrides = ("pipeline=remembering", "pipeline.warmup_frames=0", "variant=[baseline]")
     is_refused(
@@ -111,11 +104,7 @@ def test_a_pipeline_that_asks_for_no_warmup(started):  # noqa: F811
     )
 
 
-@fault(
-    "the state of a stage grows in every tick, so that no warm-up is long enough",
-    "the report says which stage, and by how much",
-    "the frame times",
-)
+@promise("growing state")
 def test_state_that_grows(started):  # noqa: F811
     grows = ("component.remembers.module._target_=faulty_modules.Grows", "component.remembers.warmup_inputs=[]")
     quick = (*(item for item in QUICK if item != "check=true"), "loop.frames=40", "ceilings=off")
@@ -127,7 +116,7 @@ def test_state_that_grows(started):  # noqa: F811
     assert "the warm-up did not reach the steady state" in Path("run/report.md").read_text()
 
 
-@fault("stages are to overlap on a CPU", "a note says that they run in turn", "the frame times")
+@promise("capture")
 def test_overlap_on_a_cpu(started):  # noqa: F811
     quick = (
         *(item for item in QUICK if item != "check=true"),

@@ -9,6 +9,7 @@ import pytest
 from as_user import finished
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
+from table import promise
 
 from profiling.cli.app import launch
 from profiling.components.spec import ComponentSpec, Settings
@@ -17,8 +18,6 @@ from profiling.results.jsonl import read_records
 from profiling.results.record import Record
 from profiling.results.run_folder import resume_command
 from profiling.run.job import LONGEST_NAME, RunConfig
-
-REFUSED = "refused, exit 2: says which names are fine"
 
 HOSTILE_TEXT = {
     "colours and a cleared screen": "\x1b[31mred\x1b[0m\x1b[2J\x9b5A",
@@ -31,17 +30,8 @@ HOSTILE_TEXT = {
 }
 
 
-def fault(planted, happens, kept=""):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param(text, id=name, marks=fault(f"text from outside holds {name}", "printed on one line without them"))
-        for name, text in HOSTILE_TEXT.items()
-    ],
-)
+@promise("text")
+@pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in HOSTILE_TEXT.items()])
 def test_text_from_outside(text):
     record = Record(target="t", component="c", variant="v", status="failed", reason=text, notes=(text,))
     for clean in (printable(text), str(InputError(text)), record.reason, *record.notes):
@@ -57,7 +47,7 @@ def test_printable_keeps_what_can_be_printed():
     assert printable("beginning " + "x" * 100 + " type this", 30).endswith("type this")
 
 
-@fault("an exception whose text raises an exception", "named by its type")
+@promise("text")
 def test_exception_without_text():
     class BrokenError(Exception):
         def __str__(self):
@@ -112,15 +102,8 @@ def pasted(tmp_path, monkeypatch):
     return paste
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        pytest.param(
-            folder, id=name, marks=fault(f"a run folder's name holds {name}", "printed commands can be pasted")
-        )
-        for name, folder in FOLDERS.items()
-    ],
-)
+@promise("pasted commands")
+@pytest.mark.parametrize("folder", [pytest.param(folder, id=name) for name, folder in FOLDERS.items()])
 def test_commands_can_be_pasted(folder, pasted):
     """Hydra must read the folder from the override, and argparse from the path."""
     for shell in ("bash", "sh"):
@@ -163,13 +146,8 @@ BAD_NAMES = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, id=what, marks=fault(f"the name of a component, variant or metric is {what}", REFUSED))
-        for what, name in BAD_NAMES.items()
-    ],
-)
+@promise("names")
+@pytest.mark.parametrize("name", [pytest.param(name, id=what) for what, name in BAD_NAMES.items()])
 def test_names(name):
     for group in ("components", "variants", "metrics"):
         with pytest.raises(InputError, match="Rename it") as caught:
@@ -184,12 +162,9 @@ SAME_FILES = {
 }
 
 
+@promise("names")
 @pytest.mark.parametrize(
-    ("components", "variants"),
-    [
-        pytest.param(*names, id=what, marks=fault(f"names of two cells {what}: one file for both", REFUSED))
-        for what, names in SAME_FILES.items()
-    ],
+    ("components", "variants"), [pytest.param(*names, id=what) for what, names in SAME_FILES.items()]
 )
 def test_cells_with_the_same_files(components, variants):
     with pytest.raises(InputError, match="share their files"):
@@ -203,8 +178,8 @@ def test_good_names_and_the_longest_file():
     assert len(longest) <= 255
 
 
+@promise("names")
 @pytest.mark.parametrize("chosen", ["component=[{}]", "component={}", "+component={}"])
-@fault("a component is chosen without brackets, and its YAML names a file outside the run", REFUSED, "files outside")
 def test_a_name_however_it_arrives(chosen, tmp_path, monkeypatch, capsys):
     from profiling.generic_forward import run
 
@@ -224,11 +199,7 @@ def test_a_name_however_it_arrives(chosen, tmp_path, monkeypatch, capsys):
 NASTY = 'it\'s $(touch executed); a=b, "c" ${x} [d] {e} \\'
 
 
-@fault(
-    "a run in a folder with spaces, quotes, `$(…)`, `;` and `=` is interrupted",
-    "the printed line resumes it",
-    "finished cells",
-)
+@promise("interrupt")
 def test_resumed_by_pasting(profile, pasted, tmp_path):
     """Without its records a run counts as one that was killed."""
     folder = tmp_path / NASTY

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from table import promise
 from torch import nn
 
 from profiling.components.component import Component
@@ -31,11 +32,6 @@ from profiling.variants.variant import Step
 bounded = settings(
     max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
-KEPT = "the other cells, and the errors measured"
-
-
-def fault(planted: str, happens: str = "the cell is failed: the reason names the output", kept: str = KEPT):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
 
 
 class Net(nn.Module):
@@ -198,11 +194,7 @@ def test_an_equal_output_is_right_with_error_0(surroundings, leaf):
     assert compared(right, other) == (None, 0.0)
 
 
-@pytest.mark.fault(
-    "pixels (uint8) or PCM sound (int16) that differ by one step of rounding",
-    happens="judged by their distance, as floats are: token ids and bools must be equal",
-    kept="the relative L2 error",
-)
+@promise("rounding")
 def test_narrow_integers_are_samples():
     for dtype, exact in ((torch.uint8, False), (torch.int16, False), (torch.int64, True)):
         picture = torch.arange(100, dtype=dtype)
@@ -241,9 +233,8 @@ TENSOR_ERRORS = {
 }
 
 
-@pytest.mark.parametrize(
-    "error", [pytest.param(error, marks=fault(f"wrong: {error}"), id=error) for error in TENSOR_ERRORS]
-)
+@promise("wrong output")
+@pytest.mark.parametrize("error", [pytest.param(error, id=error) for error in TENSOR_ERRORS])
 def test_one_wrong_tensor_anywhere_in_a_nested_output(error):
     leaves, plant = TENSOR_ERRORS[error]
 
@@ -270,10 +261,8 @@ PLAIN_ERRORS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong"),
-    [pytest.param(*pair, marks=fault(f"wrong: {error}"), id=error) for error, pair in PLAIN_ERRORS.items()],
-)
+@promise("wrong output")
+@pytest.mark.parametrize(("right", "wrong"), [pytest.param(*pair, id=error) for error, pair in PLAIN_ERRORS.items()])
 def test_one_wrong_value_anywhere_in_a_nested_output(right, wrong):
     @bounded
     @given(around())
@@ -310,12 +299,9 @@ STRUCTURE_ERRORS = {
 }
 
 
+@promise("wrong structure")
 @pytest.mark.parametrize(
-    ("right", "wrong", "says"),
-    [
-        pytest.param(*case, marks=fault(f"wrong structure: {error}"), id=error)
-        for error, case in STRUCTURE_ERRORS.items()
-    ],
+    ("right", "wrong", "says"), [pytest.param(*case, id=error) for error, case in STRUCTURE_ERRORS.items()]
 )
 def test_a_wrong_structure_anywhere_in_a_nested_output(right, wrong, says):
     @bounded
@@ -367,8 +353,9 @@ LAYOUTS = {
 }
 
 
+@promise("wrong output")
 @pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=fault(f"wrong numbers in an output of another layout: {name}"), id=name)
+    "form", [pytest.param(form, id=name)
              for name, form in LAYOUTS.items()]
 )  # fmt: skip
 def test_layouts(form):
@@ -381,36 +368,34 @@ def test_layouts(form):
     assert "output['a']" in reason
 
 
-@fault("a variant returns a dense tensor for eager's sparse one")
+@promise("wrong structure")
 def test_dense_for_sparse():
     reason = problem_of(sparse, lambda output: output.to_dense())
     assert reason is not None
     assert "not float32 [4, 8] sparse_coo on cpu" in reason
 
 
-@fault("a variant returns a tensor without values, on the meta device")
+@promise("wrong structure")
 def test_meta_tensor():
     reason = problem_of(lambda x: [x], lambda output: [output[0].to("meta")])
     assert reason is not None
     assert "output[0] cannot be compared: it has no values" in reason
 
 
-@fault("the largest of an output's integers differ by one, beyond the 53 bits of a double")
+@promise("wrong output")
 def test_large_integers():
     assert problem_of(lambda x: torch.tensor([2**53 + 1]), lambda output: output - 1) is not None
 
 
-@fault(
-    "a float64 output is computed in float32", "the cell is failed where the tolerance asks for more than float32 has"
-)
+@promise("wrong output")
 def test_float64_stays():
     reason = problem_of(lambda x: x.double().exp(), lambda y: y.float().double(), metric=Parity(floor=1e-12))
     assert reason is not None
     assert "relative L2 error" in reason
 
 
+@promise("wrong output")
 @pytest.mark.parametrize("size", [1e-160, 1e200])
-@fault("numbers so small or large that their squares have no value in a double")
 def test_extreme_magnitudes(size):
     def forward(x):
         return x.double() * size
@@ -422,7 +407,7 @@ def test_extreme_magnitudes(size):
     assert "relative L2 error 0.0002 of output" in reason
 
 
-@fault("a small output is wrong beside a right one of huge magnitude")
+@promise("wrong output")
 def test_huge_beside_small():
     reason = problem_of(lambda x: {"big": x * 1e30, "small": x * 1e-6}, lambda y: {**y, "small": y["small"] * 2})
     assert reason is not None
@@ -430,7 +415,7 @@ def test_huge_beside_small():
     assert "output['big']" not in reason
 
 
-@fault("an output is zero everywhere, and a variant's is not")
+@promise("wrong output")
 def test_zero_reference():
     assert problem_of(lambda x: x * 0) is None
     reason = problem_of(lambda x: x * 0, lambda y: y + 1e-9)
@@ -438,7 +423,7 @@ def test_zero_reference():
     assert "the reference is zero everywhere" in reason
 
 
-@fault("infinities of a mask have another sign, or are at other places")
+@promise("wrong output")
 def test_infinities():
     def forward(x):
         return torch.where(x > 0, x, -math.inf)
@@ -450,8 +435,8 @@ def test_infinities():
         assert "output (float32 [4, 8] on cpu) is infinite" in reason
 
 
+@promise("wrong output")
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@fault("the output of a variant is not finite, under any tolerance")
 def test_an_output_that_is_not_finite_never_passes(value):
     reason = problem_of(lambda x: x + 1, lambda y: y * value, metric=Parity(floor=1e9))
     assert reason is not None
@@ -478,7 +463,7 @@ def test_a_pipeline_may_have_the_error_of_a_stage_or_that_of_eager_twice(error, 
 # --- the reference itself
 
 
-@fault("the fp32 reference itself has NaN", "the cell is failed: the reason names the reference and the output")
+@promise("bad reference")
 def test_nan_in_the_reference():
     reason = problem_of(lambda x: {"good": x, "bad": x.log()})
     assert reason is not None
@@ -499,24 +484,21 @@ def test_nan_in_each_of_two_eager_calls_is_not_called_random(draw):
     assert measured.problem[1].startswith("parity: eager's own output in float32 is not finite")
 
 
-@fault("eager overflows in the run's dtype, and so does a variant", "the cell is failed: the reason names eager")
+@promise("bad reference")
 def test_eager_overflows():
     reason = problem_of(lambda x: x.exp(), eager=lambda x: x.exp() * math.inf)
     assert reason is not None
     assert "eager's own output" in reason
 
 
-@fault(
-    "eager in half precision is so far from the reference that an output of zeros would pass",
-    "the cell is failed: the reason says so and names dtype=float32",
-)
+@promise("bad reference")
 def test_eager_too_far():
     reason = problem_of(lambda x: x, lambda y: y * 0, eager=lambda x: x * 1.6)
     assert reason is not None
     assert "dtype=float32" in reason
 
 
-@fault("integers differ from the reference more often than twice as often as eager's")
+@promise("rounding")
 def test_integers_may_differ_as_eager_does():
     def share(elements):
         return lambda x: torch.arange(100) + (torch.arange(100) < elements) * 7
@@ -530,14 +512,11 @@ def test_integers_may_differ_as_eager_does():
     assert problem_of(share(0), lambda _: share(89)(None), eager=share(90)) is not None
 
 
-@fault("eager returns a list, and its reference a tuple", "the cell is failed: the reason names eager's output")
+@promise("wrong structure")
 def test_eager_has_another_structure():
     reason = problem_of(lambda x: (x,), eager=lambda x: [x])
     assert reason is not None
     assert "eager's own output in float32 has another structure" in reason
-
-
-LINE = "one line, exit 2: names the output and what to return"
 
 
 INCOMPARABLE = {
@@ -554,9 +533,8 @@ INCOMPARABLE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("forward", "says"), [pytest.param(*case, marks=fault(name, LINE), id=name) for name, case in INCOMPARABLE.items()]
-)
+@promise("no comparison")
+@pytest.mark.parametrize(("forward", "says"), [pytest.param(*case, id=name) for name, case in INCOMPARABLE.items()])
 def test_outputs_that_cannot_be_compared(forward, says):
     with pytest.raises(InputError) as caught:
         learn(component_of(forward))
@@ -564,7 +542,7 @@ def test_outputs_that_cannot_be_compared(forward, says):
     assert "\n" not in str(caught.value)
 
 
-@fault("an output that contains itself", LINE)
+@promise("no comparison")
 def test_recursive_output():
     def forward(x):
         output = [x]
@@ -578,7 +556,7 @@ def test_recursive_output():
 # --- steps that are right only when they are looked at
 
 
-@fault("a step returns what eager returned before, for other inputs")
+@promise("stale output")
 def test_an_output_for_the_old_inputs():
     def stale(component):
         output = component.call()
@@ -587,10 +565,7 @@ def test_an_output_for_the_old_inputs():
     assert problem_of(lambda x: x + 1, run=stale) is not None
 
 
-@fault(
-    "a step is right in the first call of the check and wrong in the next",
-    "the cell is failed: the reason names the call",
-)
+@promise("stale output")
 def test_right_only_once():
     def once(component):
         calls = iter([1.0])
@@ -601,7 +576,7 @@ def test_right_only_once():
     assert "wrong from call 2 on: relative L2 error 0.5 of output" in reason
 
 
-@fault("the structure of a step's output changes from call to call", "the cell is failed: the reason names the call")
+@promise("wrong structure")
 def test_structure_changes():
     def changes(component):
         kinds = iter([list])
@@ -613,7 +588,7 @@ def test_structure_changes():
     assert "output is tuple, not list" in reason
 
 
-@fault("a step overwrites its inputs, which eager does not", "the cell is failed: the reason names the input")
+@promise("written inputs")
 def test_inputs_are_overwritten():
     def overwrites(component):
         def run():
@@ -628,7 +603,7 @@ def test_inputs_are_overwritten():
     assert "inputs['x'] (float32 [4, 8] on cpu)" in reason
 
 
-@fault("eager overwrites an input in place, and a step does not", "the cell is failed: the reason names the input")
+@promise("written inputs")
 def test_inputs_are_not_overwritten():
     assert problem_of(lambda x: x.mul_(2)) is None
     reason = problem_of(lambda x: x.mul_(2), run=lambda c: lambda: c.inputs["x"] * 2)
@@ -636,7 +611,7 @@ def test_inputs_are_not_overwritten():
     assert "inputs['x']" in reason
 
 
-@fault("an output is an input, a parameter or the same tensor twice, and is overwritten later", "compared as it was")
+@promise("written inputs")
 def test_aliased_outputs():
     weight = nn.Parameter(torch.ones(3))
 
@@ -650,9 +625,7 @@ def test_aliased_outputs():
 # --- the brothers of the check
 
 
-@fault(
-    "drift of a complex output in the imaginary part alone", "recorded call by call; fails where there is a tolerance"
-)
+@promise("wrong output")
 def test_drift_of_an_imaginary_part():
     component = component_of(lambda x: torch.complex(x, x))
     step = Step(lambda: torch.complex(component.inputs["x"], component.inputs["x"] * 1.5))
@@ -661,7 +634,7 @@ def test_drift_of_an_imaginary_part():
     assert measured.problem is not None
 
 
-@fault("a step with a state returns another structure or dtype in a later call", "failed: names call and output")
+@promise("wrong structure")
 def test_drift_names_the_output():
     component = component_of(lambda x: {"a": x})
     dtypes = iter([torch.float32, torch.float64])
@@ -671,7 +644,7 @@ def test_drift_names_the_output():
     assert "call 1: output['a'] is float64 [4, 8] on cpu, not float32 [4, 8] on cpu" in measured.problem[1]
 
 
-@fault("a training moves the imaginary part of complex weights elsewhere", "the cell is failed")
+@promise("wrong output")
 def test_training_of_complex_weights():
     model = nn.Module()
     model.weight = nn.Parameter(torch.zeros(3, dtype=torch.complex64))

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from test_wrong_input import fault, is_refused, rows, started  # noqa: F401 - a fixture
+from table import promise
+from test_wrong_input import is_refused, rows, started  # noqa: F401 - a fixture
 
 from profiling.results.jsonl import read_records
 
@@ -43,17 +44,15 @@ UNFIT = (
 )
 
 
+@promise("pipeline")
 @pytest.mark.parametrize(("overrides", "says"), rows(DAMAGED))
 def test_a_damaged_pipeline(started, overrides, says):  # noqa: F811
     is_refused(started(*overrides, target="realtime", quick=("device=cpu", "ceilings=off", *MINE)), says)
 
 
+@promise("pipeline")
 @pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        pytest.param(overrides, says, id=planted, marks=fault(planted, happens="its row fails with one line, exit 2"))
-        for planted, overrides, says in UNFIT
-    ],
+    ("overrides", "says"), [pytest.param(overrides, says, id=planted) for planted, overrides, says in UNFIT]
 )
 def test_stages_that_do_not_fit(started, overrides, says):  # noqa: F811
     quick = ("device=cpu", "ceilings=off", "isolation=none", "threads=1", "hydra.run.dir=run")
@@ -64,11 +63,7 @@ def test_stages_that_do_not_fit(started, overrides, says):  # noqa: F811
     assert record.realtime is None or not record.realtime.frames
 
 
-@fault(
-    "a stage draws noise",
-    happens="it and the pipeline are compared with the same noise, or allow for it",
-    kept="all frames",
-)
+@promise("noise")
 def test_a_stage_that_draws_noise(started):  # noqa: F811
     noisy = ("component.remembers.module._target_=faulty_modules.Noisy", "component.remembers.warmup_inputs=[]")
     loop = ("pipeline=remembering", "variant=[baseline,compile]", "loop.frames=3", "isolation=none", "threads=1")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from recorded_frames import ROOT, script
+from table import promise
 from torch import nn
 
 import profiling
@@ -42,11 +43,7 @@ for _ in range(3):
 """
 
 
-@pytest.mark.fault(
-    "the process is killed while it records its frames",
-    happens="`report` shows how many frames there are; FrameRecorder.recover makes the whole report",
-    kept="every frame that had ended",
-)
+@promise("killed run")
 def test_a_killed_process_keeps_its_frames(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert script(KILLED, tmp_path).returncode == -9
@@ -63,7 +60,7 @@ def test_a_killed_process_keeps_its_frames(tmp_path, monkeypatch, capsys):
         FrameRecorder.recover(tmp_path / "killed")
 
 
-@pytest.mark.fault("a script ends without saving its frames", happens="one line says where they are", kept="all frames")
+@promise("killed run")
 def test_frames_that_were_never_saved_are_said_to_be_there(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     done = script(UNSAVED, tmp_path)
@@ -72,11 +69,7 @@ def test_frames_that_were_never_saved_are_said_to_be_there(tmp_path, monkeypatch
     assert FrameRecorder.recover(run).records[0].realtime.frames == 3
 
 
-@pytest.mark.fault(
-    "the disk is full while frames are recorded",
-    happens="the application goes on; a note says from which frame on",
-    kept="all frames, until the process ends",
-)
+@promise("full disk")
 def test_a_full_disk_does_not_end_the_loop(planted, make_recorder, tmp_path, monkeypatch):
     clock = planted(device=False)
     write = Journal.write
@@ -96,11 +89,7 @@ def test_a_full_disk_does_not_end_the_loop(planted, make_recorder, tmp_path, mon
     assert record.notes == ("the journal ends before frame 10: No space left on device",)
 
 
-@pytest.mark.fault(
-    "an exception inside a frame",
-    happens="the application gets it; a note counts the frames that raised",
-    kept="the frame, and recording goes on",
-)
+@promise("recorder")
 def test_an_exception_goes_on_and_marks_the_frame(planted, make_recorder, tmp_path):
     clock = planted(device=False)
     frames = make_recorder()
@@ -120,11 +109,7 @@ def test_an_exception_goes_on_and_marks_the_frame(planted, make_recorder, tmp_pa
     assert "1 of 50 frames raised an exception" in record.notes
 
 
-@pytest.mark.fault(
-    "the device fails while frames are recorded",
-    happens="the recorder raises nothing of its own; a note names the error",
-    kept="host times of all frames, device times before the failure",
-)
+@promise("recorder")
 def test_a_device_that_fails_ends_device_times_only(planted, make_recorder, tmp_path):
     device = planted()
     frames = make_recorder()
@@ -153,6 +138,7 @@ def arguments(**other):
     return {"module": nn.Linear(8, 8), "inputs": {"input": torch.ones(2, 8)}} | other
 
 
+@promise("python argument")
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -160,55 +146,30 @@ def arguments(**other):
             arguments(inputs={"inptu": torch.ones(2, 8)}),
             r"inputs do not fit Linear\.forward.*Did you mean 'input'",
             id="name",
-            marks=pytest.mark.fault(
-                "profile() gets an input that forward does not have", happens="one line, with the near name"
-            ),
         ),
         pytest.param(
             arguments(inputs=torch.ones(2, 8)),
             r"inputs has the type Tensor\. Give the arguments of forward by name: inputs=\{'x': x\}",
             id="tensor",
-            marks=pytest.mark.fault(
-                "profile() gets a tensor in place of named inputs", happens="one line, with the right form"
-            ),
         ),
         pytest.param(
             arguments(inputs={"input": torch.ones(2, 9)}),
             r"Linear\.forward raised RuntimeError: .*\(inputs: input float32 \[2, 9\]\)",
             id="shape",
-            marks=pytest.mark.fault(
-                "the module raises on the inputs of profile()", happens="one line, with the inputs' shapes"
-            ),
         ),
         pytest.param(
             arguments(inputs={"input": torch.ones(2, 8, device="meta")}),
             "input is on meta, the module on cpu. Move one",
             id="device",
-            marks=pytest.mark.fault(
-                "an input of profile() is on another device than the module", happens="one line names both"
-            ),
         ),
         pytest.param(
             arguments(module=Locked(8, 8)),
             r"Locked cannot be copied .*lock.* Pass a function that builds it",
             id="copy",
-            marks=pytest.mark.fault(
-                "the module of profile() cannot be copied", happens="one line: pass a function that builds it"
-            ),
         ),
+        pytest.param(arguments(module=lambda: SAME), "the function returned the same module twice", id="same"),
         pytest.param(
-            arguments(module=lambda: SAME),
-            "the function returned the same module twice",
-            id="same",
-            marks=pytest.mark.fault(
-                "the function that builds the module returns the same one again", happens="one line: build a new one"
-            ),
-        ),
-        pytest.param(
-            arguments(variants=["basline"]),
-            "there is no variant 'basline'. Did you mean 'baseline'",
-            id="variant",
-            marks=pytest.mark.fault("profile() gets a misspelt variant", happens="one line, with the near name"),
+            arguments(variants=["basline"]), "there is no variant 'basline'. Did you mean 'baseline'", id="variant"
         ),
     ],
 )
@@ -222,11 +183,7 @@ def test_a_wrong_argument(given, message):
 SAME = nn.Linear(8, 8)
 
 
-@pytest.mark.fault(
-    "a prepared step is called with another shape",
-    happens="one line, with the shape that it was prepared for",
-    kept="the step, for right inputs",
-)
+@promise("python argument")
 def test_another_shape_for_a_prepared_step():
     module = nn.Linear(8, 8)
     with profiling.prepare(module, {"input": torch.ones(2, 8)}, variant="baseline") as step:
@@ -235,11 +192,7 @@ def test_another_shape_for_a_prepared_step():
         torch.testing.assert_close(step(torch.ones(2, 8)), module(torch.ones(2, 8)))
 
 
-@pytest.mark.fault(
-    "a variant is prepared from Python that changes nothing in the module",
-    happens="one line: this variant does not apply to the module, and why",
-    kept="the module",
-)
+@promise("does not apply")
 def test_a_variant_that_changes_nothing_is_not_prepared():
     module = nn.Linear(8, 8).train()
     says = "does not apply to the module: transform ChannelsLast changes nothing: Linear has no 2D or 3D convolution"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from table import promise
 from torch import nn
 
 from models.skinny_linear import SkinnyLinear
@@ -32,11 +33,7 @@ def net():
     return Component("net", module, {"input": x}, lambda _: {"input": x}, x.device, x.dtype, 1, "random")
 
 
-@pytest.mark.fault(
-    "a quantised variant where no layer can be quantised",
-    happens="the row is skipped: asked for, did nothing, with a layer, its shape and the reason",
-    kept="the other rows",
-)
+@promise("does not apply")
 @torchao
 def test_nothing_to_quantise_is_skipped(net, tmp_path):
     says = r"Quantize: asked for, did nothing: 0 \[64, 64\] and 1 more: excluded"
@@ -44,9 +41,7 @@ def test_nothing_to_quantise_is_skipped(net, tmp_path):
         Recipe(transforms=[Quantize(config=INT8, exclude=["*"])]).prepare(net, tmp_path)
 
 
-@pytest.mark.fault(
-    "torchao is missing", happens="the row is skipped, with the command that installs it", kept="the other rows"
-)
+@promise("missing package")
 def test_without_torchao_its_cells_are_skipped(monkeypatch):
     monkeypatch.setattr("profiling.errors.find_spec", lambda name: None)
     reason = Recipe(transforms=[Quantize(config=INT8)]).unavailable(torch.device("cpu"))
@@ -54,11 +49,7 @@ def test_without_torchao_its_cells_are_skipped(monkeypatch):
     assert reason.startswith("torchao is not installed. To install it:")
 
 
-@pytest.mark.fault(
-    "a folder named torchao beside the script, where torchao is not installed",
-    happens="the row is skipped, with the command that installs it",
-    kept="the other rows",
-)
+@promise("missing package")
 def test_a_folder_named_like_an_extra_is_no_package(monkeypatch, tmp_path):
     (tmp_path / "some_extra").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
@@ -67,12 +58,7 @@ def test_a_folder_named_like_an_extra_is_no_package(monkeypatch, tmp_path):
     assert reason.startswith("some_extra is not installed.")
 
 
-@pytest.mark.fault(
-    "layers with a kernel for few rows are called where it cannot run (a CPU, float32, more rows)",
-    happens="the step's remarks count the layers that PyTorch computes, with the reason; on a GPU, if it computes all, "
-    "the row is skipped: asked for, did nothing",
-    kept="the row, or the other rows",
-)
+@promise("kernel")
 def test_a_kernel_that_cannot_run_is_not_silent(net, tmp_path):
     transform, says = (
         ReplaceLinears(layer=partial(SkinnyLinear, weights="bf16")),
@@ -87,11 +73,7 @@ def test_a_kernel_that_cannot_run_is_not_silent(net, tmp_path):
     assert not [each for each in net.module.modules() if each._forward_pre_hooks]
 
 
-@pytest.mark.fault(
-    "torchao cannot be imported, or is so old that it lacks the config",
-    happens="the row has failed: the reason, and the command that updates torchao",
-    kept="the other rows",
-)
+@promise("missing package")
 @pytest.mark.parametrize(
     ("code", "says"),
     [("raise ImportError('libcudart.so.13')", "ImportError: libcudart.so.13"), ("", "no attribute 'Int8WeightOnly")],
@@ -123,11 +105,7 @@ class Leaves:
         return module
 
 
-@pytest.mark.fault(
-    "a transform that replaces none of its layers",
-    happens="the row is skipped: asked for, did nothing, with the reasons",
-    kept="the other rows",
-)
+@promise("does not apply")
 def test_a_transform_that_did_nothing_is_skipped(net, tmp_path):
     with pytest.raises(NothingChangedError, match=r"did nothing: 0 \[64, 64\]: not included; 1 \[30, 64\]"):
         Recipe(transforms=[Leaves()]).prepare(net, tmp_path)
@@ -167,33 +145,21 @@ class Becomes(Transform):
         return Outcome(module, choices=(ModuleChoice(name="1", shape=(30, 64), rows=(2, 2), now=self.kind.__name__),))
 
 
-@pytest.mark.fault(
-    "a kernel of a quantised layer fails when the network is compiled",
-    happens="the row has failed: the layer's name, its shape, the rows, and the error of the kernel",
-    kept="the other rows",
-)
+@promise("kernel")
 def test_the_layer_that_cannot_be_compiled_is_named(net, tmp_path):
     says = r"^the layer 1 \[30, 64\], Product, 2 rows fails: RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED when"
     with pytest.raises(RuntimeError, match=says), torch.inference_mode():
         Recipe(transforms=[Becomes(Product)], compiler=Inductor()).prepare(net, tmp_path)
 
 
-@pytest.mark.fault(
-    "a kernel of a quantised layer fails when it is called or captured",
-    happens="the row has failed: the error, with the layer's name and its shape",
-    kept="the other rows",
-)
+@promise("kernel")
 def test_the_layer_that_fails_when_it_is_called_is_named(net, tmp_path):
     says = r"^the layer 1 \[30, 64\], Breaks, 2 rows fails: RuntimeError: operation not permitted when stream"
     with pytest.raises(RuntimeError, match=says), torch.inference_mode():
         Recipe(transforms=[Becomes(Breaks)]).prepare(net, tmp_path)
 
 
-@pytest.mark.fault(
-    "sensitivity=true in a loop, which has no table of layers",
-    happens="one line that names the option, before networks are built",
-    kept="nothing has run",
-)
+@promise("option")
 @pytest.mark.parametrize("mixed", [False, True])
 def test_sensitivity_is_refused_in_a_loop(mixed):
     variant = Recipe(transforms=[Quantize(config=INT8, sensitivity=True)])

@@ -4,11 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 from as_user import Outcome, command, finished
-
-
-def fault(planted, happens, variant, says):
-    mark = pytest.mark.fault(planted, happens=happens, kept="the other rows")
-    return pytest.param(variant, says, id=planted, marks=mark)
+from table import promise
 
 
 @pytest.fixture(scope="module")
@@ -30,30 +26,19 @@ def test_a_transform_of_a_users_own_is_measured_and_recorded(records):
     assert records["baseline"].recipe is None
 
 
-@pytest.mark.fault(
-    "torch_tensorrt is missing", happens="the row is skipped, with the command that installs it", kept="the other rows"
-)
+@promise("missing package")
 @pytest.mark.skipif(find_spec("torch_tensorrt") is not None, reason="it is installed")
 def test_a_missing_extra_skips_the_row(records):
     assert records["tensorrt"].status == "skipped"
     assert "-m pip install torch_tensorrt" in records["tensorrt"].reason
 
 
+@promise("does not apply")
 @pytest.mark.parametrize(
     ("variant", "says"),
     [
-        fault(
-            "a transform finds nothing to change: channels_last in a module without convolutions",
-            "the row is skipped before anything is compiled, and says what the module lacks",
-            "channels_last+compile",
-            "transform ChannelsLast changes nothing: Net has no 2D or 3D convolution",
-        ),
-        fault(
-            "blocks are to be compiled once, and the module has no repeated blocks",
-            "the row is skipped, and says what a repeated block is",
-            "regional",
-            "Net has none (modules of one class and of the same sizes in a ModuleList or a Sequential)",
-        ),
+        ("channels_last+compile", "transform ChannelsLast changes nothing: Net has no 2D or 3D convolution"),
+        ("regional", "Net has none (modules of one class and of the same sizes in a ModuleList or a Sequential)"),
     ],
 )
 def test_a_step_that_does_not_apply_skips_the_row(records, variant, says):
@@ -63,27 +48,13 @@ def test_a_step_that_does_not_apply_skips_the_row(records, variant, says):
     assert record.wall_p50 is record.parity is record.prepare is None
 
 
+@promise("wrong output")
 @pytest.mark.parametrize(
     ("variant", "says"),
     [
-        fault(
-            "a transform that raises",
-            "the row has failed, and names the transform and the error",
-            "own_raising",
-            "transform raising raised ValueError: planted failure",
-        ),
-        fault(
-            "a transform that returns nothing",
-            "the row has failed, and says what to return",
-            "own_nothing",
-            "transform nothing returned NoneType. Return a torch.nn.Module",
-        ),
-        fault(
-            "a transform that changes the results",
-            "the row has failed its parity check; its speed is no claim",
-            "own_wrong",
-            "parity",
-        ),
+        ("own_raising", "transform raising raised ValueError: planted failure"),
+        ("own_nothing", "transform nothing returned NoneType. Return a torch.nn.Module"),
+        ("own_wrong", "parity"),
     ],
 )
 def test_a_faulty_step(records, variant, says):
@@ -93,11 +64,7 @@ def test_a_faulty_step(records, variant, says):
     assert records[variant].speedup is None
 
 
-@pytest.mark.fault(
-    "the loader of a package compiled ahead of time crashes the process",
-    happens="the row has failed, and names the signal and the package that was being loaded",
-    kept="the other rows, and the package",
-)
+@promise("dies")
 def test_a_crash_while_a_package_is_loaded(profile):
     outcome = profile("component=[caches]", "variant=[baseline,load_crashes]")
     records = {variant: record for (_, variant), record in outcome.records.items()}

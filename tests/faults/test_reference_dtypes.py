@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from table import promise
 from torch import nn
 from torch.overrides import _get_current_function_mode
 
@@ -13,12 +14,7 @@ from profiling.errors import InputError
 from profiling.metrics.parity import Parity
 from profiling.variants.variant import Step, Variant
 
-KEPT = "the measurement; the column `against` and a note name the reference"
 WIDENED, EAGER = "fp32 eager on bfloat16 weights", "eager bfloat16"
-
-
-def fault(planted: str, happens: str, kept: str = KEPT):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
 
 
 class Net(nn.Module):
@@ -63,10 +59,7 @@ def parity_of(module, variant=None):
     return record, " ".join(notes)
 
 
-@fault(
-    "an fp32 copy of the network does not fit into free memory",
-    "the reference widens the weights to fp32 operation by operation",
-)
+@promise("no float32")
 def test_a_copy_does_not_fit(monkeypatch):
     monkeypatch.setattr(reference, "free_bytes", lambda device: 10_000)
     record, note = parity_of(Net())
@@ -74,20 +67,14 @@ def test_a_copy_does_not_fit(monkeypatch):
     assert "an fp32 copy (3.3e-05 GB) does not fit" in note
 
 
-@fault(
-    "memory runs out while the fp32 reference is computed",
-    "the network is built again, and its weights are widened operation by operation",
-)
+@promise("no float32")
 def test_memory_runs_out():
     record, note = parity_of(NoRoomForFloat32())
     assert (record.status, record.parity.reference) == ("ok", WIDENED)
     assert "memory ran out in float32" in note
 
 
-@fault(
-    "a network that can be called in half precision only (a kernel of its own)",
-    "it is compared with its own eager output; 4 roundings of its dtype are allowed",
-)
+@promise("no float32")
 def test_half_precision_only():
     record, note = parity_of(HalfOnly())
     assert (record.status, record.parity.reference) == ("ok", EAGER)
@@ -95,11 +82,7 @@ def test_half_precision_only():
     assert "RuntimeError: planted: only half precision is supported" in note
 
 
-@fault(
-    "a variant that is 5% off, of a network that is its own reference",
-    "the cell is failed: the reason names the reference",
-    "the errors measured",
-)
+@promise("no float32")
 def test_a_wrong_variant_against_eager():
     record, _ = parity_of(HalfOnly(), "Off")
     assert record.status == "failed"
@@ -110,7 +93,7 @@ def spec(cast: str, target: str = f"{__name__}.Net") -> ComponentSpec:
     return ComponentSpec(name="net", module={"_target_": target}, inputs={"x": {"shape": [4, 64]}}, cast=cast)
 
 
-@fault("`cast:` has a value that does not exist", "exit code 2: the values, and the nearest one", "")
+@promise("option")
 def test_an_unknown_cast():
     with pytest.raises(InputError, match=r"component\.net\.cast.*modul.*module"):
         spec("modul")
@@ -122,11 +105,7 @@ def hooked() -> nn.Module:
     return net
 
 
-@fault(
-    "`cast: autocast` for a network whose forward a library has replaced",
-    "exit code 2: calls would not be under autocast, and what to use instead",
-    "",
-)
+@promise("option")
 def test_autocast_that_calls_would_miss():
     blueprint = build(spec("autocast", f"{__name__}.hooked"), Settings(device="cpu", dtype="bfloat16", scale="full"))
     with pytest.raises(InputError, match=r"cannot run under autocast\. Use cast: module"):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from table import promise
 
 import profiling.compare.__main__ as compare
 import profiling.report.__main__ as report
@@ -12,8 +13,6 @@ from profiling.results.measured import Metrics
 from profiling.results.record import Record
 from profiling.results.stats import summarize
 from profiling.results.sweep import SWEEP_FILE, Sweep, SweepJob, write_sweep
-
-WRONG = "one line, exit 2"
 
 
 def cell(p50: float) -> Record:
@@ -39,41 +38,24 @@ def damage(folder: Path, file: str, text: str) -> None:
     (folder / file).write_text(text)
 
 
+@promise("damaged sweep")
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [
         pytest.param(
             *("0/results.jsonl", '{"schema": 99}\n', "cannot be read"),
-            marks=pytest.mark.fault(
-                "A run of a sweep was written by a newer version", happens="the report names the job", kept="all others"
-            ),
             id="newer",
         ),
         pytest.param(
             *("0/results.jsonl", "no record\n", "results.jsonl: 1 damaged or cut-off line skipped"),
-            marks=pytest.mark.fault(
-                "The results of a run of a sweep are garbage",
-                happens="the job has no times, and the report says why",
-                kept="all other jobs",
-            ),
             id="garbage",
         ),
         pytest.param(
             *("0/job.json", "{", "waiting"),
-            marks=pytest.mark.fault(
-                "The state of a job is cut off",
-                happens="it counts as waiting, and the report says why; its times are shown",
-                kept="everything",
-            ),
             id="job",
         ),
         pytest.param(
             *("0/environment.json", "[", "environment.json is damaged"),
-            marks=pytest.mark.fault(
-                "The environment of a run of a sweep is damaged",
-                happens="the report says so; nothing of it is ranked against other devices",
-                kept="everything else",
-            ),
             id="environment",
         ),
     ],
@@ -90,7 +72,7 @@ def test_damage_in_one_run_costs_that_run(
     assert (sweep / "report.html").stat().st_size
 
 
-@pytest.mark.fault("The plan of a sweep is cut off", happens=WRONG, kept="its runs, which can be read one by one")
+@promise("damaged sweep")
 def test_a_cut_off_plan(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(sweep, SWEEP_FILE, '{"schema": 1, "jobs"')
     assert report.main([str(sweep)]) == 2
@@ -98,9 +80,7 @@ def test_a_cut_off_plan(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert report.main([str(sweep / "1")]) == 0
 
 
-@pytest.mark.fault(
-    "The plan of a sweep names a folder outside of it", happens="the job is named and not read", kept="all other jobs"
-)
+@promise("damaged sweep")
 def test_a_folder_outside(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = json.loads((sweep / SWEEP_FILE).read_text())
     plan["jobs"][0]["folder"] = "../elsewhere"
@@ -109,16 +89,14 @@ def test_a_folder_outside(sweep: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "../elsewhere lies outside of the sweep" in capsys.readouterr().out
 
 
-@pytest.mark.fault("A format of runs is asked of a sweep", happens=WRONG, kept="no file is written")
+@promise("sweep option")
 def test_a_format_that_only_runs_have(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(sweep), "--format", "junit"]) == 2
     assert "--format junit is of a run" in capsys.readouterr().err
     assert not (sweep / "report.md").exists()
 
 
-@pytest.mark.fault(
-    "A run is compared with a sweep", happens=f"{WRONG}, which names what to compare instead", kept="both"
-)
+@promise("sweep option")
 def test_a_run_and_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main([str(sweep / "0"), str(sweep)]) == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from as_user import OUTSIDE, ROOT
 from make_record import record
+from table import promise
 from unprivileged import as_nobody, reachable_folder
 
 from profiling import generic_forward, history
@@ -135,10 +136,6 @@ def content(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def fault(planted, happens, kept=""):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
-
-
 # A folder belongs to one run.
 
 FOREIGN: dict[str, dict[str, str]] = {
@@ -151,13 +148,8 @@ FOREIGN: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        pytest.param(files, id=name, marks=fault(f"the folder holds {name}", "refused, names the file; exit 2", "it"))
-        for name, files in FOREIGN.items()
-    ],
-)
+@promise("foreign files")
+@pytest.mark.parametrize("files", [pytest.param(files, id=name) for name, files in FOREIGN.items()])
 def test_foreign_files(start, tmp_path, files):
     for name, text in files.items():
         path = tmp_path / "run" / name
@@ -168,14 +160,14 @@ def test_foreign_files(start, tmp_path, files):
     assert content(tmp_path / "run") == before
 
 
-@fault("hydra.run.dir=. in a folder with files", "refused, names a file; exit 2", "the files")
+@promise("foreign files")
 def test_the_working_directory(start, tmp_path):
     (tmp_path / "mine.py").touch()
     start(folder=Path()).refused_with("mine.py")
     assert list(content(tmp_path)) == ["mine.py"]
 
 
-@fault("the folder holds a run already", "refused, names resume= and another folder; exit 2", "the run")
+@promise("foreign files")
 def test_folder_of_another_run(start):
     first = start()
     assert first.code == 0, first.err
@@ -184,7 +176,7 @@ def test_folder_of_another_run(start):
     assert content(first.folder) == before
 
 
-@fault("the folder holds a run that was killed before its first cell", "refused, names resume=; exit 2", "the run")
+@promise("foreign files")
 def test_folder_of_a_killed_run(start):
     def killed():
         raise Killed
@@ -196,8 +188,8 @@ def test_folder_of_a_killed_run(start):
     assert content(first.folder) == before
 
 
+@promise("refused run")
 @pytest.mark.parametrize("override", ["cell_timeout=0", "resume_changed=5"])
-@fault("a wrong option, found before the run or by its probe", "one line, exit 2", "no file; the folder is removed")
 def test_a_refused_run_leaves_nothing(start, tmp_path, override):
     start(override).refused_with(override.partition("=")[0])
     assert not (tmp_path / "run").exists()
@@ -209,7 +201,7 @@ def test_a_refused_run_leaves_nothing(start, tmp_path, override):
     assert not (tmp_path / "run").exists()
 
 
-@fault("a wrong option, in an empty folder that was there before", "one line, exit 2", "the folder, empty")
+@promise("refused run")
 def test_a_refused_run_leaves_an_older_folder(start, tmp_path):
     (tmp_path / "run").mkdir()
     os.utime(tmp_path / "run", (time.time() - 60,) * 2)
@@ -217,14 +209,14 @@ def test_a_refused_run_leaves_an_older_folder(start, tmp_path):
     assert content(tmp_path) == {"run": None}
 
 
-@fault("the folder of a --multirun holds a file, or a run", "refused, names it; exit 2", "it")
+@promise("foreign files")
 def test_a_sweep_over_foreign_files(start, tmp_path):
     (tmp_path / "multirun.yaml").write_text("mine")
     start("--multirun", f"hydra.sweep.dir={tmp_path}", "seed=0,1").refused_with("multirun.yaml", "hydra.sweep.dir")
     assert content(tmp_path) == {"multirun.yaml": b"mine"}
 
 
-@fault("resume= and hydra.run.dir= name two folders", "one line, exit 2", "the run; the other folder stays empty")
+@promise("foreign files")
 def test_two_folders(start, tmp_path):
     start(cell=second_is(interrupts))
     before = content(tmp_path / "run")
@@ -233,7 +225,7 @@ def test_two_folders(start, tmp_path):
     assert not any((tmp_path / "other").iterdir())
 
 
-@fault("the run folder is a symbolic link to an empty folder", "the run is in that folder")
+@promise("linked folder")
 def test_a_linked_folder(start, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to("elsewhere")
@@ -243,14 +235,14 @@ def test_a_linked_folder(start, tmp_path):
     assert (tmp_path / "elsewhere" / "report.html").exists()
 
 
-@fault("the run folder is a symbolic link to nothing", "one line, exit 2", "the link")
+@promise("linked folder")
 def test_a_dangling_link(start, tmp_path):
     (tmp_path / "link").symlink_to("nowhere")
     start(folder=tmp_path / "link").refused_with("link")
     assert (tmp_path / "link").is_symlink()
 
 
-@fault("many runs start in the same second", "each gets a folder of its own")
+@promise("shared folder")
 def test_runs_of_the_same_second(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         folders = list(pool.map(lambda _: new_folder(tmp_path / "runs", "2026-01-02_03-04-05"), range(24)))
@@ -258,7 +250,7 @@ def test_runs_of_the_same_second(tmp_path):
     assert tmp_path / "runs" / "2026-01-02_03-04-05" in folders
 
 
-@fault("`profiling.report` on a folder that is no run", "one line, exit 2", "its report.md")
+@promise("damaged run")
 @pytest.mark.parametrize("results", [None, "", '{"loss": 1}\n'])
 def test_a_report_of_no_run(tmp_path, capsys, results):
     (tmp_path / "report.md").write_text("mine")
@@ -270,7 +262,7 @@ def test_a_report_of_no_run(tmp_path, capsys, results):
     assert content(tmp_path) == before
 
 
-@fault("results.jsonl is a folder", "run, resume and report are refused in one line; exit 2", "it")
+@promise("damaged run")
 def test_results_that_are_a_folder(start, tmp_path, capsys):
     start(cell=second_is(interrupts))
     (tmp_path / "run" / "results.jsonl").unlink()
@@ -319,25 +311,12 @@ def holder(tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-IN_USE = "refused, names process and host; exit 2"
-GOES_ON = ("resume goes on", "finished cells")
-
-
+@promise("shared folder")
 @pytest.mark.parametrize(
     "resumes",
     [
-        pytest.param(
-            False,
-            id="new",
-            marks=fault(
-                "a second run into the folder of a running one",
-                IN_USE,
-                "the first run",
-            ),
-        ),
-        pytest.param(
-            True, id="resumed", marks=fault("a resume of a run that is still running", IN_USE, "the first run")
-        ),
+        pytest.param(False, id="new"),
+        pytest.param(True, id="resumed"),
     ],
 )
 def test_a_folder_in_use(start, tmp_path, holder, resumes):
@@ -349,21 +328,12 @@ def test_a_folder_in_use(start, tmp_path, holder, resumes):
     assert content(tmp_path / "run") == before
 
 
+@promise("shared folder")
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param(
-            (),
-            id="killed",
-            marks=fault(
-                "the process of a run was killed (its lock is still there)",
-                GOES := "resume goes on",
-                KEPT := "finished cells",
-            ),
-        ),
-        pytest.param(
-            ("fork",), id="child", marks=fault("the same, and a process that it forked still lives", *GOES_ON)
-        ),
+        pytest.param((), id="killed"),
+        pytest.param(("fork",), id="child"),
     ],
 )
 def test_a_dead_owner(start, tmp_path, holder, more):
@@ -378,7 +348,7 @@ def test_a_dead_owner(start, tmp_path, holder, more):
     assert not (tmp_path / "run" / LOCK_FILE).exists()
 
 
-@fault("several runs start in one empty folder at once", "one of them runs, the others are refused; exit 2")
+@promise("shared folder")
 def test_runs_that_start_at_once(tmp_path):
     (tmp_path / "run").mkdir()
     processes = [hold(tmp_path / "run") for _ in range(4)]
@@ -389,7 +359,7 @@ def test_runs_that_start_at_once(tmp_path):
     assert sorted(ends) == [(0, False), (1, True), (1, True), (1, True)]
 
 
-@fault("the file system has no locks", "a note; the run goes on")
+@promise("shared folder")
 def test_without_locks(start, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -401,7 +371,7 @@ def test_without_locks(start, monkeypatch):
     assert not (ended.folder / LOCK_FILE).exists()
 
 
-@fault("a run ends at the moment when the next one asks for its lock", "the next one gets a lock of its own")
+@promise("shared folder")
 def test_a_lock_that_vanishes(tmp_path, monkeypatch):
     lock, calls = fcntl.lockf, []
 
@@ -420,7 +390,7 @@ def test_a_lock_that_vanishes(tmp_path, monkeypatch):
 # What a run makes is whole.
 
 
-@fault("the run is killed in its first cell", "config, environment and a row for that cell are there; resume goes on")
+@promise("killed run")
 def test_killed_in_the_first_cell(start, tmp_path, capsys):
     ended = start(cell=is_killed)
     assert ended.code == -9
@@ -434,7 +404,7 @@ def test_killed_in_the_first_cell(start, tmp_path, capsys):
     assert (resumed.code, resumed.statuses) == (0, {"net": "ok", "caches": "ok"})
 
 
-@fault("the run is killed between its config and its environment", "resume goes on")
+@promise("killed run")
 def test_killed_before_the_environment(start):
     def killed():
         raise Killed
@@ -466,13 +436,8 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes] | None]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("file", "damage"),
-    [
-        pytest.param(*case, id=name, marks=fault(f"resume, and {name}", "one line, exit 2", "every file, untouched"))
-        for name, case in DAMAGE.items()
-    ],
-)
+@promise("damaged run")
+@pytest.mark.parametrize(("file", "damage"), [pytest.param(*case, id=name) for name, case in DAMAGE.items()])
 def test_resume_of_a_damaged_run(start, tmp_path, file, damage):
     start(cell=second_is(interrupts))
     path = tmp_path / "run" / file
@@ -494,15 +459,11 @@ CHANGES = {
         "outside_net.Net aaaaaaa → bbbb",
     ),
 }
-SAYS_WHAT = "resume is refused, says what changed; resume_changed=true goes on and notes it"
 
 
+@promise("changed code")
 @pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        pytest.param(what, words, id=what, marks=fault(planted, SAYS_WHAT, "finished cells"))
-        for what, (planted, words) in CHANGES.items()
-    ],
+    ("what", "words"), [pytest.param(what, words, id=what) for what, (planted, words) in CHANGES.items()]
 )
 def test_resume_with_other_code(start, tmp_path, monkeypatch, what, words):
     def git(*words):
@@ -538,16 +499,13 @@ def test_resume_with_other_code(start, tmp_path, monkeypatch, what, words):
     assert "net.baseline: measured with other code" not in noted
 
 
-ELSEWHERE = "resume is refused, says what differs"
-
-
 def on(device: str, gpus: str, threads: int = 4, torch: str = "2.11") -> Callable[[], dict[str, Any]]:
     """What the probe says of a machine."""
     facts = {"device": {"type": "cuda", "name": device}, "threads": threads, "versions": {"torch": torch}}
     return lambda: {**facts, "variables": {"CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": str(threads)}}
 
 
-@fault("resume on another kind of GPU, with other threads or another torch", ELSEWHERE, "finished cells")
+@promise("changed code")
 def test_resume_on_another_machine(start, tmp_path):
     start(cell=second_is(interrupts), probe=on("H200", "0"))
     before = content(tmp_path / "run")
@@ -560,14 +518,14 @@ def test_resume_on_another_machine(start, tmp_path):
     start(resume, probe=on("H100", "0")).refused_with("delete that folder: the job then begins anew")
 
 
-@fault("resume on another GPU of the same kind (CUDA_VISIBLE_DEVICES)", "it goes on", "finished cells")
+@promise("changed code")
 def test_resume_on_another_gpu(start, tmp_path):
     start(cell=second_is(interrupts), probe=on("H200", "GPU-a"))
     ended = start(f"resume={tmp_path / 'run'}", probe=on("H200", "GPU-b"))
     assert (ended.code, ended.statuses) == (0, {"net": "ok", "caches": "ok"}), ended.err
 
 
-@fault("resume on another machine where no cell has ended well", "it begins anew; the environment is the present one")
+@promise("changed code")
 def test_resume_of_nothing_on_another_machine(start, tmp_path):
     start(cell=interrupts, probe=on("H200", "0"))
     ended = start(f"resume={tmp_path / 'run'}", probe=on("H100", "1", threads=2))
@@ -592,26 +550,10 @@ LINES = {
     "is garbage": (b"%s\n\x00\xff{]\n%s\n", 2, 1),
     "was cut off": (b'%s\n{"schema": 2, "target"\n%s\n', 2, 1),
 }
-SAID = ("read as if the mark were not there", "counted, and said by report, compare, history and resume")
 
 
-@pytest.mark.parametrize(
-    ("form", "kept", "skipped"),
-    [
-        pytest.param(
-            *case,
-            id=name,
-            marks=fault(
-                f"a line of results.jsonl {name}",
-                "counted and said by report, compare, history and resume"
-                if case[2]
-                else "read as if it were not there",
-                "all other lines",
-            ),
-        )
-        for name, case in LINES.items()
-    ],
-)
+@promise("damaged records")
+@pytest.mark.parametrize(("form", "kept", "skipped"), [pytest.param(*case, id=name) for name, case in LINES.items()])
 def test_lines_of_results(start, tmp_path, capsys, form, kept, skipped):
     start()
     path = tmp_path / "run" / "results.jsonl"
@@ -636,7 +578,7 @@ def test_lines_of_results(start, tmp_path, capsys, form, kept, skipped):
 # A run that ends in the middle of a cell.
 
 
-@fault("Ctrl-C in a cell", "exit 130; its row says so; the resume command is printed", "what the cell has measured")
+@promise("interrupt")
 def test_interrupted_in_a_cell(start):
     def half(job, send):
         send(Sections(METRICS))
@@ -651,18 +593,10 @@ def test_interrupted_in_a_cell(start):
     assert row.wall_p50 == pytest.approx(2.1)
 
 
+@promise("killed run")
 @pytest.mark.parametrize(
     "how",
-    [
-        pytest.param(
-            how,
-            id=how.__name__,
-            marks=fault(
-                f"the run {words} in its second round", "resume runs the rounds that are left", "the first round"
-            ),
-        )
-        for how, words in ((is_killed, "is killed"), (interrupts, "is interrupted"))
-    ],
+    [pytest.param(how, id=how.__name__) for how, words in ((is_killed, "is killed"), (interrupts, "is interrupted"))],
 )
 def test_ended_in_a_later_round(start, how):
     turns = []
@@ -685,7 +619,7 @@ FRAMES = (
 )
 
 
-@fault("SIGKILL of a realtime run", "its row and its frames are in the report", "its frames, also after a resume")
+@promise("killed run")
 def test_a_killed_loop(realtime, tmp_path, capsys):
     dies = "component.failing_picture.module.how=kill"
     ended = realtime(*FRAMES, dies, folder=tmp_path / "run")
@@ -705,10 +639,11 @@ def test_a_killed_loop(realtime, tmp_path, capsys):
     assert journal.exists()
 
 
+@promise("killed run")
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(damage, id=name, marks=fault(f"SIGKILL of a realtime run while {name}", happens, "the journal"))
+        pytest.param(damage, id=name)
         for name, damage, happens in (
             ("a frame is written", lambda text: text[:-3], "the report has the frames before it"),
             ("its journal is created", lambda _: b'["frame_m', "the report says in one line that there are none"),
@@ -742,7 +677,7 @@ def test_a_cut_journal(tmp_path, capsys, damage):
 # Disks and folders that fail.
 
 
-@fault("resume, and the folder cannot be written", "one line, exit 2", "every file, untouched")
+@promise("full disk")
 def test_resume_in_a_read_only_folder():
     with reachable_folder() as folder:
         (folder / "mine").touch()
@@ -752,7 +687,7 @@ def test_resume_in_a_read_only_folder():
         assert list(content(folder)) == ["mine"]
 
 
-@fault("resume, and the disk is full", "one line, exit 2", "every file, untouched")
+@promise("full disk")
 def test_resume_on_a_full_disk(start, tmp_path, monkeypatch):
     start(cell=second_is(interrupts))
     before = content(tmp_path / "run")
@@ -765,7 +700,7 @@ def test_resume_on_a_full_disk(start, tmp_path, monkeypatch):
     assert content(tmp_path / "run") == before
 
 
-@fault("the disk fills up while a record is written", "one line, exit 2; resume goes on", "all records before it")
+@promise("full disk")
 def test_a_disk_that_fills_up(start):
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -786,7 +721,7 @@ def test_a_disk_that_fills_up(start):
     assert (resumed.code, resumed.statuses) == (0, {"net": "ok", "caches": "ok"})
 
 
-@fault("the run folder is deleted while the run is going on", "one line, exit 2")
+@promise("full disk")
 def test_a_folder_that_is_deleted(start, tmp_path):
     def deletes(job, send):
         shutil.rmtree(tmp_path / "run")
@@ -798,7 +733,7 @@ def test_a_folder_that_is_deleted(start, tmp_path):
     assert "Traceback" not in ended.err
 
 
-@fault("the report of a run cannot be written", "the console has it, and why the files are missing; exit 1", "the run")
+@promise("full disk")
 def test_a_report_that_cannot_be_written(start, monkeypatch):
     write = render.write_text
 
@@ -813,7 +748,7 @@ def test_a_report_that_cannot_be_written(start, monkeypatch):
     assert "report.html could not be written: No space left on device" in ended.out
 
 
-@fault("SIGTERM while the report is written", "one line with the command that writes it; exit 130", "the run")
+@promise("interrupt")
 def test_an_interrupt_while_the_report_is_written(start, monkeypatch):
     def interrupted(path, text):
         raise KeyboardInterrupt

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from table import promise
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.measured import Prepare, Start
@@ -26,11 +27,7 @@ def task(variant):
     return Cell(job=Job("t", spec, variant, options, {}, Settings(), "run", FORWARD))
 
 
-@pytest.mark.fault(
-    "the first of two cells with the same compiler dies while it compiles",
-    happens="the second one starts from an empty cache, not from half of one: its preparation is a cold start",
-    kept="the run",
-)
+@promise("dies")
 def test_a_cell_that_prepared_nothing_leaves_nothing():
     caches = CompileCaches()
     with caches.lease(task("compile")) as first:
@@ -45,17 +42,14 @@ def test_a_cell_that_prepared_nothing_leaves_nothing():
     caches.clear()
 
 
+@promise("dies")
 @pytest.mark.parametrize(
     ("dies", "left"),
     [
         pytest.param(
             "warm",
             {"cold"},
-            marks=pytest.mark.fault(
-                "the warm start of a cell dies (starts=true)",
-                happens="a note names the log of that start",
-                kept="the cold start, and the cell",
-            ),
+            id="the warm start of a cell dies (starts=true)",
         ),
         ("portable", {"cold", "warm"}),
     ],
@@ -81,17 +75,14 @@ def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
     caches.clear()
 
 
+@promise("hangs")
 @pytest.mark.parametrize(
     ("limit", "note"),
     [
         pytest.param(
             0.5,
             r'took longer than prepare_timeout=0\.5 s: killed at File .*slow_start\.py", line 3 in slow',
-            marks=pytest.mark.fault(
-                "preparing takes longer than prepare_timeout in a start (starts=true)",
-                happens="that start is killed, and a note says where it was",
-                kept="the cell",
-            ),
+            id="preparing takes longer than prepare_timeout in a start (starts=true)",
         ),
         (300.0, None),
     ],

@@ -2,12 +2,7 @@
 
 import pytest
 from as_user import Outcome, command, finished
-
-KEPT = "the other cells"
-
-
-def fault(planted: str, happens: str, kept: str = KEPT):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
+from table import promise
 
 
 def stateful(*kinds: str) -> tuple[str, ...]:
@@ -31,24 +26,17 @@ def records(tmp_path_factory):
     return found
 
 
+@promise("growing state")
 @pytest.mark.parametrize(
     "kind",
     [
         pytest.param(
             "cache",
-            marks=fault(
-                "a cache with room for 64 calls, timed in hundreds of calls",
-                "its position is put back after each trajectory of 8 calls",
-                "all times",
-            ),
+            id="a cache with room for 64 calls, timed in hundreds of calls",
         ),
         pytest.param(
             "hidden",
-            marks=fault(
-                "a hidden state that each call assigns to an attribute",
-                "it is restored before each measurement, so that parity compares equal states",
-                "all times",
-            ),
+            id="a hidden state that each call assigns to an attribute",
         ),
     ],
 )
@@ -62,24 +50,19 @@ def test_state_in_attributes(records, kind):
         assert record.metrics.wall_ms.n % 8 == 0, "whole trajectories"
 
 
+@promise("other weights")
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
         pytest.param(
             "random_length",
             "random numbers that choose a shape? pass them as an input",
-            marks=fault(
-                "a random number chooses the length of the output",
-                "failed: names both shapes, and random numbers as a likely cause",
-            ),
+            id="a random number chooses the length of the output",
         ),
         pytest.param(
             "global",
             "two eager calls from the same inputs and state differ",
-            marks=fault(
-                "state outside of the module, in a global list",
-                "failed: names state that could not be restored; says what to try",
-            ),
+            id="state outside of the module, in a global list",
         ),
     ],
 )
@@ -90,10 +73,7 @@ def test_a_module_whose_calls_cannot_be_compared(records, kind, words):
     assert any(note.startswith("nondeterministic: ") for note in record.notes), record.notes
 
 
-@fault(
-    "dropout in train mode",
-    "of a variant that draws other numbers than eager, parity cannot tell; the reason says what to try",
-)
+@promise("other weights")
 def test_dropout_in_train_mode(records):
     baseline, compiled = (records["dropout", name] for name in ("baseline", "compile"))
     assert baseline.status == "ok", baseline.reason
@@ -107,11 +87,7 @@ def test_dropout_of_a_compiler_that_draws_the_numbers_of_eager(profile):
     assert done.code == 0, done.out
 
 
-@fault(
-    "check=true of a module whose calls differ from each other",
-    "says that parity cannot tell, what differs and what to try, before anything is measured",
-    "all else that the check saw",
-)
+@promise("other weights")
 def test_a_check_says_that_calls_cannot_be_compared(profile):
     done = profile(*stateful("dropout", "random_length"), "check=true")
     assert done.code == 0, done.err
@@ -121,18 +97,19 @@ def test_a_check_says_that_calls_cannot_be_compared(profile):
     assert " ".join(done.out.split()).count(", parity: nondeterministic: two eager calls") == 2
 
 
+@promise("option")
 @pytest.mark.parametrize(
     ("state", "words"),
     [
         pytest.param(
             "reset",
             "has no method reset()",
-            marks=fault("`state: reset` for a module without reset()", "one line, exit 2", "nothing is measured"),
+            id="`state: reset` for a module without reset()",
         ),
         pytest.param(
             "snapshots",
             "is none of snapshot, reset, none",
-            marks=fault("an unknown `state`", "one line, exit 2", "nothing is measured"),
+            id="an unknown `state`",
         ),
     ],
 )

@@ -8,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from table import promise
 
 from profiling import generic_forward
 from profiling.cli import app, launchers, sweep
@@ -17,10 +18,6 @@ JOB = "import os, signal, sys; from pathlib import Path\n"
 RUNS = ("component=[image_decoder]", "variant=[baseline]", "device=cpu")
 #: Words that say where a sweep lies.
 WHERE = ("resume=", "hydra.sweep.dir=")
-
-
-def fault(planted, happens, kept=""):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
 
 
 @pytest.fixture
@@ -41,87 +38,50 @@ def start(tmp_path, monkeypatch, capfd):
     return run
 
 
-LINE = "one line, exit 2"
 SUBMITIT = pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
 
 
+@promise("sweep option")
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        pytest.param(("seedd=0,1",), ["no key 'seedd'", "'seed'"], id="key"),
+        pytest.param(("metric=[latency],[latenci]",), ["no metric 'latenci'", "latency"], id="value"),
+        pytest.param(("seed=0,1", "threads=1,x"), ["threads", "x"], id="type"),
+        pytest.param(("seed=0", "launcher=local", "devices=0"), ["devices=0"], id="no device"),
         pytest.param(
-            ("seedd=0,1",), ["no key 'seedd'", "'seed'"], id="key", marks=fault("a swept key that does not exist", LINE)
+            ("seed=0", "launcher=local", "devices=1000"), ["devices=1000", "physical CPU cores"], id="devices"
         ),
-        pytest.param(
-            ("metric=[latency],[latenci]",),
-            ["no metric 'latenci'", "latency"],
-            id="value",
-            marks=fault("one swept value of several that does not exist", f"{LINE}, before the first job"),
-        ),
-        pytest.param(
-            ("seed=0,1", "threads=1,x"), ["threads", "x"], id="type", marks=fault("a swept value of a wrong type", LINE)
-        ),
-        pytest.param(
-            ("seed=0", "launcher=local", "devices=0"), ["devices=0"], id="no device", marks=fault("devices=0", LINE)
-        ),
-        pytest.param(
-            ("seed=0", "launcher=local", "devices=1000"),
-            ["devices=1000", "physical CPU cores"],
-            id="devices",
-            marks=fault("more devices than the machine has", f"{LINE}, says how many it has"),
-        ),
-        pytest.param(
-            ("seed=0,1", "devices=2"), ["launcher=local"], id="basic", marks=fault("devices=2 without a launcher", LINE)
-        ),
-        pytest.param(
-            ("seed=0", "launcher=laptop"),
-            ["launcher=laptop", "local"],
-            id="launcher",
-            marks=fault("an unknown launcher", LINE),
-        ),
-        pytest.param(("seed=0", "retries=-1"), ["retries=-1"], id="retries", marks=fault("retries=-1", LINE)),
-        pytest.param(("seed=0", "job_timeout=0"), ["job_timeout=0"], id="time", marks=fault("job_timeout=0", LINE)),
-        pytest.param(
-            ("seed=0", "retries=0,1"), ["whole sweep"], id="swept", marks=fault("an option of the sweep is swept", LINE)
-        ),
-        pytest.param(
-            ("seed=range(0,100000)",), ["100,000 jobs"], id="many", marks=fault("values that make 100,000 jobs", LINE)
-        ),
-        pytest.param(
-            ("seed=0", "hydra.sweep.subdir=a"),
-            ["hydra.sweep.subdir"],
-            id="subdir",
-            marks=fault("folders named otherwise", LINE),
-        ),
-        pytest.param(
-            ("seed=interval(0,2)",),
-            ["seed=interval(0,2)", "range(1,5)"],
-            id="interval",
-            marks=fault("a sweep over all values of an interval, or over what a pattern finds", LINE),
-        ),
+        pytest.param(("seed=0,1", "devices=2"), ["launcher=local"], id="basic"),
+        pytest.param(("seed=0", "launcher=laptop"), ["launcher=laptop", "local"], id="launcher"),
+        pytest.param(("seed=0", "retries=-1"), ["retries=-1"], id="retries"),
+        pytest.param(("seed=0", "job_timeout=0"), ["job_timeout=0"], id="time"),
+        pytest.param(("seed=0", "retries=0,1"), ["whole sweep"], id="swept"),
+        pytest.param(("seed=range(0,100000)",), ["100,000 jobs"], id="many"),
+        pytest.param(("seed=0", "hydra.sweep.subdir=a"), ["hydra.sweep.subdir"], id="subdir"),
+        pytest.param(("seed=interval(0,2)",), ["seed=interval(0,2)", "range(1,5)"], id="interval"),
         pytest.param(("seed=glob(*)",), ["seed=glob(*)", "range(1,5)"], id="glob"),
         pytest.param(
             ("seed=0", "hydra.sweep.dir=/proc/sweep"),
             ["cannot make /proc/sweep", "hydra.sweep.dir=FOLDER"],
             id="folder",
-            marks=fault("a sweep into a folder that cannot be made", LINE),
         ),
         pytest.param(
             ("seed=0", "launcher=local", "hydra.launcher.n_jobs=1"),
             ["hydra.launcher.n_jobs", "devices=N"],
             id="launcher without options",
-            marks=fault("an option of a launcher that has none", f"{LINE}, before the first job"),
         ),
         pytest.param(
             ("seed=0", "launcher=slurm", "hydra/launcher=submitit_local", "hydra.launcher.timeout_mins=1"),
             ["submitit", "timeout_mins"],
             id="launcher key",
-            marks=[SUBMITIT, fault("a key of the launcher that does not exist", f"{LINE}, before the first job")],
+            marks=SUBMITIT,
         ),
         pytest.param(
             ("seed=0", "launcher=slurm", "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=many"),
             ["submitit", "timeout_min", "int"],
             id="launcher value",
-            marks=[SUBMITIT, fault("a value of a wrong type for the launcher", f"{LINE}, before the first job")],
+            marks=SUBMITIT,
         ),
         pytest.param(
             ("seed=0", "launcher=ray", "hydra.launcher.n=1"),
@@ -139,7 +99,7 @@ def test_wrong_words(start, tmp_path, monkeypatch, words, told):
     assert not (tmp_path / "sweep").exists()
 
 
-@fault("device=cuda where the driver names no GPU to hand out", f"{LINE}, before the first job")
+@promise("cluster")
 def test_no_gpu_to_hand_out(start, monkeypatch):
     monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setattr(launchers, "visible_gpus", list)
@@ -148,7 +108,7 @@ def test_no_gpu_to_hand_out(start, monkeypatch):
     assert "names no GPU" in err
 
 
-@fault("device=cuda on a Ray cluster without a GPU", f"{LINE}, before the first job")
+@promise("cluster")
 def test_a_cluster_without_a_gpu(start, monkeypatch):
     monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setattr(launchers, "_ASK_RAY", "print('[{\"CPU\": 8.0}]')")
@@ -158,7 +118,7 @@ def test_a_cluster_without_a_gpu(start, monkeypatch):
     assert "no node of the Ray cluster at 127.0.0.1:1 has a GPU" in err
 
 
-@fault("resume= of a sweep without --multirun", LINE, "the sweep")
+@promise("sweep option")
 def test_a_run_that_resumes_a_sweep(start):
     start("--multirun", "seed=0")
     code, err = start("seed=0", "resume=sweep")
@@ -166,15 +126,15 @@ def test_a_run_that_resumes_a_sweep(start):
     assert "Add --multirun" in err
 
 
-@fault("launcher= without --multirun", LINE)
+@promise("sweep option")
 def test_an_option_of_a_sweep_for_a_run(start):
     code, err = start("launcher=local")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "Add --multirun" in err
 
 
+@promise("missing package")
 @pytest.mark.parametrize("launcher", sorted(launchers.PACKAGES))
-@fault("a launcher that is not installed", f"{LINE}, names the command that installs it")
 def test_a_launcher_that_is_not_installed(start, monkeypatch, launcher):
     monkeypatch.setattr(launchers, "find_spec", lambda name: None)
     code, err = start("--multirun", "seed=0,1", f"launcher={launcher}")
@@ -182,7 +142,7 @@ def test_a_launcher_that_is_not_installed(start, monkeypatch, launcher):
     assert f"-m pip install {launchers.PACKAGES[launcher]}" in err
 
 
-@fault("launcher=slurm where there is no Slurm", LINE)
+@promise("cluster")
 def test_no_slurm(start, monkeypatch):
     monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setenv("PATH", "")
@@ -191,8 +151,8 @@ def test_no_slurm(start, monkeypatch):
     assert "sbatch" in err
 
 
+@promise("cluster")
 @pytest.mark.parametrize("answers", [False, True])
-@fault("a Ray address where nothing answers, or not in the words of Ray", f"{LINE}, within 30 s")
 def test_a_ray_cluster_that_does_not_answer(start, monkeypatch, answers):
     monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setattr(launchers, "ANSWER_SECONDS", 5.0)
@@ -216,7 +176,7 @@ def _accept(server):
             return
 
 
-@fault("a Ray cluster that refuses the token, or gets none", f"{LINE}, says which variables hold it")
+@promise("cluster")
 def test_a_ray_cluster_that_wants_a_token(start, monkeypatch):
     monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     refusal = "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing"
@@ -227,9 +187,7 @@ def test_a_ray_cluster_that_wants_a_token(start, monkeypatch):
     assert "RAY_AUTH_MODE=token" in err
 
 
-@fault(
-    "a job of a sweep raises, or is killed", "the others run; exit code of the worst", "its finished cells, its output"
-)
+@promise("job")
 def test_a_dead_job(start, tmp_path):
     code = "seed = next(each for each in sys.argv if each.startswith('seed='))\n"
     code += "{'seed=0': lambda: 1 / 0, 'seed=1': lambda: os.kill(os.getpid(), 9), 'seed=2': int}[seed]()"
@@ -249,7 +207,7 @@ def test_a_dead_job(start, tmp_path):
     assert [job["state"] for job in written] == ["failed", "died", "done"], "sweep.json says what became of each"
 
 
-@fault("a job takes longer than job_timeout", "ended as by Ctrl-C; the others run; exit 1", "its finished cells")
+@promise("job")
 def test_a_job_without_an_end(start, tmp_path):
     code = "import time; time.sleep(60 if 'seed=0' in sys.argv else 0)"
     ended, _ = start("--multirun", "seed=0,1", "job_timeout=2", code=code)
@@ -257,11 +215,7 @@ def test_a_job_without_an_end(start, tmp_path):
     assert [job.state for job in read_sweep(tmp_path / "sweep").jobs] == ["timed out", "done"]
 
 
-@fault(
-    "a sweep is killed with all its processes",
-    "resume= runs the jobs that are left, and goes on with those that ran",
-    "finished jobs and cells",
-)
+@promise("killed run")
 def test_a_killed_sweep(start, tmp_path):
     start("--multirun", "seed=0,1,2", code="Path(sys.argv[-1].partition('=')[2], 'ran').touch()")
     folder = tmp_path / "sweep"
@@ -282,7 +236,7 @@ def test_a_killed_sweep(start, tmp_path):
     assert [(folder / job.folder / "ran").exists() for job in jobs] == [False, True, True]
 
 
-@fault("resume= of a sweep with other values", f"{LINE}, with the command to repeat", "the sweep")
+@promise("sweep option")
 def test_another_sweep(start, tmp_path):
     start("--multirun", "seed=0,1")
     before = (tmp_path / "sweep" / "sweep.json").read_bytes()
@@ -292,7 +246,7 @@ def test_another_sweep(start, tmp_path):
     assert (tmp_path / "sweep" / "sweep.json").read_bytes() == before
 
 
-@fault("resume= of a sweep that is still running", f"{LINE}, names the process", "the running sweep")
+@promise("shared folder")
 def test_a_running_sweep(start, tmp_path):
     job = SweepJob(number=0, folder="0", overrides=(*RUNS, "seed=0"))
     (tmp_path / "sweep" / "0").mkdir(parents=True)

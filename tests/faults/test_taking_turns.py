@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from as_user import OUTSIDE
 from fake_cells import SETTINGS, FakeCells, Plan, Silent, dies, ends, interrupts, run_of
+from table import promise
 
 from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Turn
@@ -20,10 +21,6 @@ from profiling.run.runner import Run
 from profiling.run.task import Cell
 
 
-def fault(planted, happens, kept=""):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
-
-
 def three(**plans):
     return FakeCells({name: plans.get(name, Plan()) for name in ("baseline", "v", "w")})
 
@@ -32,7 +29,7 @@ def rows(run):
     return {record.variant: record for record in read_records(run.folder).records}
 
 
-@fault("a variant's process crashes between its windows", "its row fails", "its windows; the others' turns go on")
+@promise("dies")
 def test_a_resident_dies(tmp_path):
     run = run_of(tmp_path / "run", three(v=Plan(happens={3: dies})))
     assert run.execute() == 1
@@ -44,8 +41,8 @@ def test_a_resident_dies(tmp_path):
     assert records["w"].speedup.ci95 is not None
 
 
+@promise("dies")
 @pytest.mark.parametrize("step", [1, 2, 3])
-@fault("all variants crash in the same windows", "their rows fail, and the run ends", "their windows")
 def test_all_residents_die(tmp_path, step):
     dying = FakeCells({name: Plan(happens={step: dies}) for name in ("baseline", "v", "w")})
     run = run_of(tmp_path / "run", dying)
@@ -55,7 +52,7 @@ def test_all_residents_die(tmp_path, step):
         assert len(record.turns.windows if record.turns else ()) == step - 1
 
 
-@fault("a variant's process crashes before it is ready", "its row fails", "the others take turns")
+@promise("dies")
 def test_a_cell_that_is_never_ready(tmp_path):
     run = run_of(tmp_path / "run", three(v=Plan(happens={"ready": dies})))
     assert run.execute() == 1
@@ -64,7 +61,7 @@ def test_a_cell_that_is_never_ready(tmp_path):
     assert records["w"].turns.beside == ("baseline",)
 
 
-@fault("all variants but one fail while they are prepared", "the one is timed alone", "its row")
+@promise("dies")
 def test_the_last_one_is_timed_alone(tmp_path):
     run = run_of(tmp_path / "run", three(v=Plan(happens={"ready": dies}), w=Plan(happens={"ready": dies})))
     assert run.execute() == 1
@@ -72,16 +69,15 @@ def test_the_last_one_is_timed_alone(tmp_path):
     assert (baseline.status, baseline.turns, baseline.metrics.wall_ms.n) == ("ok", None, 100)
 
 
+@promise("interrupt")
 @pytest.mark.parametrize(
     ("step", "windows"),
     [
-        pytest.param(
-            "ready", (0, 0), marks=fault("Ctrl-C while a variant is prepared", "exit 130; resume measures them", "")
-        ),
+        pytest.param("ready", (0, 0), id="Ctrl-C while a variant is prepared"),
         pytest.param(
             3,
             (2, 2),
-            marks=fault("Ctrl-C between windows", "exit 130; resume measures these variants", "the finished windows"),
+            id="Ctrl-C between windows",
         ),
     ],
 )
@@ -103,7 +99,7 @@ def test_an_interrupt(tmp_path, step, windows):
     assert {record.status for record in rows(resumed).values()} == {"ok"}
 
 
-@fault("Ctrl-C while the second of three variants finishes", "exit 130; resume measures two", "the first row")
+@promise("interrupt")
 def test_an_interrupt_at_the_end(tmp_path):
     run = run_of(tmp_path / "run", three(v=Plan(happens={"finish": interrupts})))
     with pytest.raises(KeyboardInterrupt):
@@ -117,10 +113,11 @@ def test_an_interrupt_at_the_end(tmp_path):
 OUT_OF_MEMORY = ends(reason="OutOfMemoryError: planted", out_of_memory=True)
 
 
+@promise("memory")
 @pytest.mark.parametrize(
     ("step", "happens"),
     [
-        pytest.param(step, happens, id=f"{step}-{name}", marks=fault(planted, "it is measured again, alone", "its row"))
+        pytest.param(step, happens, id=f"{step}-{name}")
         for step, name, happens, planted in (
             ("ready", "raises", OUT_OF_MEMORY, "a variant runs out of memory while it is prepared beside others"),
             (4, "raises", OUT_OF_MEMORY, "a variant runs out of memory in its turn, beside others"),
@@ -140,8 +137,8 @@ def test_out_of_memory_beside_others(tmp_path, step, happens):
     assert run.cells.begun == run.cells.total == 4, "progress counts it once more"
 
 
+@promise("interrupt")
 @pytest.mark.parametrize("variants", [("baseline",), ("baseline", "v", "w")])
-@fault("Ctrl-C between the end of a cell's process and its record", "exit 130; the cell is kept", "the cell")
 def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, variants):
     run = run_of(tmp_path / "run", FakeCells({name: Plan() for name in variants}))
     kept, merged = [], run.cells.merged
@@ -158,14 +155,14 @@ def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, variants):
     assert (rows(run)["baseline"].status, rows(run)["baseline"].reason) == ("ok", None)
 
 
-@fault("the first variant runs out of memory, alone", "its row fails", "the other rows")
+@promise("memory")
 def test_out_of_memory_alone(tmp_path):
     run = run_of(tmp_path / "run", three(baseline=Plan(happens={"ready": OUT_OF_MEMORY})))
     assert run.execute() == 1
     assert [record.status for record in rows(run).values()] == ["failed", "ok", "ok"]
 
 
-@fault("there is memory for one variant only", "each is timed alone, with a note that says why", "all rows")
+@promise("memory")
 def test_no_memory_beside_another(tmp_path):
     cells = three()
     cells.memory = 1.5e9
@@ -215,7 +212,7 @@ def in_process(monkeypatch, tmp_path):
 GOOD = ("Explains", {"what": "none"})
 
 
-@fault("isolation=none: the baseline raises in a window beside a variant", "its row fails", "the variants' rows")
+@promise("raises")
 def test_the_baseline_raises_beside_a_variant(in_process):
     code, records = in_process(baseline=("Armed", {}), v=("Arms", {"calls": 10}), w=GOOD)
     assert code == 1
@@ -224,7 +221,7 @@ def test_the_baseline_raises_beside_a_variant(in_process):
     assert all(len(records[name].turns.windows) > 3 for name in ("v", "w"))
 
 
-@fault("isolation=none: a variant raises in a window", "its row fails", "the baseline and the others go on")
+@promise("raises")
 def test_a_variant_raises_beside_the_baseline(in_process):
     code, records = in_process(baseline=("Arms", {"calls": 20}), v=("Armed", {}), w=GOOD)
     assert code == 1
@@ -233,7 +230,7 @@ def test_a_variant_raises_beside_the_baseline(in_process):
     assert records["w"].turns.beside == ("baseline", "v")
 
 
-@fault("isolation=none: Ctrl-C in a variant beside the baseline", "exit 130; resume measures all", "earlier components")
+@promise("interrupt")
 def test_an_interrupt_beside_the_baseline(in_process):
     code, records = in_process(baseline=GOOD, v=GOOD, w=("Raises", {"fault": "interrupt", "where": "step"}))
     assert code == 130
@@ -307,7 +304,7 @@ def test_processes_take_turns(session):
     assert ended(two, Turn()) == Performed()
 
 
-@fault("a variant waits for its turn longer than cell_timeout", "only its own seconds count", "its row")
+@promise("hangs")
 def test_waiting_is_not_hanging(session):
     waiting = session(TAKES_TURNS, timeout=2.0)
     child.advance(waiting)
@@ -316,14 +313,14 @@ def test_waiting_is_not_hanging(session):
     assert ended(waiting, Turn()) == Performed()
 
 
-@fault("a variant hangs in its turn", "killed at the cell_timeout", "its windows")
+@promise("hangs")
 def test_a_turn_that_hangs(session):
     hangs = session('send(event="waiting", ready=READY)\nturn()\ntime.sleep(60)', timeout=1.0)
     child.advance(hangs)
     assert "cell_timeout" in ended(hangs, Turn(seconds=0.1, calls=5)).death
 
 
-@fault("a variant's process dies while it waits for its turn", "its row fails at its next turn", "the others")
+@promise("dies")
 def test_a_process_that_dies_while_it_waits(session):
     dead = session('send(event="waiting", ready=READY)\nos._exit(7)')
     child.advance(dead)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 from as_user import OUTSIDE, QUICK, ROOT, command, environment
+from table import promise
 
 import profiling.compare.__main__ as compare
 import profiling.report.__main__ as report
@@ -30,16 +31,11 @@ COMPILED, PASSES = ("component=[net]", "variant=[compile]"), ("component=[net]",
 COMPILER = "step.compile"
 OWN = ("component=[net]", "variant=[own_halved_twice]")
 CHANNELS_LAST = "{_target_: profiling.variants.transforms.ChannelsLast}"
-LINE = "one line, exit 2"
-
-
-def fault(planted, happens=LINE, kept="nothing is measured"):
-    return pytest.mark.fault(planted, happens=happens, kept=kept)
 
 
 def rows(group):
     """Make a parameter of each row: (what is planted, overrides, words of the line)."""
-    return [pytest.param(overrides, says, id=planted, marks=fault(planted)) for planted, overrides, says in group]
+    return [pytest.param(overrides, says, id=planted) for planted, overrides, says in group]
 
 
 @pytest.fixture
@@ -137,6 +133,7 @@ ARGUMENTS = (
     ("an unknown device", (*NET, "device=gpu"), "cuda"),
     ("an unknown dtype", (*NET, "dtype=float15"), "Did you mean 'float16'"),
     ("an unknown scale", (*NET, "scale=small"), "tiny"),
+    ("an unknown choice of ceilings", (*NET, "ceilings=always"), "ceilings=always is none of auto, off."),
     ("an unknown isolation", (*NET, "isolation=thread"), "process"),
     ("no iterations", (*NET, "metric.latency.max_iterations=0"), "at least 1"),
     ("a number of iterations that is text", (*NET, "metric.latency.max_iterations=many"), "max_iterations"),
@@ -175,6 +172,7 @@ ARGUMENTS = (
 )
 
 
+@promise("option")
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [
@@ -184,11 +182,11 @@ ARGUMENTS = (
                 "baseline: {compiler: null}\n",
                 "baseline.yaml has the name of a recipe of the tool",
             ),
-            marks=fault("a YAML of --config-dir has the name of one of the tool's, which would hide it"),
+            id="a YAML of --config-dir has the name of one of the tool's, which would hide it",
         ),
         pytest.param(
             *("step/mine.yaml", "compile: {_target_: a.b}\n", "the tool has a step compile of its own"),
-            marks=fault("a step of the user's own has the name of one of the tool"),
+            id="a step of the user's own has the name of one of the tool",
         ),
     ],
 )
@@ -199,11 +197,12 @@ def test_a_name_of_the_tools_own(started, tmp_path, file, text, says):
     is_refused(started(*NET, config_dir=tmp_path / "own"), says)
 
 
+@promise("option")
 @pytest.mark.parametrize(
     "named",
     [
-        pytest.param("empty", marks=fault("a component's YAML is here, and --config-dir names another folder")),
-        pytest.param("component", marks=fault("--config-dir names the folder component itself")),
+        pytest.param("empty", id="a component's YAML is here, and --config-dir names another folder"),
+        pytest.param("component", id="--config-dir names the folder component itself"),
     ],
 )
 def test_a_yaml_that_is_nearby(started, tmp_path, named):
@@ -213,11 +212,12 @@ def test_a_yaml_that_is_nearby(started, tmp_path, named):
     is_refused(started("component=[mine]", config_dir=named), "Add --config-dir=. to use component/mine.yaml.")
 
 
-@fault("a target has no YAML, neither in conf/ nor in the folder of --config-dir")
+@promise("option")
 def test_a_target_without_a_yaml(started):
     is_refused(started(target="my_target", run=lambda cfg, folder: 0), "Its YAML must be conf/my_target.yaml")
 
 
+@promise("option")
 @pytest.mark.parametrize(("overrides", "says"), rows(ARGUMENTS))
 def test_arguments(started, overrides, says):
     is_refused(started(*overrides), says)
@@ -294,10 +294,8 @@ COMPONENT = (
 )
 
 
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [pytest.param(item, says, id=what, marks=fault(f"component YAML: {what}")) for what, item, says in COMPONENT],
-)
+@promise("component yaml")
+@pytest.mark.parametrize(("override", "says"), [pytest.param(item, says, id=what) for what, item, says in COMPONENT])
 def test_component_yaml(started, override, says):
     is_refused(started(*NET, override), says)
 
@@ -379,9 +377,10 @@ TARGETS = (
 )
 
 
+@promise("option")
 @pytest.mark.parametrize(
     ("target", "overrides", "says"),
-    [pytest.param(target, items, says, id=what, marks=fault(what)) for what, target, items, says in TARGETS],
+    [pytest.param(target, items, says, id=what) for what, target, items, says in TARGETS],
 )
 def test_targets(started, target, overrides, says):
     quick = ("device=cpu", "scale=tiny", "threads=1", "ceilings=off", "isolation=none")
@@ -445,13 +444,8 @@ CELLS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        pytest.param(items, says, id=what, marks=fault(f"component YAML: {what}", "its rows say so", "the other cells"))
-        for what, items, says in CELLS
-    ],
-)
+@promise("module")
+@pytest.mark.parametrize(("overrides", "says"), [pytest.param(items, says, id=what) for what, items, says in CELLS])
 def test_cells(started, overrides, says):
     code, err = started(*overrides, "variant=[baseline]")
     assert code == 2
@@ -482,10 +476,8 @@ FILES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [pytest.param(content, says, id=what, marks=fault(f"a YAML file that {what}")) for what, content, says in FILES],
-)
+@promise("component yaml")
+@pytest.mark.parametrize(("content", "says"), [pytest.param(content, says, id=what) for what, content, says in FILES])
 def test_yaml_files(started, tmp_path, content, says):
     (tmp_path / "conf" / "component").mkdir(parents=True)
     (tmp_path / "conf" / "component" / "mine.yaml").write_bytes(content)
@@ -572,13 +564,8 @@ MODULES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
-        pytest.param(code, says, id=what, marks=fault(f"a user's module that {what}", kept="the other cells"))
-        for what, code, says in MODULES
-    ],
-)
+@promise("module")
+@pytest.mark.parametrize(("code", "says"), [pytest.param(code, says, id=what) for what, code, says in MODULES])
 def test_user_modules(started, tmp_path, monkeypatch, code, says):
     """The error is known when the module is built, so that it is a row and other cells are measured."""
     name = f"planted_{abs(hash(code))}"
@@ -627,14 +614,9 @@ SPECIAL = {
 }
 
 
+@promise("damaged run")
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(make, id=what, marks=fault(f"report, compare or history of {what}", kept=""))
-        for what, make in SPECIAL.items()
-    ],
-)
+@pytest.mark.parametrize("make", [pytest.param(make, id=what) for what, make in SPECIAL.items()])
 def test_no_run(make, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # a socket's path must be short
     make(Path("given"))
@@ -645,9 +627,9 @@ def test_no_run(make, tmp_path, monkeypatch, capsys):
         assert lines[0].startswith("error: ")
 
 
+@promise("damaged run")
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("file", ["environment.json", "config.yaml"])
-@fault("the environment or config of a run is a FIFO", "report and compare ignore the file", "the records")
 def test_a_fifo_inside_a_run(file, tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
@@ -658,7 +640,7 @@ def test_a_fifo_inside_a_run(file, tmp_path, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@fault("the working directory was deleted")
+@promise("surroundings")
 def test_no_working_directory(started, tmp_path, monkeypatch):
     folder = tmp_path / "gone"
     folder.mkdir()
@@ -684,13 +666,8 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        pytest.param(variables, id=what, marks=fault(what, "the report is printed", ""))
-        for what, variables in ENVIRONMENTS.items()
-    ],
-)
+@promise("surroundings")
+@pytest.mark.parametrize("variables", [pytest.param(variables, id=what) for what, variables in ENVIRONMENTS.items()])
 def test_environments(variables, tmp_path):
     """A command as a process, which is cheap for a report: it imports no torch."""
     append_record(tmp_path, Record(target="generic_forward", component="net", variant="baseline", status="ok"))
@@ -713,13 +690,8 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("streams", "code", "says"),
-    [
-        pytest.param(*case, id=what, marks=fault(f"report: {what}", "one line, exit 2" if case[1] else "exit 0", ""))
-        for what, case in STREAMS.items()
-    ],
-)
+@promise("streams")
+@pytest.mark.parametrize(("streams", "code", "says"), [pytest.param(*case, id=what) for what, case in STREAMS.items()])
 def test_streams(streams, code, says, tmp_path):
     append_record(tmp_path, Record(target="generic_forward", component="net", variant="baseline", status="ok"))
     line = f"set -o pipefail; {shell_words([sys.executable, '-m', 'profiling.report', tmp_path])} {streams}"
@@ -730,8 +702,8 @@ def test_streams(streams, code, says, tmp_path):
     assert (tmp_path / "report.html").exists()
 
 
+@promise("streams")
 @pytest.mark.slow
-@fault("a run whose standard output and error are closed", "the run goes on, exit 0", "all records and the report")
 def test_a_run_without_streams(tmp_path):
     line = f"{shell_words(command(tmp_path / 'run', *NET, 'isolation=none'))} <&- >&- 2>&-"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment())
@@ -740,8 +712,8 @@ def test_a_run_without_streams(tmp_path):
     assert (tmp_path / "run" / "report.html").exists()
 
 
+@promise("interrupt")
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-@fault("the terminal of a run goes away (SIGHUP), or it is terminated", "ends as on Ctrl-C, exit 130", "finished cells")
 def test_signals(started, number):
     def run(cfg, folder):
         os.kill(os.getpid(), number)
@@ -751,7 +723,7 @@ def test_signals(started, number):
     assert started(*NET, run=run)[0] == 130
 
 
-@fault("a terminal goes away from a run under nohup, which ignores SIGHUP", "the run goes on", "all cells")
+@promise("interrupt")
 def test_nohup(started):
     def run(cfg, folder):
         os.kill(os.getpid(), signal.SIGHUP)
@@ -761,7 +733,7 @@ def test_nohup(started):
     assert started(*NET, run=run)[0] == 0
 
 
-@fault("there is no /proc", "measured without host memory and run-queue wait", "the other numbers")
+@promise("surroundings")
 def test_no_proc(started, tmp_path, monkeypatch):
     nowhere = tmp_path / "proc"
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(nowhere))
