@@ -1,4 +1,4 @@
-"""Fuzzed files and channels.
+"""Fuzzed files and channels (make test-slow).
 
 hypothesis makes the content; the examples are the same in each run (derandomised), and bounded so that all of them take
 less than a minute.
@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_record import record, summary
 from omegaconf import OmegaConf
+from table import promise
 
 from profiling.cli.config import read_component
 from profiling.components.build import build
@@ -31,6 +32,8 @@ from profiling.results.record import Record
 from profiling.run.cell_records import CellEvents
 from profiling.run.events import EventReader
 from profiling.shape_sweep import points_of
+
+pytestmark = pytest.mark.slow
 
 #: A line that no schema check refuses, so that every mutation reaches the typed reader.
 LINE = json.loads(
@@ -68,11 +71,7 @@ def planted(content: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copy
 
 
-@pytest.mark.fault(
-    "results.jsonl of arbitrary bytes",
-    happens="every line is a record or counted as skipped; a record of an unknown schema is refused in one line",
-    kept="the records beside them",
-)
+@promise("damaged records")
 @bounded(300)
 @given(lines=st.lists(st.binary(max_size=60).map(lambda line: line.replace(b"\n", b"")), max_size=5))
 def test_arbitrary_lines(tmp_path_factory, lines):
@@ -85,22 +84,14 @@ def test_arbitrary_lines(tmp_path_factory, lines):
     assert isinstance(results, Results)
 
 
-@pytest.mark.fault(
-    "any value of a record replaced by arbitrary JSON",
-    happens="the line is a record, or counted as skipped; the report is rendered all the same",
-    kept="all other lines",
-)
+@promise("damaged records")
 @bounded(250)
 @given(path=st.sampled_from(paths(LINE)[1:]), value=json_values)
 def test_a_field_replaced(path, value):
     check_rendering(json.dumps(planted(LINE, path, value)), changes_schema=path == ("schema",))
 
 
-@pytest.mark.fault(
-    "any value of a real record of the committed runs replaced",
-    happens="the line is a record, or counted as skipped; the report is rendered all the same",
-    kept="all other lines",
-)
+@promise("damaged records")
 @bounded(150)
 @given(data=st.data())
 def test_a_field_of_a_real_record_replaced(data):
@@ -125,10 +116,7 @@ def check_rendering(line: str, *, changes_schema: bool) -> None:
         assert "good" in text
 
 
-@pytest.mark.fault(
-    "environment.json of arbitrary JSON",
-    happens="it is read, or the environment is not known; the report says so",
-)
+@promise("damaged records")
 @bounded(300)
 @given(content=st.dictionaries(st.sampled_from(["seed", "device", "versions", "ceilings", "x"]), json_values))
 def test_arbitrary_environment(content):
@@ -149,9 +137,7 @@ def checkpoint_bytes(form: str) -> bytes:
 CHECKPOINTS = {form: checkpoint_bytes(form) for form in ("zip", "legacy", "safetensors")}
 
 
-@pytest.mark.fault(
-    "bytes of a checkpoint replaced, inserted or removed", happens="loaded, or refused in one line", kept="the file"
-)
+@promise("damaged checkpoint")
 @pytest.mark.parametrize("form", CHECKPOINTS)
 @bounded(150)
 @given(data=st.data())
@@ -164,7 +150,7 @@ def test_bytes_of_a_checkpoint(tmp_path_factory, form, data):
     load_fuzzed_checkpoint(tmp_path_factory.mktemp("fuzz") / "w.pt", bytes(content))
 
 
-@pytest.mark.fault("a checkpoint of arbitrary bytes", happens="refused in one line", kept="the file")
+@promise("damaged checkpoint")
 @bounded(150)
 @given(
     content=st.tuples(
@@ -203,10 +189,7 @@ COMPONENT = {
 }
 
 
-@pytest.mark.fault(
-    "component YAML of arbitrary nested data, or with arbitrary data in place of any value",
-    happens="built, or refused in one line",
-)
+@promise("component yaml")
 @bounded(300)
 @given(data=st.data())
 def test_component_yaml(data):
@@ -240,11 +223,7 @@ class Silent:
         """Ignore the phase."""
 
 
-@pytest.mark.fault(
-    "arbitrary bytes between the events of a cell, cut into arbitrary chunks, and events that are lost",
-    happens="every other event is received, in order; lines that are no events and lost events are counted",
-    kept="the sections that arrived",
-)
+@promise("channel")
 @bounded(300)
 @given(data=st.data())
 def test_arbitrary_bytes_between_events(data):
@@ -267,11 +246,7 @@ def test_arbitrary_bytes_between_events(data):
     assert reader.lost == sum(not arrives for arrives in sent[: last + 1])
 
 
-@pytest.mark.fault(
-    "events whose content is arbitrary JSON",
-    happens="the row is failed where a section does not fit the record, and can be written and read again",
-    kept="the sections that fit",
-)
+@promise("channel")
 @bounded(300)
 @given(
     sections=st.dictionaries(

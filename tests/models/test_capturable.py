@@ -69,6 +69,7 @@ def test_compiles_into_one_graph(name):
             assert relative_error(actual, expected) < 2e-2  # aot_eager takes bicubic apart and rounds in between
 
 
+@pytest.mark.slow  # .ci/run compiles the tiny networks in a run of the main job, too
 def test_inductor_gives_the_same_numbers():
     torch._dynamo.reset()
     module, inputs = tiny_network("world_model")
