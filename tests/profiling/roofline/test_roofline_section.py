@@ -129,9 +129,7 @@ def test_a_loop_has_a_roofline(realtime, monkeypatch, tmp_path):
     assert "### Roofline" in (outcome.folder / "report.md").read_text()
 
 
-def test_without_ceilings_or_where_counting_fails_the_frames_are_kept(realtime, monkeypatch, tmp_path):
-    (record,) = read_records(realtime(*FEW).folder).records
-    assert (record.status, record.roofline) == ("ok", None), "ceilings=off"
+def test_where_counting_fails_the_frames_are_kept(realtime, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     failing = (  # the 38th call is the first one after the frames: 25 of eager, 2 to prepare, 5 + 5 frames
         "component=[world_model_frame,failing_picture,sound_stage]",
@@ -184,17 +182,3 @@ def test_no_cell_of_a_run_is_faster_than_its_roofline(profile, tmp_path):
         path.unlink()
     resumed = profile(*NET, "ceilings=auto", f"resume={again.folder}", folder=again.folder, XDG_CACHE_HOME=str(cache))
     assert resumed.code == 0, "ceilings of another hour are no other machine"
-
-
-def test_off_measures_nothing(profile, tmp_path):
-    outcome = profile(*NET, "ceilings=off", XDG_CACHE_HOME=str(tmp_path / "cache"))
-    (record,) = read_records(outcome.folder).records
-    assert record.roofline is None
-    assert "ceilings" not in json.loads((outcome.folder / "environment.json").read_text())
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_misspelt_choice_is_refused(profile):
-    outcome = profile(*NET, "ceilings=always")
-    assert outcome.code == 2
-    assert "ceilings=always is none of auto, off." in outcome.err

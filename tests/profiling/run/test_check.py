@@ -22,10 +22,20 @@ def check(tmp_path):
     return run
 
 
-def test_a_component(check):
-    outcome = check("component=[counts]", "variant=[baseline,compile]")
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """A check of several components at once."""
+    folder = tmp_path_factory.mktemp("check")
+    words = ("component=[counts,net,position,passed]", "variant=[baseline,compile]", "check=true")
+    done = finished(command(folder / "run", *words, quick=CPU), folder)
+    outcome = Outcome(done.returncode, done.stdout, done.stderr, folder / "run")
     assert outcome.code == 0, outcome.err
-    (record,) = outcome.records.values()  # one for all variants
+    assert len(outcome.records) == 4, "one for all variants"
+    return outcome
+
+
+def test_a_component(outcome):
+    record = outcome.records["counts", "check"]
     assert record.metrics.wall_ms is None
     assert record.prepare is None
     call = record.check.calls["counts"]
@@ -45,8 +55,7 @@ def test_a_component(check):
     assert "Answer" not in outcome.out
 
 
-def test_a_component_that_can_be_captured(check):
-    outcome = check("component=[net]")
+def test_a_component_that_can_be_captured(outcome):
     assert outcome.records["net", "check"].check.calls["net"].obstacles == ()
     assert "no capture can be tried here" in outcome.out
     assert "one call is 1 graph, without a break" in outcome.out
@@ -71,9 +80,7 @@ def test_state_that_is_assigned_and_a_module_that_is_not_compiled(check):
     assert not any(words in text for words in ("graph break", "without a break", "nothing stands in its way"))
 
 
-def test_what_calls_change_is_printed(check):
-    outcome = check("component=[position,passed]")
-    assert outcome.code == 0, outcome.err
+def test_what_calls_change_is_printed(outcome):
     text = " ".join(outcome.out.split())
     for words in (
         "`pos` 1 → 2 → 3 → 4 → …: torch.compile may compile once a value; a CUDA graph freezes it",
@@ -181,7 +188,7 @@ def test_a_pipeline_stage_by_stage(check):
 
 
 def test_a_training_step(check):
-    outcome = check("component=[resnet50_training]", target="training_step")
+    outcome = check("component=[resnet50_training]", "scale=tiny", target="training_step")
     assert outcome.code == 0, outcome.err
     (record,) = outcome.records.values()
     (call,) = record.check.calls.values()

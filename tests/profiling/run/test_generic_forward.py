@@ -13,6 +13,7 @@ from as_user import OUTSIDE, command, environment
 from profiling.results.environment import read_environment
 from profiling.results.frames import read_series
 from profiling.results.jsonl import read_records
+from profiling.results.run_folder import resume_command
 from profiling.trace.compile_log import find_tlparse
 
 HERE = "isolation=none"  # faster, for tests that kill no process
@@ -41,9 +42,11 @@ def test_crashes_cost_one_row_each(profile):
         assert records[crashed].parity.passed, "what was measured before the crash is kept"
 
 
-def test_wrong_answers_cost_one_row_each(profile):
-    variants = "variant=[baseline,faulty_raise,faulty_wrong,faulty_stale,faulty_nan,faulty_later_wrong]"
-    outcome = profile("component=[net]", variants, HERE)
+def test_wrong_answers_cost_one_row_each_and_a_resumed_run_repeats_none(profile, tmp_path):
+    variants = "variant=[faulty_raise,baseline,faulty_wrong,faulty_stale,faulty_nan,faulty_later_wrong]"
+    cells = ("component=[net]", variants, HERE)
+    outcome = profile(*cells, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert next(iter(outcome.records)) == ("net", "baseline"), "it begins first"
     records = by_variant(outcome)
     assert outcome.code == 1
     assert records["baseline"].status == "ok"
@@ -57,6 +60,16 @@ def test_wrong_answers_cost_one_row_each(profile):
     assert records["faulty_later_wrong"].speedup is None
     assert "~~" in (outcome.folder / "report.md").read_text()
     assert "net.faulty_wrong failed: parity" in outcome.out
+    assert records["baseline"].roofline is None, "ceilings=off"
+    assert read_environment(outcome.folder).ceilings is None
+    assert {path.parent.name for path in (tmp_path / "cache").rglob("*.json")} == {"spreads"}, "no ceilings"
+
+    again = profile(*cells, f"resume={outcome.folder}", folder=outcome.folder)
+    assert again.lines == outcome.lines
+    other = profile("component=[net]", "variant=[baseline]", HERE, f"resume={outcome.folder}", folder=outcome.folder)
+    assert other.code == 2
+    assert "another config" in other.err
+    assert other.lines == outcome.lines, "nothing lost, nothing added"
 
 
 def test_a_module_from_outside_the_repository(profile):
@@ -74,18 +87,6 @@ def test_a_module_that_keeps_tensors_of_its_first_call(profile):
     (record,) = outcome.records.values()
     assert record.status == "ok", record.reason
     assert 0 < record.parity.rel_l2 < 0.02
-
-
-def test_resume_does_only_what_is_left(profile):
-    cells = ("component=[net]", "variant=[faulty_raise,baseline]", HERE)
-    first = profile(*cells)
-    assert [record.status for record in first.records.values()] == ["ok", "failed"], "the baseline begins first"
-    second = profile(*cells, f"resume={first.folder}", folder=first.folder)
-    assert sorted(line["variant"] for line in second.lines) == ["baseline", "faulty_raise"]
-    other = profile("component=[net]", "variant=[baseline]", HERE, f"resume={first.folder}", folder=first.folder)
-    assert other.code == 2
-    assert "another config" in other.err
-    assert len(other.lines) == 2, "nothing lost, nothing added"
 
 
 def test_a_compile_that_compiles_nothing_is_skipped(profile):
@@ -136,11 +137,13 @@ def worker_of(process, log):
 def test_an_interrupt_keeps_what_is_done(tmp_path):
     folder = tmp_path / "run"
     arguments = command(folder, "component=[net]", "variant=[baseline,faulty_hang]")
-    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), text=True, **pipes)
     worker = worker_of(process, folder / "cells" / "net.faulty_hang.log")
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130
+    assert err.rpartition("To resume:")[2].strip() == resume_command(folder)
     reasons = {record.variant: record.reason or "" for record in read_records(folder).records}
     assert list(reasons) == ["baseline", "faulty_hang"]
     assert reasons["faulty_hang"].startswith("the process was interrupted")
@@ -148,28 +151,14 @@ def test_an_interrupt_keeps_what_is_done(tmp_path):
     assert not worker.is_running()
 
 
-def test_the_printed_resume_command_works_as_pasted(tmp_path):
-    arguments = command(Path("my run"), "component=[net]", "variant=[baseline]")
-    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
-    worker_of(process, tmp_path / "my run" / "cells" / "net.baseline.log")
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    printed = err.rpartition("To resume:")[2].strip()
-    resumed = subprocess.run(printed, shell=True, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert resumed.returncode == 0, resumed.stderr
-    (record,) = read_records(tmp_path / "my run").records
-    assert record.status == "ok"
-
-
 def test_frames_of_a_terminated_loop_stay_and_resume_is_named(tmp_path):
     folder = tmp_path / "run"
-    overrides = ("variant=[baseline]", "metric=[]", "ceilings=off", "loop.frames=100000", "loop.warmup_frames=1")
-    started = command(folder, *overrides, target="realtime", quick=("device=cpu", "scale=tiny", "threads=1"))
+    overrides = ("pipeline=mine", "variant=[baseline]", "metric=[]", "loop.frames=100000", "loop.warmup_frames=1")
+    started = command(folder, *overrides, target="realtime", quick=("device=cpu", "threads=1", "ceilings=off"))
     process = subprocess.Popen(
         started, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    journal = folder / "cells" / "realtime.baseline.frames.part"
+    journal = folder / "cells" / "mine.baseline.frames.part"
     while process.poll() is None and not (journal.exists() and journal.stat().st_size > 20_000):
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
@@ -177,7 +166,7 @@ def test_frames_of_a_terminated_loop_stay_and_resume_is_named(tmp_path):
     assert process.returncode == 130, err
     assert f"resume={folder}" in err
     assert not journal.exists()
-    assert len(read_series(folder / "cells" / "realtime.baseline.frames.npz")["frame_ms"]) > 10
+    assert len(read_series(folder / "cells" / "mine.baseline.frames.npz")["frame_ms"]) > 10
 
 
 def test_the_users_own_torch_trace(profile, tmp_path):

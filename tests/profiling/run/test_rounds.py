@@ -191,6 +191,7 @@ def test_a_loop_keeps_the_frames_of_every_round(realtime):
     outcome = realtime("pipeline=mine", "variant=[baseline]", *few)
     assert outcome.code == 0, outcome.err
     (record,) = outcome.records.values()
+    assert record.roofline is None, "ceilings=off"
     assert [part.frame_ms.n for part in record.rounds] == [8, 8]
     cells = outcome.folder / "cells"
     assert {path.name for path in cells.glob("*.npz")} == {
