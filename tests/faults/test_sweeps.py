@@ -188,31 +188,23 @@ def test_a_ray_cluster_that_wants_a_token(start, monkeypatch):
 
 
 @promise("job")
-def test_a_dead_job(start, tmp_path):
+def test_jobs_that_fail_die_or_do_not_end(start, tmp_path):
     code = "seed = next(each for each in sys.argv if each.startswith('seed='))\n"
-    code += "{'seed=0': lambda: 1 / 0, 'seed=1': lambda: os.kill(os.getpid(), 9), 'seed=2': int}[seed]()"
-    ended, err = start("--multirun", "seed=0,1,2", code=code)
+    code += "{'seed=0': lambda: 1 / 0, 'seed=1': lambda: os.kill(os.getpid(), 9),\n"
+    code += " 'seed=2': lambda: __import__('time').sleep(60), 'seed=3': int}[seed]()"
+    ended, err = start("--multirun", "seed=0,1,2,3", "job_timeout=2", code=code)
     assert ended == 1
-    assert all(words in err for words in ("1 failed", "1 died", "1 done"))
+    assert all(words in err for words in ("1 failed", "1 died", "1 timed out", "1 done"))
     assert "resume=" in err.splitlines()[-1]
     jobs = read_sweep(tmp_path / "sweep").jobs
-    assert [job.state for job in jobs] == ["failed", "died", "done"]
-    assert [job.reason for job in jobs] == [
-        "ZeroDivisionError: division by zero",
-        "its process was killed by signal 9 (SIGKILL)",
-        None,
-    ]
+    assert [job.state for job in jobs] == ["failed", "died", "timed out", "done"]
+    first, second, third, last = (job.reason for job in jobs)
+    assert (first, last) == ("ZeroDivisionError: division by zero", None)
+    assert second == "its process was killed by signal 9 (SIGKILL)"
+    assert "job_timeout=2 s" in third
     assert "Traceback" in (tmp_path / "sweep" / "0" / "job.log").read_text()
     written = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["jobs"]
-    assert [job["state"] for job in written] == ["failed", "died", "done"], "sweep.json says what became of each"
-
-
-@promise("job")
-def test_a_job_without_an_end(start, tmp_path):
-    code = "import time; time.sleep(60 if 'seed=0' in sys.argv else 0)"
-    ended, _ = start("--multirun", "seed=0,1", "job_timeout=2", code=code)
-    assert ended == 1
-    assert [job.state for job in read_sweep(tmp_path / "sweep").jobs] == ["timed out", "done"]
+    assert [job["state"] for job in written] == [job.state for job in jobs], "sweep.json says what became of each"
 
 
 @promise("killed run")
