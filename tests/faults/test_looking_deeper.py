@@ -49,12 +49,6 @@ def test_a_network_that_does_not_run(started, overrides, says):  # noqa: F811
     assert record.check is not None, "the report knows that nothing was to be timed"
 
 
-@promise("option")
-def test_a_checkpoint_that_is_not_there(started):  # noqa: F811
-    quick = tuple(item for item in QUICK if not item.startswith("hydra"))
-    is_refused(started("component=[net]", "+component.net.checkpoint=no.pt", quick=quick), "no.pt does not exist")
-
-
 @promise("module")
 def test_a_target_without_components(started):  # noqa: F811
     assert started(target="launch_overhead", quick=QUICK)[0] == 2
