@@ -121,21 +121,3 @@ def test_a_cell_that_compiles_nothing_says_nothing():
         assert leased.describe(Phase("load")) == Phase("load")
         damaged = Sections({"prepare": {"seconds": "many"}})
         assert leased.describe(damaged) == damaged  # the record says what is wrong
-
-
-def test_cells_of_a_run_share_a_cold_compile(profile):
-    outcome = profile(
-        "component=[net]",
-        "variant=[compile,compiled_alike]",
-        "isolation=none",
-        "metric=[parity,latency]",
-    )
-    assert outcome.code == 0, outcome.out
-    cold, warm = (outcome.records["net", variant].prepare for variant in ("compile", "compiled_alike"))
-    assert (cold.cache, cold.cache_hits) == ("cold", 0)
-    assert warm.cache == "from compile"
-    assert warm.cache_hits > 0
-    assert warm.phases["inductor"] < cold.phases["inductor"]
-    assert warm.from_cold == pytest.approx(warm.seconds + cold.phases["inductor"] - warm.phases["inductor"])
-    for prepare in (cold, warm):
-        assert 0 < sum(prepare.phases.values()) < prepare.seconds

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from as_user import command, finished
 from fake_cells import FakeCells, Plan, dies, run_of
 
 import profiling
@@ -278,17 +279,35 @@ def test_in_one_process_cells_take_turns_as_well_and_have_controls(profile):
     assert again.speedup is not None
 
 
-def test_in_one_process_cells_that_compile_take_turns_with_the_baseline_one_by_one(profile):
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """The records of a run in one process whose variants compile the same code."""
+    folder = tmp_path_factory.mktemp("compiled")
+    variants = ("variant=[baseline,compile,compiled_alike]", "metric=[parity,latency]", "isolation=none")
+    done = finished(command(folder / "run", "component=[net]", *variants), folder)
+    assert done.returncode == 0, done.stderr
+    return {record.variant: record for record in read_records(folder / "run").records}
+
+
+def test_in_one_process_cells_that_compile_take_turns_with_the_baseline_one_by_one(compiled):
     """Two of them would share what the compiler keeps; none may be compiled anew in its windows, either."""
-    variants = "variant=[baseline,compile,compiled_alike]"
-    outcome = profile("component=[net]", variants, "isolation=none", "metric=[latency]")
-    assert outcome.code == 0, outcome.err
-    base, one, other = (outcome.records["net", name] for name in ("baseline", "compile", "compiled_alike"))
+    base, one, other = (compiled[name] for name in ("baseline", "compile", "compiled_alike"))
     assert (base.turns.beside, one.turns.beside) == (("compile", "compiled_alike"), ("baseline",))
     assert {window.block for window in one.turns.windows}.isdisjoint(window.block for window in other.turns.windows)
     assert len(base.turns.windows) == len(one.turns.windows) + len(other.turns.windows)
     assert one.prepare.graphs == other.prepare.graphs == 1
     assert not compare_records(one, other).in_turns, "they had no windows side by side"
+
+
+def test_cells_of_a_run_share_a_cold_compile(compiled):
+    cold, warm = (compiled[variant].prepare for variant in ("compile", "compiled_alike"))
+    assert (cold.cache, cold.cache_hits) == ("cold", 0)
+    assert warm.cache == "from compile"
+    assert warm.cache_hits > 0
+    assert warm.phases["inductor"] < cold.phases["inductor"]
+    assert warm.from_cold == pytest.approx(warm.seconds + cold.phases["inductor"] - warm.phases["inductor"])
+    for prepare in (cold, warm):
+        assert 0 < sum(prepare.phases.values()) < prepare.seconds
 
 
 def test_in_one_process_a_baseline_that_has_ended_holds_no_memory(monkeypatch):
