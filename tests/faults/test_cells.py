@@ -15,7 +15,7 @@ import numpy
 import psutil
 import pytest
 import torch
-from as_user import OUTSIDE, ROOT, command, environment
+from as_user import OUTSIDE, ROOT, begun, command, environment
 from make_record import record as made_record
 from make_record import summary as made_summary
 from table import promise
@@ -674,14 +674,14 @@ def test_a_long_name(tmp_path):
 def test_the_worker_ends_with_its_parent(tmp_path):
     folder = tmp_path / "run"
     started = command(folder, "component=[net]", "variant=[holds_the_lock]")
-    run = subprocess.Popen(started, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL)
+    run = begun(started, tmp_path)
     pids = folder / "cells" / "pids"
     deadline = time.monotonic() + 120
     while not pids.exists() and time.monotonic() < deadline and run.poll() is None:
         time.sleep(0.1)
     processes = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
-    run.kill()
-    run.wait()
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
     _, running = psutil.wait_procs(processes, timeout=20)
     assert [each for each in running if each.status() != psutil.STATUS_ZOMBIE] == []
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from warm_process import HAS_GPU, run_warm
+from warm_process import HAS_GPU, WarmRun, run_warm
 
 from profiling.results.jsonl import read_records
 from profiling.results.record import Record
@@ -71,3 +71,10 @@ def finished(start: list[str], cwd: Path, **extra: str) -> subprocess.CompletedP
     if not read_by_torch and ("isolation=none" in start or not HAS_GPU):
         return run_warm(start, cwd=cwd, env=env)
     return subprocess.run(start, cwd=cwd, env=env, capture_output=True, text=True)
+
+
+def begun(start: list[str], cwd: Path) -> WarmRun | subprocess.Popen[str]:
+    """Begin the command `start`, which the test interrupts, in `cwd`; forked from a warm process as in `finished`."""
+    if HAS_GPU:
+        return subprocess.Popen(start, cwd=cwd, env=environment(), stdout=-1, stderr=-1, text=True)
+    return WarmRun(start, cwd=cwd, env=environment())

@@ -36,18 +36,49 @@ _PRELOADED = (
 _CONTEXT.set_forkserver_preload(list(_PRELOADED))
 
 
+class WarmRun:
+    """A command that runs, with the methods of `subprocess.Popen` that tests need; its output is read at its end."""
+
+    def __init__(self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
+        self._command, self._folder = list(command), TemporaryDirectory(prefix="warm-")
+        self._files = [Path(self._folder.name) / name for name in ("out", "err")]
+        self._process = _CONTEXT.Process(target=_become, args=(self._command[2:], cwd, dict(env), *self._files))
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the process of the command alone."""
+        os.kill(self.pid, number)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end, kill it at the timeout, and return what it wrote to standard output and error."""
+        try:
+            self._process.join(timeout)
+            if self._process.exitcode is None:
+                raise TimeoutExpired(self._command, timeout or 0.0)
+        finally:
+            self._process.kill()
+        with self._folder:
+            out, err = (file.read_text() for file in self._files)
+        return out, err
+
+
 def run_warm(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
     """Run `command`, which is [python, "-m", module, *arguments], and return what `subprocess.run` would."""
-    with TemporaryDirectory(prefix="warm-") as folder:
-        out, err = Path(folder) / "out", Path(folder) / "err"
-        process = _CONTEXT.Process(target=_become, args=(list(command[2:]), cwd, dict(env), out, err))
-        process.start()
-        try:
-            process.join()
-        finally:
-            process.kill()  # if the test timed out
-        assert process.exitcode is not None
-        return CompletedProcess(list(command), process.exitcode, out.read_text(), err.read_text())
+    run = WarmRun(command, cwd=cwd, env=env)
+    out, err = run.communicate()
+    assert run.returncode is not None
+    return CompletedProcess(list(command), run.returncode, out, err)
 
 
 def _become(arguments: list[str], cwd: Path, env: dict[str, str], out: Path, err: Path) -> None:

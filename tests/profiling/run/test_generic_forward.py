@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import psutil
-from as_user import OUTSIDE, command, environment
+from as_user import OUTSIDE, begun, command
 
 from profiling.results.environment import read_environment
 from profiling.results.frames import read_series
@@ -137,8 +137,7 @@ def worker_of(process, log):
 def test_an_interrupt_keeps_what_is_done(tmp_path):
     folder = tmp_path / "run"
     arguments = command(folder, "component=[net]", "variant=[baseline,faulty_hang]")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), text=True, **pipes)
+    process = begun(arguments, tmp_path)
     worker = worker_of(process, folder / "cells" / "net.faulty_hang.log")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -155,9 +154,7 @@ def test_frames_of_a_terminated_loop_stay_and_resume_is_named(tmp_path):
     folder = tmp_path / "run"
     overrides = ("pipeline=mine", "variant=[baseline]", "metric=[]", "loop.frames=100000", "loop.warmup_frames=1")
     started = command(folder, *overrides, target="realtime", quick=("device=cpu", "threads=1", "ceilings=off"))
-    process = subprocess.Popen(
-        started, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = begun(started, tmp_path)
     journal = folder / "cells" / "mine.baseline.frames.part"
     while process.poll() is None and not (journal.exists() and journal.stat().st_size > 20_000):
         time.sleep(0.1)
