@@ -56,7 +56,7 @@ FAILURES = (
 
 
 @promise("counters")
-@pytest.mark.parametrize(("text", "mode", "says"), [pytest.param(*row) for planted, *row in FAILURES])
+@pytest.mark.parametrize(("text", "mode", "says"), [pytest.param(*row, id=planted) for planted, *row in FAILURES])
 def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
     install(tmp_path / "bin", monkeypatch, text, mode)
     monkeypatch.setattr("profiling.run.hardware_counters.COUNTER_SECONDS", 0.5)

@@ -312,13 +312,7 @@ def holder(tmp_path):
 
 
 @promise("shared folder")
-@pytest.mark.parametrize(
-    "resumes",
-    [
-        pytest.param(False, id="new"),
-        pytest.param(True, id="resumed"),
-    ],
-)
+@pytest.mark.parametrize("resumes", [False, True])
 def test_a_folder_in_use(start, tmp_path, holder, resumes):
     start(cell=second_is(interrupts))
     process = holder()
@@ -329,13 +323,7 @@ def test_a_folder_in_use(start, tmp_path, holder, resumes):
 
 
 @promise("shared folder")
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param((), id="killed"),
-        pytest.param(("fork",), id="child"),
-    ],
-)
+@pytest.mark.parametrize("more", [(), ("fork",)], ids=["killed", "a child lives"])
 def test_a_dead_owner(start, tmp_path, holder, more):
     start(cell=second_is(interrupts))
     process = holder(*more)
@@ -450,21 +438,17 @@ def test_resume_of_a_damaged_run(start, tmp_path, file, damage):
     assert content(tmp_path / "run") == before
 
 
-CHANGES = {
-    "commit": ("your code has a commit more than when the run began", "your code "),
-    "edit": ("your code has other uncommitted changes than when the run began", "your code "),
-    "tool": ("this tool has another version than when the run began", "→ 9.9.9"),
-    "module": (
-        "the checkout of a component's module has changed since the run began",
-        "outside_net.Net aaaaaaa → bbbb",
-    ),
-}
+#: What has changed since the run began, and the words that say so.
+CHANGES = (
+    ("commit", "your code "),
+    ("edit", "your code "),
+    ("tool", "→ 9.9.9"),
+    ("module", "outside_net.Net aaaaaaa → bbbb"),
+)
 
 
 @promise("changed code")
-@pytest.mark.parametrize(
-    ("what", "words"), [pytest.param(what, words, id=what) for what, (planted, words) in CHANGES.items()]
-)
+@pytest.mark.parametrize(("what", "words"), CHANGES)
 def test_resume_with_other_code(start, tmp_path, monkeypatch, what, words):
     def git(*words):
         subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e@example.org", *words], check=True)
@@ -594,10 +578,7 @@ def test_interrupted_in_a_cell(start):
 
 
 @promise("killed run")
-@pytest.mark.parametrize(
-    "how",
-    [pytest.param(how, id=how.__name__) for how, words in ((is_killed, "is killed"), (interrupts, "is interrupted"))],
-)
+@pytest.mark.parametrize("how", [is_killed, interrupts])
 def test_ended_in_a_later_round(start, how):
     turns = []
 
@@ -643,11 +624,8 @@ def test_a_killed_loop(realtime, tmp_path, capsys):
 @pytest.mark.parametrize(
     "damage",
     [
-        pytest.param(damage, id=name)
-        for name, damage, happens in (
-            ("a frame is written", lambda text: text[:-3], "the report has the frames before it"),
-            ("its journal is created", lambda _: b'["frame_m', "the report says in one line that there are none"),
-        )
+        pytest.param(lambda text: text[:-3], id="killed while a frame is written"),
+        pytest.param(lambda _: b'["frame_m', id="killed while the journal is created"),
     ],
 )
 def test_a_cut_journal(tmp_path, capsys, damage):

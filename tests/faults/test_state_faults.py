@@ -27,20 +27,9 @@ def records(tmp_path_factory):
 
 
 @promise("growing state")
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(
-            "cache",
-            id="a cache with room for 64 calls, timed in hundreds of calls",
-        ),
-        pytest.param(
-            "hidden",
-            id="a hidden state that each call assigns to an attribute",
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind", ["cache", "hidden"])
 def test_state_in_attributes(records, kind):
+    """A cache has room for 64 calls and is timed in hundreds; a hidden state is assigned anew by each call."""
     for variant in ("baseline", "compile"):
         record = records[kind, variant]
         assert record.status == "ok", record.reason
@@ -54,16 +43,8 @@ def test_state_in_attributes(records, kind):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        pytest.param(
-            "random_length",
-            "random numbers that choose a shape? pass them as an input",
-            id="a random number chooses the length of the output",
-        ),
-        pytest.param(
-            "global",
-            "two eager calls from the same inputs and state differ",
-            id="state outside of the module, in a global list",
-        ),
+        ("random_length", "random numbers that choose a shape? pass them as an input"),
+        ("global", "two eager calls from the same inputs and state differ"),
     ],
 )
 def test_a_module_whose_calls_cannot_be_compared(records, kind, words):
@@ -99,19 +80,7 @@ def test_a_check_says_that_calls_cannot_be_compared(profile):
 
 @promise("option")
 @pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        pytest.param(
-            "reset",
-            "has no method reset()",
-            id="`state: reset` for a module without reset()",
-        ),
-        pytest.param(
-            "snapshots",
-            "is none of snapshot, reset, none",
-            id="an unknown `state`",
-        ),
-    ],
+    ("state", "words"), [("reset", "has no method reset()"), ("snapshots", "is none of snapshot, reset, none")]
 )
 def test_a_wrong_policy(profile, state, words):
     done = profile(*stateful("cache"), f"+component.cache.state={state}", "variant=[baseline]")

@@ -72,14 +72,8 @@ def test_the_last_one_is_timed_alone(tmp_path):
 @promise("interrupt")
 @pytest.mark.parametrize(
     ("step", "windows"),
-    [
-        pytest.param("ready", (0, 0), id="Ctrl-C while a variant is prepared"),
-        pytest.param(
-            3,
-            (2, 2),
-            id="Ctrl-C between windows",
-        ),
-    ],
+    [("ready", (0, 0)), (3, (2, 2))],
+    ids=["while a variant is prepared", "between windows"],
 )
 def test_an_interrupt(tmp_path, step, windows):
     cells = three(v=Plan(happens={step: interrupts}))
@@ -117,15 +111,12 @@ OUT_OF_MEMORY = ends(reason="OutOfMemoryError: planted", out_of_memory=True)
 @pytest.mark.parametrize(
     ("step", "happens"),
     [
-        pytest.param(step, happens, id=f"{step}-{name}")
-        for step, name, happens, planted in (
-            ("ready", "raises", OUT_OF_MEMORY, "a variant runs out of memory while it is prepared beside others"),
-            (4, "raises", OUT_OF_MEMORY, "a variant runs out of memory in its turn, beside others"),
-            ("finish", "killed", lambda _: Performed("killed by signal 9 (SIGKILL)", killed=True), "the kernel kills a "
-             "variant for want of memory, beside others"),
-        )
+        ("ready", OUT_OF_MEMORY),
+        (4, OUT_OF_MEMORY),
+        ("finish", lambda _: Performed("killed by signal 9 (SIGKILL)", killed=True)),
     ],
-)  # fmt: skip
+    ids=["prepared beside others", "in its turn", "killed by the kernel"],
+)
 def test_out_of_memory_beside_others(tmp_path, step, happens):
     cells = three(v=Plan(happens={step: happens}))
     run = run_of(tmp_path / "run", cells)
