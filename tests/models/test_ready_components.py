@@ -163,7 +163,7 @@ def test_a_run_of_all_of_them(tmp_path):
     folder = tmp_path / "run"
     names = ",".join(NAMES)
     command = [sys.executable, "-m", "profiling.generic_forward", f"hydra.run.dir={folder}", *QUICK, "isolation=none"]
-    done = finished([*command, f"component=[{names}]", "variant=[baseline]", "metric=[parity]"], tmp_path)
+    done = finished([*command, f"component=[{names}]", "variant=[baseline]", "metric=[parity,latency]"], tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     records = {record.component: record for record in read_records(folder).records}
     assert set(records) == set(NAMES)
