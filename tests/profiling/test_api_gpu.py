@@ -51,7 +51,7 @@ def test_captured_variants_are_correct_and_the_module_stays(module):
         ends = {record.variant: (record.status, record.reason) for record in result.records}
         assert ends == dict.fromkeys(variants, ("ok", None))
         assert all(record.parity.passed for record in result.records)
-        assert " 120 FPS" in str(result)
+        assert "holds" in str(result)
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
     assert module.training
     assert torch.equal(torch.cuda.get_rng_state(), generators)
