@@ -164,7 +164,8 @@ class OnlyTraces(Cell):
 def traced(run, step, planted):
     """The sections that a cell sends when it traces `step`."""
     sent = []
-    job = SimpleNamespace(run=str(run), variant="baseline", settings=SimpleNamespace(stacks=False, ceilings="off"))
+    settings = SimpleNamespace(stacks=False, ceilings="off")
+    job = SimpleNamespace(run=str(run), component=planted, variant="baseline", settings=settings)
     with torch.inference_mode():
         OnlyTraces(job, sent.append).trace(planted, step)
     content = {
