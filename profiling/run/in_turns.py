@@ -208,7 +208,8 @@ class CellsInTurns:
         """Return the control of a cell that waits, which is only timed; None where there is none."""
         cell = next(each for each in self.waiting if each.placement is placement)
         if cell not in self._controls:
-            if self._is_full() or self.lacking_memory():
+            # A second placement in this process would not show by how much processes differ.
+            if isinstance(cell.executor, InProcess) or self.lacking_memory():
                 return None
             cell.records.progress.phase("control")
             self._controls[cell] = _control_of(cell)

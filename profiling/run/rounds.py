@@ -162,7 +162,7 @@ def _conditions(rounds: Sequence[LatencyConditions | None]) -> LatencyConditions
 
 
 def _sums(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums by key over all mappings, the largest first; a key that one lacks counts 0 there."""
+    """Add the values of several mappings key by key, the largest sum first; a missing key counts as 0."""
     sums: dict[str, Any] = {}
     for key, value in (item for each in values for item in each.items()):
         sums[key] = sums.get(key, 0) + value

@@ -24,7 +24,7 @@ GB = 10**9
 
 
 class Processes(Isolated):
-    """An executor without processes: a cell is ready after `STEPS` steps. `log` lists begins and ends, in order."""
+    """A fake executor: a cell is ready after it was resumed `STEPS` times. `log` has each begin and end, in order."""
 
     def __init__(self, memory=10**12, lacking=()):
         self.log, self.active, self.most, self.memory, self.lacking = [], set(), 0, memory, list(lacking)

@@ -268,13 +268,14 @@ def test_where_the_memory_holds_two_cells_the_baseline_stays_for_each_of_the_oth
     assert np.isclose(base.metrics.wall_ms.n, sum(window.n for window in base.turns.windows))
 
 
-def test_in_one_process_cells_take_turns_as_well_and_have_controls(profile):
+def test_in_one_process_cells_take_turns_as_well_and_teach_nothing_about_processes(profile):
+    """A second placement in the same process differs by less: it would narrow the intervals of later runs."""
     outcome = profile("component=[net]", "variant=[baseline,again]", "isolation=none", "metric=[latency,memory]")
     assert outcome.code == 0, outcome.err
     base, again = (outcome.records["net", name] for name in ("baseline", "again"))
     assert (base.turns.beside, again.turns.beside) == (("again",), ("baseline",))
     assert [window.block for window in base.turns.windows] == [window.block for window in again.turns.windows]
-    assert len(base.turns.controls) == 1, "a second placement in the same process"
+    assert base.turns.controls == again.turns.controls == ()
     assert compare_records(base, again).in_turns
     assert again.speedup is not None
 
