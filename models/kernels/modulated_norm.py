@@ -1,4 +1,4 @@
-"""LayerNorm with factor and shift, and the gated add before it, in PyTorch operations."""
+"""Adaptive LayerNorm (AdaLN) and the gated residual add before it, in PyTorch operations: the kernels' reference."""
 
 import torch
 from torch import Tensor

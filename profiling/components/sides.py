@@ -54,7 +54,7 @@ Together = Callable[[Mapping[str, Component], Mapping[str, Start] | None, int], 
 
 @dataclass(frozen=True)
 class Sides:
-    """What is measured and what it is compared with, by name. `whole` is of all components together."""
+    """The components to measure, by name, and the reference of each; `whole` is that of all stages as one pipeline."""
 
     components: Mapping[str, Component]
     references: Mapping[str, Reference] = field(default_factory=dict)

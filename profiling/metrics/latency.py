@@ -218,7 +218,7 @@ class TimedWindowMonitor:
         return self._calls.slow_calls(wall_ms, device_ms)
 
     def conditions(self, warmup: Warmup, *, cold: bool) -> LatencyConditions:
-        """Return the conditions of all windows so far; None where a window does not know one."""
+        """Return the conditions over all windows so far; one that was not measured in every window is None."""
         waits = [each.run_queue_wait_ms for each in self.windows if each.run_queue_wait_ms is not None]
         return LatencyConditions(
             cold=cold,

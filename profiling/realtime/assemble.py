@@ -115,8 +115,8 @@ class _Assembler:
                 shape = tuple(self._targets[name][key].shape)
                 if shapes.setdefault(edge.path, shape) != shape:
                     raise InputError(
-                        f"pipeline.stages.{name}.{part}.{key}={edge}: the input takes {list(shape)}, another one "
-                        f"{list(shapes[edge.path])}. Give each its own key."
+                        f"pipeline.stages.{name}.{part}.{key}={edge}: this input has the shape {list(shape)}, "
+                        f"another input of the same key {list(shapes[edge.path])}. Give each its own key."
                     )
                 readers[edge.path] = name, key
 

@@ -60,7 +60,7 @@ def _skipped_section(data: RunData) -> Section:
     return Section("skipped", "Skipped", (line,), tables=(table,))
 
 
-#: The sections of a run in their order; each says itself whether the console shows it.
+#: The sections of a run in their order. `Section.depth` decides whether the console shows one.
 _SECTIONS = (
     _answer_section,
     tune_section,  # the winner is what a search is for
