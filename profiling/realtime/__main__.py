@@ -21,7 +21,7 @@ from profiling.variants.steps import Step
 
 TARGET = "realtime"
 CELL = "profiling.realtime.cell.RealtimeCell"
-MIXED = "profiling.realtime.prepare.Mixed"
+MIXED = "profiling.realtime.mix.Mixed"
 
 
 def run(cfg: DictConfig, folder: Path) -> int:

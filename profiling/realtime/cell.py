@@ -28,13 +28,13 @@ from profiling.metrics.monitor import FrameMonitor
 from profiling.metrics.parity import Parity as ParityMetric
 from profiling.realtime.graph import PIPELINE
 from profiling.realtime.loop import Loop, play_session
-from profiling.realtime.pipeline import StagedPipeline
-from profiling.realtime.plan import Plan
-from profiling.realtime.play import Clock, FrameLoop, series_names
-from profiling.realtime.prepare import (
+from profiling.realtime.mix import (
     check_variant,
     stage_variant,
 )
+from profiling.realtime.pipeline import StagedPipeline
+from profiling.realtime.plan import Plan
+from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
 from profiling.results.explained import TraceAnalysis

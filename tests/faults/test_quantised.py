@@ -14,8 +14,8 @@ from torch import nn
 from models.skinny_linear import SkinnyLinear
 from profiling.components.component import Component
 from profiling.errors import InputError, NothingChangedError, missing_package
+from profiling.realtime.mix import Mixed, check_variant
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.prepare import Mixed, check_variant
 from profiling.results.explained import ModuleChoice
 from profiling.variants.inductor import Inductor
 from profiling.variants.quantize import Quantize
