@@ -146,7 +146,7 @@ def test_a_job_that_was_run_while_it_waited_for_its_place_is_not_run_again(tmp_p
     program = (sys.executable, "-c", "import pathlib; pathlib.Path('ran').touch()")
     task = JobTask(str(tmp_path), program, str(tmp_path), "", str(tmp_path / "locks"), gpus=("GPU-a",))
     with held_place(tmp_path / "locks", [("GPU-a",)], None):
-        waiting = threading.Thread(target=task, args=({"job": 0},))
+        waiting = threading.Thread(target=task, args=(0,))
         waiting.start()
         time.sleep(0.3)
         (tmp_path / "0").mkdir()
