@@ -120,8 +120,7 @@ def check(params, frames, first=0, **options):
         torch.testing.assert_close(actual.double(), expected[:, start:], rtol=1e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4])
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(("name", "steps"), [("small", 1), ("small", 4), ("wide", 2), ("shortest", 1), ("shortest", 4)])
 def test_three_windows_equal_one_pass(name, steps):
     check(SIZES[name], 3 * SIZES[name].n_frames + 1, steps=steps)
 

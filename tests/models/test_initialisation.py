@@ -83,24 +83,18 @@ def test_casting_rounds_the_weights_alone(dtype, back):
         torch.testing.assert_close(after[name], value, rtol=0, atol=0)  # of the same dtype
 
 
-def test_meta_then_to_empty_then_load():
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_network_made_on_the_meta_device_has_the_constants_of_what_it_loads(assign):
     source = build()
     with torch.device("meta"):
         module = WorldModel(WorldModelParams.tiny())
     assert {tensor.device.type for tensor in module.state_dict().values()} == {"meta"}
-    module.bfloat16().to_empty(device="cpu").float().load_state_dict(source.state_dict())
-    for name, value in constants(source).items():
-        torch.testing.assert_close(dict(module.named_buffers())[name], value, rtol=0, atol=0)
-
-
-def test_meta_then_load_by_assignment():
-    source = build()
-    with torch.device("meta"):
-        module = WorldModel(WorldModelParams.tiny())
-    module.load_state_dict(source.state_dict(), assign=True)
-    tables = dict(module.transformer.rotary.named_buffers())
-    for name, value in source.transformer.rotary.named_buffers():
-        torch.testing.assert_close(tables[name], value, rtol=0, atol=0)
+    if not assign:
+        module.bfloat16().to_empty(device="cpu").float()
+    module.load_state_dict(source.state_dict(), assign=assign)
+    after = dict((module.transformer.rotary if assign else module).named_buffers())
+    for name, value in constants(source.transformer.rotary if assign else source).items():
+        torch.testing.assert_close(after[name], value, rtol=0, atol=0)
 
 
 def test_tables_follow_loaded_frequencies():

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from as_user import QUICK, finished
+from as_user import command, finished
 from reference_data import relative_error
 from test_capturable import OneDeviceMode
 from test_conf import composed
@@ -113,18 +113,16 @@ def test_a_call_reads_and_changes_its_state_and_reset_restores_it(name, tiny):
     torch.testing.assert_close(call(component), first)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_call_stays_on_its_device_and_reads_nothing_back(name, dtype):
-    made = component(name, dtype)
-    module = made.module.to("meta")
+def check_one_device(component):
+    """Move the module to the meta device and call it: nothing is made elsewhere, no value is read back."""
+    module = component.module.to("meta")
     with torch.no_grad(), OneDeviceMode("meta") as mode:
-        module(**{key: value.to("meta") for key, value in made.inputs.items()})
+        module(**{key: value.to("meta") for key, value in component.inputs.items()})
     assert mode.operations > 20
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_half_precision_stays_near_fp32_and_keeps_constants(name, tiny):
+def test_half_precision_stays_near_fp32_keeps_constants_and_stays_on_its_device(name, tiny):
     half = component(name, torch.bfloat16)
     assert relative_error(call(half), call(tiny(name))) < 0.1
     precise = {key for key, tensor in half.module.state_dict(keep_vars=True).items() if tensor.dtype == torch.float32}
@@ -133,11 +131,12 @@ def test_half_precision_stays_near_fp32_and_keeps_constants(name, tiny):
     for kind in kinds.get(name, ()):
         assert any(kind in key for key in precise), kind
     assert not any("features" in key or "keys_" in key for key in precise), "state has the dtype of the run"
+    check_one_device(half)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_compiles_into_one_graph(name):
-    check_compiled(name, "eager")
+def test_compiles_into_one_graph_and_stays_on_its_device(name):
+    check_one_device(check_compiled(name, "eager"))
 
 
 @pytest.mark.slow
@@ -157,13 +156,13 @@ def check_compiled(name, backend):
     made.reset()
     with torch._dynamo.config.patch(error_on_recompile=True):
         torch.testing.assert_close(outputs_of(made, compiled), expected, rtol=1e-3, atol=1e-3)
+    return made
 
 
 def test_a_run_of_all_of_them(tmp_path):
     folder = tmp_path / "run"
-    names = ",".join(NAMES)
-    command = [sys.executable, "-m", "profiling.generic_forward", f"hydra.run.dir={folder}", *QUICK, "isolation=none"]
-    done = finished([*command, f"component=[{names}]", "variant=[baseline]", "metric=[parity,latency]"], tmp_path)
+    few = ("isolation=none", "variant=[baseline]", "metric=[parity,latency]", "metric.latency.max_iterations=5")
+    done = finished(command(folder, f"component=[{','.join(NAMES)}]", *few), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     records = {record.component: record for record in read_records(folder).records}
     assert set(records) == set(NAMES)

@@ -180,68 +180,6 @@ def test_tiles_of_8_bits_are_those_that_were_measured_fastest():
         assert choose_tile(n, k, rows, 1, split=split) == tile
 
 
-OUTPUTS = 4  # of the assembly: what becomes of each byte of a word
-SIMPLE = {
-    "mov.b32": int,
-    "and.b32": int.__and__,
-    "xor.b32": int.__xor__,
-    "shr.u32": int.__rshift__,
-}
-
-
-def execute(assembly, *operands):
-    """Return the outputs of `assembly` (of the few PTX instructions used here), given words of 32 bits."""
-    lines = [line.strip().replace(",", "").split() for line in assembly.strip("{} ").split(";") if ".reg" not in line]
-    bits = {f"${number}": operand for number, operand in enumerate(operands, OUTPUTS)}
-
-    def read(word):
-        return bits[word] if word in bits else int(word.removeprefix("0f"), 16 if "0f" in word else 0)
-
-    def floats(word, dtype):
-        return torch.tensor([read(word)], dtype=torch.uint32).view(dtype)
-
-    for name, to, *words in filter(None, lines):
-        if name == "prmt.b32":
-            source = (read(words[0]) | read(words[1]) << 32).to_bytes(8, "little")
-            picked = [source[read(words[2]) >> 4 * byte & 7] for byte in range(4)]
-            bits[to] = int.from_bytes(bytes(picked), "little")
-        elif name == "lop3.b32":
-            assert words[3] == "0xea", "(a and b) or c"
-            bits[to] = read(words[0]) & read(words[1]) | read(words[2])
-        elif name in ("fma.rn.bf16x2", "add.f32"):
-            one, *others = (floats(word, torch.float32 if name == "add.f32" else torch.bfloat16) for word in words)
-            result = (
-                one + others[0] if name == "add.f32" else (one.double() * others[0].double() + others[1]).bfloat16()
-            )
-            bits[to] = int(result.view(torch.int32)) & 0xFFFFFFFF
-        else:
-            bits[to] = SIMPLE[name](*map(read, words))
-    return [bits[f"${number}"] for number in range(OUTPUTS)]
-
-
-@pytest.mark.parametrize(
-    ("assembly", "stored", "widened", "words"),
-    [
-        ("_INT8_TO_BF16", torch.int8, torch.bfloat16, 2),
-        ("_INT8_TO_FP32", torch.int8, torch.float32, 1),
-        ("_E4M3_TO_BF16", torch.float8_e4m3fn, torch.bfloat16, 2),
-    ],
-    ids=str,
-)
-def test_assembly_widens_every_number(assembly, stored, widened, words):
-    """Each output has the numbers of one byte, as many as there are words: here each number is in each byte once."""
-    pytest.importorskip("triton")
-    from models.kernels import skinny_linear_triton
-
-    numbers = torch.arange(256, dtype=torch.uint8)
-    numbers = numbers[~numbers.view(stored).float().isnan()]
-    given = torch.stack([numbers.roll(shift) for shift in range(OUTPUTS * words)], dim=1).view(-1, words, OUTPUTS)
-    for each in given:
-        outputs = execute(getattr(skinny_linear_triton, assembly).value, *each.view(torch.uint32).flatten().tolist())
-        actual = torch.tensor(outputs, dtype=torch.uint32).view(widened).view(OUTPUTS, words)
-        assert torch.equal(actual, each.view(stored).to(widened).T), each
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, *FULL], ids=str)

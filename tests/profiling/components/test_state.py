@@ -1,6 +1,7 @@
 """State: found wherever a module keeps it, and put back exactly."""
 
 import gc
+import math
 import random
 from collections import deque
 from dataclasses import replace
@@ -15,6 +16,7 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.components.outputs import Outputs, difference, to_host
+from profiling.components.snapshot import same
 from profiling.components.state import Snapshot, State
 from profiling.components.trajectory import inputs_of, learn, play
 from profiling.graphs.engine import CudaGraphed
@@ -369,6 +371,21 @@ def test_what_cannot_be_read_or_copied_is_named():
     component = component_of(module)
     learn(component)
     assert component.kept.not_restored == {"stubborn": "Stubborn cannot be read: OSError: gone"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "equal"),
+    [
+        (math.nan, math.nan * 2, True),
+        (math.nan, 5.0, False),
+        (5.0, math.nan, False),
+        ((math.nan, 1), (5.0, 1), False),
+        (1, True, False),
+        (0.5, 0.5, True),
+    ],
+)
+def test_which_values_count_as_unchanged(one, other, equal):
+    assert same(one, other) is equal
 
 
 def test_keep_returns_to_the_state_of_that_moment():

@@ -1,13 +1,15 @@
-"""Ceilings of the CPU against numpy, and the cache that remembers them."""
+"""Ceilings of the CPU against numpy, what they say of planted modules, and the cache that remembers them."""
 
 import ast
 import dataclasses
 import importlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
+import timeit
 from datetime import datetime
 from pathlib import Path
 from unittest.mock import Mock
@@ -16,7 +18,7 @@ import msgspec
 import pytest
 import torch
 from msgspec.structs import replace
-from planted_networks import ceilings_of
+from planted_networks import Function, ceilings_of, component
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.machine import ceilings as ceilings_cache
@@ -24,6 +26,7 @@ from profiling.machine.ceilings import METHOD_FILES, cache_folder, kept_ceilings
 from profiling.results.environment import Device, Environment
 from profiling.roofline import measure_ceilings as measuring
 from profiling.roofline.measure_ceilings import measure_ceilings
+from profiling.roofline.section import call_roofline
 from profiling.run import environment as of_run
 from profiling.run.job import FORWARD, Job
 from profiling.run.probe import probe
@@ -70,21 +73,30 @@ def by_numpy():
     return json.loads(done.stdout)
 
 
-def compared():
-    found = measure_ceilings(torch.device("cpu"), torch.float32, threads=1, tf32=False)
+def measured():
+    return measure_ceilings(torch.device("cpu"), torch.float32, threads=1, tf32=False)
+
+
+@pytest.fixture(scope="module")
+def ceilings():
+    threads = torch.get_num_threads()
+    found = measured()
+    assert torch.get_num_threads() == threads
+    return found
+
+
+def compared(found):
     copied, multiplied = by_numpy()
     return found, (found.copy_bytes_per_s / copied, found.matmul_flops_per_s / multiplied)
 
 
-def test_they_are_numpys_within_a_factor_of_two():
+def test_they_are_numpys_within_a_factor_of_two(ceilings):
     """One thread each; up to four times, since another program may take the machine during one of the two."""
-    threads = torch.get_num_threads()
-    found, ratios = compared()
+    found, ratios = compared(ceilings)
     for _ in range(3):
         if not all(0.5 < ratio < 2 for ratio in ratios):
-            found, ratios = compared()
+            found, ratios = compared(measured())
     assert all(0.5 < ratio < 2 for ratio in ratios), ratios
-    assert torch.get_num_threads() == threads
     assert 0 < found.launch_us < 100
     assert found.conv_flops_per_s is not None
     assert found.flops_per_s == max(found.matmul_flops_per_s, found.conv_flops_per_s)
@@ -100,12 +112,57 @@ def test_they_are_numpys_within_a_factor_of_two():
     assert replace(found, conv_flops_per_s=None).flops_per_s == found.matmul_flops_per_s
 
 
+def dispatches(x):
+    for _ in range(300):
+        x = x.neg().abs()
+    return x
+
+
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+SQUARE = torch.randn(1024, 1024) / 32
+
+
+@pytest.mark.parametrize(
+    ("module", "size", "bound", "operator"),
+    [
+        (Function(lambda x: x.neg().neg().neg().neg()), (2**22,), "memory bandwidth", "aten::neg"),
+        (Function(lambda weight, x: x.mm(weight).mm(weight), SQUARE), (1024, 1024), "compute", "aten::mm"),
+        (Function(dispatches), (8,), "host", ""),
+        (Function(lambda x: x.sort().values), (2**20,), "reductions", "aten::sort"),  # far more than reading takes
+    ],
+    ids=["memory", "compute", "host", "slow"],
+)
+@pytest.mark.usefixtures("one_thread")
+@torch.inference_mode()
+def test_what_bounds_a_module_of_a_known_class(ceilings, module, size, bound, operator):
+    planted, seen = component(module, x=torch.randn(*size)), []
+    for _ in range(3):  # beside other programs a single measurement may be far off
+        wall_ms = 1e3 * statistics.median(timeit.repeat(planted.call, number=1, repeat=5))
+        seen.append(call_roofline(planted, planted.call, ceilings, wall_ms, fused=False))
+        if (seen[-1].bound or "").startswith(bound):
+            break
+    found = any((section.bound or "").startswith(bound) for section in seen)
+    if ceilings.disturbed and not found:
+        pytest.skip("other processes ran while the ceilings were measured")
+    assert found, seen
+    assert not operator or any(operator in line for line in seen[-1].evidence), seen[-1].evidence
+
+
 def test_a_device_without_8_bit_products(monkeypatch):
     def missing(*_):
         raise RuntimeError("not implemented for 'Char'")
 
+    for name, few in (("SIZES", {"cpu": (2**18,)}), ("WIDTHS", (256,)), ("CHANNELS", (64,)), ("CPU_SECONDS", 1e-3)):
+        monkeypatch.setattr(measuring, name, few)
     monkeypatch.setattr(torch.ops.aten, "_int_mm", missing)
-    found = measure_ceilings(torch.device("cpu"), torch.float32, threads=1, tf32=False)
+    found = measured()
     assert found.other_flops_per_s.keys() == {"bfloat16"}
     assert found.flops_ceiling("int8") == found.flops_per_s
 

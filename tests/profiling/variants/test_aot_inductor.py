@@ -147,15 +147,40 @@ def test_a_rewritten_module_has_a_package_for_each_shape():
         torch.testing.assert_close(rewritten(**each), module(**each))
 
 
+@pytest.fixture
+def static_compiler(tmp_path):
+    """A compiler without libstdc++.so: a package that holds a copy would crash the process that loads it."""
+    compiler = cpp_builder.get_cpp_compiler()
+    static = tmp_path / "static-g++"
+    static.write_text(
+        f"""#!/bin/sh
+case " $* " in
+*" -print-file-name=libstdc++.so "*) echo libstdc++.so ;;
+*" -shared "*) exec {compiler} "$@" -static-libstdc++ ;;
+*) exec {compiler} "$@" ;;
+esac
+"""
+    )
+    static.chmod(0o755)
+    with config.patch({"cpp.cxx": (str(static),)}):  # monkeypatch would delete the option at its end
+        yield
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="g++ links to libstdc++ on Linux")
+@pytest.mark.usefixtures("static_compiler")
 def test_an_application_loads_what_was_prepared_without_this_tool(tmp_path):
     """As docs/python.md has it: a fresh process that imports nothing but torch."""
     page = (Path(__file__).parents[3] / "docs" / "python.md").read_text(encoding="utf-8")
     (code,) = (
         each for each in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE) if "aoti_load" in each
     )
-    module, x = nn.Sequential(nn.Linear(4, 4), nn.GELU()).eval(), torch.randn(2, 4)
-    with profiling.prepare(module, {"input": x}, "aot_inductor", package=tmp_path / "decoder.pt2") as step:
-        torch.testing.assert_close(step(input=x), module(x))
+    module = nn.Sequential(nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.ReLU()).eval()
+    x = torch.randn(2, 4, 9)
+    passes = Rewrite(passes=[FoldBatchNorm()])  # its graph is called by a module, whose names an export copies
+    recipe = Recipe(transforms=[passes], compiler=AOTInductor())
+    with profiling.prepare(module, {"input": x}, recipe, package=tmp_path / "decoder.pt2") as step:
+        expected = module(x)
+        torch.testing.assert_close(step(input=x), expected)
     torch.save(x, tmp_path / "x.pt")
     script = f"""
 import torch, sys
@@ -173,7 +198,7 @@ assert not [name for name in sys.modules if name.startswith(("profiling", "model
     checked = {**os.environ, "AOTI_RUNTIME_CHECK_INPUTS": "1"}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=checked, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    torch.testing.assert_close(torch.load(tmp_path / "output.pt"), module(x))
+    torch.testing.assert_close(torch.load(tmp_path / "output.pt"), expected)
 
 
 @pytest.mark.parametrize(
@@ -290,28 +315,3 @@ def test_the_networks_of_the_main_job_run_as_packages(profile, name):
     assert 0 < record.parity.rel_l2 < 1e-5
     (package,) = record.recipe[0].packages
     assert (outcome.folder / package.file).stat().st_size == package.bytes
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="g++ links to libstdc++ on Linux")
-def test_a_rewritten_module_shares_the_libstdcxx_of_the_process(tmp_path):
-    """A compiler without libstdc++.so links a copy into the package, and loading that package crashes this process."""
-    compiler = cpp_builder.get_cpp_compiler()
-    static = tmp_path / "static-g++"
-    static.write_text(
-        f"""#!/bin/sh
-case " $* " in
-*" -print-file-name=libstdc++.so "*) echo libstdc++.so ;;
-*" -shared "*) exec {compiler} "$@" -static-libstdc++ ;;
-*) exec {compiler} "$@" ;;
-esac
-"""
-    )
-    static.chmod(0o755)
-    module = nn.Sequential(nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.ReLU())
-    passes = Rewrite(passes=[FoldBatchNorm()])  # its graph is called by a module, whose names an export copies
-    with config.patch({"cpp.cxx": (str(static),)}):  # monkeypatch would delete the option at its end
-        net, step = prepared(module, {"input": torch.randn(2, 4, 9)}, folder=tmp_path, transforms=[passes])
-    assert [row.changed for row in step.recipe] == [1, 1]
-    with torch.inference_mode():
-        torch.testing.assert_close(step.run(), net.call())
-    step.close()

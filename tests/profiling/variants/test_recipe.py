@@ -170,6 +170,9 @@ def test_what_is_compiled_is_captured_and_closed_in_reverse(tmp_path, monkeypatc
     assert [(each.kind, each.changed) for each in step.recipe][1:] == [("compiler", 7), ("capture", 2)]
     step.close()
     assert log[3:] == ["cleared", "closed", "restored"]
+    eager = Recipe()(net, tmp_path)
+    assert (eager.recipe, eager.eager_step.module) == ((), net.module)
+    assert torch.equal(eager.run(), net.call())
 
 
 class Resetting(Same):
@@ -197,15 +200,6 @@ def test_a_reset_that_replaces_what_a_graph_reads_is_refused(tmp_path, monkeypat
             recipe.prepare(net, tmp_path)
     else:
         assert recipe.prepare(net, tmp_path).run().tolist() == [1, 1]
-
-
-def test_a_module_without_steps_is_eager(tmp_path):
-    net = component(Halves(), torch.ones(1, 4))
-    step = Recipe()(net, tmp_path)
-    assert step.recipe == ()
-    assert step.eager_step is not None
-    assert step.eager_step.module is net.module
-    assert torch.equal(step.run(), net.call())
 
 
 def broken(module):
@@ -572,7 +566,10 @@ def test_what_does_not_fit_is_refused(options, says):
         Inductor(rest=True)
 
 
-def test_it_is_unavailable_where_a_step_is():
+def test_it_is_unavailable_where_a_step_is_and_only_a_capture_aliases_outputs():
+    assert Recipe().aliasing() == Recipe()
+    aliasing = Recipe(capture=CudaGraph(warmup=2)).aliasing()
+    assert aliasing.capture == CudaGraph(warmup=2, alias_outputs=True)
     assert Recipe(transforms=[doubled]).unavailable(CPU) is None
     assert "CUDA graphs need a CUDA device" in (Recipe(capture=CudaGraph()).unavailable(CPU) or "")
     assert Recipe(compiler=Inductor(), capture=CudaGraph()).unavailable(CUDA) is None
@@ -603,12 +600,6 @@ def test_an_option_without_an_effect_on_the_device_makes_it_unavailable(compiler
         assert (not reason(CUDA, **pdl)) == has_pdl
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert "enable_pdl changes nothing here" in reason(CUDA, **pdl), "it is of NVIDIA's GPUs"
-
-
-def test_outputs_alias_only_where_a_graph_holds_them():
-    assert Recipe().aliasing() == Recipe()
-    aliasing = Recipe(capture=CudaGraph(warmup=2)).aliasing()
-    assert aliasing.capture == CudaGraph(warmup=2, alias_outputs=True)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "variant").glob("*.yaml")))
