@@ -18,12 +18,22 @@ def blocks(page, language):
     )
 
 
+SMALL = """
+small:
+  module: {_target_: torch.nn.Conv2d, in_channels: 4, out_channels: 4, kernel_size: 3}
+  inputs: {input: {shape: [1, 4, 8, 8]}}
+"""
+
+
 def test_the_recipe_of_the_readme_runs(tmp_path):
     (code,) = (block for block in blocks("README.md", "python") if block.startswith("# my_package.py"))
     (node,) = (block for block in blocks("README.md", "yaml") if block.startswith("# step/my_steps.yaml"))
     (command,) = (line for line in (ROOT / "README.md").read_text().splitlines() if "my_layout+compile]" in line)
+    command = command.replace("[image_decoder]", "[small]")  # which compiles sooner
     (tmp_path / "my_package.py").write_text(code)
-    (tmp_path / "step").mkdir()
+    for folder in ("step", "component"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "component" / "small.yaml").write_text(SMALL)
     (tmp_path / "step" / "my_steps.yaml").write_text(node)
     fast = ("isolation=none", f"hydra.run.dir={tmp_path / 'run'}", *QUICK, "metric=[parity,latency]")
     done = finished([*command.split(), *fast], tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}")
