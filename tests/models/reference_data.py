@@ -133,6 +133,20 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
+def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Return a CUDA graph of `call()`, and its static outputs."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # loads kernels and compiles them
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = call()
+    return graph, outputs
+
+
 def small_sample(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return a small network with its reference weights, and the tensors of its file."""
     with safe_open(FOLDER / f"{name}.safetensors", framework="pt") as file:

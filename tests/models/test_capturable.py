@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference_data import FULL_SIZE, STATE_DICTS, TINY, as_float32, flat, relative_error, tiny_network
+from reference_data import FULL_SIZE, STATE_DICTS, TINY, as_float32, captured, flat, relative_error, tiny_network
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -89,22 +89,8 @@ def test_gradients_flow_to_every_parameter():
         assert not missing, f"{name}: no gradient reaches {missing}"
 
 
-def captured(module, inputs):
-    """Return a graph of `module(**inputs)` and its static outputs."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            module(**inputs)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = flat(module(**inputs))
-    return graph, outputs
-
-
 def check_replay(module, inputs, others):
-    graph, outputs = captured(module, inputs)
+    graph, outputs = captured(lambda: flat(module(**inputs)))
     expected = [value.clone() for value in flat(module(**others))]
     for key, value in others.items():
         inputs[key].copy_(value)

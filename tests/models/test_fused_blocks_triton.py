@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from interpreting import interpret
-from reference_data import relative_error
+from reference_data import captured, relative_error
 from test_cached_world_model import SMALL, WIDE, build, generate
 from test_cached_world_model import draw_inputs as draw_frames
 from test_skinny_linear import put_in_8_bits
@@ -135,11 +135,7 @@ def test_compiles_into_one_graph(dtype):
 def test_a_captured_graph_follows_its_inputs():
     given = draw_inputs(1, 1, 17, 1536, torch.bfloat16, "cuda")
     with torch.no_grad():
-        two_branches(*given)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = two_branches(*given)
+        graph, out = captured(lambda: two_branches(*given))
         given[0].normal_()
         given[4].normal_()
         graph.replay()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from reference_data import relative_error
+from reference_data import captured, relative_error
 from test_capturable import OneDeviceMode
 from test_flow_matching import tiny_loss
 
@@ -114,17 +114,14 @@ def test_losses_and_gradients_replay(name):
     module.cuda().train()
     inputs = {key: value.cuda() for key, value in inputs.items()}
     others = {key: value.cuda() for key, value in STEPS[name](seed=1)[1].items()}
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            module(**inputs).backward()
-    torch.cuda.current_stream().wait_stream(stream)
-    module.zero_grad(set_to_none=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def step():
+        module.zero_grad(set_to_none=True)
         loss = module(**inputs)
         loss.backward()
+        return loss
+
+    graph, loss = captured(step)
     for key, value in others.items():
         inputs[key].copy_(value)
     graph.replay()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from interpreting import interpret
 from naive_ring import attended, newest_frames, written_ring
-from reference_data import relative_error
+from reference_data import captured, relative_error
 from test_ring_attention import random_ring, two_layers
 
 from models.kernels.ring_attention import Visibility, ring_attention, visibility
@@ -109,11 +109,7 @@ def test_a_captured_graph_follows_the_frames(kernel):
         return ring_attention(q, k, v, visibility(frames, k, kernel=kernel))
 
     with torch.no_grad():
-        attend()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = attend()
+        graph, out = captured(attend)
         for newest in newest_frames(60):
             frames.copy_(torch.tensor([newest - 1, newest]))
             graph.replay()

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from interpreting import interpret
-from reference_data import relative_error
+from reference_data import captured, relative_error
 
 from models.attention import QKNorm, rotate
 from models.kernels.ring_attention import ring_attention, visibility
@@ -147,11 +147,7 @@ def test_a_captured_graph_follows_the_slots():
     *rest, k_ring, v_ring = given
     slots, before = given[4], [ring.clone() for ring in (k_ring, v_ring)]
     with torch.no_grad():
-        written(given)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            q = write_ring(*rest, k_ring, v_ring)
+        graph, q = captured(lambda: write_ring(*rest, k_ring, v_ring))
         for pair in ([0, 1], [6, 3]):
             slots.copy_(torch.tensor(pair))
             k_ring.copy_(before[0])

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from reference_data import relative_error
+from reference_data import captured, relative_error
 from test_cached_world_model import NAMES, WIDE, draw_inputs
 from torch import nn
 from torch.nn import functional as F
@@ -194,9 +194,7 @@ def test_replaced_layers_compile_and_are_captured(weights):
     x = torch.randn(1, 17, 64, device="cuda", dtype=torch.bfloat16)
     expected = network(x)
     assert relative_error(torch.compile(network, fullgraph=True)(x), expected) < 2e-2
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = network(x)
+    graph, out = captured(lambda: network(x))
     x.normal_()
     graph.replay()
     assert torch.equal(out, network(x))

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from interpreting import interpret
-from reference_data import relative_error
+from reference_data import captured, relative_error
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -259,11 +259,7 @@ def test_compiles_into_one_graph(dtype, weights):
 def test_a_captured_graph_follows_its_inputs(weights):
     given = draw_inputs(*FULL[2], torch.bfloat16, "cuda")
     given = given if weights is None else quantised(*given, weights)
-    fused(*given)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = fused(*given)
+    graph, out = captured(lambda: fused(*given))
     for tensor in given:
         tensor.copy_(torch.randn_like(tensor, dtype=torch.float32))
     graph.replay()

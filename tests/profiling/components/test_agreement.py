@@ -1,5 +1,7 @@
 """Is an output right? Steps that go wrong in one place, in one call, or only in the state, and steps that are right."""
 
+import functools
+import itertools
 import math
 
 import pytest
@@ -37,31 +39,33 @@ class Ring(nn.Module):
         return x + self.ring.cumsum(0)[-1:] + self.residual, self.at + 0
 
 
+def step_of(change):
+    """Return the step whose output is `change(component, number of the call, eager output)`."""
+
+    @functools.wraps(change)
+    def made(component):
+        numbers = itertools.count(1)
+        return lambda: change(component, next(numbers), component.call())
+
+    return made
+
+
 def stale_buffer(component):
-    first = component.inputs["x"].clone()
-    calls = []
+    first = []
 
     def run():
-        if calls:
-            component.inputs["x"].copy_(first)
-        else:
-            first.copy_(component.inputs["x"])
-        calls.append(1)
+        x = component.inputs["x"]
+        first[:] = first or [x.clone()]
+        x.copy_(first[0])
         return component.call()
 
     return run
 
 
-def frozen_number(component):
-    calls = []
-
-    def run():
-        output, _ = component.call()
-        calls.append(1)
-        component.module.at.fill_(component.kept.warm_calls + 1)
-        return output, component.module.at + 0
-
-    return run
+@step_of
+def frozen_number(component, number, output):
+    component.module.at.fill_(component.kept.warm_calls + 1)
+    return output[0], component.module.at + 0
 
 
 def frozen_residual(component):
@@ -80,33 +84,23 @@ def output_of_the_call_before(component):
     before = []
 
     def run():
-        output = component.call()
-        before.append(output)
+        before.append(component.call())
         return before[max(0, len(before) - 2)]
 
     return run
 
 
-def wrong_end_state(component):
-    calls = []
-
-    def run():
-        output = component.call()
-        calls.append(1)
-        if len(calls) == 8:
-            component.module.hidden.mul_(1.5)
-        return output
-
-    return run
+@step_of
+def wrong_end_state(component, number, output):
+    if number == 8:
+        component.module.hidden.mul_(1.5)
+    return output
 
 
-def other_parity(component):
-    def run():
-        output = component.call()
-        component.module.hidden.add_(1)
-        return output
-
-    return run
+@step_of
+def other_parity(component, number, output):
+    component.module.hidden.add_(1)
+    return output
 
 
 WRONG = {
@@ -256,19 +250,8 @@ def test_a_recipe_s_own_tolerance_grows_with_eager_s_error():
     exact, near = growing(0.0, 2.0), growing(0.01, 2.0)
     near.place.calls = 4
 
-    def off(times, from_call=0):
-        def made(component):
-            calls = []
-
-            def run():
-                calls.append(1)
-                wrong = times * 0.01 * 2 ** (len(calls) - 1)
-                component.call()
-                return component.inputs["x"] * (1 + wrong)
-
-            return run
-
-        return made
+    def off(times):
+        return step_of(lambda c, number, _: c.inputs["x"] * (1 + times * 0.01 * 2 ** (number - 1)))
 
     own = Rules(tolerance=0.05)
     assert verdict_of(near, off(4.9), exact, own).passed
@@ -281,15 +264,7 @@ def test_a_recipe_s_own_tolerance_never_allows_an_output_of_zeros():
     """Eager's error grows from 0.001 to 0.4: 0.05 times that ratio would be 20."""
     exact, near = growing(0.0, 2.4), growing(0.001, 2.4)
 
-    def zeros_from_call_4(component):
-        calls = []
-
-        def run():
-            calls.append(1)
-            return component.call() * (len(calls) < 4)
-
-        return run
-
+    zeros_from_call_4 = step_of(lambda component, number, output: output * (number < 4))
     assert verdict_of(near, exact=exact, rules=Rules(tolerance=0.05)).calls == 4
     assert not verdict_of(near, zeros_from_call_4, exact, Rules(tolerance=0.05)).passed
 
@@ -332,17 +307,8 @@ def test_in_float32_calls_before_rounding_decides_are_judged():
 
 def test_nan_is_called_nan():
     """In its second call, so that all else is right; and where rounding alone would make it."""
+    broken = step_of(lambda component, number, output: output * (math.nan if number == 2 else 1))
     for function in (lambda x: x + 1, lambda x: (x / x.abs()).acos()):
-
-        def broken(component):
-            calls = []
-
-            def run():
-                calls.append(1)
-                return component.call() * (math.nan if len(calls) == 2 else 1)
-
-            return run
-
         verdict = verdict_of(component_of(function), broken)
         assert verdict.wrong_from == 2
         assert "output (float32 [4, 8] on cpu) has NaN" in (verdict.reason or "")
@@ -385,17 +351,11 @@ def test_state_that_is_random_may_differ_as_two_eager_trajectories_do():
     assert (wrong.reason or "").startswith("the state after 8 calls: ")
 
 
-def other_state(component):
-    calls = []
-
-    def run():
-        output = component.call()
-        calls.append(1)
-        if len(calls) == 8:
-            component.module.at.mul_(3)
-        return output
-
-    return run
+@step_of
+def other_state(component, number, output):
+    if number == 8:
+        component.module.at.mul_(3)
+    return output
 
 
 # --- how a trajectory is played
