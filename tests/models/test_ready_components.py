@@ -161,7 +161,8 @@ def check_compiled(name, backend):
 
 def test_a_run_of_all_of_them(tmp_path):
     folder = tmp_path / "run"
-    few = ("isolation=none", "variant=[baseline]", "metric=[parity,latency]", "metric.latency.max_iterations=5")
+    few = ("isolation=none", "variant=[baseline]", "metric=[parity,latency]")
+    few += ("metric.latency.max_iterations=5", "metric.latency.warmup_max_seconds=0.01")
     done = finished(command(folder, f"component=[{','.join(NAMES)}]", *few), tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     records = {record.component: record for record in read_records(folder).records}
