@@ -117,16 +117,6 @@ def test_a_captured_graph_follows_the_frames(kernel):
 
 
 @pytest.mark.gpu
-def test_auto_picks_triton_and_runs_the_rest():
-    for dtype, d, triton in ((torch.bfloat16, 64, True), (torch.float32, 64, False), (torch.bfloat16, 24, False)):
-        q, k, v = cuda_ring(dtype, d=d)
-        frames = torch.tensor([6, 7], device="cuda")
-        seen = visibility(frames, k)
-        assert (seen.mask is None) == triton
-        assert relative_error(ring_attention(q, k, v, seen), exact(q, k, v, frames)) < 1e-2
-
-
-@pytest.mark.gpu
 def test_the_operator_keeps_its_promises():
     from models.kernels.ring_attention_triton import attend_ring
 

@@ -190,16 +190,7 @@ def test_a_sweep_reaches_a_nested_input(spec):
     (point,) = points_of(cfg, spec)
     position = {"index": {"shape": [2], "dtype": "int64", "high": 4}}
     made = build(replace(point, inputs={**point.inputs, "position": position}), SETTINGS).component(0)
-    assert [tuple(tensor.shape) for tensor in tensors_in(made.inputs)] == [
-        (4, 8),
-        (4, 8),
-        (4, 8),
-        (4, 8),
-        (4, 8),
-        (4, 8),
-        (4, 3),
-        (2,),
-    ]
+    assert [tuple(each.shape) for each in tensors_in(made.inputs)] == [(4, 8)] * 6 + [(4, 3), (2,)]
     cfg.axis = f"{TEXT}.1"
     (point,) = points_of(cfg, spec)
     assert point.inputs["cond"]["embed"]["text"]["shape"] == [2, 4]

@@ -5,11 +5,11 @@ import itertools
 
 import pytest
 import torch
+from fixed_component import fixed_component as component
 from fx_networks import Net, assert_same, calls, normal
 from torch import fx, nn
 
 from profiling.cli.variants import named_recipes
-from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.errors import InputError
 from profiling.fx_passes.linear import FuseParallelLinears
@@ -20,11 +20,6 @@ from profiling.results.explained import BeforeAfter, FxPass
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.gains import interleaved_medians
 from profiling.variants.rewrite import Rewrite
-
-
-def component(module, **inputs):
-    first = next(iter(inputs.values()))
-    return Component("net", module.eval(), inputs, lambda _: inputs, first.device, first.dtype, 1, "random")
 
 
 def shipped():

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from fixed_component import fixed_component
 from torch import nn
 from torch._inductor import config, cpp_builder
 from torch.utils._pytree import _register_namedtuple
 
 import profiling
-from profiling.components.component import Component
 from profiling.components.reference import eager_reference
 from profiling.components.trees import map_tensors
 from profiling.errors import InputError, SkippedError, missing_package
@@ -32,8 +32,7 @@ pytestmark = pytest.mark.skipif(AOTInductor().unavailable(torch.device("cpu")) i
 
 def prepared(module, *inputs, folder, transforms=(), **options):
     first, *extra = [each if isinstance(each, dict) else {"x": each} for each in inputs]
-    net = Component("net", module.eval(), first, lambda _: first, torch.device("cpu"), torch.float32, 1, "random")
-    net = replace(net, extra_inputs=tuple(extra))
+    net = replace(fixed_component(module, **first), extra_inputs=tuple(extra))
     with torch.inference_mode():
         net.start()
         eager_reference(net)
@@ -140,7 +139,7 @@ def test_one_package_for_several_shapes_and_one_for_each(tmp_path):
 
 def test_a_rewritten_module_has_a_package_for_each_shape():
     module, examples = nn.Linear(4, 4), [{"input": torch.ones(rows, 4)} for rows in (2, 3)]
-    net = Component("net", module, examples[0], lambda _: examples[0], torch.device("cpu"), torch.float32, 1, "random")
+    net = fixed_component(module, **examples[0])
     rewritten = Rewrite().apply(module, replace(net, extra_inputs=(examples[1],))).call
     assert [len(grouped(each, examples, dynamic=True)) for each in (module, rewritten)] == [1, 2]
     for each in examples:

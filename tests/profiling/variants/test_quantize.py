@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixed_component import fixed_component as component
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.overrides import TorchFunctionMode
 
-from profiling.components.component import Component
 from profiling.components.outputs import difference, to_host
 from profiling.errors import InputError
 from profiling.roofline.work import work_of
@@ -21,11 +21,6 @@ from profiling.variants.recipe import Recipe
 
 torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs the extra quant")
 INT8, DYNAMIC = "Int8WeightOnlyConfig", "Int8DynamicActivationInt8WeightConfig"
-
-
-def component(module, **inputs):
-    first = next(iter(inputs.values()))
-    return Component("net", module.eval(), inputs, lambda _: inputs, first.device, first.dtype, 1, "random")
 
 
 def quantised(net, folder, **options):

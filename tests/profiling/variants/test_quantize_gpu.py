@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixed_component import fixed_component
 from torch import nn
 
 from profiling.cli.variants import named_recipes
-from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.outputs import difference, to_host
 from profiling.run.job import as_recipe
@@ -35,7 +35,7 @@ def component(rows):
     torch.manual_seed(0)
     x = torch.randn(rows, 1024, device=CUDA, dtype=torch.bfloat16)
     module = Net().to(CUDA, torch.bfloat16).eval()
-    return Component("net", module, {"x": x}, lambda _: {"x": x}, CUDA, torch.bfloat16, 1, "random")
+    return fixed_component(module, x)
 
 
 def recipe(name):
@@ -59,12 +59,6 @@ def test_a_ready_recipe_is_quantised_and_within_its_tolerance(name, suffix, tmp_
             assert "Parameter" not in choices.now
         finally:
             step.close()
-
-
-def test_one_row_stays_out_of_int8_products(tmp_path):
-    with torch.inference_mode():
-        step = recipe("int8_dynamic").prepare(component(32), tmp_path)
-        assert step.recipe[0].choices.left == {"called with 1 row, and the kernel needs 17 or more": 1}
 
 
 @pytest.mark.parametrize(("name", "kernel"), [("fp8_per_tensor", "scaled_mm"), ("int8_dynamic", "_int_mm")])
@@ -102,7 +96,7 @@ def test_compiled_kernels_get_contiguous_activations(name, tmp_path):
     torch.manual_seed(0)
     x = torch.randn(1024, 32, device=CUDA, dtype=torch.bfloat16)
     module = Turned().to(CUDA, torch.bfloat16).eval()
-    net = Component("net", module, {"x": x}, lambda _: {"x": x}, CUDA, torch.bfloat16, 1, "random")
+    net = fixed_component(module, x)
     (transform,) = recipe(name).transforms
     with torch.inference_mode():
         expected = to_host(output=module(x))

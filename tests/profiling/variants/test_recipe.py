@@ -13,11 +13,11 @@ import msgspec
 import pytest
 import torch
 import yaml
+from fixed_component import fixed_component as component
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from profiling.cli.app import CONF
-from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.trajectory import learn
 from profiling.errors import InputError, SkippedError
@@ -36,13 +36,6 @@ from profiling.variants.variant import Variant
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 INT8_WEIGHTS = Quantize(config="Int8WeightOnlyConfig")
-
-
-def component(module, *inputs, **named):
-    first, *extra = [{"x": x} for x in inputs] or [named]
-    tensor = next(iter(first.values()))
-    net = Component("net", module.eval(), first, lambda _: first, tensor.device, tensor.dtype, 1, "random")
-    return replace(net, extra_inputs=tuple(extra))
 
 
 class Same(nn.Module):

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fixed_component import fixed_component as component
 from torch import nn
 
-from profiling.components.component import Component
 from profiling.components.trajectory import learn
 from profiling.trace.counters import snapshot
 from profiling.variants.cuda_graph import CudaGraph
@@ -50,11 +50,6 @@ class Wrapped(nn.Module):
 
     def forward(self, x):
         return torch.cos(self.net(torch.sin(x)))
-
-
-def component(module, **inputs):
-    first = next(iter(inputs.values()))
-    return Component("net", module.eval(), inputs, lambda _: inputs, first.device, first.dtype, 1, "random")
 
 
 COMPILED = {

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixed_component import fixed_component as component
 from torch import nn
 
 from models.skinny_linear import SkinnyLinear
-from profiling.components.component import Component
 from profiling.errors import InputError, NothingChangedError
 from profiling.variants.recipe import Recipe
 from profiling.variants.replace_linears import ReplaceLinears
@@ -41,10 +41,6 @@ class Network(nn.Module):
 def make_network():
     network = Network().eval().requires_grad_(False)
     return network
-
-
-def component(module, x):
-    return Component("net", module, {"x": x}, lambda _: {"x": x}, x.device, x.dtype, 1, "random")
 
 
 def relative_error(actual, expected):

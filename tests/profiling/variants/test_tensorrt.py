@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixed_component import fixed_component
 from torch import nn
 from torch._dynamo import register_backend
 
-from profiling.components.component import Component
 from profiling.errors import InputError, NothingChangedError
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.recipe import Recipe
@@ -108,8 +108,7 @@ class Scores(nn.Module):
 def prepared(compiler, folder, *sizes):
     """Return the prepared step, whose outputs were compared for each size."""
     first, *extra = [{"x": torch.randn(size, 4), "gain": torch.ones(4)} for size in sizes]
-    net = Component("net", Scores().eval(), first, lambda _: first, CPU, torch.float32, 1, "random")
-    net = replace(net, extra_inputs=tuple(extra))
+    net = replace(fixed_component(Scores(), **first), extra_inputs=tuple(extra))
     with torch.inference_mode():
         step = Recipe(compiler=compiler).prepare(net, folder / "kernels" / "net.trt")
         for run, inputs in zip((*step.extra_steps, step.run), (*extra, first), strict=True):

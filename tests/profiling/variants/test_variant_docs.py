@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 from as_user import QUICK, ROOT, finished
+from fixed_component import fixed_component
 from torch import nn
 
-from profiling.components.component import Component
 from profiling.results.jsonl import read_records
 from profiling.variants.recipe import Recipe
 
@@ -47,7 +47,6 @@ def test_the_transform_of_the_page_runs():
     (code,) = (block for block in blocks("docs/variants.md", "python") if "MyTransform" in block)
     names = {"__name__": __name__}
     exec(code, names)
-    x = torch.ones(1, 2)
-    net = Component("net", nn.Linear(2, 2), {"input": x}, lambda _: {"input": x}, x.device, x.dtype, 1, "random")
+    net = fixed_component(nn.Linear(2, 2), input=torch.ones(1, 2))
     (row,) = Recipe(transforms=[names["MyTransform"](rank=2)])(net, Path()).recipe
     assert (row.name, row.changed, row.notes) == ("MyTransform", 1, ("what the report should say",))
