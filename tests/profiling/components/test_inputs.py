@@ -130,18 +130,10 @@ def test_floating_values():
     assert not torch.equal(draw({}), draw({}, seed=1))
 
 
-PLAIN = {
-    "a LoRA's scale": {"scale": 0.5},
-    "sizes of a picture": {"height": 64, "width": 64},
-    "a number by name": {"value": 0.5},
-    "features by level": {"low": {"shape": [2]}, "high": {"shape": [2]}},
-    "an empty dict": {},
-}
-
-
-@pytest.mark.parametrize("node", PLAIN.values(), ids=PLAIN)
-def test_a_dict_that_resembles_a_tensor_stays_a_dict(node):
-    assert input_tree(node, "x").keys() == node.keys()
+def test_a_dict_that_resembles_a_tensor_stays_a_dict():
+    levels = {"low": {"shape": [2]}, "high": {"shape": [2]}}
+    for node in ({"scale": 0.5}, {"height": 64, "width": 64}, {"value": 0.5}, levels, {}):
+        assert input_tree(node, "x").keys() == node.keys()
 
 
 def test_a_mapping_with_the_one_key_tuple_is_a_tuple(spec):
