@@ -68,14 +68,6 @@ def test_a_step_downhill_lowers_the_loss_and_moves_every_parameter(how):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_forward_stays_on_its_device():
-    module, inputs = tiny_step()
-    module.to("meta")
-    with OneDeviceMode("meta") as mode:
-        module(**{key: value.to("meta") for key, value in inputs.items()}).backward()
-    assert mode.operations > 20
-
-
 def test_a_folder_brings_its_own_sizes(tmp_path):
     module, inputs = tiny_step()
     module.model.save_pretrained(tmp_path)
@@ -98,6 +90,15 @@ def test_without_the_library_its_name_is_told(monkeypatch):
 
 
 STEPS = {"resnet": tiny_step, "flow_matching": lambda seed=0: tiny_loss(seed=seed)}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_forward_and_backward_stay_on_their_device(name):
+    module, inputs = STEPS[name]()
+    module.to("meta")
+    with OneDeviceMode("meta") as mode:
+        module(**{key: value.to("meta") for key, value in inputs.items()}).backward()
+    assert mode.operations > 20
 
 
 def gradients(module, inputs):
