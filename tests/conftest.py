@@ -2,6 +2,7 @@
 
 import gc
 
+import parsed_once
 import pytest
 
 
@@ -11,6 +12,11 @@ def _cache_of_the_tests(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _yaml_is_parsed_once():
+    parsed_once.parsed_here()
 
 
 @pytest.fixture(scope="module", autouse=True)

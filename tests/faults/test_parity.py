@@ -30,7 +30,7 @@ from profiling.training_step.trajectory import Trajectory, compare_trajectories
 from profiling.variants.variant import Step
 
 bounded = settings(
-    max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=20, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -71,6 +71,10 @@ class Ended:
     def statuses(self) -> dict[str, str]:
         return {each.component: each.status for each in read_records(self.folder).records}
 
+    def is_complete(self) -> None:
+        """Check that both cells were measured."""
+        assert (self.code, self.statuses) == (0, {"net": "ok", "caches": "ok"}), self.err
+
     def refused_with(self, *words: str) -> None:
         """Check the exit code, and that one line of error, the last one, says all these words."""
         assert self.code == 2, self.err
@@ -124,6 +128,20 @@ def is_killed(job, send):
     raise Killed
 
 
+@pytest.fixture(scope="module")
+def interrupted_run(tmp_path_factory):
+    """The folder of an interrupted run; `interrupted` copies it."""
+    return tmp_path_factory.mktemp("interrupted") / "run"
+
+
+@pytest.fixture
+def interrupted(start, interrupted_run, tmp_path):
+    """Return a copy of a run that was interrupted in its second cell, as `run`."""
+    if not interrupted_run.exists():
+        assert start(folder=interrupted_run, cell=second_is(interrupts)).code == 130
+    return Path(shutil.copytree(interrupted_run, tmp_path / "run"))
+
+
 def second_is(how):
     """A cell that ends well for the first component, and as `how` says for the second."""
     return lambda job, send: (measures if job.component.name == "net" else how)(job, send)
@@ -168,15 +186,6 @@ def test_the_working_directory(start, tmp_path):
 
 
 @promise("foreign files")
-def test_folder_of_another_run(start):
-    first = start()
-    assert first.code == 0, first.err
-    before = content(first.folder)
-    start("seed=1").refused_with(f"resume={first.folder}", "hydra.run.dir")
-    assert content(first.folder) == before
-
-
-@promise("foreign files")
 def test_folder_of_a_killed_run(start):
     def killed():
         raise Killed
@@ -189,10 +198,10 @@ def test_folder_of_a_killed_run(start):
 
 
 @promise("refused run")
-@pytest.mark.parametrize("override", ["cell_timeout=0", "resume_changed=5"])
-def test_a_refused_run_leaves_nothing(start, tmp_path, override):
-    start(override).refused_with(override.partition("=")[0])
-    assert not (tmp_path / "run").exists()
+def test_a_refused_run_leaves_nothing(start, tmp_path):
+    for key, value in (("cell_timeout", 0), ("resume_changed", 5)):
+        start(f"{key}={value}").refused_with(key)
+        assert not (tmp_path / "run").exists()
 
     def wrong():
         raise InputError("the probe refuses")
@@ -217,11 +226,11 @@ def test_a_sweep_over_foreign_files(start, tmp_path):
 
 
 @promise("foreign files")
-def test_two_folders(start, tmp_path):
-    start(cell=second_is(interrupts))
-    before = content(tmp_path / "run")
-    start(f"resume={tmp_path / 'run'}", folder=tmp_path / "other").refused_with("different folders")
-    assert content(tmp_path / "run") == before
+def test_folder_of_another_run(start, interrupted, tmp_path):
+    before = content(interrupted)
+    start("seed=1").refused_with(f"resume={interrupted}", "hydra.run.dir")
+    start(f"resume={interrupted}", folder=tmp_path / "other").refused_with("different folders")
+    assert content(interrupted) == before
     assert not any((tmp_path / "other").iterdir())
 
 
@@ -263,13 +272,12 @@ def test_a_report_of_no_run(tmp_path, capsys, results):
 
 
 @promise("damaged run")
-def test_results_that_are_a_folder(start, tmp_path, capsys):
-    start(cell=second_is(interrupts))
-    (tmp_path / "run" / "results.jsonl").unlink()
-    (tmp_path / "run" / "results.jsonl").mkdir()
+def test_results_that_are_a_folder(start, interrupted):
+    (interrupted / "results.jsonl").unlink()
+    (interrupted / "results.jsonl").mkdir()
     start().refused_with("hydra.run.dir")
-    start(f"resume={tmp_path / 'run'}").refused_with("results.jsonl")
-    assert report([str(tmp_path / "run")]) == 2
+    start(f"resume={interrupted}").refused_with("results.jsonl")
+    assert report([str(interrupted)]) == 2
 
 
 # One process at a time.
@@ -312,28 +320,23 @@ def holder(tmp_path):
 
 
 @promise("shared folder")
-@pytest.mark.parametrize("resumes", [False, True])
-def test_a_folder_in_use(start, tmp_path, holder, resumes):
-    start(cell=second_is(interrupts))
+def test_a_folder_in_use(start, interrupted, holder):
     process = holder()
-    before = content(tmp_path / "run")
-    ended = start(*([f"resume={tmp_path / 'run'}"] if resumes else []))
-    ended.refused_with(f"process {process.pid} on {os.uname().nodename}")
-    assert content(tmp_path / "run") == before
+    before = content(interrupted)
+    for words in ([], [f"resume={interrupted}"]):
+        start(*words).refused_with(f"process {process.pid} on {os.uname().nodename}")
+    assert content(interrupted) == before
 
 
 @promise("shared folder")
 @pytest.mark.parametrize("more", [(), ("fork",)], ids=["killed", "a child lives"])
-def test_a_dead_owner(start, tmp_path, holder, more):
-    start(cell=second_is(interrupts))
+def test_a_dead_owner(start, interrupted, holder, more):
     process = holder(*more)
     process.kill()
     process.wait()
-    assert (tmp_path / "run" / LOCK_FILE).exists()
-    ended = start(f"resume={tmp_path / 'run'}")
-    assert ended.code == 0, ended.err
-    assert ended.statuses == {"net": "ok", "caches": "ok"}
-    assert not (tmp_path / "run" / LOCK_FILE).exists()
+    assert (interrupted / LOCK_FILE).exists()
+    start(f"resume={interrupted}").is_complete()
+    assert not (interrupted / LOCK_FILE).exists()
 
 
 @promise("shared folder")
@@ -388,8 +391,7 @@ def test_killed_in_the_first_cell(start, tmp_path, capsys):
     assert read_environment(ended.folder).command
     assert report([str(ended.folder)]) == 0
     assert "net.baseline failed: has not ended" in capsys.readouterr().out
-    resumed = start(f"resume={ended.folder}")
-    assert (resumed.code, resumed.statuses) == (0, {"net": "ok", "caches": "ok"})
+    start(f"resume={ended.folder}").is_complete()
 
 
 @promise("killed run")
@@ -426,16 +428,15 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes] | None]] = {
 
 @promise("damaged run")
 @pytest.mark.parametrize(("file", "damage"), [pytest.param(*case, id=name) for name, case in DAMAGE.items()])
-def test_resume_of_a_damaged_run(start, tmp_path, file, damage):
-    start(cell=second_is(interrupts))
-    path = tmp_path / "run" / file
+def test_resume_of_a_damaged_run(start, interrupted, file, damage):
+    path = interrupted / file
     text = path.read_bytes()
     path.unlink()
     if damage is not None:
         path.write_bytes(damage(text))
-    before = content(tmp_path / "run")
-    start(f"resume={tmp_path / 'run'}").refused_with(file.partition(".")[0])
-    assert content(tmp_path / "run") == before
+    before = content(interrupted)
+    start(f"resume={interrupted}").refused_with(file.partition(".")[0])
+    assert content(interrupted) == before
 
 
 #: What has changed since the run began, and the words that say so.
@@ -505,15 +506,14 @@ def test_resume_on_another_machine(start, tmp_path):
 @promise("changed code")
 def test_resume_on_another_gpu(start, tmp_path):
     start(cell=second_is(interrupts), probe=on("H200", "GPU-a"))
-    ended = start(f"resume={tmp_path / 'run'}", probe=on("H200", "GPU-b"))
-    assert (ended.code, ended.statuses) == (0, {"net": "ok", "caches": "ok"}), ended.err
+    start(f"resume={tmp_path / 'run'}", probe=on("H200", "GPU-b")).is_complete()
 
 
 @promise("changed code")
 def test_resume_of_nothing_on_another_machine(start, tmp_path):
     start(cell=interrupts, probe=on("H200", "0"))
     ended = start(f"resume={tmp_path / 'run'}", probe=on("H100", "1", threads=2))
-    assert (ended.code, ended.statuses) == (0, {"net": "ok", "caches": "ok"}), ended.err
+    ended.is_complete()
     environment = read_environment(ended.folder)
     assert environment.device is not None
     assert (environment.device.name, environment.threads) == ("H100", 2)
@@ -538,9 +538,8 @@ LINES = {
 
 @promise("damaged records")
 @pytest.mark.parametrize(("form", "kept", "skipped"), [pytest.param(*case, id=name) for name, case in LINES.items()])
-def test_lines_of_results(start, tmp_path, capsys, form, kept, skipped):
-    start()
-    path = tmp_path / "run" / "results.jsonl"
+def test_lines_of_results(start, interrupted, tmp_path, capsys, form, kept, skipped):
+    path = interrupted / "results.jsonl"
     path.write_bytes(form % (encode_record(record("b", 2.0)), encode_record(record("c", 3.0))))
     append_record(tmp_path / "run", record("a", 1.0))
     results = read_records(tmp_path / "run")
@@ -666,16 +665,15 @@ def test_resume_in_a_read_only_folder():
 
 
 @promise("full disk")
-def test_resume_on_a_full_disk(start, tmp_path, monkeypatch):
-    start(cell=second_is(interrupts))
-    before = content(tmp_path / "run")
+def test_resume_on_a_full_disk(start, interrupted, monkeypatch):
+    before = content(interrupted)
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    start(f"resume={tmp_path / 'run'}").refused_with("No space left on device", "resume=")
-    assert content(tmp_path / "run") == before
+    start(f"resume={interrupted}").refused_with("No space left on device", "resume=")
+    assert content(interrupted) == before
 
 
 @promise("full disk")
@@ -695,8 +693,7 @@ def test_a_disk_that_fills_up(start):
     assert ended.code == 2
     assert "resume=" in ended.err.splitlines()[-1]
     assert ended.statuses == {"net": "ok", "caches": "failed"}
-    resumed = start(f"resume={ended.folder}")
-    assert (resumed.code, resumed.statuses) == (0, {"net": "ok", "caches": "ok"})
+    start(f"resume={ended.folder}").is_complete()
 
 
 @promise("full disk")

@@ -88,7 +88,7 @@ def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
     ],
 )
 def test_the_prepare_timeout_holds_for_starts(tmp_path, monkeypatch, limit, note):
-    (tmp_path / "slow_start.py").write_text("import time\ndef slow(module):\n    time.sleep(3)\n    return module\n")
+    (tmp_path / "slow_start.py").write_text("import time\ndef slow(module):\n    time.sleep(1)\n    return module\n")
     spec = ComponentSpec(name="net", module={"_target_": "torch.nn.Identity"}, inputs={"input": {"shape": [1]}})
     options = as_recipe({"transforms": [{"_target_": "slow_start.slow", "_partial_": True}]})
     settings = Settings(device="cpu", dtype="float32", scale="full")
@@ -99,7 +99,7 @@ def test_the_prepare_timeout_holds_for_starts(tmp_path, monkeypatch, limit, note
     starts = StartPass(tmp_path, Limits(120.0, limit), set())
     with lease(None, cell) as leased:
         if note is None:
-            assert starts.measure(cell, leased)[0].cold.seconds > 3
+            assert starts.measure(cell, leased)[0].cold.seconds > 1
             return
         with pytest.raises(NoStartError, match=note):
             starts.measure(cell, leased)

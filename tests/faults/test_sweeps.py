@@ -38,6 +38,14 @@ def start(tmp_path, monkeypatch, capfd):
     return run
 
 
+def is_refused(outcome: tuple[int, str], *told: str) -> None:
+    """Check that a command ended with one line that says all of `told`, before the first job."""
+    code, err = outcome
+    (line,) = err.splitlines()
+    assert code == 2
+    assert all(word in line for word in told), line
+
+
 SUBMITIT = pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
 
 
@@ -92,10 +100,7 @@ SUBMITIT = pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reas
 )
 def test_wrong_words(start, tmp_path, monkeypatch, words, told):
     monkeypatch.setattr(launchers, "find_spec", lambda package: True)
-    code, err = start("--multirun", *words)
-    (line,) = err.splitlines()
-    assert code == 2
-    assert all(word in line for word in told), line
+    is_refused(start("--multirun", *words), *told)
     assert not (tmp_path / "sweep").exists()
 
 
@@ -103,9 +108,7 @@ def test_wrong_words(start, tmp_path, monkeypatch, words, told):
 def test_no_gpu_to_hand_out(start, monkeypatch):
     monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setattr(launchers, "visible_gpus", list)
-    code, err = start("--multirun", "seed=0,1", "launcher=local", device="cuda")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "names no GPU" in err
+    is_refused(start("--multirun", "seed=0,1", "launcher=local", device="cuda"), "names no GPU")
 
 
 @promise("cluster")
@@ -113,42 +116,34 @@ def test_a_cluster_without_a_gpu(start, monkeypatch):
     monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setattr(launchers, "_ASK_RAY", "print('[{\"CPU\": 8.0}]')")
     words = ("launcher=ray", "hydra.launcher.ray.init.address=127.0.0.1:1", "seed=0,1")
-    code, err = start("--multirun", *words, device="cuda")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "no node of the Ray cluster at 127.0.0.1:1 has a GPU" in err
+    is_refused(start("--multirun", *words, device="cuda"), "no node of the Ray cluster at 127.0.0.1:1 has a GPU")
 
 
 @promise("sweep option")
 def test_a_run_that_resumes_a_sweep(start):
     start("--multirun", "seed=0")
-    code, err = start("seed=0", "resume=sweep")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "Add --multirun" in err
+    is_refused(start("seed=0", "resume=sweep"), "Add --multirun")
 
 
 @promise("sweep option")
 def test_an_option_of_a_sweep_for_a_run(start):
-    code, err = start("launcher=local")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "Add --multirun" in err
+    is_refused(start("launcher=local"), "Add --multirun")
 
 
 @promise("missing package")
 @pytest.mark.parametrize("launcher", sorted(launchers.PACKAGES))
 def test_a_launcher_that_is_not_installed(start, monkeypatch, launcher):
     monkeypatch.setattr(launchers, "find_spec", lambda name: None)
-    code, err = start("--multirun", "seed=0,1", f"launcher={launcher}")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert f"-m pip install {launchers.PACKAGES[launcher]}" in err
+    is_refused(
+        start("--multirun", "seed=0,1", f"launcher={launcher}"), f"-m pip install {launchers.PACKAGES[launcher]}"
+    )
 
 
 @promise("cluster")
 def test_no_slurm(start, monkeypatch):
     monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setenv("PATH", "")
-    code, err = start("--multirun", "seed=0,1", "launcher=slurm")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "sbatch" in err
+    is_refused(start("--multirun", "seed=0,1", "launcher=slurm"), "sbatch")
 
 
 @promise("cluster")
@@ -162,9 +157,10 @@ def test_a_ray_cluster_that_does_not_answer(start, monkeypatch, answers):
             threading.Thread(target=_accept, args=(server,), daemon=True).start()
         else:
             server.close()
-        code, err = start("--multirun", "seed=0,1", "launcher=ray", f"hydra.launcher.ray.init.address=127.0.0.1:{port}")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert f"no Ray cluster answers at 127.0.0.1:{port} within 5 s" in err
+        is_refused(
+            start("--multirun", "seed=0,1", "launcher=ray", f"hydra.launcher.ray.init.address=127.0.0.1:{port}"),
+            f"no Ray cluster answers at 127.0.0.1:{port} within 5 s",
+        )
 
 
 def _accept(server):
@@ -181,10 +177,11 @@ def test_a_ray_cluster_that_wants_a_token(start, monkeypatch):
     monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     refusal = "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing"
     monkeypatch.setattr(launchers, "_ASK_RAY", f"raise SystemExit({refusal!r})")
-    code, err = start("--multirun", "seed=0,1", "launcher=ray", "hydra.launcher.ray.init.address=127.0.0.1:1")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "the Ray cluster at 127.0.0.1:1 refuses this process" in err
-    assert "RAY_AUTH_MODE=token" in err
+    is_refused(
+        start("--multirun", "seed=0,1", "launcher=ray", "hydra.launcher.ray.init.address=127.0.0.1:1"),
+        "the Ray cluster at 127.0.0.1:1 refuses this process",
+        "RAY_AUTH_MODE=token",
+    )
 
 
 @promise("job")
@@ -232,9 +229,7 @@ def test_a_killed_sweep(start, tmp_path):
 def test_another_sweep(start, tmp_path):
     start("--multirun", "seed=0,1")
     before = (tmp_path / "sweep" / "sweep.json").read_bytes()
-    code, err = start("--multirun", "seed=0,2", "resume=sweep")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "seed=0,1 resume=sweep" in err
+    is_refused(start("--multirun", "seed=0,2", "resume=sweep"), "seed=0,1 resume=sweep")
     assert (tmp_path / "sweep" / "sweep.json").read_bytes() == before
 
 
@@ -249,9 +244,7 @@ def test_a_running_sweep(start, tmp_path):
     with subprocess.Popen([sys.executable, "-c", holder], stdin=-1, stdout=-1, cwd=tmp_path, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        code, err = start("--multirun", "seed=0", "resume=sweep")
-        assert (code, len(err.splitlines())) == (2, 1)
-        assert f"in use by process {process.pid}" in err
+        is_refused(start("--multirun", "seed=0", "resume=sweep"), f"in use by process {process.pid}")
         code, err = start("--multirun", "seed=0", "hydra.sweep.dir=sweep")
         process.kill()
     assert (code, len(err.splitlines())) == (2, 1)

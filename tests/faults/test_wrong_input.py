@@ -14,13 +14,16 @@ import psutil
 import pytest
 import torch
 from as_user import OUTSIDE, QUICK, ROOT, command, environment
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from table import promise
 
 import profiling.compare.__main__ as compare
 import profiling.report.__main__ as report
 from profiling import history
 from profiling.cli.app import launch
-from profiling.errors import shell_words
+from profiling.cli.config import read_component
+from profiling.errors import InputError, shell_words
 from profiling.machine import run_queue
 from profiling.metrics import memory, monitor
 from profiling.results.jsonl import append_record, read_records
@@ -276,14 +279,33 @@ COMPONENT = (
     ("a bound that is not finite", "component.net.inputs.gain.high=inf", "finite"),
     ("bounds in the wrong order", "component.net.inputs.gain.high=0.1", "above low"),
     ("an unknown key of an input", "+component.net.inputs.x.shap=5", "Did you mean 'shape'"),
-    ("a variant that is a number", "variant.baseline=5", "variant.baseline=5 is no mapping"),
-    ("a metric without _target_", "~metric.latency._target_", "metric.latency has no _target_"),
 )
 
 
 @promise("component yaml")
 @pytest.mark.parametrize(("override", "says"), [pytest.param(item, says, id=what) for what, item, says in COMPONENT])
-def test_component_yaml(started, override, says):
+def test_component_yaml(override, says):
+    given = OverridesParser.create().parse_override(override)
+    key, value = given.key_or_group, given.value()
+    node = OmegaConf.load(OUTSIDE / "component" / "net.yaml")
+    OmegaConf.update(node, key.removeprefix("component."), value, force_add=True)
+    with pytest.raises(InputError) as error:
+        read_component("net", OmegaConf.to_container(node)["net"])
+    assert says in str(error.value)
+
+
+@promise("component yaml")
+@pytest.mark.parametrize(
+    ("override", "says"),
+    rows(
+        (
+            ("a component", "+component.net.inputs.y={shape:[2],value:one}", "is no number"),
+            ("a variant that is a number", "variant.baseline=5", "variant.baseline=5 is no mapping"),
+            ("a metric without _target_", "~metric.latency._target_", "metric.latency has no _target_"),
+        )
+    ),
+)
+def test_yaml_of_each_group(started, override, says):
     is_refused(started(*NET, override), says)
 
 
@@ -452,7 +474,7 @@ FILES = (
 def test_yaml_files(started, tmp_path, content, says):
     (tmp_path / "conf" / "component").mkdir(parents=True)
     (tmp_path / "conf" / "component" / "mine.yaml").write_bytes(content)
-    for chosen in ("component=[mine]", "component=mine"):
+    for chosen in ("component=[mine]", "component=mine")[: 1 + (content == b"")]:
         is_refused(started(chosen, "variant=[baseline]", config_dir=tmp_path / "conf"), says)
 
 

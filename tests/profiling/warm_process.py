@@ -21,6 +21,8 @@ from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 from tempfile import TemporaryDirectory
 
+import parsed_once
+
 from profiling.run import child, fork_server
 from profiling.run.fork_server import ForkServer
 
@@ -42,7 +44,9 @@ class WarmRun:
     def __init__(self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
         self._command, self._folder = list(command), TemporaryDirectory(prefix="warm-")
         self._files = [Path(self._folder.name) / name for name in ("out", "err")]
-        self._process = _CONTEXT.Process(target=_become, args=(self._command[2:], cwd, dict(env), *self._files))
+        self._process = _CONTEXT.Process(
+            target=_become, args=(self._command[2:], cwd, dict(env), *self._files, parsed_once.parsed_here())
+        )
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -81,8 +85,11 @@ def run_warm(command: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> Co
     return CompletedProcess(list(command), run.returncode, out, err)
 
 
-def _become(arguments: list[str], cwd: Path, env: dict[str, str], out: Path, err: Path) -> None:
+def _become(
+    arguments: list[str], cwd: Path, env: dict[str, str], out: Path, err: Path, parsed: parsed_once.Parsed
+) -> None:
     """Run `python -m MODULE …` in the forked process."""
+    parsed_once.begin_with(parsed)
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     multiprocessing.set_start_method(None, force=True)  # as in a process from scratch
