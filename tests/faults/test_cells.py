@@ -25,6 +25,7 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.metrics.calls import Calls
 from profiling.metrics.drift import Drift
+from profiling.metrics.energy import Energy
 from profiling.metrics.latency import Latency
 from profiling.metrics.memory import Memory
 from profiling.metrics.parity import Parity
@@ -434,13 +435,21 @@ REFUSED = {
     "cell_timeout": [(job_config, value) for value in (0, -1.0, math.inf, math.nan, HUGE)],
     "rounds": [(job_config, value) for value in (0, 10**9)],
     "max_seconds": [(Latency, value) for value in (0, math.nan, math.inf, "1", True, HUGE)],
-    "interval": [(Latency, value) for value in (0, 1, -1e-3)],
+    "interval": [(Latency, value) for value in (0, 1, -1e-3, "x")],
+    "min_iterations": [(Latency, value) for value in (0, 2.5, True)],
     "max_iterations": [(Latency, value) for value in (0, 1.5, 10**18, HUGE)],
-    "calls": [*((Calls, (value,)) for value in (0, 10**30)), (Calls, 5), (Calls, ()), (Drift, 0), (Drift, HUGE)],
+    "calls": [
+        *((Calls, value) for value in (5, (), (0,), (10**30,), ("many",))),
+        *((Drift, n) for n in (0, True, HUGE)),
+    ],
     "time_limit": [(Calls, value) for value in (0, math.nan, math.inf)],
     "tolerance": [(kind, value) for kind in (Drift, TrainingOptions) for value in (0, -1.0, math.nan, math.inf)],
     "factor": [(Parity, value) for value in (0.5, math.nan, math.inf, None)],
     "floor": [(Parity, value) for value in (-1e-9, math.nan, math.inf)],
+    "windows": [(Energy, 5)],
+    "window_steps": [(Energy, 0)],
+    "max_seconds of energy": [(Energy, 0)],
+    "settle_seconds": [(Energy, "1")],
     "iterations": [(Memory, value) for value in (0, HUGE, None)],
     "frames": [(LoopOptions, value) for value in (0, 10**9, HUGE)],
     "fps": [(LoopOptions, value) for value in (0, -60, math.nan, math.inf)],
@@ -450,7 +459,8 @@ REFUSED = {
 @promise("option")
 @pytest.mark.parametrize("option", list(REFUSED))
 def test_numbers_that_are_refused(option):
-    for kind, value in REFUSED[option]:
+    cases, option = REFUSED[option], option.partition(" ")[0]
+    for kind, value in cases:
         with pytest.raises(InputError) as error:
             kind(**{option: value})
         assert f"{option}=" in str(error.value)

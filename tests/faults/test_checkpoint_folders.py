@@ -46,32 +46,30 @@ def only_pickles(folder: Path) -> None:
 INDEX = "model.safetensors.index.json"
 NUMBERS = {"rope_type": "default", "rope_theta": 7.0}
 DAMAGES = {
-    "missing": lambda folder: first_shard(folder).unlink(),
-    "cut": lambda folder: first_shard(folder).write_bytes(first_shard(folder).read_bytes()[:99]),
-    "index": lambda folder: (folder / INDEX).write_text('{"weight_map": {"a'),
-    "outside": lambda folder: rewrite(folder / INDEX, weight_map={"a": "../model.safetensors"}),
-    "rotary": lambda folder: rewrite(folder / "config.json", rope_parameters=NUMBERS),
-    "pickles": only_pickles,
-    "pipeline": lambda folder: (folder / "model_index.json").write_text("{}"),
+    "missing": (lambda folder: first_shard(folder).unlink(), "lacks 1 of the"),
+    "cut": (
+        lambda folder: first_shard(folder).write_bytes(first_shard(folder).read_bytes()[:99]),
+        "damaged, cut short",
+    ),
+    "index": (lambda folder: (folder / INDEX).write_text('{"weight_map": {"a'), "not readable JSON"),
+    "outside": (
+        lambda folder: rewrite(folder / INDEX, weight_map={"a": "../model.safetensors"}),
+        "lacks 1 of the 1 shards",
+    ),
+    "rotary": (
+        lambda folder: rewrite(folder / "config.json", rope_parameters=NUMBERS),
+        "does not fit LlamaStep: Its config.json differs (rope_parameters",
+    ),
+    "pickles": (only_pickles, "holds no safetensors: it holds .bin files"),
+    "pipeline": (lambda folder: (folder / "model_index.json").write_text("{}"), "holds a pipeline"),
 }
 
 
 @promise("damaged checkpoint")
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ("missing", "lacks 1 of the"),
-        ("cut", "damaged, cut short"),
-        ("index", "not readable JSON"),
-        ("outside", "lacks 1 of the 1 shards"),
-        ("rotary", "does not fit LlamaStep: Its config.json differs (rope_parameters"),  # of equal shapes
-        ("pickles", "holds no safetensors: it holds .bin files"),
-        ("pipeline", "holds a pipeline"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=list(DAMAGES))
 def test_a_damaged_folder(saved, tmp_path, damage, message):
     twin = shutil.copytree(saved, tmp_path / "twin")
-    DAMAGES[damage](twin)
+    damage(twin)
     assert message in refused(f"component.{LLAMA}.checkpoint={twin}")
 
 

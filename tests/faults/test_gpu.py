@@ -36,12 +36,8 @@ def run_beside_net(profile, fault: str, where: str, *overrides: str, variant: st
 
 
 @promise("memory")
-@pytest.mark.parametrize(
-    ("phase", "where"),
-    list(MEASURED.items()),
-    ids=list(MEASURED),
-)
-def test_out_of_memory(profile, phase, where):
+@pytest.mark.parametrize("where", MEASURED.values(), ids=list(MEASURED))
+def test_out_of_memory(profile, where):
     outcome, record = run_beside_net(profile, "out_of_memory", where)
     assert outcome.code == 1
     assert record.status == "failed"
@@ -50,12 +46,8 @@ def test_out_of_memory(profile, phase, where):
 
 
 @promise("memory")
-@pytest.mark.parametrize(
-    ("phase", "where"),
-    list(EXPLAINED.items()),
-    ids=list(EXPLAINED),
-)
-def test_out_of_memory_while_explaining(profile, phase, where):
+@pytest.mark.parametrize("where", EXPLAINED.values(), ids=list(EXPLAINED))
+def test_out_of_memory_while_explaining(profile, where):
     _, record = run_beside_net(profile, "out_of_memory", where, "trace=true", "ceilings=auto")
     assert record.status == "ok", record.reason
     assert record.metrics.wall_ms is not None
@@ -63,12 +55,8 @@ def test_out_of_memory_while_explaining(profile, phase, where):
 
 
 @promise("illegal access")
-@pytest.mark.parametrize(
-    ("phase", "where"),
-    list(MEASURED.items()),
-    ids=list(MEASURED),
-)
-def test_illegal_access(profile, phase, where):
+@pytest.mark.parametrize("where", MEASURED.values(), ids=list(MEASURED))
+def test_illegal_access(profile, where):
     outcome, record = run_beside_net(profile, "illegal_access", where)
     assert outcome.code == 1
     assert record.status == "failed"
@@ -91,28 +79,18 @@ def test_endless_kernel(profile):
     assert record.parity.passed, "measured before the timeout"
 
 
-@promise("hangs")
-def test_endless_kernel_in_a_graph(profile):
-    _, record = run_beside_net(profile, "endless_kernel", "capture", "cell_timeout=60", variant="cuda_graph")
-    assert "cell_timeout" in record.reason
-
-
-@promise("dies")
-def test_killed_during_capture(profile):
-    outcome, record = run_beside_net(profile, "killed", "capture", variant="cuda_graph")
-    assert outcome.code == 1
-    assert "SIGKILL" in record.reason
-
-
-@promise("memory")
-def test_out_of_memory_during_capture(profile):
-    outcome, record = run_beside_net(profile, "out_of_memory", "capture", variant="cuda_graph")
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        pytest.param("endless_kernel", "cell_timeout", marks=promise("hangs")),
+        pytest.param("killed", "SIGKILL", marks=promise("dies")),
+        pytest.param("out_of_memory", "", marks=promise("memory")),
+        pytest.param("illegal_access", "illegal memory access", marks=promise("illegal access")),
+    ],
+)
+def test_faults_during_capture(profile, fault, says):
+    limit = ("cell_timeout=60",) if fault == "endless_kernel" else ()
+    outcome, record = run_beside_net(profile, fault, "capture", *limit, variant="cuda_graph")
     assert outcome.code == 1
     assert record.status == "failed"
-
-
-@promise("illegal access")
-def test_illegal_access_in_a_graph(profile):
-    _, record = run_beside_net(profile, "illegal_access", "capture", variant="cuda_graph")
-    assert record.status == "failed"
-    assert "illegal memory access" in record.reason
+    assert says in record.reason

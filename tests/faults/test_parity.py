@@ -368,32 +368,6 @@ def test_layouts(form):
     assert "output['a']" in reason
 
 
-@promise("wrong structure")
-def test_dense_for_sparse():
-    reason = problem_of(sparse, lambda output: output.to_dense())
-    assert reason is not None
-    assert "not float32 [4, 8] sparse_coo on cpu" in reason
-
-
-@promise("wrong structure")
-def test_meta_tensor():
-    reason = problem_of(lambda x: [x], lambda output: [output[0].to("meta")])
-    assert reason is not None
-    assert "output[0] cannot be compared: it has no values" in reason
-
-
-@promise("wrong output")
-def test_large_integers():
-    assert problem_of(lambda x: torch.tensor([2**53 + 1]), lambda output: output - 1) is not None
-
-
-@promise("wrong output")
-def test_float64_stays():
-    reason = problem_of(lambda x: x.double().exp(), lambda y: y.float().double(), metric=Parity(floor=1e-12))
-    assert reason is not None
-    assert "relative L2 error" in reason
-
-
 @promise("wrong output")
 @pytest.mark.parametrize("size", [1e-160, 1e200])
 def test_extreme_magnitudes(size):
@@ -415,32 +389,144 @@ def test_huge_beside_small():
     assert "output['big']" not in reason
 
 
-@promise("wrong output")
-def test_zero_reference():
-    assert problem_of(lambda x: x * 0) is None
-    reason = problem_of(lambda x: x * 0, lambda y: y + 1e-9)
+def half_infinite(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 0, x, -math.inf)
+
+
+def once(component: Component) -> Callable[[], Any]:
+    factors = iter([1.0])
+    return lambda: component.call() * next(factors, 1.5)
+
+
+def stale(component: Component) -> Callable[[], Any]:
+    output = component.call()
+    return lambda: output
+
+
+def changes_structure(component: Component) -> Callable[[], Any]:
+    kinds = iter([list])
+    return lambda: next(kinds, tuple)(component.call())
+
+
+def overwrites(component: Component) -> Callable[[], Any]:
+    def run():
+        output = component.call()
+        component.inputs["x"].zero_()
+        return output
+
+    return run
+
+
+WEIGHT = nn.Parameter(torch.ones(3))
+
+
+def aliased(x: torch.Tensor) -> Any:
+    return {"input": x, "view": x[1:], "weight": WEIGHT, "twice": [x, x]}
+
+
+FLOAT = "float32 [4, 8] on cpu"
+#: By promise: what is planted, the forward of the reference, how the step or eager differs, and words of the reason.
+PLANTED: dict[str, dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any], tuple[str, ...]]]] = {
+    "wrong structure": {
+        "a dense tensor for a sparse one": (
+            sparse,
+            {"wrong": lambda y: y.to_dense()},
+            ("not float32 [4, 8] sparse_coo on cpu",),
+        ),
+        "a tensor without values": (
+            lambda x: [x],
+            {"wrong": lambda y: [y[0].to("meta")]},
+            ("output[0] cannot be compared: it has no values",),
+        ),
+        "of eager": (
+            lambda x: (x,),
+            {"eager": lambda x: [x]},
+            ("eager's own output in float32 has another structure",),
+        ),
+        "from the second call on": (
+            lambda x: [x],
+            {"run": changes_structure},
+            ("wrong from call 2 on: ", "output is tuple, not list"),
+        ),
+    },
+    "wrong output": {
+        "a large integer": (lambda x: torch.tensor([2**53 + 1]), {"wrong": lambda y: y - 1}, ("output",)),
+        "float64 by way of float32": (
+            lambda x: x.double().exp(),
+            {"wrong": lambda y: y.float().double(), "metric": Parity(floor=1e-12)},
+            ("relative L2 error",),
+        ),
+        "a reference of zeros": (
+            lambda x: x * 0,
+            {"wrong": lambda y: y + 1e-9},
+            ("the reference is zero everywhere",),
+        ),
+        "another sign of infinity": (half_infinite, {"wrong": torch.abs}, (f"output ({FLOAT}) is infinite",)),
+        "infinity elsewhere": (half_infinite, {"wrong": lambda y: y.flip(0)}, (f"output ({FLOAT}) is infinite",)),
+        "no infinity": (half_infinite, {"wrong": lambda y: y.clamp(min=-1e9)}, (f"output ({FLOAT}) is infinite",)),
+        "NaN, whatever is allowed": (
+            lambda x: x + 1,
+            {"wrong": lambda y: y * math.nan, "metric": Parity(floor=1e9)},
+            (f"parity: output ({FLOAT}) ",),
+        ),
+        "infinity, whatever is allowed": (
+            lambda x: x + 1,
+            {"wrong": lambda y: y * math.inf, "metric": Parity(floor=1e9)},
+            (f"parity: output ({FLOAT}) ",),
+        ),
+        "one of two aliases": (
+            aliased,
+            {"wrong": lambda y: {**y, "twice": [y["twice"][0], y["twice"][1] * 2]}},
+            ("output['twice'][1]",),
+        ),
+    },
+    "bad reference": {
+        "it has NaN": (
+            lambda x: {"good": x, "bad": x.log()},
+            {},
+            ("output['bad']", "the reference itself has NaN"),
+        ),
+        "eager overflows": (lambda x: x.exp(), {"eager": lambda x: x.exp() * math.inf}, ("eager's own output",)),
+        "eager is too far": (lambda x: x, {"wrong": lambda y: y * 0, "eager": lambda x: x * 1.6}, ("dtype=float32",)),
+    },
+    "stale output": {
+        "that of the old inputs": (lambda x: x + 1, {"run": stale}, ("output",)),
+        "right only once": (
+            lambda x: x + 1,
+            {"run": once},
+            ("wrong from call 2 on: relative L2 error 0.5 of output",),
+        ),
+    },
+    "written inputs": {
+        "that eager leaves": (lambda x: x + 1, {"run": overwrites}, (f"inputs['x'] ({FLOAT})",)),
+        "that eager overwrites": (
+            lambda x: x.mul_(2),
+            {"run": lambda component: lambda: component.inputs["x"] * 2},
+            ("inputs['x']",),
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("forward", "options", "says"),
+    [
+        pytest.param(*case, id=f"{name}: {what}", marks=promise(name))
+        for name, cases in PLANTED.items()
+        for what, case in cases.items()
+    ],
+)
+def test_a_planted_error(forward, options, says):
+    reason = problem_of(forward, **options)
     assert reason is not None
-    assert "the reference is zero everywhere" in reason
+    for words in says:
+        assert words in reason
+    assert "nondeterministic" not in reason
 
 
-@promise("wrong output")
-def test_infinities():
-    def forward(x):
-        return torch.where(x > 0, x, -math.inf)
-
+@pytest.mark.parametrize("forward", [lambda x: x * 0, half_infinite, lambda x: x.mul_(2), aliased])
+def test_eager_is_right(forward):
     assert problem_of(forward) is None
-    for wrong in (torch.abs, lambda y: y.flip(0), lambda y: y.clamp(min=-1e9)):
-        reason = problem_of(forward, wrong)
-        assert reason is not None
-        assert "output (float32 [4, 8] on cpu) is infinite" in reason
-
-
-@promise("wrong output")
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_an_output_that_is_not_finite_never_passes(value):
-    reason = problem_of(lambda x: x + 1, lambda y: y * value, metric=Parity(floor=1e9))
-    assert reason is not None
-    assert reason.startswith("parity: output (float32 [4, 8] on cpu) ")
 
 
 @pytest.mark.parametrize(("error", "passes"), [(0.04, True), (0.16, True), (0.18, False)])
@@ -463,15 +549,6 @@ def test_a_pipeline_may_have_the_error_of_a_stage_or_that_of_eager_twice(error, 
 # --- the reference itself
 
 
-@promise("bad reference")
-def test_nan_in_the_reference():
-    reason = problem_of(lambda x: {"good": x, "bad": x.log()})
-    assert reason is not None
-    assert "output['bad']" in reason
-    assert "the reference itself has NaN" in reason
-    assert "nondeterministic" not in reason, reason
-
-
 @pytest.mark.parametrize("draw", [torch.zeros_like, torch.randn_like])
 def test_nan_in_each_of_two_eager_calls_is_not_called_random(draw):
     def call(x):
@@ -482,20 +559,6 @@ def test_nan_in_each_of_two_eager_calls_is_not_called_random(draw):
     assert reference.nondeterminism(torch.float32) is None
     measured = Parity().measure(Subject(component, Step(component.call), reference, None, 0))
     assert measured.problem[1].startswith("parity: eager's own output in float32 is not finite")
-
-
-@promise("bad reference")
-def test_eager_overflows():
-    reason = problem_of(lambda x: x.exp(), eager=lambda x: x.exp() * math.inf)
-    assert reason is not None
-    assert "eager's own output" in reason
-
-
-@promise("bad reference")
-def test_eager_too_far():
-    reason = problem_of(lambda x: x, lambda y: y * 0, eager=lambda x: x * 1.6)
-    assert reason is not None
-    assert "dtype=float32" in reason
 
 
 @promise("rounding")
@@ -510,13 +573,6 @@ def test_integers_may_differ_as_eager_does():
     assert "0.11 of the elements of output (int64 [100] on cpu) differ" in reason
     assert problem_of(share(0), eager=share(90)) is None, "just as eager's"
     assert problem_of(share(0), lambda _: share(89)(None), eager=share(90)) is not None
-
-
-@promise("wrong structure")
-def test_eager_has_another_structure():
-    reason = problem_of(lambda x: (x,), eager=lambda x: [x])
-    assert reason is not None
-    assert "eager's own output in float32 has another structure" in reason
 
 
 INCOMPARABLE = {
@@ -551,75 +607,6 @@ def test_recursive_output():
 
     with pytest.raises(InputError, match="contains itself"):
         learn(component_of(forward))
-
-
-# --- steps that are right only when they are looked at
-
-
-@promise("stale output")
-def test_an_output_for_the_old_inputs():
-    def stale(component):
-        output = component.call()
-        return lambda: output
-
-    assert problem_of(lambda x: x + 1, run=stale) is not None
-
-
-@promise("stale output")
-def test_right_only_once():
-    def once(component):
-        calls = iter([1.0])
-        return lambda: component.call() * next(calls, 1.5)
-
-    reason = problem_of(lambda x: x + 1, run=once)
-    assert reason is not None
-    assert "wrong from call 2 on: relative L2 error 0.5 of output" in reason
-
-
-@promise("wrong structure")
-def test_structure_changes():
-    def changes(component):
-        kinds = iter([list])
-        return lambda: next(kinds, tuple)(component.call())
-
-    reason = problem_of(lambda x: [x], run=changes)
-    assert reason is not None
-    assert "wrong from call 2 on: " in reason
-    assert "output is tuple, not list" in reason
-
-
-@promise("written inputs")
-def test_inputs_are_overwritten():
-    def overwrites(component):
-        def run():
-            output = component.call()
-            component.inputs["x"].zero_()
-            return output
-
-        return run
-
-    reason = problem_of(lambda x: x + 1, run=overwrites)
-    assert reason is not None
-    assert "inputs['x'] (float32 [4, 8] on cpu)" in reason
-
-
-@promise("written inputs")
-def test_inputs_are_not_overwritten():
-    assert problem_of(lambda x: x.mul_(2)) is None
-    reason = problem_of(lambda x: x.mul_(2), run=lambda c: lambda: c.inputs["x"] * 2)
-    assert reason is not None
-    assert "inputs['x']" in reason
-
-
-@promise("written inputs")
-def test_aliased_outputs():
-    weight = nn.Parameter(torch.ones(3))
-
-    def forward(x):
-        return {"input": x, "view": x[1:], "weight": weight, "twice": [x, x]}
-
-    assert problem_of(forward) is None
-    assert problem_of(forward, lambda y: {**y, "twice": [y["twice"][0], y["twice"][1] * 2]}) is not None
 
 
 # --- the brothers of the check

@@ -22,8 +22,7 @@ def needs(package):
     return pytest.mark.skipif(not installed, reason=f"{package} is not installed")
 
 
-LAUNCHERS = [
-    pytest.param(("launcher=basic",), id="basic"),
+PARALLEL = [
     pytest.param(("launcher=local", "devices=2"), id="joblib", marks=needs("joblib")),
     pytest.param(
         ("launcher=slurm", "hydra/launcher=submitit_local", "devices=2"),
@@ -32,7 +31,6 @@ LAUNCHERS = [
     ),
     pytest.param(("launcher=ray", "devices=2"), id="ray", marks=[needs("ray"), pytest.mark.ray]),
 ]
-PARALLEL = LAUNCHERS[1:]
 TWO_CORES = pytest.mark.skipif(len(places.physical_cores()) < 2, reason="needs two cores")
 
 
@@ -48,10 +46,9 @@ def share_nothing(swept, key):
 
 
 @TWO_CORES
-@pytest.mark.parametrize("words", LAUNCHERS)
+@pytest.mark.parametrize("words", PARALLEL)
 def test_jobs_end_well_and_badly(start_sweep, words):
-    is_parallel = words != ("launcher=basic",)
-    plan = {1: "raise", 2: "die", 3: "exit 2"} | ({0: "meet 1"} if is_parallel else {})
+    plan = {0: "meet 1", 1: "raise", 2: "die", 3: "exit 2"}
     swept = start_sweep(*words, "seed=0,1,2,3,4", plan=plan)
     assert swept.states == ["done", "failed", "died", "failed", "done"], swept.err
     assert swept.code == 2
@@ -65,8 +62,6 @@ def test_jobs_end_well_and_badly(start_sweep, words):
     ]
     assert swept.sweep.launcher == words[0].partition("=")[2]
     assert "5/5" in swept.err
-    if not is_parallel:
-        return
     assert share_nothing(swept, "cpus") > 0, "two ran at the same time"
     assert {job.device for job in jobs} <= {f"CPU cores {cpu}" for cpu in os.sched_getaffinity(0)}
     again = start_sweep(*words, "seed=0,1,2,3,4", f"resume={swept.folder}")

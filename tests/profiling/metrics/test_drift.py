@@ -11,7 +11,6 @@ from torch import nn
 from profiling.components.component import Component
 from profiling.components.outputs import OutputLog, difference, to_host
 from profiling.components.trajectory import learn
-from profiling.errors import InputError
 from profiling.metrics import drift as drift_module
 from profiling.metrics.drift import Drift
 from profiling.metrics.metric import Subject
@@ -121,9 +120,3 @@ def test_drift_compares_each_output_before_it_makes_the_next_one():
         measured = metric.measure(replace(subject, expected=expected, step=Step(run)))
     assert measured.sections["drift"].rel_l2 == (0.0,) * 20
     assert max(most) <= 2
-
-
-@pytest.mark.parametrize("options", [{"calls": 0}, {"calls": True}, {"tolerance": 0}])
-def test_wrong_options(options):
-    with pytest.raises(InputError):
-        Drift(**options)

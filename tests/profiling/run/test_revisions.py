@@ -1,35 +1,19 @@
 """Whose code a run measured: revisions of the user's checkouts, apart from the one of this tool."""
 
-import subprocess
-
 import pytest
 from as_user import OUTSIDE, ROOT, command, finished
+from planted_repository import commit, git
 
 from profiling.results.environment import read_environment
 from profiling.run.revisions import git_state, module_states
 
 
-def git(folder, *arguments):
-    identity = ("-c", "user.name=n", "-c", "user.email=e@example.org")
-    done = subprocess.run(["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
-def repository(folder, name, text):
-    """Commit `text` as the file `name` in a new repository and return the revision."""
-    folder.mkdir()
-    (folder / name).write_text(text)
-    for arguments in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "one")):
-        git(folder, *arguments)
-    return git(folder, "rev-parse", "HEAD")
-
-
 @pytest.mark.parametrize("in_repository", [True, False])
 def test_the_users_revisions_are_recorded_apart_from_the_tools(tmp_path, in_repository):
-    networks = repository(tmp_path / "networks", "other_net.py", (OUTSIDE / "outside_net.py").read_text())
+    networks = commit(tmp_path / "networks", {"other_net.py": (OUTSIDE / "outside_net.py").read_text()})
     folder, user = tmp_path / "work", None
     if in_repository:
-        user = repository(folder, "notes.txt", "one")
+        user = commit(folder, {"notes.txt": "one"})
         (folder / "notes.txt").write_text("two")
     else:
         folder.mkdir()
@@ -53,7 +37,7 @@ def test_the_users_revisions_are_recorded_apart_from_the_tools(tmp_path, in_repo
 
 def test_code_that_git_does_not_know_yet_belongs_to_the_state(tmp_path):
     folder = tmp_path / "work"
-    repository(folder, "net.py", "one")
+    commit(folder, {"net.py": "one"})
     clean = git_state(folder)
     assert clean is not None
     assert not clean.dirty
