@@ -15,11 +15,6 @@ from profiling.compare.cells import exit_code, judged, matched_cells, read_run
 from profiling.results.jsonl import read_records
 from profiling.run.runner import execute
 
-
-def case(planted, *values, name=None):
-    return pytest.param(*values, id=name or planted)
-
-
 # What the user types, in a repository with two commits.
 
 
@@ -48,49 +43,24 @@ def refused(capsys, *arguments):
 ASKED = ("--config-dir=.", "component=[net]", "variant=[baseline]")
 
 
+WRONG = {
+    "mian HEAD": "mian is neither a folder nor a revision of {here}. Did you mean 'main'?",
+    "HEAD~1 HEAD component=[nte]": "A (HEAD~1): there is no component 'nte'. Did you mean 'net'?",
+    "HEAD~1 HEAD resume=runs/x": "resume=runs/x: an interrupted comparison is started again",
+    "HEAD~1 HEAD isolation=none": "each checkout needs processes of its own",
+    "HEAD~1 HEAD secnods=3": "A (HEAD~1): there is no key 'secnods' in the config. Did you mean 'seconds'?",
+    "HEAD~1 HEAD dtype=float16,bfloat16": "dtype=float16,bfloat16",
+    "HEAD~1 HEAD --config-dir=conf": "which --config-dir=conf names",  # no revision has that folder
+}
+
+
 @promise("revision")
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        case(
-            "a revision that does not exist",
-            ("mian", "HEAD", *ASKED),
-            "mian is neither a folder nor a revision of {here}. Did you mean 'main'?",
-        ),
-        case(
-            "a component that exists in none of two revisions",
-            ("HEAD~1", "HEAD", "--config-dir=.", "component=[nte]"),
-            "A (HEAD~1): there is no component 'nte'. Did you mean 'net'?",
-        ),
-        case(
-            "`resume=` of a comparison of revisions",
-            ("HEAD~1", "HEAD", *ASKED, "resume=runs/x"),
-            "resume=runs/x: an interrupted comparison is started again",
-        ),
-        case(
-            "`isolation=none` for two revisions",
-            ("HEAD~1", "HEAD", *ASKED, "isolation=none"),
-            "each checkout needs processes of its own",
-        ),
-        case(
-            "an unknown option for two revisions",
-            ("HEAD~1", "HEAD", *ASKED, "secnods=3"),
-            "A (HEAD~1): there is no key 'secnods' in the config. Did you mean 'seconds'?",
-        ),
-        case(
-            "an option of two revisions with several values",
-            ("HEAD~1", "HEAD", *ASKED, "dtype=float16,bfloat16"),
-            "dtype=float16,bfloat16",
-        ),
-        case(
-            "a folder of YAML files that no revision has",
-            ("HEAD~1", "HEAD", "--config-dir=conf", "component=[net]"),
-            "which --config-dir=conf names",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "says"), WRONG.items())
 def test_a_wrong_command(repository, capsys, arguments, says):
-    assert says.format(here=repository) in refused(capsys, *arguments)
+    words = arguments.split()
+    given = {word.partition("=")[0] for word in words}
+    words += [word for word in ASKED if word.partition("=")[0] not in given]
+    assert says.format(here=repository) in refused(capsys, *words)
     assert is_clean(repository)
     assert not (repository / "runs").exists()
 
@@ -156,14 +126,8 @@ def test_a_module_that_cannot_be_imported(repository, capsys):
 
 
 @promise("interrupt")
-@pytest.mark.parametrize(
-    ("number", "name"),
-    [
-        case("Ctrl-C while two revisions are measured", signal.SIGINT, "Ctrl-C"),
-        case("SIGTERM while two revisions are measured", signal.SIGTERM, "SIGTERM"),
-    ],
-)
-def test_an_interrupt_removes_the_worktrees(repository, monkeypatch, capsys, number, name):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_removes_the_worktrees(repository, monkeypatch, capsys, number):
     seen = []
 
     def execute(runs):

@@ -134,46 +134,30 @@ class Locked(nn.Linear):
         raise TypeError("cannot pickle '_thread.lock' object")
 
 
-def arguments(**other):
-    return {"module": nn.Linear(8, 8), "inputs": {"input": torch.ones(2, 8)}} | other
+ARGUMENTS = {
+    "name": ({"inputs": {"inptu": torch.ones(2, 8)}}, r"inputs do not fit Linear\.forward.*Did you mean 'input'"),
+    "tensor": (
+        {"inputs": torch.ones(2, 8)},
+        r"inputs has the type Tensor\. Give the arguments of forward by name: inputs=\{'x': x\}",
+    ),
+    "shape": (
+        {"inputs": {"input": torch.ones(2, 9)}},
+        r"Linear\.forward raised RuntimeError: .*\(inputs: input float32 \[2, 9\]\)",
+    ),
+    "device": (
+        {"inputs": {"input": torch.ones(2, 8, device="meta")}},
+        "input is on meta, the module on cpu. Move one",
+    ),
+    "copy": ({"module": Locked(8, 8)}, r"Locked cannot be copied .*lock.* Pass a function that builds it"),
+    "same": ({"module": lambda: SAME}, "the function returned the same module twice"),
+    "variant": ({"variants": ["basline"]}, "there is no variant 'basline'. Did you mean 'baseline'"),
+}
 
 
 @promise("python argument")
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        pytest.param(
-            arguments(inputs={"inptu": torch.ones(2, 8)}),
-            r"inputs do not fit Linear\.forward.*Did you mean 'input'",
-            id="name",
-        ),
-        pytest.param(
-            arguments(inputs=torch.ones(2, 8)),
-            r"inputs has the type Tensor\. Give the arguments of forward by name: inputs=\{'x': x\}",
-            id="tensor",
-        ),
-        pytest.param(
-            arguments(inputs={"input": torch.ones(2, 9)}),
-            r"Linear\.forward raised RuntimeError: .*\(inputs: input float32 \[2, 9\]\)",
-            id="shape",
-        ),
-        pytest.param(
-            arguments(inputs={"input": torch.ones(2, 8, device="meta")}),
-            "input is on meta, the module on cpu. Move one",
-            id="device",
-        ),
-        pytest.param(
-            arguments(module=Locked(8, 8)),
-            r"Locked cannot be copied .*lock.* Pass a function that builds it",
-            id="copy",
-        ),
-        pytest.param(arguments(module=lambda: SAME), "the function returned the same module twice", id="same"),
-        pytest.param(
-            arguments(variants=["basline"]), "there is no variant 'basline'. Did you mean 'baseline'", id="variant"
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "message"), ARGUMENTS.values(), ids=list(ARGUMENTS))
 def test_a_wrong_argument(given, message):
+    given = {"module": nn.Linear(8, 8), "inputs": {"input": torch.ones(2, 8)}} | given
     options = {"variants": ["baseline"], "metrics": {"parity": Parity()}, "ceilings": "off", "quiet": True}
     with pytest.raises(InputError, match=message) as error:
         profiling.profile(**{**options, **given})

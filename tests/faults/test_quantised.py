@@ -146,17 +146,17 @@ class Becomes(Transform):
 
 
 @promise("kernel")
-def test_the_layer_that_cannot_be_compiled_is_named(net, tmp_path):
-    says = r"^the layer 1 \[30, 64\], Product, 2 rows fails: RuntimeError: CUBLAS_STATUS_NOT_SUPPORTED when"
-    with pytest.raises(RuntimeError, match=says), torch.inference_mode():
-        Recipe(transforms=[Becomes(Product)], compiler=Inductor()).prepare(net, tmp_path)
-
-
-@promise("kernel")
-def test_the_layer_that_fails_when_it_is_called_is_named(net, tmp_path):
-    says = r"^the layer 1 \[30, 64\], Breaks, 2 rows fails: RuntimeError: operation not permitted when stream"
-    with pytest.raises(RuntimeError, match=says), torch.inference_mode():
-        Recipe(transforms=[Becomes(Breaks)]).prepare(net, tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "compiler", "says"),
+    [
+        (Product, Inductor(), "CUBLAS_STATUS_NOT_SUPPORTED when"),
+        (Breaks, None, "operation not permitted when stream"),
+    ],
+)
+def test_the_layer_that_fails_is_named_compiled_and_called(net, tmp_path, kind, compiler, says):
+    layer = rf"^the layer 1 \[30, 64\], {kind.__name__}, 2 rows fails: RuntimeError: {says}"
+    with pytest.raises(RuntimeError, match=layer), torch.inference_mode():
+        Recipe(transforms=[Becomes(kind)], compiler=compiler).prepare(net, tmp_path)
 
 
 @promise("option")

@@ -42,22 +42,10 @@ def damage(folder: Path, file: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [
-        pytest.param(
-            *("0/results.jsonl", '{"schema": 99}\n', "cannot be read"),
-            id="newer",
-        ),
-        pytest.param(
-            *("0/results.jsonl", "no record\n", "results.jsonl: 1 damaged or cut-off line skipped"),
-            id="garbage",
-        ),
-        pytest.param(
-            *("0/job.json", "{", "waiting"),
-            id="job",
-        ),
-        pytest.param(
-            *("0/environment.json", "[", "environment.json is damaged"),
-            id="environment",
-        ),
+        ("0/results.jsonl", '{"schema": 99}\n', "cannot be read"),
+        ("0/results.jsonl", "no record\n", "results.jsonl: 1 damaged or cut-off line skipped"),
+        ("0/job.json", "{", "waiting"),
+        ("0/environment.json", "[", "environment.json is damaged"),
     ],
 )
 def test_damage_in_one_run_costs_that_run(

@@ -45,14 +45,7 @@ def test_a_cell_that_prepared_nothing_leaves_nothing():
 @promise("dies")
 @pytest.mark.parametrize(
     ("dies", "left"),
-    [
-        pytest.param(
-            "warm",
-            {"cold"},
-            id="the warm start of a cell dies (starts=true)",
-        ),
-        ("portable", {"cold", "warm"}),
-    ],
+    [("warm", {"cold"}), ("portable", {"cold", "warm"})],
 )
 def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
     def perform(task, files, limits, on_event, variables, own):
@@ -79,11 +72,7 @@ def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
 @pytest.mark.parametrize(
     ("limit", "note"),
     [
-        pytest.param(
-            0.5,
-            r'took longer than prepare_timeout=0\.5 s: killed at File .*slow_start\.py", line 3 in slow',
-            id="preparing takes longer than prepare_timeout in a start (starts=true)",
-        ),
+        (0.5, r'took longer than prepare_timeout=0\.5 s: killed at File .*slow_start\.py", line 3 in slow'),
         (300.0, None),
     ],
 )

@@ -166,18 +166,9 @@ ARGUMENTS = (
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [
-        pytest.param(
-            *(
-                "variant/baseline.yaml",
-                "baseline: {compiler: null}\n",
-                "baseline.yaml has the name of a recipe of the tool",
-            ),
-            id="a YAML of --config-dir has the name of one of the tool's, which would hide it",
-        ),
-        pytest.param(
-            *("step/mine.yaml", "compile: {_target_: a.b}\n", "the tool has a step compile of its own"),
-            id="a step of the user's own has the name of one of the tool",
-        ),
+        # It would hide that of the tool.
+        ("variant/baseline.yaml", "baseline: {compiler: null}\n", "baseline.yaml has the name of a recipe of the tool"),
+        ("step/mine.yaml", "compile: {_target_: a.b}\n", "the tool has a step compile of its own"),
     ],
 )
 def test_a_name_of_the_tools_own(started, tmp_path, file, text, says):
@@ -309,86 +300,87 @@ def test_yaml_of_each_group(started, override, says):
     is_refused(started(*NET, override), says)
 
 
-TARGETS = (
-    ("realtime: `loop: 5`", "realtime", ("loop=5",), "loop"),
-    ("realtime: text in place of frames", "realtime", ("loop.frames=many",), "loop.frames"),
-    ("realtime: a list in place of a schedule", "realtime", ("loop.schedule=[a]",), "loop.schedule"),
-    ("realtime: a number in place of the actions", "realtime", ("loop.actions=5",), "loop.actions"),
-    ("realtime: `stages: 5`", "realtime", ("stages=5",), "stages"),
-    ("realtime: `mix` with a list", "realtime", ("mix=[a]",), "mix"),
-    ("realtime: a mix of lists", "realtime", ("mix={world:[a],picture:[b],sound:[c]}",), "mix.world"),
-    ("realtime: a deleted loop", "realtime", ("~loop",), "cannot be deleted"),
-    ("shape_sweep: `values: {}`", "shape_sweep", ("component=[net]", "values={}"), "values"),
-    ("shape_sweep: text among the values", "shape_sweep", ("component=[net]", "values=[1,a]"), "values"),
-    ("shape_sweep: a list in place of the axis", "shape_sweep", ("component=[net]", "axis=[x]"), "axis"),
-    ("shape_sweep: an axis that is not there", "shape_sweep", ("component=[net]", "axis=y.1"), "axis"),
-    (
-        "shape_sweep: inputs without a tensor",
-        "shape_sweep",
-        ("component=[net]", "component.net.inputs.x=5", "component.net.inputs.gain=5"),
-        "has a shape",
+#: By target: what is planted, overrides, words of the line.
+TARGETS = {
+    "realtime": (
+        ("`loop: 5`", ("loop=5",), "loop"),
+        ("text in place of frames", ("loop.frames=many",), "loop.frames"),
+        ("a list in place of a schedule", ("loop.schedule=[a]",), "loop.schedule"),
+        ("a number in place of the actions", ("loop.actions=5",), "loop.actions"),
+        ("`stages: 5`", ("stages=5",), "stages"),
+        ("`mix` with a list", ("mix=[a]",), "mix"),
+        ("a mix of lists", ("mix={world:[a],picture:[b],sound:[c]}",), "mix.world"),
+        ("a deleted loop", ("~loop",), "cannot be deleted"),
     ),
-    ("shape_sweep: a value of a trillion", "shape_sweep", ("component=[net]", "values=[1000000000000]"), "elements"),
-    ("training_step: `training: 5`", "training_step", ("training=5",), "training"),
-    ("training_step: no steps", "training_step", ("training.steps=0",), "training.steps"),
-    ("training_step: a misspelt option", "training_step", ("+training.stesp=3",), "Did you mean 'steps'"),
-    ("training_step: a misspelt optimizer", "training_step", ("optimizer=sdg",), "Did you mean 'sgd'"),
-    (
-        "training_step: a transform that only forward passes have",
-        "training_step",
-        ("variant=[channels_last_compile]",),
-        "variant.channels_last+compile.transforms are for forward passes",
+    "shape_sweep": (
+        ("`values: {}`", ("component=[net]", "values={}"), "values"),
+        ("text among the values", ("component=[net]", "values=[1,a]"), "values"),
+        ("a list in place of the axis", ("component=[net]", "axis=[x]"), "axis"),
+        ("an axis that is not there", ("component=[net]", "axis=y.1"), "axis"),
+        (
+            "inputs without a tensor",
+            ("component=[net]", "component.net.inputs.x=5", "component.net.inputs.gain=5"),
+            "has a shape",
+        ),
+        ("a value of a trillion", ("component=[net]", "values=[1000000000000]"), "elements"),
     ),
-    ("launch_overhead: `trace=true`", "launch_overhead", ("trace=true",), "no step to trace"),
-    ("training_step: text in place of steps", "training_step", ("training.steps=many",), "training.steps"),
-    ("training_step: changes that are text", "training_step", ("training.lr_changes=[[1,a]]",), "lr_changes"),
-    ("training_step: changes that are a number", "training_step", ("training.lr_changes=5",), "lr_changes"),
-    ("training_step: `optimizer: null`", "training_step", ("optimizer=null",), "optimizer"),
-    ("training_step: an optimizer that is a number", "training_step", ("optimizer._target_=5",), "optimizer"),
-    ("launch_overhead: text in place of rounds", "launch_overhead", ("calibration.rounds=many",), "rounds"),
-    ("launch_overhead: `calibration: 5`", "launch_overhead", ("calibration=5",), "calibration"),
-    ("launch_overhead: counts that are text", "launch_overhead", ("calibration.counts=[a,b,c]",), "counts"),
-    ("launch_overhead: a component", "launch_overhead", ("component=[net]",), "component"),
-    ("tune: an unknown step", "tune", ("component=[net]", "steps=[cuda_grph]"), "Did you mean 'cuda_graph'"),
-    ("tune: no steps", "tune", ("component=[net]", "steps=[]"), "leaves nothing to search"),
-    ("tune: a step without the one that it needs", "tune", ("component=[net]", "steps=[pdl]"), "needs compile or"),
-    (
-        "tune: a key that no step has",
-        "tune",
-        ("component=[net]", "+step.compile.rules.cost=1"),
-        "step.compile.rules.cost is unknown",
+    "training_step": (
+        ("`training: 5`", ("training=5",), "training"),
+        ("no steps", ("training.steps=0",), "training.steps"),
+        ("a misspelt option", ("+training.stesp=3",), "Did you mean 'steps'"),
+        ("a misspelt optimizer", ("optimizer=sdg",), "Did you mean 'sgd'"),
+        (
+            "a transform that only forward passes have",
+            ("variant=[channels_last_compile]",),
+            "variant.channels_last+compile.transforms are for forward passes",
+        ),
+        ("text in place of steps", ("training.steps=many",), "training.steps"),
+        ("changes that are text", ("training.lr_changes=[[1,a]]",), "lr_changes"),
+        ("changes that are a number", ("training.lr_changes=5",), "lr_changes"),
+        ("`optimizer: null`", ("optimizer=null",), "optimizer"),
+        ("an optimizer that is a number", ("optimizer._target_=5",), "optimizer"),
     ),
-    ("tune: no seconds", "tune", ("component=[net]", "seconds=0"), "seconds=0"),
-    ("tune: `seconds: null`", "tune", ("component=[net]", "seconds=null"), "needs a budget"),
-    ("tune: a negative limit of the error", "tune", ("component=[net]", "max_rel_l2=-1"), "max_rel_l2"),
-    ("tune: two components", "tune", ("component=[net,image_decoder]",), "Start a search for each"),
-    ("tune: all in one process", "tune", ("component=[net]",), "a search times recipes in processes of their own"),
-    (
-        "tune: a device twice",
-        "tune",
-        ("component=[net]", "devices=[cpu,cpu]", "device=auto", "isolation=process"),
-        "twice",
+    "launch_overhead": (
+        ("`trace=true`", ("trace=true",), "no step to trace"),
+        ("text in place of rounds", ("calibration.rounds=many",), "rounds"),
+        ("`calibration: 5`", ("calibration=5",), "calibration"),
+        ("counts that are text", ("calibration.counts=[a,b,c]",), "counts"),
+        ("a component", ("component=[net]",), "component"),
     ),
-    (
-        "tune: devices that are no list",
-        "tune",
-        ("component=[net]", "devices=cpu", "isolation=process"),
-        "devices=[cuda:0",
+    "tune": (
+        ("an unknown step", ("component=[net]", "steps=[cuda_grph]"), "Did you mean 'cuda_graph'"),
+        ("no steps", ("component=[net]", "steps=[]"), "leaves nothing to search"),
+        ("a step without the one that it needs", ("component=[net]", "steps=[pdl]"), "needs compile or"),
+        (
+            "a key that no step has",
+            ("component=[net]", "+step.compile.rules.cost=1"),
+            "step.compile.rules.cost is unknown",
+        ),
+        ("no seconds", ("component=[net]", "seconds=0"), "seconds=0"),
+        ("`seconds: null`", ("component=[net]", "seconds=null"), "needs a budget"),
+        ("a negative limit of the error", ("component=[net]", "max_rel_l2=-1"), "max_rel_l2"),
+        ("two components", ("component=[net,image_decoder]",), "Start a search for each"),
+        ("all in one process", ("component=[net]",), "a search times recipes in processes of their own"),
+        ("a device twice", ("component=[net]", "devices=[cpu,cpu]", "device=auto", "isolation=process"), "twice"),
+        ("devices that are no list", ("component=[net]", "devices=cpu", "isolation=process"), "devices=[cuda:0"),
+        (
+            "more devices than alternatives among the steps",
+            ("component=[net]", "steps=[channels_last]", "devices=[cpu,cpu:0]", "device=auto", "isolation=process"),
+            "these steps are searched on 1 at most",
+        ),
+        ("variants", ("component=[net]", "variant=[compile]"), "variant"),
     ),
-    (
-        "tune: more devices than alternatives among the steps",
-        "tune",
-        ("component=[net]", "steps=[channels_last]", "devices=[cpu,cpu:0]", "device=auto", "isolation=process"),
-        "these steps are searched on 1 at most",
-    ),
-    ("tune: variants", "tune", ("component=[net]", "variant=[compile]"), "variant"),
-)
+}
 
 
 @promise("option")
 @pytest.mark.parametrize(
     ("target", "overrides", "says"),
-    [pytest.param(target, items, says, id=what) for what, target, items, says in TARGETS],
+    [
+        pytest.param(target, items, says, id=f"{target}: {what}")
+        for target, group in TARGETS.items()
+        for what, items, says in group
+    ],
 )
 def test_targets(started, target, overrides, says):
     quick = ("device=cpu", "scale=tiny", "threads=1", "ceilings=off", "isolation=none")
@@ -399,9 +391,6 @@ LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
     f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefghi", "bcdefghij", strict=True)
 )
 CELLS = (
-    ("a forward that raises", ("component=[raises]",), "this module never works"),
-    ("a forward that returns nothing", ("component=[nothing]",), "holds no tensor"),
-    ("a factory that returns no module", ("component=[no_module]",), "not a torch.nn.Module"),
     ("an input that forward does not have", ("component=[wrong_name]",), "Did you mean 'gain'"),
     ("an input of another shape than forward needs", ("component=[wrong_shape]",), "x float32 [2, 9]"),
     (
@@ -554,6 +543,11 @@ MODULES = (
         "class Net(torch.nn.Module):\n  def forward(self, input): return {'text': 'done'}",
         "holds no tensor",
     ),
+    (
+        "returns nothing",
+        "class Net(torch.nn.Module):\n  def forward(self, input): return None",
+        "holds no tensor",
+    ),
 )
 
 
@@ -648,14 +642,16 @@ def test_no_working_directory(started, tmp_path, monkeypatch):
 
 
 ENVIRONMENTS = {
-    "HOME is not set": {"HOME": None},
-    "TMPDIR does not exist": {"TMPDIR": "/nonexistent"},
+    "folders: HOME is not set, TMPDIR does not exist, PYTHONPATH names what is not there": {
+        "HOME": None,
+        "TMPDIR": "/nonexistent",
+        "PYTHONPATH": f"/nonexistent::{os.fsdecode(bytes([255]))}",
+        "COLUMNS": "0",
+    },
     "the locale is C, which has no UTF-8": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
-    "COLUMNS is 0": {"COLUMNS": "0"},
     "COLUMNS is negative": {"COLUMNS": "-5"},
     "COLUMNS is larger than an integer of C": {"COLUMNS": "9" * 30},
     "COLUMNS is no number": {"COLUMNS": "\u00b2"},
-    "PYTHONPATH names what is not there": {"PYTHONPATH": f"/nonexistent::{os.fsdecode(bytes([255]))}"},
 }
 
 

@@ -86,14 +86,5 @@ class Raises(nn.Module):
         raise ValueError("this module never works")
 
 
-class Nothing(nn.Module):
-    def forward(self, x: torch.Tensor) -> None:
-        return None
-
-
-def not_a_module() -> str:
-    return "no module"
-
-
 def make_inputs(module, *, generator, device, dtype):
     return {"x": torch.randn(2, 8, generator=generator, device=device).to(dtype), "gain": torch.ones(1, device=device)}

@@ -43,17 +43,8 @@ if action.startswith("exit"):
     sys.exit(int(action.split()[1]))
 if action == "fail":  # as a run whose cells failed
     write()
-    records = [
-        {
-            "schema": 2,
-            "target": "generic_forward",
-            "component": "net",
-            "variant": name,
-            "status": "failed",
-            "reason": "out of memory",
-        }
-        for name in ("baseline", "compile")
-    ]
+    failed = {"target": "generic_forward", "component": "net", "status": "failed", "reason": "out of memory"}
+    records = [{"schema": 2, **failed, "variant": name} for name in ("baseline", "compile")]
     (folder / "results.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
     print("report: report.html")
     sys.exit(1)

@@ -51,37 +51,22 @@ def test_a_free_gpu_waits_for_no_core_where_there_are_fewer_cores_than_gpus(mach
 
 
 @pytest.mark.parametrize(("gpus", "cpus"), [([("GPU-a",)], None), ([()], 8), ([("GPU-b",)], 8)])
-def test_a_place_in_use_is_waited_for(machine, tmp_path, gpus, cpus):
+def test_a_place_in_use_is_waited_for_which_is_said_once(machine, tmp_path, monkeypatch, gpus, cpus):
     """Also by a job of another sweep that wants other numbers of the same cores."""
-    order = []
+    monkeypatch.setattr(places, "_SAID_SECONDS", 0.0)
+    order, lines = [], []
 
     def second():
-        with held_place(tmp_path, [("GPU-a",)], 2):
+        with held_place(tmp_path, [("GPU-a",)], 2, lines.append):
             order.append("second")
 
-    with held_place(tmp_path, gpus, cpus):
+    with held_place(tmp_path, gpus, cpus, lines.append):
         thread = threading.Thread(target=second)
         thread.start()
         time.sleep(0.2)
         order.append("first")
     thread.join(10)
     assert order == ["first", "second"]
-
-
-def test_a_job_that_waits_for_a_place_says_so_once(machine, tmp_path, monkeypatch):
-    monkeypatch.setattr(places, "_SAID_SECONDS", 0.0)
-    lines, order = [], []
-
-    def second():
-        with held_place(tmp_path, [("GPU-a",)], 2, lines.append):
-            order.append("second")
-
-    with held_place(tmp_path, [("GPU-a",)], 2, lines.append):
-        thread = threading.Thread(target=second)
-        thread.start()
-        time.sleep(0.2)
-    thread.join(10)
-    assert order == ["second"]
     (line,) = lines
     assert "GPUs" in line
     assert str(tmp_path) in line
