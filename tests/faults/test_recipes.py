@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 import pytest
-from as_user import Outcome, command, finished
+from as_user import outcome_of
 from table import promise
 
 
@@ -11,8 +11,7 @@ from table import promise
 def records(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
     names = "own_halved_twice,own_raising,own_nothing,own_wrong,regional,tensorrt,channels_last+compile"
-    done = finished(command(folder / "run", "component=[net]", f"variant=[baseline,{names}]", "isolation=none"), folder)
-    outcome = Outcome(done.returncode, done.stdout, done.stderr, folder / "run")
+    outcome = outcome_of(folder / "run", "component=[net]", f"variant=[baseline,{names}]", "isolation=none")
     return {variant: record for (_, variant), record in outcome.records.items()}
 
 

@@ -1,7 +1,7 @@
 """State that calls change."""
 
 import pytest
-from as_user import Outcome, command, finished
+from as_user import outcome_of
 from table import promise
 
 
@@ -21,8 +21,7 @@ def records(tmp_path_factory):
         ("right", (*stateful("cache", "hidden", "dropout"), "variant=[baseline,compile]")),
         ("wrong", (*stateful("random_length", "global"), "variant=[baseline]")),
     ):
-        ended = finished(command(folder / run, *words), folder)
-        found |= Outcome(ended.returncode, ended.stdout, ended.stderr, folder / run).records
+        found |= outcome_of(folder / run, *words).records
     return found
 
 

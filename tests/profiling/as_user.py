@@ -73,6 +73,19 @@ def finished(start: list[str], cwd: Path, **extra: str) -> subprocess.CompletedP
     return subprocess.run(start, cwd=cwd, env=env, capture_output=True, text=True)
 
 
+def outcome_of(
+    folder: Path,
+    *overrides: str,
+    target: str = "generic_forward",
+    quick: tuple[str, ...] = QUICK,
+    cwd: Path | None = None,
+    **extra: str,
+) -> Outcome:
+    """Run a target to its end with the run folder `folder`, in `cwd` or the folder above it."""
+    done = finished(command(folder, *overrides, target=target, quick=quick), cwd or folder.parent, **extra)
+    return Outcome(done.returncode, done.stdout, done.stderr, folder)
+
+
 def begun(start: list[str], cwd: Path) -> WarmRun | subprocess.Popen[str]:
     """Begin the command `start`, which the test interrupts, in `cwd`; forked from a warm process as in `finished`."""
     if HAS_GPU:

@@ -1,48 +1,41 @@
-"""Fixtures that run the main job and the loop as a user does."""
+"""Fixtures that run the main job, a search and the loop as a user does, in a folder outside the repository."""
 
 from pathlib import Path
 
 import pytest
-from as_user import Outcome, command, finished
+from as_user import Outcome, outcome_of
 
 
 @pytest.fixture
 def profile(tmp_path):
-    """Run the main job with `overrides` in a folder outside the repository."""
+    """Run the main job with `overrides`."""
 
     def run(*overrides: str, folder: Path | None = None, **extra: str) -> Outcome:
-        folder = folder or tmp_path / "run"
-        done = finished(command(folder, *overrides), tmp_path, **extra)
-        return Outcome(done.returncode, done.stdout, done.stderr, folder)
+        return outcome_of(folder or tmp_path / "run", *overrides, cwd=tmp_path, **extra)
 
     return run
 
 
 @pytest.fixture
 def tune(tmp_path):
-    """Search recipes with `overrides` in a folder outside the repository."""
+    """Search recipes with `overrides`."""
 
     def run(*overrides: str, folder: Path | None = None) -> Outcome:
-        folder = folder or tmp_path / "tune"
-        done = finished(command(folder, *overrides, target="tune"), tmp_path)
-        return Outcome(done.returncode, done.stdout, done.stderr, folder)
+        return outcome_of(folder or tmp_path / "tune", *overrides, target="tune", cwd=tmp_path)
 
     return run
 
 
 @pytest.fixture
 def realtime(tmp_path):
-    """Run the loop with `overrides` in a folder outside the repository."""
+    """Run the loop with `overrides`, each time in a new folder."""
     count = 0
 
     def run(*overrides: str, folder: Path | None = None) -> Outcome:
         nonlocal count
         count += 1
+        quick = ("device=cpu", "scale=tiny", "threads=1", "ceilings=off")
         folder = folder or tmp_path / f"realtime{count}"
-        start = command(
-            folder, *overrides, target="realtime", quick=("device=cpu", "scale=tiny", "threads=1", "ceilings=off")
-        )
-        done = finished(start, tmp_path)
-        return Outcome(done.returncode, done.stdout, done.stderr, folder)
+        return outcome_of(folder, *overrides, target="realtime", quick=quick, cwd=tmp_path)
 
     return run

@@ -1,8 +1,10 @@
 """check=true: what it says of a call, in every target, and that it times nothing."""
 
+from functools import partial
+
 import pytest
 import torch
-from as_user import OUTSIDE, Outcome, command, finished
+from as_user import OUTSIDE, outcome_of
 from torch import nn
 
 from profiling.components.component import Component
@@ -14,12 +16,7 @@ CPU = ("device=cpu", "threads=1", "isolation=none")
 
 @pytest.fixture
 def check(tmp_path):
-    def run(*overrides: str, target: str = "generic_forward") -> Outcome:
-        folder = tmp_path / "run"
-        done = finished(command(folder, *overrides, "check=true", target=target, quick=CPU), tmp_path)
-        return Outcome(done.returncode, done.stdout, done.stderr, folder)
-
-    return run
+    return partial(outcome_of, tmp_path / "run", "check=true", quick=CPU)
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +24,7 @@ def outcome(tmp_path_factory):
     """A check of several components at once."""
     folder = tmp_path_factory.mktemp("check")
     words = ("component=[counts,net,position,passed]", "variant=[baseline,compile]", "check=true")
-    done = finished(command(folder / "run", *words, quick=CPU), folder)
-    outcome = Outcome(done.returncode, done.stdout, done.stderr, folder / "run")
+    outcome = outcome_of(folder / "run", *words, quick=CPU)
     assert outcome.code == 0, outcome.err
     assert len(outcome.records) == 4, "one for all variants"
     return outcome

@@ -3,16 +3,13 @@
 import pickle
 
 import pytest
-from as_user import Outcome, command, finished
 
 pytestmark = pytest.mark.gpu
 
 
-def test_a_look_tries_a_capture(tmp_path):
-    folder = tmp_path / "run"
+def test_a_look_tries_a_capture(profile):
     names = "component=[net,syncs,host_tensor,counts,broken_up]"
-    done = finished(command(folder, names, "device=cuda", "check=true"), tmp_path)
-    outcome = Outcome(done.returncode, done.stdout, done.stderr, folder)
+    outcome = profile(names, "device=cuda", "check=true")
     assert outcome.code == 0, outcome.err
     calls = {name: record.check.calls[name] for (name, _), record in outcome.records.items()}
     captured = {name: call.captured for name, call in calls.items()}

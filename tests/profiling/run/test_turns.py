@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from as_user import command, finished
+from as_user import outcome_of
 from fake_cells import FakeCells, Plan, dies, run_of
 
 import profiling
@@ -285,9 +285,9 @@ def compiled(tmp_path_factory):
     """The records of a run in one process whose variants compile the same code."""
     folder = tmp_path_factory.mktemp("compiled")
     variants = ("variant=[baseline,compile,compiled_alike]", "metric=[parity,latency]", "isolation=none")
-    done = finished(command(folder / "run", "component=[net]", *variants), folder)
-    assert done.returncode == 0, done.stderr
-    return {record.variant: record for record in read_records(folder / "run").records}
+    outcome = outcome_of(folder / "run", "component=[net]", *variants)
+    assert outcome.code == 0, outcome.err
+    return {variant: record for (_, variant), record in outcome.records.items()}
 
 
 def test_in_one_process_cells_that_compile_take_turns_with_the_baseline_one_by_one(compiled):
