@@ -294,11 +294,7 @@ def test_write_fails(published, get):
 
 @promise("cut download")
 @pytest.mark.parametrize(
-    "how",
-    [
-        row("Ctrl-C during a download", signal.SIGINT),
-        row("a download is killed (SIGKILL)", signal.SIGKILL),
-    ],
+    "how", [row("Ctrl-C during a download", signal.SIGINT), row("a download is killed (SIGKILL)", signal.SIGKILL)]
 )
 def test_stopped_download(published, get, how):
     published.seconds_per_chunk = 0.1

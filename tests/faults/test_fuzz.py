@@ -176,9 +176,7 @@ def load_fuzzed_checkpoint(path: Path, content: bytes) -> None:
 
 COMPONENT = {
     "module": {"_target_": "torch.nn.Identity", "width": 8},
-    "inputs": {
-        "input": {"shape": [2, 8], "dtype": "float32", "distribution": "uniform", "low": 0.0, "high": 1.0},
-    },
+    "inputs": {"input": {"shape": [2, 8], "dtype": "float32", "distribution": "uniform", "low": 0.0, "high": 1.0}},
     "tiny": {"module": {"width": 4}, "inputs": {"input": {"shape": [1]}}, "frames_per_call": 1},
     "initialise": None,
     "checkpoint": None,

@@ -456,11 +456,7 @@ PLANTED: dict[str, dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]
             {"wrong": lambda y: y.float().double(), "metric": Parity(floor=1e-12)},
             ("relative L2 error",),
         ),
-        "a reference of zeros": (
-            lambda x: x * 0,
-            {"wrong": lambda y: y + 1e-9},
-            ("the reference is zero everywhere",),
-        ),
+        "a reference of zeros": (lambda x: x * 0, {"wrong": lambda y: y + 1e-9}, ("the reference is zero everywhere",)),
         "another sign of infinity": (half_infinite, {"wrong": torch.abs}, (f"output ({FLOAT}) is infinite",)),
         "infinity elsewhere": (half_infinite, {"wrong": lambda y: y.flip(0)}, (f"output ({FLOAT}) is infinite",)),
         "no infinity": (half_infinite, {"wrong": lambda y: y.clamp(min=-1e9)}, (f"output ({FLOAT}) is infinite",)),
@@ -481,21 +477,13 @@ PLANTED: dict[str, dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any]
         ),
     },
     "bad reference": {
-        "it has NaN": (
-            lambda x: {"good": x, "bad": x.log()},
-            {},
-            ("output['bad']", "the reference itself has NaN"),
-        ),
+        "it has NaN": (lambda x: {"good": x, "bad": x.log()}, {}, ("output['bad']", "the reference itself has NaN")),
         "eager overflows": (lambda x: x.exp(), {"eager": lambda x: x.exp() * math.inf}, ("eager's own output",)),
         "eager is too far": (lambda x: x, {"wrong": lambda y: y * 0, "eager": lambda x: x * 1.6}, ("dtype=float32",)),
     },
     "stale output": {
         "that of the old inputs": (lambda x: x + 1, {"run": stale}, ("output",)),
-        "right only once": (
-            lambda x: x + 1,
-            {"run": once},
-            ("wrong from call 2 on: relative L2 error 0.5 of output",),
-        ),
+        "right only once": (lambda x: x + 1, {"run": once}, ("wrong from call 2 on: relative L2 error 0.5 of output",)),
     },
     "written inputs": {
         "that eager leaves": (lambda x: x + 1, {"run": overwrites}, (f"inputs['x'] ({FLOAT})",)),

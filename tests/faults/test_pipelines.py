@@ -23,11 +23,7 @@ DAMAGED = (
     ("a stage runs every 0 ticks", [f"+{FIRST}.every=0"], "every=0 must be a whole number, at least 1"),
     ("an unknown stage is delivered", ["pipeline.deliver=[secnd]"], "Did you mean 'second'"),
     ("an edge cannot be read", [f"{SECOND}.inputs.x=first@-7"], "first@-7 is no edge"),
-    (
-        "a list takes the place of stages",
-        ["pipeline.stages=[1]"],
-        "Cannot merge DictConfig with ListConfig",
-    ),
+    ("a list takes the place of stages", ["pipeline.stages=[1]"], "Cannot merge DictConfig with ListConfig"),
     ("the name of a pipeline is misspelt", ["pipeline=min"], "there is no pipeline 'min'. Did you mean 'mine'"),
 )
 UNFIT = (

@@ -144,10 +144,7 @@ ARGUMENTS = {
         {"inputs": {"input": torch.ones(2, 9)}},
         r"Linear\.forward raised RuntimeError: .*\(inputs: input float32 \[2, 9\]\)",
     ),
-    "device": (
-        {"inputs": {"input": torch.ones(2, 8, device="meta")}},
-        "input is on meta, the module on cpu. Move one",
-    ),
+    "device": ({"inputs": {"input": torch.ones(2, 8, device="meta")}}, "input is on meta, the module on cpu. Move one"),
     "copy": ({"module": Locked(8, 8)}, r"Locked cannot be copied .*lock.* Pass a function that builds it"),
     "same": ({"module": lambda: SAME}, "the function returned the same module twice"),
     "variant": ({"variants": ["basline"]}, "there is no variant 'basline'. Did you mean 'baseline'"),

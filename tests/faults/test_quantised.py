@@ -148,10 +148,7 @@ class Becomes(Transform):
 @promise("kernel")
 @pytest.mark.parametrize(
     ("kind", "compiler", "says"),
-    [
-        (Product, Inductor(), "CUBLAS_STATUS_NOT_SUPPORTED when"),
-        (Breaks, None, "operation not permitted when stream"),
-    ],
+    [(Product, Inductor(), "CUBLAS_STATUS_NOT_SUPPORTED when"), (Breaks, None, "operation not permitted when stream")],
 )
 def test_the_layer_that_fails_is_named_compiled_and_called(net, tmp_path, kind, compiler, says):
     layer = rf"^the layer 1 \[30, 64\], {kind.__name__}, 2 rows fails: RuntimeError: {says}"

@@ -43,10 +43,7 @@ def test_a_cell_that_prepared_nothing_leaves_nothing():
 
 
 @promise("dies")
-@pytest.mark.parametrize(
-    ("dies", "left"),
-    [("warm", {"cold"}), ("portable", {"cold", "warm"})],
-)
+@pytest.mark.parametrize(("dies", "left"), [("warm", {"cold"}), ("portable", {"cold", "warm"})])
 def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
     def perform(task, files, limits, on_event, variables, own):
         kind = files.name.split(".")[-1].removesuffix("_start")

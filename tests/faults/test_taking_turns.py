@@ -71,9 +71,7 @@ def test_the_last_one_is_timed_alone(tmp_path):
 
 @promise("interrupt")
 @pytest.mark.parametrize(
-    ("step", "windows"),
-    [("ready", (0, 0)), (3, (2, 2))],
-    ids=["while a variant is prepared", "between windows"],
+    ("step", "windows"), [("ready", (0, 0)), (3, (2, 2))], ids=["while a variant is prepared", "between windows"]
 )
 def test_an_interrupt(tmp_path, step, windows):
     cells = three(v=Plan(happens={step: interrupts}))

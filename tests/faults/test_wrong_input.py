@@ -108,11 +108,7 @@ ARGUMENTS = (
         "Did you mean 'int8_weights'",
     ),
     ("one recipe under two names", ("variant=[compile+cuda_graph,compile_cuda_graph]",), "both are the recipe"),
-    (
-        "a nested option of inductor",
-        (*COMPILED, f"+{COMPILER}.options.triton.max_tiles=2"),
-        "as one key: '+step",
-    ),
+    ("a nested option of inductor", (*COMPILED, f"+{COMPILER}.options.triton.max_tiles=2"), "as one key: '+step"),
     ("a capture without its class", (*OWN, "variant.own_halved_twice.capture={warmup: 3}"), "Give it a _target_"),
     ("no warm-up calls before a capture", (*PASSES, "step.cuda_graph.warmup=0"), "warmup=0"),
     ("transforms that are no list", (*OWN, "variant.own_halved_twice.transforms=5"), "is no list"),
@@ -418,11 +414,7 @@ CELLS = (
         ("component=[net]", "component.net.inputs.x=5"),
         "(inputs: x 5, gain float32 [1])",
     ),
-    (
-        "a list in place of a tensor",
-        ("component=[wrong_nesting]",),
-        "x.0 float32 [2, 8]",
-    ),
+    ("a list in place of a tensor", ("component=[wrong_nesting]",), "x.0 float32 [2, 8]"),
 )
 
 
@@ -511,11 +503,7 @@ MODULES = (
         "Net = torch.nn.Identity\ndef inputs(m, **_): return {'input': (x for x in [1])}",
         "inputs.input is a generator, which can be read only once",
     ),
-    (
-        "has inputs by number",
-        "Net = torch.nn.Identity\ndef inputs(m, **_): return {1: torch.ones(1)}",
-        "Return a dict",
-    ),
+    ("has inputs by number", "Net = torch.nn.Identity\ndef inputs(m, **_): return {1: torch.ones(1)}", "Return a dict"),
     (
         "has other inputs in the second call",
         "Net = torch.nn.Identity\nn = [1]\n"
@@ -543,11 +531,7 @@ MODULES = (
         "class Net(torch.nn.Module):\n  def forward(self, input): return {'text': 'done'}",
         "holds no tensor",
     ),
-    (
-        "returns nothing",
-        "class Net(torch.nn.Module):\n  def forward(self, input): return None",
-        "holds no tensor",
-    ),
+    ("returns nothing", "class Net(torch.nn.Module):\n  def forward(self, input): return None", "holds no tensor"),
 )
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,10 +80,10 @@ def outcome_of(
     target: str = "generic_forward",
     quick: tuple[str, ...] = QUICK,
     cwd: Path | None = None,
-    **extra: str,
+    variables: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Run a target to its end with the run folder `folder`, in `cwd` or the folder above it."""
-    done = finished(command(folder, *overrides, target=target, quick=quick), cwd or folder.parent, **extra)
+    done = finished(command(folder, *overrides, target=target, quick=quick), cwd or folder.parent, **(variables or {}))
     return Outcome(done.returncode, done.stdout, done.stderr, folder)
 
 

@@ -11,7 +11,7 @@ def profile(tmp_path):
     """Run the main job with `overrides`."""
 
     def run(*overrides: str, folder: Path | None = None, **extra: str) -> Outcome:
-        return outcome_of(folder or tmp_path / "run", *overrides, cwd=tmp_path, **extra)
+        return outcome_of(folder or tmp_path / "run", *overrides, cwd=tmp_path, variables=extra)
 
     return run
 

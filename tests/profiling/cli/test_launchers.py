@@ -25,9 +25,7 @@ def needs(package):
 PARALLEL = [
     pytest.param(("launcher=local", "devices=2"), id="joblib", marks=needs("joblib")),
     pytest.param(
-        ("launcher=slurm", "hydra/launcher=submitit_local", "devices=2"),
-        id="submitit",
-        marks=needs("submitit"),
+        ("launcher=slurm", "hydra/launcher=submitit_local", "devices=2"), id="submitit", marks=needs("submitit")
     ),
     pytest.param(("launcher=ray", "devices=2"), id="ray", marks=[needs("ray"), pytest.mark.ray]),
 ]
@@ -91,22 +89,11 @@ def test_a_killed_worker_costs_its_own_job(start_sweep, words, monkeypatch):
         pytest.param(("launcher=basic",), signal.SIGKILL, id="basic-killed"),
         pytest.param(("launcher=basic",), signal.SIGINT, id="basic-ctrl-c"),
         pytest.param(
-            ("launcher=local", "devices=2"),
-            signal.SIGINT,
-            id="joblib-ctrl-c",
-            marks=[needs("joblib"), TWO_CORES],
+            ("launcher=local", "devices=2"), signal.SIGINT, id="joblib-ctrl-c", marks=[needs("joblib"), TWO_CORES]
         ),
+        pytest.param(("launcher=local", "devices=2"), signal.SIGTERM, id="joblib", marks=[needs("joblib"), TWO_CORES]),
         pytest.param(
-            ("launcher=local", "devices=2"),
-            signal.SIGTERM,
-            id="joblib",
-            marks=[needs("joblib"), TWO_CORES],
-        ),
-        pytest.param(
-            ("launcher=ray", "devices=2"),
-            signal.SIGTERM,
-            id="ray",
-            marks=[needs("ray"), TWO_CORES, pytest.mark.ray],
+            ("launcher=ray", "devices=2"), signal.SIGTERM, id="ray", marks=[needs("ray"), TWO_CORES, pytest.mark.ray]
         ),
         pytest.param(
             ("launcher=ray", "devices=2"),

@@ -56,7 +56,7 @@ def test_a_component_that_can_be_captured(outcome):
     assert "no capture can be tried here" in outcome.out
     assert "one call is 1 graph, without a break" in outcome.out
     assert {each.path for each in outcome.records["net", "check"].check.calls["net"].outputs} == {
-        *("answer.picture", "answer.score", "hidden.0", "hidden.1.0"),
+        *("answer.picture", "answer.score", "hidden.0", "hidden.1.0")
     }
 
 
@@ -195,5 +195,5 @@ def test_a_training_step(check):
 def test_every_point_of_a_sweep(check):
     outcome = check("component=[net]", "values=[1,2]", "together=false", target="shape_sweep")
     assert [record.check.calls[name].inputs[0].shape for (name, _), record in outcome.records.items()] == [
-        *((1, 8), (2, 8)),
+        *((1, 8), (2, 8))
     ]

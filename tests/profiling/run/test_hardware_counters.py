@@ -14,14 +14,7 @@ from profiling.run import process
 from profiling.run.child import Performed
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Phase, Sections
-from profiling.run.hardware_counters import (
-    CounterPass,
-    Group,
-    NoCountersError,
-    grouped,
-    launches_to_measure,
-    longest,
-)
+from profiling.run.hardware_counters import CounterPass, Group, NoCountersError, grouped, launches_to_measure, longest
 from profiling.run.job import FORWARD, Job
 from profiling.run.process import Isolated
 from profiling.run.task import Cell, Counters, Probe
@@ -68,10 +61,7 @@ def traced(tmp_path):
         {"name": GEMM, "class": "gemm", "ms": 0.4, "share": 0.8, "count": 3, "mean_us": 133.3, "gbps": 3600.0},
         {"name": NORM, "class": "reduction", "ms": 0.1, "share": 0.2, "count": 1, "mean_us": 100.0, "gbps": 500.0},
     ]
-    return {
-        "trace": {"trace": "traces/net.baseline.json"},
-        "trace_analysis": {"kernels": kernels, "kernel_ms": 0.5},
-    }
+    return {"trace": {"trace": "traces/net.baseline.json"}, "trace_analysis": {"kernels": kernels, "kernel_ms": 0.5}}
 
 
 def measure(folder, sections, **options):
