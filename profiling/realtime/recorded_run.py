@@ -254,7 +254,7 @@ def _with_rows(series: Mapping[str, Array], rows: Sequence[Mapping[str, float]])
 def _remarks(series: Mapping[str, Array], loop: Realtime) -> list[str]:
     """Say what the deadlines do not show: a loop that is slow outside of its frames, and frames that raised."""
     remarks = []
-    if (rate := loop.too_slow_fps) is not None:
+    if (rate := loop.too_slow_fps(loop.target_fps)) is not None:
         outside = "" if loop.gap_ms is None else f"; {loop.gap_ms.p50:.3g} ms lie between two frames, outside frame()"
         remarks.append(f"the application delivers {rate:.4g} frames a second, not {loop.target_fps:g}{outside}")
     failed = int(np.nansum(series["exceptions"]))

@@ -84,7 +84,11 @@ def _target_words(record: Record, loop: Realtime) -> str:
     said = holds_rate(record, target) if target is not None else None
     if said is None:
         return UNDECIDED
-    if said.answer != "no" and (rate := loop.too_slow_fps) is not None:
+    rate, in_time = (
+        loop.too_slow_fps(loop.target_fps),
+        loop.frame_ms is not None and loop.frame_ms.p50 <= loop.budget_ms,
+    )
+    if rate is not None and in_time:
         return f"no, the application delivers {rate:.3g} frames/s"
     return holds_words(said) if said.answer == UNDECIDED else said.answer
 
@@ -95,11 +99,7 @@ def _rate_words(record: Record) -> str:
     for each in record.deadlines:
         if (said := holds_rate(record, each)) is not None:
             rates[said.answer].append(f"{each.fps:g}")
-    loop = record.realtime
-    # In time, but the application does something else between them.
-    alone = loop is not None and loop.too_slow_fps is not None and f"{loop.target_fps:g}" not in rates["no"]
-    holds = "Its frames alone hold" if alone else "Holds"
-    words = (holds, "Does not hold", f"{UNDECIDED.capitalize()}:")
+    words = ("Holds", "Does not hold", f"{UNDECIDED.capitalize()}:")
     return ". ".join(
         f"{kind} {listed(of_kind)} FPS" for kind, of_kind in zip(words, rates.values(), strict=True) if of_kind
     )

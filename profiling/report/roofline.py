@@ -78,8 +78,10 @@ def next_step(record: Record, group: Sequence[Record]) -> tuple[str, str]:
     A time with `~` is predicted from the ceilings or the measured kernels; one without was measured in this run. A
     variant that this run measured as no faster, that failed or could not run, is never named: the next best step is.
     """
+    if (way_out := _way_out(record)) is not None:
+        return way_out
     call = deciding(record)
-    return _step_of(call, group) if call is not None else ("", "")
+    return ("", "") if call is None else _step_of(call, group)
 
 
 def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:

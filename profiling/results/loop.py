@@ -136,13 +136,12 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
         """Time in which a frame, or a chunk of them, must be delivered at the target rate, in ms."""
         return 1000 * (self.frames_per_tick or 1) / self.target_fps
 
-    @property
-    def too_slow_fps(self) -> float | None:
-        """Delivered frames/s of an application's loop that misses its target; None otherwise, or if not known."""
+    def too_slow_fps(self, fps: float) -> float | None:
+        """Return the delivered frames/s of an application's loop if they are fewer than `fps`; None: else, or unknown."""
         if self.pace != "application" or self.frame_ms is None or self.gap_ms is None:
             return None
         rate = 1000 / (self.frame_ms.p50 + self.gap_ms.p50)
-        return rate if rate < TOO_SLOW * self.target_fps else None
+        return rate if rate < TOO_SLOW * fps else None
 
     @property
     def settings(self) -> dict[str, str | int | float | bool]:

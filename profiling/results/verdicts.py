@@ -262,14 +262,15 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     """Judge whether a record holds a frame rate, beside what others took of it; None where it was not timed.
 
     Others only lengthen calls: a rate that is missed while they took part of the time is undecided if the median
-    call without that part would be in time.
+    call without that part would be in time. An application that delivers fewer frames a second holds no such rate.
     """
     summary = summary_of(record)
     if summary is None or not record.is_correct:
         return None
     groups = deadline.misses if deadline.bursts is None else deadline.bursts
     said = holds(deadline.misses, groups, summary.n, record.late or LATE)
-    if deadline.too_slow:
+    loop = record.realtime
+    if deadline.too_slow or (loop is not None and loop.too_slow_fps(deadline.fps) is not None):
         return replace(said, answer="no")
     others = taken(record)
     lengthened = others is not None and others.is_named and summary.p50 * (1 - others.share) <= deadline.budget_ms
