@@ -55,9 +55,8 @@ def tiny_loop(*overrides, device="cpu", variant="baseline", dtype="float32", **o
 
 
 @torch.inference_mode()
-def delivered(frames, *overrides, **options):
+def played(pipeline, frames):
     """Return the delivered tensors [frames, ...] in their order, in host memory."""
-    pipeline, _, close = tiny_loop(*overrides, **options)
     ticks = []
 
     def collect(tick, _ms):
@@ -65,5 +64,12 @@ def delivered(frames, *overrides, **options):
         return {}
 
     FrameLoop(pipeline, Clock(), collect, depth=pipeline.depth).run(range(frames), lambda row: None)
-    close()
     return [torch.stack(each) for each in zip(*ticks, strict=True)]
+
+
+def delivered(frames, *overrides, **options):
+    """Return what a pipeline delivers that is prepared for these frames alone."""
+    pipeline, _, close = tiny_loop(*overrides, **options)
+    tensors = played(pipeline, frames)
+    close()
+    return tensors

@@ -32,8 +32,9 @@ def test_calls_of_a_prepared_step_follow_the_count_and_begin_anew(variant, tmp_p
 
 
 def test_a_loop_of_stages_that_count_is_played_and_traced(realtime):
-    outcome = realtime("pipeline=remembering", "variant=[baseline]", "isolation=none", "loop.frames=3", "trace=true")
+    options = ("isolation=none", "loop.frames=3", "trace=true", "loop.profile_frames=3")
+    outcome = realtime("pipeline=remembering", "variant=[baseline]", *options)
     assert outcome.code == 0, outcome.out
     (record,) = outcome.records.values()
     assert record.parity.passed
-    assert record.trace is not None
+    assert (outcome.folder / record.trace.trace).exists()

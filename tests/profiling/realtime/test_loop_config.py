@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from networks import built, composed, tiny_pipeline, tiny_settings
 
 from profiling.cli.config import steps_of
@@ -72,8 +73,10 @@ STAGES = {
 def test_a_component_that_does_not_fit(case):
     graph, specs = tiny_pipeline(case)
     settings = tiny_settings()
-    with pytest.raises(InputError, match=STAGES[case]) as caught:
-        Loop(graph, LoopOptions(), settings, 9).sides(lambda: built(specs, settings))
+    loop = Loop(graph, LoopOptions(), settings, 9)
+    components = loop.components(built(specs, settings))
+    with pytest.raises(InputError, match=STAGES[case]) as caught, torch.inference_mode():
+        loop.play_sessions(loop.pipeline(components))
     assert "\n" not in str(caught.value)
 
 

@@ -25,7 +25,8 @@ def only(outcome):
 
 def test_stages_in_sequence(realtime):
     """The default schedule; a variant that needs a GPU is skipped; a run that is done is not done again."""
-    outcome = realtime("variant=[baseline,cuda_graph]", "trace=true", "loop.profile_frames=3", *FEW)
+    arguments = ("variant=[baseline,cuda_graph]", *FEW)
+    outcome = realtime(*arguments)
     assert outcome.code == 0, outcome.out + outcome.err
     record, skipped = read_records(outcome.folder).records
     assert (record.status, skipped.status) == ("ok", "skipped")
@@ -44,35 +45,24 @@ def test_stages_in_sequence(realtime):
     assert np.isnan(series["device_world_ms"]).all(), "no device, no device time"
     assert set(record.parity.stages) == {*STAGES, "pipeline"}
     assert record.parity.passed
-    assert (outcome.folder / record.trace.trace).exists()
     assert not list((outcome.folder / "cells").glob("*.part"))
     assert "Stage budget" in outcome.out
     before = (outcome.folder / "results.jsonl").read_bytes()
-    again = realtime(
-        "variant=[baseline,cuda_graph]",
-        "trace=true",
-        "loop.profile_frames=3",
-        *FEW,
-        f"resume={outcome.folder}",
-        folder=outcome.folder,
-    )
+    again = realtime(*arguments, f"resume={outcome.folder}", folder=outcome.folder)
     assert again.code == 0, again.err
     assert (outcome.folder / "results.jsonl").read_bytes() == before
 
 
-def test_paced_from_a_recording_with_a_short_window_of_sound(realtime, tmp_path):
+def test_paced_from_a_recording_with_a_short_window_of_sound_by_a_variant_that_drifts(realtime, tmp_path):
     np.savez(tmp_path / "played.npz", mouse=np.ones((5, 2)), btn=np.eye(5, 11))
     outcome = realtime(
-        BASELINE,
         HERE,
-        "loop.pace=realtime",
-        "loop.fps=20",
-        f"pipeline.sources.action.file={tmp_path / 'played.npz'}",
-        "sound.latents=10",
-        "steps=2",
-        *FEW,
+        *("variant=[baseline,own_eight_bits]", "mix={world:own_eight_bits,picture:baseline,sound:baseline}"),
+        *("loop.pace=realtime", "loop.fps=20", f"pipeline.sources.action.file={tmp_path / 'played.npz'}"),
+        *("metric=[parity,drift]", "metric.drift.calls=6", "sound.latents=10", "steps=2", *FEW),
     )
-    section, series = only(outcome).realtime, series_of(outcome)
+    record, series = only(outcome), series_of(outcome, "mixed")
+    section = record.realtime
     assert (section.pace, section.target_fps) == ("realtime", 20.0)
     assert (np.diff(series["due_ms"]) >= 50 - 1e-6).all()
     assert (series["action_ms"] >= series["due_ms"]).all()
@@ -80,6 +70,15 @@ def test_paced_from_a_recording_with_a_short_window_of_sound(realtime, tmp_path)
     assert (section.settings["steps"], section.settings["sound_latents"]) == (2, 10)
     assert section.first_frame_ms > 0
     assert section.input_age_ms["action"].p50 == section.latency_ms.p50
+    allowed = {name: check.tolerance for name, check in record.parity.stages.items()}
+    assert allowed == {"world": 0.2, "picture": 1e-4, "sound": 1e-4, "pipeline": 0.2}
+    assert record.parity.stages["pipeline"].rel_l2 > 1e-4, "the stages that are exact pass the error on"
+    drift = record.metrics.drift
+    assert drift is not None, record.reason
+    assert len(drift.rel_l2) == 6
+    assert 0 < drift.rel_l2[-1] < 0.5
+    assert [(step.stage, step.name) for step in record.recipe] == [("world", "ReplaceLinears")]
+    assert record.recipe[0].choices.replaced > 0
 
 
 def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realtime):
@@ -108,14 +107,6 @@ def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realt
     assert record.realtime.frames == len(series_of(outcome, "mixed")["frame_ms"]) == 8
 
 
-def test_a_loop_without_metrics(realtime):
-    outcome = realtime(BASELINE, HERE, "metric=[]", "loop.gc=off", *FEW)
-    record = only(outcome)
-    assert record.realtime.gc == "off"
-    assert record.parity is None
-    assert not series_of(outcome)["collections"].any()
-
-
 @pytest.mark.parametrize("factor", ["0.0", "nan"])
 def test_a_stage_that_is_wrong_from_a_timed_frame_on_is_not_called_right(realtime, factor):
     """Its first 110 calls in a process are right: those before the timed frames, and the first of these."""
@@ -132,41 +123,26 @@ FAILING = (
     "component=[world_model_frame,failing_picture,sound_stage]",
     "pipeline.stages.picture.component=failing_picture",
     "metric=[]",
+    "loop.gc=off",
     "loop.frames=100",
     "loop.warmup_frames=5",
 )
 
 
-def test_a_loop_whose_variant_changes_the_networks_says_how_far_it_drifts(realtime):
-    mixed = ("variant=[baseline,own_eight_bits]", "mix={world:own_eight_bits,picture:baseline,sound:baseline}")
-    outcome = realtime(*mixed, "metric=[parity,drift]", "metric.drift.calls=6", HERE, *FEW)
-    record = only(outcome)
-    allowed = {name: check.tolerance for name, check in record.parity.stages.items()}
-    assert allowed == {"world": 0.2, "picture": 1e-4, "sound": 1e-4, "pipeline": 0.2}
-    assert record.parity.stages["pipeline"].rel_l2 > 1e-4, "the stages that are exact pass the error on"
-    drift = record.metrics.drift
-    assert drift is not None, record.reason
-    assert len(drift.rel_l2) == 6
-    assert 0 < drift.rel_l2[-1] < 0.5
-    assert [(step.stage, step.name) for step in record.recipe] == [("world", "ReplaceLinears")]
-    assert record.recipe[0].choices.replaced > 0
-
-
 def test_a_transform_may_change_some_stages_only(realtime):
     """The picture has 2D convolutions, the sound has none; a mix asks for the transform in the sound alone."""
-    variants = ("variant=[channels_last,baseline]",)
+    asked = ("variant=[channels_last]", "metric=[parity]", HERE, *FEW)
     mix = "mix={world:baseline,picture:baseline,sound:channels_last}"
-    outcome = realtime(*variants, "metric=[parity]", HERE, *FEW)
-    (record,) = (each for each in read_records(outcome.folder).records if each.variant != "baseline")
+    (record,) = read_records(realtime(*asked).folder).records
     changed = {step.stage: step.changed for step in record.recipe}
     assert (record.status, changed["sound"], changed["picture"] > 0) == ("ok", 0, True), record.reason
-    (mixed,) = read_records(realtime(*variants, mix, "metric=[parity]", HERE, *FEW).folder).records
+    (mixed,) = read_records(realtime(*asked, mix).folder).records
     assert mixed.status == "skipped"
     assert mixed.reason.startswith("the stage sound: transform ChannelsLast changes nothing: ")
 
 
 def test_frames_before_a_failure_are_kept(realtime):
-    """Two failures in the same call of the same network: an error, and the death of the process."""
+    """Two failures in the same call of the same network: an error, and the death of the process; without metrics."""
     frames = {}
     for how, where, reason in (
         ("raise", HERE, "RuntimeError: planted in call 60"),
@@ -181,6 +157,9 @@ def test_frames_before_a_failure_are_kept(realtime):
         frames[how] = len(series["frame_ms"])
         assert record.realtime.frames == record.realtime.frame_ms.n == frames[how]
         assert (record.realtime.warmup_frames, record.realtime.work["commit"]) == (5, "fused")
+        assert record.parity is None
+        assert record.realtime.gc == "off"
+        assert not series["collections"].any()
         assert np.isfinite(series["frame_ms"]).all()
         assert np.isfinite(series["host_rss"]).all()
         assert f"{frames[how]} frames" in outcome.out, "the report counts the frames before the failure"
