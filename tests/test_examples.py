@@ -1,11 +1,11 @@
 """The examples run as they are, at their tiny size on a CPU, and leave what they promise."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from warm_process import run_warm
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -21,10 +21,8 @@ EXPECTED = {
 @pytest.mark.parametrize("example", sorted(path.stem for path in EXAMPLES.glob("*.py")))
 def test_an_example_runs(example, tmp_path):
     printed, run = EXPECTED[example]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{example}.py"], cwd=tmp_path, env=variables, capture_output=True, text=True
-    )
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{EXAMPLES}", "CUDA_VISIBLE_DEVICES": ""}
+    done = run_warm([sys.executable, "-m", example], cwd=tmp_path, env=variables)
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout
     assert run is None or (tmp_path / run / "report.html").is_file()

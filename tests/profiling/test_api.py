@@ -88,7 +88,7 @@ def inputs():
     return {"x": torch.randn(4, 8, generator=torch.Generator().manual_seed(0))}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def result():
     return profiling.profile(Net(), inputs(), {"baseline": Recipe(), "other": Reversed()}, fps=0.001, **QUICK)
 
@@ -256,11 +256,6 @@ def test_tf32_as_torchs_current_interface_sets_it():
         matmul.fp32_precision = before
     assert result.records[0].status == "ok", result.records[0].reason
     assert read_environment(result.folder).tf32 is True
-
-
-def test_the_first_use_in_a_process_draws_no_random_number():
-    script = "import random; before = random.getstate(); import profiling as p; p.profile, p.prepare, p.FrameRecorder\n"
-    subprocess.run([sys.executable, "-c", f"{script}assert random.getstate() == before"], cwd=ROOT, check=True)
 
 
 def test_frozen_parameters_count():
@@ -495,14 +490,13 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("built", [False, True], ids=["a module", "a function"])
-@pytest.mark.parametrize(("how", "says"), COMPILED.items(), ids=COMPILED)
-def test_inside_of_a_compiled_module(how, says, built):
+@pytest.mark.parametrize(("how", "built"), [*((how, False) for how in COMPILED), ("whole", True)])
+def test_inside_of_a_compiled_module(how, built):
     module = partial(compiled, how) if built else compiled(how)
     (record,) = profiling.profile(module, {"input": torch.ones(2, 8)}, **ONE).records
     assert record.status == "ok", record.reason
     assert [note for note in record.notes if "compiled already" in note] == [
-        f"{says} (torch.compile): what is inside is measured, and variants compile it"
+        f"{COMPILED[how]} (torch.compile): what is inside is measured, and variants compile it"
     ]
     assert record.component == ("module" if built else "Sequential")
     assert record.parameters == 144
@@ -681,42 +675,6 @@ def test_a_write_that_the_inputs_of_prepare_hide_is_copied_back():
 def test_a_variant_that_changes_nothing_is_wrong_input():
     with pytest.raises(InputError, match=r"does not apply .* torch\.compile compiled nothing.* variant='baseline'"):
         profiling.prepare(nn.Identity(), {"input": torch.ones(2)}, variant="compile")
-
-
-def test_inputs_that_parity_did_not_change_are_named():
-    class Timed(nn.Module):
-        def forward(self, x, t):
-            return x * t
-
-    given = {"x": torch.arange(8.0).flip(0), "t": torch.tensor([500.0])}
-    ran = profiling.profile(Timed(), given, ["baseline"], metrics=["parity"], ceilings="off", quiet=True)
-    (record,) = ran.records
-    assert "parity was checked with the same t that the variant was prepared with: give check_inputs" in record.notes
-
-
-def test_a_plain_value_is_part_of_a_prepared_step():
-    given = inputs() | {"scale": 2.0}
-    with profiling.prepare(Net(), given, variant="baseline") as step:
-        step(**given)
-        with pytest.raises(InputError, match=r"step: scale is 3\.0, it was prepared for 2\.0"):
-            step(**given | {"scale": 3.0})
-
-
-class Nested(nn.Module):
-    def forward(self, states, options):
-        return states["now"] * options["scale"] + states["before"][0]
-
-
-def test_a_prepared_step_of_nested_inputs():
-    def states(value):
-        return {"now": torch.full((2,), value), "before": [torch.ones(2)]}
-
-    options = {"scale": 3.0}
-    with profiling.prepare(Nested(), {"states": states(0.0), "options": options}, variant="baseline") as step:
-        assert step(states(1.0), options).tolist() == [4.0, 4.0]
-        wrong = {"now": torch.zeros(2), "before": [torch.zeros(3)]}
-        with pytest.raises(InputError, match=r"step: states\['before'\]\[0\] is float32 \[3\]"):
-            step(wrong, options)
 
 
 class Caches(nn.Module):
@@ -1024,10 +982,20 @@ def test_compiled_steps_may_be_closed_in_any_order(tmp_path):
     assert (config.recompile_limit, config.fail_on_recompile_limit_hit) == before
 
 
-def test_what_compiles_nothing_is_prepared_without_the_compiler():
-    """Importing Dynamo takes seconds. Torch would import it for the dispatch mode that watches calls."""
+def test_what_a_process_imports_and_draws():
+    """The package alone imports nothing large; a first use draws no number; what compiles nothing needs no Dynamo.
+
+    Importing Dynamo takes seconds. Torch would import it for the dispatch mode that watches calls.
+    """
     code = """
-import sys, torch, profiling
+import random, sys, profiling
+assert set(profiling.__all__) <= set(dir(profiling))
+large = {"torch", "numpy", "hydra", "msgspec", "rich", "yaml"} & set(sys.modules)
+assert not large, large
+before = random.getstate()
+profiling.profile, profiling.prepare, profiling.FrameRecorder
+assert random.getstate() == before
+import torch
 class Counts(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -1038,17 +1006,6 @@ class Counts(torch.nn.Module):
 with profiling.prepare(Counts(), {"x": torch.ones(2)}, variant="baseline") as step:
     assert [float(step(torch.ones(2))[0]) for _ in range(2)] == [2, 3]
 sys.exit("Dynamo was imported" if "torch._dynamo" in sys.modules else None)
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_importing_the_package_imports_nothing_large():
-    code = """
-import sys, profiling
-assert set(profiling.__all__) <= set(dir(profiling))
-large = {"torch", "numpy", "hydra", "msgspec", "rich", "yaml"} & set(sys.modules)
-sys.exit(" ".join(large) or None)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -1129,6 +1086,7 @@ def test_nested_inputs_and_plain_values():
         for wrong, says in (
             ({"double": False}, "double is False, it was prepared for True"),
             ({"state": state[:1]}, r"state\.1 \(float32 \[1, 1, 4\]\) is missing. It was prepared with x, state, "),
+            ({"options": {"gain": [torch.zeros(3)]}}, r"options\['gain'\]\[0\] is float32 \[3\]"),
             ({"options": {"gain": [2.0]}}, r"options\.gain\.0 is 2\.0, and was float32 \[\]"),
         ):
             with pytest.raises(InputError, match=says):

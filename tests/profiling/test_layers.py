@@ -64,6 +64,7 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text())
 
 
+@cache
 def imports(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(parsed(path)):
