@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from report_records import MIB, build, build_loop, cells, clocks, faster, run_data, titled
 
@@ -15,23 +13,6 @@ from profiling.results.record import Record
 def sampled(samples: np.ndarray) -> Record:
     """Make a record of these samples."""
     return build("baseline", metrics=clocks(float(np.median(samples)), samples=samples.tolist()))
-
-
-def test_a_row_shows_the_known_numbers(three: tuple[Record, ...]) -> None:
-    assert cells(*three)[1] == {
-        **{"component": "world_model", "variant": "compile", "status": "–"},
-        **{"mean ms": "2.500", "std ms": "0.01900", "min ms": "2.460", "max ms": "2.700"},
-        "weights": "random",
-        **{"p50 ms": "2.500", "p99 ms": "2.600", "FPS": "400", "speedup vs baseline": "11.5× ±2.6%"},
-        **{
-            "rel. L2": "4.1e-03",
-            "rel. L2 allowed": "8.2e-03",
-            "peak MiB": "2506",
-            "prepare s": "28.0",
-            "samples": "400",
-        },
-        **{"device p50 ms": "2.500", "host p50 ms": "0.2500", "parameters": "1093823296", "dtype": "bfloat16"},
-    }
 
 
 def test_a_wrong_answer_is_struck_out_and_claims_nothing(three: tuple[Record, ...]) -> None:
@@ -73,12 +54,6 @@ def test_metrics_of_a_users_own_show_their_numbers() -> None:
     record = build("baseline", metrics=clocks(2.5) | {"extra": own})
     found = [list(row.values())[2:] for row in titled(latency_section(run_data(record)))["Other metrics"]]
     assert found == [["deadline", "missed", "3.000"], ["deadline", "budget_ms", "16.67"], ["score", "–", "0.5000"]]
-
-
-def test_whether_the_error_adds_up_over_calls() -> None:
-    drift = {"rel_l2": [0.001 * call for call in range(1, 61)], "max": 0.06}
-    (row,) = cells(build("compile", metrics=clocks(2.5) | {"drift": drift}))
-    assert row["rel. L2 of calls in a row"] == "6.0e-02"
 
 
 def spreads(*records: Record) -> dict[str, Rows]:
@@ -130,13 +105,6 @@ def test_of_many_samples_the_lowest_and_the_highest_are_drawn() -> None:
     assert {0.5, 50.0} <= set(spread.samples)
 
 
-def test_memory_of_graph_pools_and_of_preparing() -> None:
-    memory = {"peak_held": 5 * MIB, "prepare_peak_allocated": 9 * MIB, "graph_pool": 2 * MIB}
-    (row,) = cells(build("cuda_graph", 1.0, memory=memory))
-    names = ("peak MiB", "graph pool MiB", "prepare peak allocated MiB")
-    assert [row[name] for name in names] == ["5.0", "2.0", "9.0"]
-
-
 def test_another_reference_and_other_dtypes_are_named():
     parity = {"reference": "eager bfloat16", "passed": True, "rel_l2": 0.001}
     other = build("compile", 2.5, parity=parity, dtype="bfloat16", parameter_dtypes={"float32": 8}, cast="autocast")
@@ -146,30 +114,3 @@ def test_another_reference_and_other_dtypes_are_named():
     mixed = build("baseline", 2.5, dtype="bfloat16", parameter_dtypes={"bfloat16": 8, "float32": 1}, cast="none")
     rows = cells(build("baseline", 2.5), other, mixed)
     assert [row["dtype"] for row in rows] == ["bfloat16", "float32 under autocast bfloat16", "bfloat16 and float32"]
-
-
-def test_slow_calls_by_cause_add_up_over_the_run() -> None:
-    def slow(count: int, causes: dict[str, int], **cause_ms: float) -> dict[str, Any]:
-        return {"threshold_ms": 3.0, "count": count, "causes": causes, "cause_ms": cause_ms, "frames": []}
-
-    first = slow(3, {"run-queue wait": 2, "recompile 0/1": 1}, **{"run-queue wait": 12.5, "recompile 0/1": 900.0})
-    first["cause_ms"]["not attributed"] = 2.5
-    second = slow(1, {"run-queue wait": 1}, **{"run-queue wait": 7.5})
-    section = latency_section(
-        run_data(
-            build("baseline", metrics=clocks(2.0) | {"slow_calls": first}),
-            build("compile", metrics=clocks(1.0) | {"slow_calls": second}),
-            build("cuda_graph", metrics=clocks(1.0) | {"slow_calls": slow(0, {})}),
-        )
-    )
-    assert section.lines == [
-        "4 slow calls took 922 ms beyond the usual: "
-        "recompile 900 ms, run-queue wait 20.0 ms and not attributed 2.50 ms.",
-    ]
-    tables = titled(section)
-    assert [list(row.values())[1:] for row in tables["Slow calls by cause"]] == [
-        ["baseline", "run-queue wait", "2", "3", "12.50", "3.000"],
-        ["baseline", "recompile 0/1", "1", "3", "900.0", "3.000"],
-        ["baseline", "not attributed", "0", "3", "2.500", "3.000"],
-        ["compile", "run-queue wait", "1", "1", "7.500", "3.000"],
-    ]

@@ -14,7 +14,6 @@ from hostile import ALL, BREAKOUT, CLOSING, ENVIRONMENT, SCRIPT, check_only_text
 from parsed_page import Parsed
 from report_records import RESULTS, build, frame_loop, run_data
 
-from profiling.report.page import Section
 from profiling.report.render import render_html, render_markdown
 from profiling.report.run_data import load_run
 
@@ -87,11 +86,6 @@ def test_a_run_without_records_says_so(tmp_path: Path) -> None:
     page = render_html(run_data(folder=tmp_path))
     assert "No cell has ended yet." in page
     assert {attributes["id"] for attributes in Parsed(page).all("section")} == {"answer"}
-
-
-def test_a_section_that_holds_nothing_is_none() -> None:
-    assert not Section("a", "A")
-    assert Section("a", "A", lines=("x",))
 
 
 @pytest.fixture

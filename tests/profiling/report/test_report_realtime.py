@@ -26,23 +26,6 @@ def tables(*records: Record) -> dict[str, list[dict[str, str]]]:
     return titled(realtime_section(run_data(*records)))
 
 
-def values(row: dict[str, str]) -> list[str]:
-    return list(row.values())[2:]
-
-
-def test_frames_hold_the_planted_numbers() -> None:
-    (row,) = cells(build_loop("cuda_graph"))
-    known = {
-        **{"late frames": "0", "sustained FPS": "109", "audio real-time factor": "1.47×"},
-        **{"latency p50 ms": "9.200", "latency p99 ms": "9.400", "steady from frame": "12"},
-        **{"underruns, 0": "3", "underruns, 1": "1", "underruns, 2": "0", "underruns, 3": "0"},
-        **{"frames": "600", "warmup frames": "60", "schedule": "sequential", "pace": "free", "deliver": "host"},
-        **{"settings": "steps 1, commit fused"},
-        **{"p50 ms": "9.000", "p99 ms": "9.100", "max ms": "9.500", "FPS": "110"},
-    }
-    assert {name: row[name] for name in known} == known
-
-
 def test_what_was_not_measured_is_a_dash() -> None:
     bare = frame_loop()
     for key in ("audio_rtf", "late", "sustained_fps", "latency_ms", "underruns"):
@@ -52,27 +35,6 @@ def test_what_was_not_measured_is_a_dash() -> None:
         assert first[header] == "–" != second[header]
 
 
-def test_the_budget_has_a_row_a_stage_whatever_they_are_called() -> None:
-    rows = tables(build_loop("cuda_graph"))["Stage budget, medians"]
-    assert [values(row) for row in rows][:2] == [
-        ["world", "4.000", "0.5000", "24%"],
-        ["picture", "3.000", "0.2500", "18%"],
-    ]
-    assert values(rows[4]) == ["wait", "–", "7.500", "45%"]
-    parts = {"whole": {"host_ms": 2.0, "share": 0.12}, "deliver": {"host_ms": 0.5, "share": 0.03}}
-    rows = tables(build_loop("one_graph", frame_loop(budget={"parts": parts})))["Stage budget, medians"]
-    assert [values(row) for row in rows] == [["whole", "2.000", "12%"], ["deliver", "0.5000", "3.0%"]]
-
-
-def test_slow_frames_by_cause(stalled: Section) -> None:
-    found = tables(build_loop("baseline", stalled), build_loop("cuda_graph"))
-    assert [values(row) for row in found["Slow frames by cause"]] == [
-        ["garbage collection", "9", "12", "10.80"],
-        ["not attributed", "3", "12", "10.80"],
-        ["recompile 0/1", "1", "12", "10.80"],
-    ]
-
-
 def test_times_of_a_wrong_loop_are_struck_and_hold_nothing() -> None:
     wrong = build_loop("compile", status="invalid", reason="recompiled")
     found = tables(wrong, build_loop("cuda_graph"))
@@ -80,11 +42,8 @@ def test_times_of_a_wrong_loop_are_struck_and_hold_nothing() -> None:
     assert found["Stage budget, medians"][0]["GPU ms"] == "~~4.000~~"
 
 
-def test_a_loop_that_holds() -> None:
+def test_a_loop_that_holds_and_one_that_stalls(stalled: Section) -> None:
     assert verdict(build_loop("cuda_graph")) == HOLDS
-
-
-def test_a_loop_that_stalls(stalled: Section) -> None:
     assert verdict(build_loop("baseline", stalled)) == (
         "60 FPS: no. 12 of 600 frames miss their 16.7 ms budget (p50 9.0, p99 31.2), the longest by 28.4 ms. "
         "Holds 24 and 30 FPS. Does not hold 60 and 120 FPS. The stage world takes 4.00 of 9.00 ms."

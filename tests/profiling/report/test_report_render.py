@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from report_records import build, build_loop
 
-from profiling.errors import InputError
 from profiling.report.__main__ import main
 from profiling.report.render import write_report
 from profiling.results.record import Record
@@ -131,11 +130,6 @@ def test_a_run_without_a_finished_cell_and_bytes_that_are_no_unicode(save: Save)
     assert "No cell has ended yet." in report(run)
     (run / "results.jsonl").write_bytes(b'\xff{"cut off\n')
     assert "1 damaged or cut-off line skipped" in write_report(run).text
-
-
-def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no run"):
-        write_report(tmp_path)
 
 
 def test_it_runs_where_torch_cannot_be_imported(three: tuple[Record, ...], save: Save) -> None:

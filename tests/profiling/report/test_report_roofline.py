@@ -37,18 +37,6 @@ EAGER = build("baseline", 28.7, roofline=roofline())
 GRAPH = build("cuda_graph", 2.52, roofline=REPLAYED)
 
 
-def test_rooflines_reasons_and_predictions() -> None:
-    tables = titled(roofline_section(run_data(EAGER, GRAPH)))
-    first, second = tables[REASONS]
-    assert list(first.values())[2:] == [
-        *("0.5000", "0.5000", "0.2500", "28.70", "57.4×", "94%", "1234", "1.50", "launch overhead"),
-        *("GPU idle 94%; 1234 launches; 1234 kernels", "capture it (cuda_graph), measured 2.52 ms"),
-    ]
-    assert (second["× roofline"], second["GPU idle"], second["bound by"]) == ("5.00×", "30%", "underfilled GPU")
-    (prediction,) = tables[PREDICTED]
-    assert list(prediction.values()) == ["world_model", "baseline", "cuda_graph", "2.400", "2.520", "1.05×"]
-
-
 CONDITIONS = {"cold": False, "warmup_seconds": 0.1, "settled": True, "cpu_lost_share": 0.6}
 
 
@@ -133,14 +121,6 @@ FINDING = {
 }
 
 
-def test_findings_are_a_table() -> None:
-    record = build("compile", 2.0, roofline=roofline(findings=[FINDING]))
-    (row,) = titled(roofline_section(run_data(record)))[FINDINGS]
-    assert list(row.values())[2:] == [
-        *("group norm reductions", "6", "1.200", "56%", "1.100", "300.0", "7.0%", "32", "RowwiseMomentsCUDAKernel")
-    ]
-
-
 def test_stages_have_findings_of_their_own() -> None:
     part = judged(bound="GEMM 60%", evidence=["60% GEMM"], steps=BATCH, findings=[FINDING])
     picture = {"bound": "compute", "findings": [FINDING | {"what": "convolutions"}]}
@@ -223,11 +203,7 @@ CEILINGS = {
 }
 
 
-def test_the_ceilings() -> None:
-    assert ceilings_line(run_data(environment={"ceilings": CEILINGS}).environment) == (
-        "Measured ceilings: copy 4.02 TB/s, read 4.41 TB/s, bfloat16 matrix products 690 TFLOP/s, "
-        "convolutions 510 TFLOP/s, launch 4.60 µs, gap in a graph 0.610 µs, replay 9.50 µs."
-    )
+def test_ceilings_that_are_too_low_or_absent_say_why() -> None:
     busy = run_data(environment={"ceilings": CEILINGS | {"lost_share": 0.47, "disturbed": True}})
     assert "too low: other processes took 47% of the CPU time" in notes_section(busy).lines[0]
     failed = run_data(environment={"ceilings_reason": "not measured: out of memory"})

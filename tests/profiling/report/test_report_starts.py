@@ -3,13 +3,9 @@
 from make_record import record
 
 from profiling.compare.differences import cell_changes
-from profiling.report.answer import notes_section
 from profiling.report.cells import prepare_seconds
 from profiling.report.format import Marked
-from profiling.report.render import render_console, render_markdown
-from profiling.report.run_data import RunData
-from profiling.report.targets import starts_section, total_seconds
-from profiling.results.environment import Environment
+from profiling.report.targets import total_seconds
 from profiling.results.measured import Calls, CallsPoint, Metrics, Prepare, Start, Starts
 from profiling.run.rounds import break_even_calls
 
@@ -24,34 +20,10 @@ STARTS = Starts(
 )
 
 
-def run_data(tmp_path, *records):
-    return RunData(records, Environment(), tmp_path, 0)
-
-
 def test_a_preparation_beside_others_or_from_a_filled_cache_is_marked():
     beside = Prepare(seconds=60.0, graphs=1, cache="cold", beside=3)
     shown = [prepare_seconds(record("compile", 1.0, prepare=each)) for each in (COLD, WARM, beside)]
     assert shown == [40.0, Marked("~", 38.0), Marked("~", 60.0)]
-
-
-def test_a_preparation_says_what_it_started_from(tmp_path):
-    data = run_data(tmp_path, record("compile", 1.0, prepare=COLD), record("graph", 1.0, prepare=WARM))
-    (_, table) = starts_section(data).tables
-    titles = [column.title for column in table.columns]
-    assert titles[-3:] == ["dynamo", "inductor", "capture"]
-    text = render_markdown(data)
-    assert "from compile" in text
-    assert "cold" in text
-    assert "38.0" in render_console(data)  # in the place of the 9 s of a warm start
-    assert not [line for line in notes_section(data).lines if "warm start" in line]
-
-
-def test_starts_are_seconds_to_the_first_output(tmp_path):
-    data = run_data(tmp_path, record("compile", 1.0, starts=STARTS), record("baseline", 1.0))
-    text = render_console(data)
-    assert [line.split()[2:4] for line in text.splitlines() if " warm " in line] == [["warm", "12.0"]]
-    assert STARTS.cold.unaccounted == 5.0
-    assert "unaccounted" in render_markdown(data)
 
 
 def test_what_pays_off_is_counted_from_an_empty_cache():

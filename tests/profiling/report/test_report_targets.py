@@ -192,46 +192,6 @@ def test_a_cpu_has_its_own_columns_and_no_word_of_a_gpu() -> None:
     ]
 
 
-def test_fx_passes() -> None:
-    passes = [
-        {"name": "fold_bn", "replaced": 12, "rel_l2": 1.2e-4, "replay_ms": {"before": 2.2, "after": 2}},
-        {"name": "swap", "unmeasured": "no GPU"},
-    ]
-    found = titled(recipes_section(run_data(build("fx", passes=passes), build("baseline"))))
-    assert [values(row) for row in found["torch.fx passes, each against the module before it"]] == [
-        ["fold_bn", "12", "1.2e-04", "2.200", "2.000", "–"],
-        ["swap", "–", "–", "–", "–", "no GPU"],
-    ]
-
-
-def test_the_steps_of_a_recipe() -> None:
-    mib = 2**20
-    steps = [
-        {
-            "kind": "transform",
-            "name": "Quantize",
-            "seconds": 0.5,
-            "changed": 12,
-            "notes": ["1 left", "2 rows"],
-            "choices": {"replaced": 12, "now": {"Int8Tensor": 12}, "left": {"called with 1 row": 5}},
-        },
-        {"kind": "capture", "name": "CudaGraph", "seconds": 1.25, "memory_bytes": {"before": mib, "after": 4 * mib}},
-    ]
-    layer = {"name": "blocks.0.mlp", "shape": [16, 8], "rel_l2": 0.01, "ms": {"before": 0.5, "after": 0.25}}
-    alone = {"layers": [layer], "quantised": 48, "timed": "estimated: the layer alone, eager"}
-    section = recipes_section(run_data(build("fp8", recipe=steps, sensitivity=alone), build("baseline")))
-    found = titled(section)
-    replaced = "12 replaced by Int8Tensor; 5 left: called with 1 row"
-    assert [values(row) for row in found["Steps of the recipes"]] == [
-        ["transform", "Quantize", "0.500", "12", replaced],
-        ["capture", "CudaGraph", "1.25", "–", "–"],
-    ]
-    table = "Each layer quantised alone, largest error first"
-    assert [values(row) for row in found[table]] == [["blocks.0.mlp", "1.0e-02", "0.5000", "0.2500"]]
-    (alone_table,) = (each for each in section.tables if each.title == table)
-    assert alone_table.notes == ["fp8: 1 of 48 layers; times estimated: the layer alone, eager."]
-
-
 def compiled(folder: Path) -> Record:
     log = {
         **{"index": "tl_out/x/index.html", "compile_seconds": 20.5, "phases": {"dynamo": 1.25, "inductor": 18.0}},
