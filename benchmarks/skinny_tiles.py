@@ -4,9 +4,6 @@ Device time of a call at the sizes of the 1B world model, as in `skinny_linear.p
 memory, and its error against the product of the widened weights in fp32: a tile with an error above 1% is shown as
 wrong. `bf16` is the layer in 16 bits with the tile that `choose_tile` gives it. A tile is written as c columns,
 i inputs per iteration, p parts, s stages, w warps.
-
-A larger search on an H100 with torch 2.11 (docs/results/h100/skinny_tiles.txt): at 17 rows the best tiles make int8
-weights 0.91x (qkv), 1.06x (out), 1.11x (fc1) and 1.40x (fc2) as fast as the bf16 form.
 """
 
 import argparse

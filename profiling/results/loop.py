@@ -137,7 +137,7 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
         return 1000 * (self.frames_per_tick or 1) / self.target_fps
 
     def too_slow_fps(self, fps: float) -> float | None:
-        """Return the delivered frames/s of an application's loop if they are fewer than `fps`; None: else, or unknown."""
+        """Return the delivered frames/s of an application's loop if they are fewer than `fps`; None otherwise."""
         if self.pace != "application" or self.frame_ms is None or self.gap_ms is None:
             return None
         rate = 1000 / (self.frame_ms.p50 + self.gap_ms.p50)

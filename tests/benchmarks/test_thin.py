@@ -23,7 +23,7 @@ def thin():
 @pytest.fixture
 def run(tmp_path):
     """Return a run folder with two lines for each cell, of its begin and of its end, and a cut line of a killed run."""
-    folder = Path(shutil.copytree(RESULTS / "h200_energy_audio_decoder", tmp_path / "run"))
+    folder = Path(shutil.copytree(RESULTS / "h200_energy", tmp_path / "run"))
     ended = (folder / "results.jsonl").read_text().splitlines()
     begun = [json.dumps({**json.loads(line), "status": "failed", "reason": "has not ended"}) for line in ended]
     (folder / "results.jsonl").write_text("\n".join([*begun, *ended, ended[0][:50]]) + "\n")
@@ -36,7 +36,7 @@ def run(tmp_path):
 
 def test_a_thinned_run_renders_as_before(thin, run, tmp_path):
     thin([run], tmp_path / "thinned")
-    assert len((tmp_path / "thinned" / "results.jsonl").read_text().splitlines()) == 4
+    assert len((tmp_path / "thinned" / "results.jsonl").read_text().splitlines()) == 9
     assert load_run(tmp_path / "thinned").records == load_run(run).records
 
 
@@ -44,4 +44,4 @@ def test_the_environment_names_no_folder_of_the_machine(thin, run, tmp_path):
     thin([run], tmp_path / "thinned")
     text = (tmp_path / "thinned" / "environment.json").read_text()
     assert "/somewhere" not in text
-    assert json.loads(text)["command"].endswith("'component=[audio_decoder]' seconds=5")
+    assert json.loads(text)["command"].endswith("energy]' seconds=5")

@@ -47,7 +47,7 @@ def unfolded(page: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "committed", ["h200_energy", "h200_quantised", "h200_stream_img2img", "h200_tune_image_decoder"]
+    "committed", ["h200_energy", "h100_quantised", "h200_stream_img2img", "h100_tune_image_decoder"]
 )
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (800, "dark")])
 def test_every_view_of_every_chart_is_drawn_inside_its_frame(
