@@ -84,7 +84,7 @@ def cell_row(record: Record, group: Sequence[Record]) -> dict[str, Cell]:
         "p50_high_ms": high,
         "p99_ms": times.percentile("p99") if times is not None else None,
         "max_ms": times.max if times is not None else None,
-        "speedup": pair.ratio if pair is not None else None,
+        "speedup": pair.ratio if pair is not None and speedup_low is not None else None,
         "speedup_low": speedup_low,
         "speedup_high": speedup_high,
         "vs_baseline": answer_on(record, group),

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from hostile import ALL, hostile_records
-from report_records import build, build_loop, clocks, frame_loop, run_data
+from report_records import build, build_loop, clocks, frame_loop, in_turns, run_data
 
 from profiling.report.export import as_csv, as_json, as_junit
 from profiling.report.run_data import RunData
@@ -43,6 +43,10 @@ def test_csv_has_a_row_for_each_cell_with_units_in_the_headers(three: tuple[Reco
     assert numbers == pytest.approx([2.5, 2.5, 11.48, 11.19, 11.78], rel=1e-3)
     assert fast["vs_baseline"] == "faster"
     assert (baseline["speedup"], wrong["speedup"]) == ("", ""), "no speedup against itself, none of a wrong variant"
+    _, few = cells(in_turns("baseline", 20.0, windows=4), in_turns("compile", 2.0, windows=4))
+    assert (few["vs_baseline"], few["speedup"]) == ("undecided", ""), (
+        "no estimate without an interval, as on the screen"
+    )
     assert (wrong["status"], wrong["reason"], wrong["holds"]) == ("failed", "parity: error 1.2", "")
     assert (loop["target"], loop["p50_ms"], loop["holds"]) == ("realtime", "9.0", "60 FPS")
 
