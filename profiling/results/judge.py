@@ -62,6 +62,9 @@ FALSE = 0.05
 TREND_P = 1e-5
 #: Windows of each cell after which turns may end, and the level of the intervals at each of these looks.
 LOOKS: Mapping[int, float] = {10: 0.999, 25: 0.999, 75: 0.95}
+#: Fewest windows that tell their noise: of slow calls beside other processes a run has no more. Fewer than
+#: `LEAST_VALUES` do not tell how they are correlated: their variance counts as that of a correlation of 0.5.
+FEWEST, FEW_INFLATION = 4, 3.0
 #: Share of the windows that is trimmed at either end.
 TRIM = 0.2
 #: Standard errors in the largest difference of windows that are apart (99.9%), the degrees of freedom of that, and the
@@ -429,13 +432,13 @@ def _removed(taken: Array) -> float:
 
 def _trimmed(values: Array) -> tuple[float, float, float]:
     """Return (trimmed mean, its variance, degrees of freedom); the variance of too few values is infinite."""
-    ordered, cut = np.sort(values), int(TRIM * values.size)
+    ordered, cut = np.sort(values), int(TRIM * values.size) if values.size >= LEAST_VALUES else 0
     kept = values.size - 2 * cut
     centre = float(ordered[cut : values.size - cut].mean())
-    if values.size < LEAST_VALUES:
+    if values.size < FEWEST:
         return centre, np.inf, 1.0
     variance = float(np.clip(values, ordered[cut], ordered[-1 - cut]).var(ddof=1))
-    inflation = _inflation(values)
+    inflation = _inflation(values) if values.size >= LEAST_VALUES else FEW_INFLATION
     return centre, variance * values.size * inflation / kept**2, max(2.0, (kept - 1) / inflation)
 
 

@@ -132,7 +132,7 @@ def test_a_cell_that_cannot_be_compared_has_a_reason(runs, a, b, reason, code):
 
 
 def test_few_windows_have_a_ratio_without_an_interval(runs):
-    a, b = ([cell(windows_ms=noisy(ms, n=5), turns="together")] for ms in (10, 12))
+    a, b = ([cell(windows_ms=noisy(ms, n=3), turns="together")] for ms in (10, 12))
     (compared,) = compare_cells(*runs(a, b), T)
     assert (compared.verdict, compared.pair.ratio, compared.interval) == ("undecided", pytest.approx(1.2), None)
     assert compared.reason == "wants more time (seconds=)"

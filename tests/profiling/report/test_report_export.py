@@ -43,7 +43,7 @@ def test_csv_has_a_row_for_each_cell_with_units_in_the_headers(three: tuple[Reco
     assert numbers == pytest.approx([2.5, 2.5, 11.48, 11.19, 11.78], rel=1e-3)
     assert fast["vs_baseline"] == "faster"
     assert (baseline["speedup"], wrong["speedup"]) == ("", ""), "no speedup against itself, none of a wrong variant"
-    _, few = cells(in_turns("baseline", 20.0, windows=4), in_turns("compile", 2.0, windows=4))
+    _, few = cells(in_turns("baseline", 20.0, windows=3), in_turns("compile", 2.0, windows=3))
     assert (few["vs_baseline"], few["speedup"]) == ("undecided", ""), (
         "no estimate without an interval, as on the screen"
     )

@@ -50,8 +50,28 @@ def test_faster_is_slower_seen_from_the_other_side():
 
 
 def test_few_windows_have_no_interval_and_decide_nothing():
-    few = pair(10.0, n=5)
+    few = pair(10.0, n=3)
     assert (few.answer(), few.interval(), few.wants()) == ("undecided", None, "more time (seconds=)")
+
+
+@pytest.mark.parametrize("n", [4, 5])
+@pytest.mark.parametrize("noise", [0.02, 0.3])
+def test_four_windows_tell_a_tenfold_difference_and_claim_none_of_equal_code(n, noise):
+    """Of slow calls beside other processes; neighbouring windows have a correlation of 0.5."""
+    draw, false, found = np.random.default_rng(n), 0, 0
+    spread = Spread(0.04, 6.0)
+    for _ in range(300):
+        steps = draw.standard_normal((2, n))
+        for place in range(1, n):
+            steps[:, place] = 0.5 * steps[:, place - 1] + np.sqrt(0.75) * steps[:, place]
+        logs = noise * steps + spread.std * draw.standard_normal((2, 1))
+        one, equal, tenfold = (
+            Cell((Windows.of(np.exp(each), session="turns"),), spread) for each in (*logs, logs[0] + np.log(10))
+        )
+        false += compare(one, equal).answer() != "undecided"
+        found += compare(tenfold, equal).answer() == "slower"
+    assert false <= 0.07 * 300, "5%, and the chance of 300 pairs"
+    assert found >= 0.95 * 300
 
 
 def test_what_slows_neighbouring_windows_alike_cancels_out():
