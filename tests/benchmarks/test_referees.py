@@ -52,7 +52,7 @@ def test_sides_that_take_turns_agree_within_the_tolerance_or_not(referees, facto
 
 def test_few_windows_or_wide_intervals_decide_nothing(referees):
     rows = referees.Rows("net", 0.01, has_bars=True)
-    assert rows.row("Timer", [3.0] * 5, [3.0] * 5, is_bar=True).verdict == "undecided"
+    assert rows.row("Timer", [3.0] * 3, [3.0] * 3, is_bar=True).verdict == "undecided"
     noisy = [3.0, 3.1] * 4
     assert rows.row("Timer", noisy, noisy[::-1], is_bar=True).verdict == "undecided"
 
