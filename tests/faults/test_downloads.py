@@ -200,7 +200,7 @@ def test_what_cannot_be_resumed(published, get, changed):
     vars(published).update(changed)
     assert get()[0] == 0
     assert published.file.read_bytes() == published.body
-    assert published.sent[-1] == SIZE
+    assert SIZE in published.sent, "the whole file, in one answer; one that the client gave up may end after it"
     assert published.partial_files() == []
 
 
