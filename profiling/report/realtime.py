@@ -84,11 +84,8 @@ def _target_words(record: Record, loop: Realtime) -> str:
     said = holds_rate(record, target) if target is not None else None
     if said is None:
         return UNDECIDED
-    rate, in_time = (
-        loop.too_slow_fps(loop.target_fps),
-        loop.frame_ms is not None and loop.frame_ms.p50 <= loop.budget_ms,
-    )
-    if rate is not None and in_time:
+    rate = loop.too_slow_fps(loop.target_fps)
+    if rate is not None and loop.frame_ms is not None and loop.frame_ms.p50 <= loop.budget_ms:
         return f"no, the application delivers {rate:.3g} frames/s"
     return holds_words(said) if said.answer == UNDECIDED else said.answer
 

@@ -62,8 +62,9 @@ FALSE = 0.05
 TREND_P = 1e-5
 #: Windows of each cell after which turns may end, and the level of the intervals at each of these looks.
 LOOKS: Mapping[int, float] = {10: 0.999, 25: 0.999, 75: 0.95}
-#: Fewest windows that tell their noise: of slow calls beside other processes a run has no more. Fewer than
-#: `LEAST_VALUES` do not tell how they are correlated: their variance counts as that of a correlation of 0.5.
+#: Fewest windows from which noise is estimated; slow calls beside other processes may leave a run with no more. The
+#: correlation of neighbours cannot be estimated from fewer than `LEAST_VALUES`: it is taken as 0.5, which multiplies
+#: the variance of the mean by `FEW_INFLATION`.
 FEWEST, FEW_INFLATION = 4, 3.0
 #: Share of the windows that is trimmed at either end.
 TRIM = 0.2

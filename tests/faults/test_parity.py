@@ -425,7 +425,7 @@ def aliased(x: torch.Tensor) -> Any:
 
 
 FLOAT = "float32 [4, 8] on cpu"
-#: By promise: what is planted, the forward of the reference, how the step or eager differs, and words of the reason.
+#: By promise: the planted error, the reference's forward, the changed step (or changed eager call), text of the reason.
 PLANTED: dict[str, dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any], tuple[str, ...]]]] = {
     "wrong structure": {
         "a dense tensor for a sparse one": (
