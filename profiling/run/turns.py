@@ -23,7 +23,7 @@ import numpy as np
 
 from profiling.machine.spreads import Spreads
 from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
-from profiling.results.judge import LOOKS, Cell, Windows, control_pairs, holds, is_settled
+from profiling.results.judge import FEWEST, LOOKS, Cell, Windows, control_pairs, holds, is_settled
 from profiling.results.judge import Spread as JudgedSpread
 from profiling.results.measured import LATE, LEAST_VALUES, Control, Spread, Turns, Window
 from profiling.results.stats import rates_of_calls
@@ -234,7 +234,7 @@ def _stopped_by(
     if any(each.samples(first) >= each.ready.max_iterations for each in placements):
         return "iterations"
     # Beside other processes a window may take much longer than its cell asked for: fewer windows would say nothing.
-    enough = turns >= ENOUGH or spent >= MOST_BUDGETS * budget
+    enough = turns >= ENOUGH or (turns >= FEWEST and spent >= MOST_BUDGETS * budget)
     return "time" if spent >= budget and enough else None
 
 

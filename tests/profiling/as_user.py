@@ -82,7 +82,7 @@ def outcome_of(
     cwd: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Run a target and return its outcome. It writes to `folder`; its working directory is `cwd`, by default the parent of that."""
+    """Run a target in `cwd`, by default the parent of its run folder `folder`, and return its outcome."""
     done = finished(command(folder, *overrides, target=target, quick=quick), cwd or folder.parent, **(variables or {}))
     return Outcome(done.returncode, done.stdout, done.stderr, folder)
 
