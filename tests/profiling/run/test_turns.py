@@ -16,7 +16,7 @@ from profiling.metrics.latency import Latency
 from profiling.metrics.parity import Parity
 from profiling.metrics.sampling import Ready
 from profiling.results.jsonl import read_records
-from profiling.results.judge import DEFAULT_SPREADS, LOOKS, Spread
+from profiling.results.judge import DEFAULT_SPREADS, FEWEST, LOOKS, Spread
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.verdicts import answer_on, compare_records, samples_by_round, spread_of
 from profiling.run import in_turns, runner
@@ -102,6 +102,11 @@ def test_seconds_limit_the_turns_of_a_component():
     cells = FakeCells({name: Plan(noise=0.5) for name in "abc"})
     turns(cells, seconds=5.0)
     assert 5.0 <= cells.seconds <= 5.0 + 3 * LONGEST
+
+
+def test_slow_calls_have_the_windows_that_a_claim_needs_beyond_any_budget():
+    for placement in turns(FakeCells({name: Plan(5000.0) for name in "ab"}), seconds=1.0):
+        assert (len(placement.windows), placement.stopped_by) == (FEWEST, "time")
 
 
 def test_the_samples_of_a_fast_cell_are_limited_and_spread():
