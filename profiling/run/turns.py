@@ -163,7 +163,8 @@ def take_turns(
 ) -> None:
     """Give the cells windows until they can be compared, or `seconds` are spent; the baseline is the first cell.
 
-    Without `seconds`, the cells may take as long as their own limits would allow them one after the other. Preparing
+    Without `seconds`, the cells may take as long as their own limits would allow them one after the other; with 0
+    seconds they have one window each, which says what a cell takes and decides nothing. Preparing
     controls by `again` does not count. `spreads` holds the learned spreads of the device and is extended. `late` is
     the share of calls that may be late where a rate is held. A cell whose process ends costs its own windows only.
     """
@@ -234,7 +235,8 @@ def _stopped_by(
     if any(each.samples(first) >= each.ready.max_iterations for each in placements):
         return "iterations"
     # Beside other processes a window may take much longer than its cell asked for: fewer windows would say nothing.
-    enough = turns >= ENOUGH or (turns >= FEWEST and spent >= MOST_BUDGETS * budget)
+    fewest = FEWEST if budget else 1
+    enough = turns >= ENOUGH or (turns >= fewest and spent >= MOST_BUDGETS * budget)
     return "time" if spent >= budget and enough else None
 
 
