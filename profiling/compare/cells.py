@@ -14,8 +14,9 @@ from typing import Literal
 from profiling.compare.differences import Difference, cell_changes
 from profiling.errors import InputError
 from profiling.report.run_data import RunData, load_run
+from profiling.results import judge
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judge import Answer, Pair, answers
+from profiling.results.judge import Answer, Pair
 from profiling.results.record import Record
 from profiling.results.verdicts import compare_records, placements_of, taken, work_of
 
@@ -50,7 +51,7 @@ class CellComparison:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% interval of the ratio."""
+        """The interval of the ratio, at the level of all cells together once they are judged."""
         return None if self.pair is None else self.pair.interval()
 
     def is_open(self, threshold: float) -> bool:
@@ -63,10 +64,11 @@ def judged(cells: Iterable[CellComparison], threshold: float) -> tuple[CellCompa
     """Return the cells with the judge's answers on all of them together; within 1 ± `threshold` is the same."""
     every = list(cells)
     pairs = {place: cell.pair for place, cell in enumerate(every) if cell.pair is not None}
-    for place, answer in answers(pairs, threshold).items():
-        wanted = f"wants {pairs[place].wants(threshold)}" if answer == "undecided" else ""
+    for place, pair in judge.judged(pairs, threshold).items():
+        answer = pair.answer(resolution=threshold)
+        wanted = f"wants {pair.wants(threshold)}" if answer == "undecided" else ""
         reason = "; ".join(filter(None, (wanted, every[place].reason)))
-        every[place] = replace(every[place], verdict=answer, reason=reason)
+        every[place] = replace(every[place], verdict=answer, reason=reason, pair=pair)
     return tuple(every)
 
 

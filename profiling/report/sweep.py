@@ -137,8 +137,17 @@ class SweepAnswer:
 
     @property
     def speedup(self) -> Pair | None:
-        """The time of the baseline of the same jobs over that of the fastest; None for the baseline itself."""
-        return _speedup(self.fastest)
+        """The time of the baseline of the same jobs over that of the fastest; None for the baseline itself.
+
+        Its interval is the one by which the fastest leads, where the baseline is ranked with it.
+        """
+        pair = _speedup(self.fastest)
+        if pair is None or self.ranking is None:
+            return pair
+        baselines = {id(cell.baseline) for cell in self.fastest}
+        names = [name for name, cells in self.recipes.items() if baselines & {id(cell.judged) for cell in cells}]
+        levels = [self.ranking.pairs[name].level for name in names if name in self.ranking.pairs]
+        return replace(pair, level=max(levels, default=pair.level))
 
     @property
     def holds(self) -> str | None:

@@ -185,21 +185,22 @@ class Pair:
     high_removed: float = 0.0
     taken: float = 0.0  # the larger mean share of the two that others took
     in_turns: bool = True
+    level: float = 1 - FALSE  # of its interval, and of what it claims; higher among several (`judged`)
 
     @property
     def ratio(self) -> float:
         """The estimate."""
         return float(np.exp(self.log_ratio))
 
-    def interval(self, level: float = 1 - FALSE) -> tuple[float, float] | None:
+    def interval(self, level: float | None = None) -> tuple[float, float] | None:
         """Return the interval of the ratio at `level`; None where the windows are too few for one."""
-        reach = self.reach(level)
+        reach = self.reach(self.level if level is None else level)
         if not np.isfinite(reach):
             return None
         ends = self.log_ratio + self.low_removed - reach, self.log_ratio + self.high_removed + reach
         return float(np.exp(ends[0])), float(np.exp(ends[1]))
 
-    def answer(self, level: float = 1 - FALSE, resolution: float = RESOLUTION) -> Answer:
+    def answer(self, level: float | None = None, resolution: float = RESOLUTION) -> Answer:
         """Return whether `one` is faster or slower than `other`, the same within `resolution`, or undecided."""
         interval = self.interval(level)
         if interval is None:
@@ -233,10 +234,10 @@ class Pair:
         """Return what would decide an undecided pair: a quiet machine, more placements, or more windows."""
         if not np.isfinite(self.noise):
             return "more time (seconds=)"
-        if self.high_removed - self.low_removed > 2 * self.reach(1 - FALSE):
+        if self.high_removed - self.low_removed > 2 * self.reach(self.level):
             return "a quiet machine"
         apart = abs(self.log_ratio)
-        reach = self.reach(1 - FALSE) / max(apart, np.log1p(resolution) - apart)
+        reach = self.reach(self.level) / max(apart, np.log1p(resolution) - apart)
         if self.placement > self.noise:
             return f"{int(np.ceil(max(2.0, reach**2)))} times as many processes{'' if self.in_turns else ', in turns'}"
         return f"{max(2.0, reach**2):.0f} times the time (seconds=)"
@@ -460,14 +461,15 @@ def _inflation(values: Array) -> float:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The leader of several cells, the lowest estimate, and the answer on each of the others against it, by name.
-
-    An answer is "slower", "same" or "undecided".
-    """
+    """The leader of several cells, the lowest estimate, and the time of each of the others over its own, by name."""
 
     leader: str
-    answers: Mapping[str, Answer] = field(default_factory=dict)
-    pairs: Mapping[str, Pair] = field(default_factory=dict)  # time of the other over that of the leader
+    pairs: Mapping[str, Pair] = field(default_factory=dict)
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """Whether each of the others is slower, the same, or undecided."""
+        return {name: pair.answer() for name, pair in self.pairs.items()}
 
     def named(self, answer: Answer) -> list[str]:
         """Return the names of the cells with this answer, those with the lowest estimate first."""
@@ -494,20 +496,22 @@ def rank(cells: Mapping[str, Cell]) -> Ranking:
 
     leader = min(cells, key=total)
     pairs = {name: compare(cells[name], cells[leader]) for name in cells if name != leader}
-    return Ranking(leader, answers(pairs, tests=len(cells) * (len(cells) - 1) // 2), pairs)
+    return Ranking(leader, judged(pairs, tests=len(cells) * (len(cells) - 1) // 2))
 
 
-def answers(pairs: Mapping[Name, Pair], resolution: float = RESOLUTION, tests: int = 0) -> dict[Name, Answer]:
-    """Return the answer on each of several pairs, of which all differences together are claimed falsely in 5% (Holm).
+def judged(pairs: Mapping[Name, Pair], resolution: float = RESOLUTION, tests: int = 0) -> dict[Name, Pair]:
+    """Return pairs at levels at which a difference is claimed falsely of any of them in 5% (Holm).
 
-    `tests`: the number of pairs that these were chosen from, if there were more.
+    `tests`: the number of pairs that these were chosen from, if there were more. A pair keeps its 95% interval unless
+    that would claim what cannot be claimed among so many: then it has the wider one, which contains 1.
     """
-    found: dict[Name, Answer] = {name: pair.answer(resolution=resolution) for name, pair in pairs.items()}
-    number, by_p = max(tests, len(pairs)), sorted(pairs, key=lambda name: pairs[name].p_value)
+    number, found = max(tests, len(pairs)), dict(pairs)
+    by_p = sorted(pairs, key=lambda name: pairs[name].p_value)
     for place, name in enumerate(by_p):
         if pairs[name].p_value > FALSE / (number - place):
-            found |= dict.fromkeys((each for each in by_p[place:] if found[each] != "same"), "undecided")
-            break
+            level = 1 - FALSE / (number - place)
+            open_ = (each for each in by_p[place:] if pairs[each].answer(resolution=resolution) != "same")
+            return found | {each: replace(pairs[each], level=level) for each in open_}
     return found
 
 

@@ -1,9 +1,12 @@
 """The judge on many pairs at once, and on cells of two runs."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 
-from profiling.results.judge import BETWEEN_RUNS, Cell, Pair, Spread, Windows, answers, compare
+from profiling.results.judge import BETWEEN_RUNS, RESOLUTION, Answer, Cell, Pair, Spread, Windows, compare, judged
 
 EQUAL = Spread(0.0025, 1e6)
 
@@ -13,12 +16,30 @@ def pair(ratio: float, error: float = 0.01) -> Pair:
     return Pair(float(np.log(ratio)), error**2, 1e6, 0.0, 1e6)
 
 
+def answers(pairs: Mapping[Any, Pair], resolution: float = RESOLUTION, tests: int = 0) -> dict[Any, Answer]:
+    found = judged(pairs, resolution, tests)
+    for each in found.values():
+        low, high = each.interval() or (0.0, np.inf)
+        assert (each.answer(resolution=resolution) in ("faster", "slower")) == each.is_apart((low, high), resolution)
+    return {name: each.answer(resolution=resolution) for name, each in found.items()}
+
+
 def test_what_is_claimed_of_one_pair_is_not_claimed_of_one_among_many() -> None:
     likely = pair(1.025)
     assert answers({"v": likely}) == {"v": "slower"}
     among = {"v": likely, "far": pair(0.8), **{f"equal {n}": pair(1.0, 0.002) for n in range(18)}}
     found = answers(among)
     assert (found.pop("v"), found.pop("far"), set(found.values())) == ("undecided", "faster", {"same"})
+
+
+def test_the_interval_beside_an_answer_is_the_one_that_it_was_given_by() -> None:
+    """1.025 ± 0.02 excludes 1 alone; among 20 pairs that is not known, and the interval that is shown holds 1."""
+    among = {"v": pair(1.025), "far": pair(0.8), **{f"equal {n}": pair(1.0, 0.002) for n in range(18)}}
+    found = judged(among)
+    low, high = found["v"].interval() or (0.0, 0.0)
+    assert low < 1 < high
+    assert (among["v"].interval() or (0.0, 0.0))[0] > 1
+    assert found["equal 0"].interval() == among["equal 0"].interval()
 
 
 def test_pairs_that_were_chosen_from_more_count_as_all_of_them() -> None:
