@@ -21,7 +21,7 @@ TUNE = "tune"
 #: The front counts errors within this factor as equal: they differ only in the order in which sums are rounded.
 SAME_ERROR = 1.1
 
-_FRONT = f"no other is as good in time, error (within {SAME_ERROR:g}×) and seconds to prepare"
+_FRONT = f"no other is known to be as good in time, error (within {SAME_ERROR:g}×) and seconds to prepare"
 _NOTE = (
     "slower without it: time without the step over time of the winner. adds to preparing: from an empty cache; "
     "~: computed, where one of the two started from the cache of another recipe."
@@ -64,22 +64,25 @@ def contributions(records: Iterable[Record], recipe: Record) -> list[Contributio
 
 
 def front(records: Iterable[Record]) -> list[Record]:
-    """Return the correct recipes that no other one beats in time, error and preparing; the fastest first."""
+    """Return the correct recipes that no other one is known to beat in time, error and preparing; the fastest first."""
     timed = [each for each in records if each.is_correct and each.wall_p50 is not None]
     kept = [each for each in timed if not any(_beats(other, each) for other in timed)]
     return sorted(kept, key=lambda each: each.wall_p50 or 0.0)
 
 
 def _beats(one: Record, other: Record) -> bool:
-    (time, error, seconds), (other_time, other_error, other_seconds) = _costs(one), _costs(other)
-    if time > other_time or error > SAME_ERROR * other_error or seconds > other_seconds:
+    """Return whether one recipe is as good as the other in time, error and seconds to prepare, and better in one."""
+    pair = compare_records(one, other) if one is not other else None
+    time = "undecided" if pair is None else pair.answer()
+    (error, seconds), (other_error, other_seconds) = _costs(one), _costs(other)
+    if time not in ("same", "faster") or error > SAME_ERROR * other_error or seconds > other_seconds:
         return False
-    return time < other_time or SAME_ERROR * error < other_error or seconds < other_seconds
+    return time == "faster" or SAME_ERROR * error < other_error or seconds < other_seconds
 
 
-def _costs(record: Record) -> tuple[float, float, float]:
+def _costs(record: Record) -> tuple[float, float]:
     error = record.parity.rel_l2 if record.parity is not None else None
-    return record.wall_p50 or 0.0, error or 0.0, record.prepare.from_cold if record.prepare is not None else 0.0
+    return error or 0.0, record.prepare.from_cold if record.prepare is not None else 0.0
 
 
 def tune_section(data: RunData) -> Section:

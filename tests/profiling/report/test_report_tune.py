@@ -26,7 +26,7 @@ RECORDS = (
     recipe("cuda_graph", 4.0, seconds=2.0),
     recipe("compile+cuda_graph", 2.0, seconds=31.0),
     recipe("compile+pdl+cuda_graph", 1.999, seconds=33.0),
-    recipe("slow+cuda_graph", 4.1, seconds=3.0),
+    recipe("slow+cuda_graph", 6.0, seconds=3.0),
     recipe("int8+cuda_graph", 1.5, error=0.03, seconds=5.0),
     recipe("int4+cuda_graph", 1.0, error=0.3, seconds=5.0),
     build("fp8", target="tune", status="skipped", reason="it needs a device"),
@@ -49,6 +49,12 @@ def test_the_front_is_of_time_error_and_preparation():
     assert line.endswith(
         "to prepare: int8+cuda_graph, compile+pdl+cuda_graph, compile+cuda_graph, cuda_graph and baseline."
     )
+
+
+def test_a_recipe_that_may_be_as_fast_stays_on_the_front():
+    """On a CPU equal code differs by 4% between processes: that 4.1 ms are more than 4.0 is not known."""
+    records = (recipe("a", 4.0, seconds=2.0), recipe("near", 4.1, seconds=3.0), recipe("far", 6.0, seconds=3.0))
+    assert [each.variant for each in front(records)] == ["a", "near"]
 
 
 def test_what_started_from_the_cache_of_another_recipe_is_not_cheap_to_prepare():
