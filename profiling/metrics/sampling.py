@@ -14,8 +14,9 @@ from typing import Literal
 import msgspec
 
 from profiling.errors import InputError, check_number, check_whole
-from profiling.results.measured import LEAST_VALUES, Summary
-from profiling.results.stats import relative_half_width, series_interval, summarize
+from profiling.results.judge import Cell, Spread, Windows, rank
+from profiling.results.measured import Summary
+from profiling.results.stats import relative_half_width, summarize
 
 StoppedBy = Literal["interval", "decided", "iterations", "time"]
 
@@ -177,26 +178,16 @@ def collect_window(sample: Callable[[], Sample], turn: Turn, now: Callable[[], f
     return samples
 
 
-#: Medians of calls of a trajectory differ where they are further apart than this, and their intervals do not meet.
-DIFFERING = 0.05
-
-
 def by_call_ms(windows: Sequence[WindowSamples], calls: int) -> dict[str, float]:
     """Return the median wall time in ms of the first, middle and last call of a trajectory, where they differ."""
-    if calls < 2:
+    if calls < 2 or not windows:
         return {}
-    samples = {
-        name: [ms for window in windows for ms in window.wall_ms[number::calls]]
-        for name, number in (("first", 0), ("middle", calls // 2), ("last", calls - 1))
-    }
-    if min(map(len, samples.values())) < LEAST_VALUES:
-        return {}
-    medians = {name: median(values) for name, values in samples.items()}
-    low, high = min(medians, key=lambda name: medians[name]), max(medians, key=lambda name: medians[name])
-    below, above = (series_interval(samples[name]) for name in (low, high))
-    if below is None or above is None or below[1] >= above[0] or medians[high] <= (1 + DIFFERING) * medians[low]:
-        return {}
-    return medians
+    cells, medians = dict[str, Cell](), dict[str, float]()
+    for name, number in (("first", 0), ("middle", calls // 2), ("last", calls - 1)):
+        parts = [window.wall_ms[number::calls] for window in windows]
+        cells[name] = Cell((Windows.of([median(part) for part in parts], session="calls"),), Spread(0.0))
+        medians[name] = median(ms for part in parts for ms in part)
+    return medians if rank(cells).named("slower") else {}
 
 
 def summaries(windows: Sequence[WindowSamples], stopped_by: StoppedBy | None) -> dict[str, Summary]:

@@ -12,7 +12,7 @@ import numpy as np
 from profiling.metrics.slow_samples import SLOW_FACTOR, slow_section, threshold_ms
 from profiling.realtime.deadlines import deadlines, delivered_fps, held_ms, rate_key, sustained_fps, underruns
 from profiling.realtime.graph import DELIVER, Graph
-from profiling.realtime.trend import find_steady, fit_line, rolling_median, slope_section, unsteady_times
+from profiling.realtime.trend import find_steady, line_of, rolling_median, slope_section, unsteady_times
 from profiling.results.energy import Energy, EnergyWindow, energy_section, others_reason
 from profiling.results.frames import ENERGY, MEMORY, Array, Series, check_series, frame_count, stage_names
 from profiling.results.loop import Budget, BudgetPart, Gap, MemoryTrend, Realtime, Steady
@@ -250,14 +250,14 @@ def memory_section(series: Series, from_frame: int) -> dict[str, MemoryTrend]:
 
 
 def _growth(frames: Array, values: Array, smallest_leak: int) -> dict[str, Any]:
-    line = fit_line(frames, values)
+    line = line_of(values, frames)
     if line is None:
         return {}
-    grown = line.per_frame * (frames[-1] - frames[0])
+    grown = line.slope * (frames[-1] - frames[0])
     return {
-        "bytes_per_frame": line.per_frame + 0.0,  # turns -0.0 into 0.0
-        "ci95": (line.ci95[0] + 0.0, line.ci95[1] + 0.0),
-        "leak": line.rises and bool(grown >= smallest_leak) and _rises_in_every_quarter(values),
+        "bytes_per_frame": line.slope,
+        "ci95": line.interval,
+        "leak": bool(grown >= smallest_leak) and line.is_claimed(0.0) and _rises_in_every_quarter(values),
     }
 
 

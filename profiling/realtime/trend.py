@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 from scipy.ndimage import median_filter
-from scipy.stats import theilslopes
 
 from profiling.results.frames import Array, Series, stage_names
-from profiling.results.judge import Cell, Spread, Windows, compare, trend
+from profiling.results.judge import Cell, Line, Spread, Windows, compare, fit_line
 from profiling.results.loop import Slope, StageGrowth, Steady
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.stats import batch_medians
@@ -20,9 +16,6 @@ WINDOW = 15
 #: Settled times stay within this share of the median of the last half, in at least `NEAR_SHARE` of the frames: a
 #: disturbance in the middle of the steady part is no ramp.
 NEAR, NEAR_SHARE = 0.03, 0.9
-#: Most and fewest blocks that a line is fitted to. With fewer than 8, random noise gives a false verdict more often
-#: than the accepted 0.1%.
-BLOCKS, FEWEST_BLOCKS = 64, 8
 #: A stage is named as growing where it has at least this share of the growth of the frame.
 STAGE_SHARE = 0.1
 
@@ -64,68 +57,32 @@ def _noise(values: Array) -> float:
     return float(1.4826 * np.median(np.abs(steps - np.median(steps))) / np.sqrt(2))
 
 
-@dataclass(frozen=True)
-class LineFit:
-    """Slope per frame with its 95% interval, and whether it `rises`: its 99.9% interval is above 0."""
-
-    per_frame: float
-    ci95: tuple[float, float]
-    rises: bool
-
-
-def fit_line(frames: Array, values: Array) -> LineFit | None:
-    """Fit a line to `values` [n] over `frames` [n] (ascending, all finite); None for fewer than 8.
-
-    Theil-Sen on the medians of blocks of neighbours. The intervals are widened by the autocorrelation of the blocks:
-    otherwise some seconds in which the machine is slower would appear as a slope. Where a block keeps 0.6 of its
-    neighbour's noise, the 95% interval contains the slope in 87 of 100 series (71 without widening). Sources: Theil, A
-    rank-invariant method of linear and polynomial regression analysis (1950); Sen, Estimates of the regression
-    coefficient based on Kendall's tau (1968).
-    """
-    if values.size < FEWEST_BLOCKS:
-        return None
-    blocks = min(BLOCKS, values.size)
-    x = [np.median(part) for part in np.array_split(frames, blocks)]
-    y = [np.median(part) for part in np.array_split(values, blocks)]
-    usual: Any = theilslopes(y, x, alpha=0.95)
-    strict: Any = theilslopes(y, x, alpha=0.999)
-    slope = float(usual.slope)
-    factor = _variance_inflation(y - (slope * np.asarray(x) + float(usual.intercept))) ** 0.5
-    low, high = slope - factor * (slope - float(usual.low_slope)), slope + factor * (float(usual.high_slope) - slope)
-    return LineFit(slope, (low, high), rises=slope > factor * (slope - float(strict.low_slope)))
-
-
-def _variance_inflation(values: Array) -> float:
-    """Return the factor by which autocorrelation widens the variance of the mean of `values`: 1 for independent ones.
-
-    Sums autocorrelations in pairs up to the first pair that is not positive; those after it are noise. Source: Geyer,
-    Practical Markov chain Monte Carlo (1992), the initial positive sequence.
-    """
-    centred = values - values.mean()
-    products = np.correlate(centred, centred, "full")[values.size - 1 :]
-    if products[0] <= 0:
-        return 1.0
-    pairs = (products[:-1:2] + products[1::2])[: values.size // 2] / products[0]
-    negative = np.flatnonzero(pairs <= 0)
-    return max(1.0, float(2 * pairs[: negative[0] if negative.size else pairs.size].sum() - 1))
-
-
 def slope_section(series: Series, from_frame: int) -> Slope | None:
     """Return the slope of the frame times from `from_frame` on; None for fewer than 8 frames.
 
     Where they grow, `stages` holds the stages that grow too; `rest` is the host time outside of all stages.
     """
-    part = series["frame_ms"][from_frame:]
-    line = fit_line(np.arange(part.size, dtype=np.float64), part)
+    line = line_of(series["frame_ms"][from_frame:])
     if line is None:
         return None
-    growing = line.per_frame > 0 and direction(part) > 0
+    growing = line.slope > 0 and line.is_claimed()
     return Slope(
-        us_per_frame=1000 * line.per_frame,
-        ci95=(1000 * line.ci95[0], 1000 * line.ci95[1]),
+        us_per_frame=1000 * line.slope,
+        ci95=(1000 * line.interval[0], 1000 * line.interval[1]),
         growing=growing,
-        stages=_growing_stages(series, from_frame, line.per_frame) if growing else {},
+        stages=_growing_stages(series, from_frame, line.slope) if growing else {},
     )
+
+
+def line_of(values: Array, frames: Array | None = None) -> Line | None:
+    """Return the line through a series of frames, float64 [n]; None for fewer than 8 above 0.
+
+    It is fitted to medians of up to 24 parts, which stalls do not move. `frames` [n]: their numbers, if some lack.
+    """
+    if values.size == 0:
+        return None
+    places = np.arange(values.size, dtype=np.float64) if frames is None else frames
+    return fit_line(np.array(batch_medians(values)), np.array(batch_medians(places)))
 
 
 def unsteady_times(frame_ms: Array, steady: Steady, warmup: int | None, option: str) -> list[str]:
@@ -139,9 +96,9 @@ def unsteady_times(frame_ms: Array, steady: Steady, warmup: int | None, option: 
         longer = "" if warmup is None else f": use {option.format(warmup + steady.from_frame)}"
         signs.append(f"frame times settle only at timed frame {steady.from_frame}{longer}")
     part = frame_ms[steady.from_frame :]
-    line = fit_line(np.arange(part.size, dtype=np.float64), part)
-    fall = 0.0 if line is None else -line.per_frame * (part.size - 1) / float(np.median(part))
-    if line is not None and fall > 0 and direction(part) < 0:
+    line = line_of(part)
+    if line is not None and line.slope < 0 and line.is_claimed():
+        fall = -line.slope * (part.size - 1) / float(np.median(part))
         longer = "" if warmup is None else f": use a longer warm-up, {option.format(warmup + frame_ms.size)}"
         signs.append(f"frame times still fall, by {fall:.1%} over the timed frames{longer}")
     return signs
@@ -153,13 +110,6 @@ def _differ(before: Array, after: Array) -> bool:
         return False
     parts = [Cell((Windows.of(batch_medians(part)),), Spread(0.0)) for part in (before, after)]
     return compare(*parts).answer() in ("faster", "slower")
-
-
-def direction(values: Array) -> int:
-    """Return 1 where values above 0, float64 [n], grow, -1 where they fall, and 0 where neither can be claimed."""
-    medians = np.array(batch_medians(values))
-    moved = trend(medians) if (medians > 0).all() else None
-    return 0 if moved is None else 1 if moved.end > moved.begin else -1
 
 
 def _growing_stages(series: Series, from_frame: int, frame_slope: float) -> dict[str, StageGrowth]:
@@ -174,9 +124,9 @@ def _growing_stages(series: Series, from_frame: int, frame_slope: float) -> dict
         for clock, name in clocks.items():
             values = series.get(name, np.zeros(0))[from_frame:]
             measured = np.flatnonzero(np.isfinite(values))
-            line = fit_line(measured.astype(np.float64), values[measured])
-            if line is not None and line.rises and line.per_frame >= STAGE_SHARE * frame_slope:
-                slopes[clock] = 1000 * line.per_frame
+            line = line_of(values[measured], measured.astype(np.float64))
+            if line is not None and line.is_claimed() and line.slope >= STAGE_SHARE * frame_slope:
+                slopes[clock] = 1000 * line.slope
         if slopes:
             growing[stage] = StageGrowth(**slopes)
     return growing

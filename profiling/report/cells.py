@@ -227,7 +227,7 @@ def conditions_of(record: Record) -> list[str]:
         found.append(f"calls in a row take {times} ms")
     latency = record.metrics.latency
     if latency is not None and not latency.settled:
-        found.append(f"times still changed after {significant(latency.warmup_seconds, 2)} s of warm-up")
+        found.append(f"the warm-up ended at its limit, after {significant(latency.warmup_seconds, 2)} s")
     return found
 
 

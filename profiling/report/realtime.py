@@ -21,7 +21,7 @@ from profiling.results.frames import Array, read_frames, series_file
 from profiling.results.loop import BudgetPart, Realtime
 from profiling.results.measured import MemoryKinds
 from profiling.results.record import Record
-from profiling.results.verdicts import holds_rate
+from profiling.results.verdicts import holds_rate, keeps_audio
 
 _FRAMES = "#7b8a9c"
 
@@ -70,7 +70,7 @@ def verdict(record: Record) -> str:
         f"{loop.target_fps:g} FPS: {_target_words(record, loop)}",
         _budget_words(loop),
         _rate_words(record),
-        f"Audio runs dry: it is made at {times(loop.audio_rtf)} real time" if (loop.audio_rtf or 1) < 1 else "",
+        _audio(record, loop),
         _first_frame(loop),
         _longest_stage(record),
         _growth(loop),
@@ -145,6 +145,15 @@ def _longest_stage(record: Record) -> str:
     longest = max(times, key=lambda stage: times[stage])
     places = max(1, decimals(times[longest], 3))
     return f"The stage {longest} takes {times[longest]:.{places}f} of {loop.frame_ms.p50:.{places}f} ms"
+
+
+def _audio(record: Record, loop: Realtime) -> str:
+    """Say that sound is made slower than it is played, or may be."""
+    answer = keeps_audio(record)
+    if answer not in ("slower", UNDECIDED):
+        return ""
+    words = "Audio runs dry" if answer == "slower" else f"{UNDECIDED.capitalize()} whether audio runs dry"
+    return f"{words}: it is made at {times(loop.audio_rtf)} real time"
 
 
 def _growth(loop: Realtime) -> str:

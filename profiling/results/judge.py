@@ -168,6 +168,17 @@ class Cell:
         return _mean([_run_alone(placements, self.spread) for placements in _by_session(self).values()])
 
 
+def claim(log_ratio: float, interval: tuple[float, float] | None, resolution: float = RESOLUTION) -> Answer:
+    """Return the answer on a ratio of two times by its interval; None: there is none."""
+    if interval is None:
+        return "undecided"
+    if 1 / (1 + resolution) <= interval[0] and interval[1] <= 1 + resolution:
+        return "same"
+    if abs(log_ratio) > np.log1p(resolution) and (interval[0] > 1 or interval[1] < 1):
+        return "slower" if log_ratio > 0 else "faster"
+    return "undecided"
+
+
 @dataclass(frozen=True)
 class Pair:
     """The ratio of two times, one over other, above 1 where `one` takes longer.
@@ -202,19 +213,7 @@ class Pair:
 
     def answer(self, level: float | None = None, resolution: float = RESOLUTION) -> Answer:
         """Return whether `one` is faster or slower than `other`, the same within `resolution`, or undecided."""
-        interval = self.interval(level)
-        if interval is None:
-            return "undecided"
-        if 1 / (1 + resolution) <= interval[0] and interval[1] <= 1 + resolution:
-            return "same"
-        if self.is_apart(interval, resolution):
-            return "slower" if self.log_ratio > 0 else "faster"
-        return "undecided"
-
-    def is_apart(self, interval: tuple[float, float], resolution: float = RESOLUTION) -> bool:
-        """Return whether the interval excludes 1 and the estimate is beyond the resolution."""
-        beyond = abs(self.log_ratio) > np.log1p(resolution)
-        return bool(beyond and (interval[0] > 1 or interval[1] < 1))
+        return claim(self.log_ratio, self.interval(level), resolution)
 
     @property
     def p_value(self) -> float:
@@ -555,38 +554,76 @@ def drift(windows: Windows) -> Drift | None:
     What others took of the windows may not explain it: without that it must be there, too.
     """
     places = windows.turns.astype(np.float64)
-    moved = trend(windows.ms, places)
-    if moved is None or not windows.taken.any():
-        return moved
-    alone = trend(windows.ms * (1 - windows.taken), places)
-    return moved if alone is not None and (alone.end > alone.begin) == (moved.end > moved.begin) else None
+    line = fit_line(windows.ms, places)
+    if line is None or not line.is_claimed():
+        return None
+    alone = fit_line(windows.ms * (1 - windows.taken), places) if windows.taken.any() else line
+    alike = alone is not None and alone.is_claimed() and (alone.slope > 0) == (line.slope > 0)
+    return Drift(line.begin, line.end) if alike else None
 
 
-def trend(values: Array, places: Array | None = None) -> Drift | None:
-    """Return the begin and end of a straight line through values above 0, float64 [n]; None if no trend can be claimed.
+@dataclass(frozen=True)
+class Line:
+    """A straight line through the logarithms of a series: its ends in the unit of the series, and how far it changes.
 
-    A claim: the slope of the logarithms is beyond chance, and the change beyond the resolution. Chance is judged by the
-    residuals around the best rising or falling curve, since a step or a ramp is no noise (isotonic regression; Barlow
-    et al., Statistical Inference under Order Restrictions, 1972).
+    `span`: distance of the two ends. `reach`: half the 95% interval of the change of the logarithm. `p_value`: of the
+    hypothesis that nothing changes.
+    """
+
+    begin: float
+    end: float
+    span: float
+    reach: float
+    p_value: float
+
+    @property
+    def slope(self) -> float:
+        """The change over the span."""
+        return (self.end - self.begin) / self.span
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of the slope."""
+        change = np.log(self.end / self.begin)
+        low, high = (self.begin * np.expm1(change + sign * self.reach) / self.span for sign in (-1, 1))
+        return float(low), float(high)
+
+    def is_claimed(self, resolution: float = RESOLUTION) -> bool:
+        """Return whether the change is beyond chance and beyond the resolution."""
+        return bool(self.p_value < TREND_P and abs(np.log(self.end / self.begin)) > np.log1p(resolution))
+
+
+def fit_line(values: Array, places: Array | None = None) -> Line | None:
+    """Fit a line to the logarithms of values above 0, float64 [n], at `places` [n]; None for fewer than eight.
+
+    Whether there is a trend is judged by the residuals around the best rising or falling curve, since a step or a ramp
+    is no noise (isotonic regression; Barlow et al., Statistical Inference under Order Restrictions, 1972). The interval
+    is by the residuals around the line.
     """
     from scipy.optimize import isotonic_regression
-    from scipy.special import stdtr
+    from scipy.special import stdtr, stdtrit
 
-    if values.size < LEAST_VALUES + 2:
-        return None
     x = np.arange(values.size, dtype=np.float64) if places is None else places
-    x, y = x - x.mean(), np.log(values)
-    spread = float((x**2).sum())
-    slope = float((x * (y - y.mean())).sum()) / spread if spread else 0.0
-    curve: Any = isotonic_regression(y, increasing=slope >= 0)
-    residuals = y - curve.x
-    inflation = _inflation(residuals)
-    error = np.sqrt(float((residuals**2).sum()) / (values.size - 2) * inflation / spread) if spread else np.inf
-    beyond_chance = error == 0 or 2 * stdtr(max(2.0, (values.size - 2) / inflation), -abs(slope) / error) < TREND_P
-    if not beyond_chance or abs(slope) * float(np.ptp(x)) <= np.log1p(RESOLUTION):
+    if values.size < LEAST_VALUES + 2 or not (values > 0).all() or not np.ptp(x):
         return None
-    ends = np.exp(y.mean() + slope * np.array([x.min(), x.max()]))
-    return Drift(float(ends[0]), float(ends[1]))
+    x, y = x - x.mean(), np.log(values)
+    slope = float((x * (y - y.mean())).sum() / (x**2).sum())
+    curve: Any = isotonic_regression(y, increasing=slope >= 0)
+    around_curve, around_line = y - curve.x, y - y.mean() - slope * x
+    error, freedom = _slope_error(x, around_curve, _inflation(around_curve))
+    p_value = float(2 * stdtr(freedom, -abs(slope) / error)) if error else float(slope == 0)
+    # What a curve leaves beside a line is correlated and no noise.
+    error, freedom = _slope_error(x, around_line, _inflation(around_curve if p_value < TREND_P else around_line))
+    begin, end = np.exp(y.mean() + slope * np.array([x.min(), x.max()]))
+    reach = stdtrit(freedom, 1 - FALSE / 2) * error * np.ptp(x)
+    return Line(float(begin), float(end), float(np.ptp(x)), float(reach), p_value)
+
+
+def _slope_error(x: Array, residuals: Array, inflation: float) -> tuple[float, float]:
+    """Return the standard error of a slope over centred `x`, and its degrees of freedom."""
+    freedom = max(2.0, (residuals.size - 2) / inflation)
+    variance = float((residuals**2).sum()) / (residuals.size - 2) * inflation / float((x**2).sum())
+    return float(np.sqrt(variance)), freedom
 
 
 def time_interval(windows: Windows) -> tuple[float, float] | None:

@@ -13,6 +13,8 @@ from itertools import accumulate
 from statistics import median
 from typing import Literal
 
+import numpy as np
+
 from profiling.results.judge import (
     DEFAULT_SPREADS,
     Answer,
@@ -23,6 +25,7 @@ from profiling.results.judge import (
     Ranking,
     Spread,
     Windows,
+    claim,
     compare,
     drift,
     holds,
@@ -275,6 +278,20 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     others = taken(record)
     lengthened = others is not None and others.is_named and summary.p50 * (1 - others.share) <= deadline.budget_ms
     return replace(said, answer="undecided") if said.answer == "no" and lengthened else said
+
+
+def keeps_audio(record: Record) -> Answer | None:
+    """Return whether sound is made slower than it is played, or faster, the same, or undecided; None without sound.
+
+    The rate is that of all frames; how well it is known is that of the typical frame.
+    """
+    loop, placements = record.realtime, placements_of(record)
+    if loop is None or not loop.audio_rtf or not record.is_correct:
+        return None
+    found, time = time_interval(placements[0]) if placements else None, 1 / loop.audio_rtf
+    typical = float(np.exp(Cell(placements, spread_of(record)).log_ms)) if placements else 1.0
+    ends = None if found is None else (time * found[0] / typical, time * found[1] / typical)
+    return claim(float(np.log(time)), ends)
 
 
 def sm_clock(record: Record) -> float | None:

@@ -134,8 +134,7 @@ def test_a_stall_every_50_frames():
 def test_a_drift_of_one_percent_a_frame():
     section = summary(series_of(noise(200) * (1 + 0.01 * np.arange(200))), fps=30.0)
     assert faults(section) == {"growing": True, "unsettled": True}
-    low, high = section.slope.ci95
-    assert low < 50.0 < high, "1% of 5 ms, in µs a frame"
+    assert section.slope.us_per_frame == pytest.approx(50.0, rel=0.1), "1% of 5 ms; the line is one of the logarithms"
 
 
 def test_a_drift_that_compounds_has_no_slow_frames():
@@ -326,7 +325,7 @@ def test_memory_that_is_sampled_now_and_then():
     sampled = np.where(GROWTH % 20 == 0, 2.0**30 + 0.1 * MIB * GROWTH, np.nan)
     used = memory_section(series_of(noise(FRAMES), device_used=sampled), 0)["device_used"]
     assert used.leak
-    assert used.bytes_per_frame == pytest.approx(0.1 * MIB)
+    assert used.bytes_per_frame == pytest.approx(0.1 * MIB, rel=0.01)
     assert (used.first, used.last) == (2**30, int(2**30 + 58 * MIB))
 
 

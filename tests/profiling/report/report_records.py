@@ -134,6 +134,7 @@ def frame_loop(p50: float = 9.0, **changes: Any) -> dict[str, Any]:
         "stages": ["world", "picture", "sound", "deliver"],
         "frame_ms": summary(p50, 600, std=0.1, min=8.5, p95=9.05, p99=9.1, max=9.5, samples=[]),
         "latency_ms": summary(9.2, 600, p99=9.4, samples=[]),
+        "windows_ms": [p50 + 0.01 * (number % 3 - 1) for number in range(24)],
         **{"wall_fps": 110.25, "audio_rtf": 1.47, "late": 0, "sustained_fps": 109.2},
         "budget": {"parts": parts},
         "deadlines": {

@@ -17,7 +17,6 @@ from profiling.results.judge import (
     rank,
     time_interval,
     total_ratio,
-    trend,
 )
 
 TIGHT = Spread(0.001, 30.0)
@@ -180,14 +179,14 @@ def test_stationary_noise_is_no_drift(n):
         noise = rng.standard_normal(n)
         for place in range(1, n):
             noise[place] = 0.5 * noise[place - 1] + noise[place]
-        claims += trend(np.exp(0.05 * noise)) is not None
+        claims += drift(Windows.of(np.exp(0.05 * noise))) is not None
     assert claims <= 9, "3%; 1% is what it is made for"
 
 
 @pytest.mark.parametrize("at", [10, 20, 30])
 def test_a_step_is_a_drift(at):
     steps = np.where(np.arange(40) < at, 18.0, 12.7) * np.exp(0.02 * np.random.default_rng(at).standard_normal(40))
-    moved = trend(steps)
+    moved = drift(Windows.of(steps))
     assert moved.end < moved.begin
 
 
