@@ -519,8 +519,12 @@ def is_settled(cells: Sequence[Cell], level: float) -> bool:
 
     Each comparison with the one that leads has an answer at `level`, or is limited by what windows cannot show, and no
     cell drifts by more than that leaves open. Other comparisons with the first cell have an answer (95%), or would have
-    none without noise: nothing is chosen by them, so that looking at them often makes none of them false.
+    none without noise: nothing is chosen by them, so that looking at them often makes none of them false. A cell alone
+    is settled where its own time is known to the resolution.
     """
+    if len(cells) == 1:
+        known = time_interval(cells[0].placements[0])
+        return known is not None and known[1] <= (1 + RESOLUTION) ** 2 * known[0]
     leader = min(range(len(cells)), key=lambda place: cells[place].log_ms)
     moved = [_moved(cell) for cell in cells]
     for place, cell in enumerate(cells):

@@ -199,7 +199,7 @@ class CellsInTurns:
         cell.records.total += 1
 
     def time(self, cells: Sequence[LiveCell], seconds: float | None, *, with_controls: bool = True) -> None:
-        """Let cells take turns until they can be compared, or for `seconds`; a single cell takes none."""
+        """Let cells take turns until they can be compared, or for `seconds`."""
         cells = [each for each in cells if each.waiting_in.ready.takes_windows]
         if cells:
             _time(cells, seconds, self._now, self._again if with_controls else None)
@@ -302,12 +302,12 @@ def _time(
     now: Callable[[], float] = time.monotonic,
     again: Again | None = None,
 ) -> None:
-    """Let several cells take turns for `seconds`, with controls by `again`."""
+    """Let cells take turns for `seconds`, with controls by `again`; a single one has all of them."""
     placements = [each.placement for each in cells if each.placement is not None]
-    if len(placements) > 1:
+    if placements:
         records, settings = cells[0].records, cells[0].records.config.settings
         names = [each.name for each in placements]
-        which = " and ".join(names) if len(names) == 2 else f"{len(names)} variants"
+        which = " and ".join(names) if len(names) <= 2 else f"{len(names)} variants"
         records.progress.begin(f"{cells[0].job.component.name} · {which}", 0, 0)
         records.progress.phase("turns")
         take_turns(placements, seconds, settings.seed, now, again, records.spreads, settings.late_share)

@@ -260,7 +260,11 @@ def _run_cells(runs: Sequence[Run]) -> None:
 
 
 def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None:
-    """Run the cells that are due; in the first round those of a group are timed in turns, if they are several."""
+    """Run the cells that are due; those of a group are timed in turns, one alone where no rounds repeat it."""
+
+    def take_turns(group: Sequence[LiveCell]) -> bool:
+        return round_ == 1 and bool(group) and waits(group) and (len(group) > 1 or group[0].records.config.rounds == 1)
+
     due = [[(run, job) for run, job in group if run.is_due(round_, job)] for group in groups]
     cells = [
         [LiveCell(run.cells, run.executor, job, round_) for run, job in group if job.variant not in run.not_run]
@@ -269,15 +273,11 @@ def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None
     again = list[LiveCell]()
     with CellsInTurns(again=again) as turns:
         for place, group in enumerate(cells):
-            if round_ > 1 or len(group) < 2 or not waits(group):
+            if take_turns(group):
+                run_in_turns(turns, group, [cell for each in cells[place + 1 :] if take_turns(each) for cell in each])
+            else:
                 for cell in group:
                     run_cell(cell)
-            else:
-                run_in_turns(
-                    turns,
-                    group,
-                    [cell for each in cells[place + 1 :] if len(each) > 1 and waits(each) for cell in each],
-                )
             for run, job in due[place]:
                 if job.variant in run.not_run:
                     run.cells.not_run(job, run.not_run[job.variant])

@@ -18,7 +18,7 @@ from profiling.metrics.sampling import Ready
 from profiling.results.jsonl import read_records
 from profiling.results.judge import DEFAULT_SPREADS, FEWEST, LOOKS, Spread
 from profiling.results.measured import LEAST_VALUES
-from profiling.results.verdicts import answer_on, compare_records, samples_by_round, spread_of
+from profiling.results.verdicts import answer_on, compare_records, deadlines_of, holds_rate, samples_by_round, spread_of
 from profiling.run import in_turns, runner
 from profiling.run.turns import CONTROL_AFTER, LONGEST, SHORTEST, Placement, take_turns, window_of
 from profiling.variants.recipe import Recipe
@@ -237,12 +237,32 @@ def test_rounds_repeat_only_cells_that_took_no_turns(tmp_path):
     assert [record.rounds for record in read_records(run.folder).records] == [None, None]
 
 
-def test_a_single_variant_takes_no_turns(tmp_path):
+@pytest.mark.parametrize(
+    ("plan", "stopped_by", "windows"),
+    [
+        (Plan(10.0), "decided", min(LOOKS)),  # holds 60 FPS, as 100 calls show
+        (Plan(10.0, noise=0.5, limits={"max_iterations": 400}), "iterations", None),
+        (Plan(40.0, limits={"max_seconds": 30.0}), "decided", None),
+    ],
+)
+def test_a_single_variant_has_all_turns_until_its_time_and_its_rates_are_known(plan, stopped_by, windows, tmp_path):
+    cells = FakeCells({"baseline": plan})
+    _, records = records_of(tmp_path / "run", cells)
+    (record,) = records.values()
+    assert record.turns.stopped_by == stopped_by
+    assert record.turns.beside == record.turns.controls == ()
+    if windows is not None:
+        assert len(record.turns.windows) >= windows
+    if stopped_by == "decided":
+        assert {holds_rate(record, each).answer for each in deadlines_of(record)} <= {"yes", "no"}
+
+
+def test_a_single_variant_is_repeated_in_rounds(tmp_path):
     cells = FakeCells({"baseline": Plan()})
-    run = run_of(tmp_path / "run", cells)
-    assert run.execute() == 0
-    assert cells.log == [("baseline", "alone")]
-    assert read_records(run.folder).records[0].turns is None
+    run, _ = records_of(tmp_path / "run", cells, rounds=3)
+    assert cells.log == [("baseline", "alone")] * 3
+    (record,) = read_records(run.folder).records
+    assert (record.turns, len(record.rounds)) == (None, 3)
 
 
 def test_seconds_are_those_of_a_component_however_many_cells_the_memory_holds(tmp_path, monkeypatch):
