@@ -12,20 +12,20 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 
 from profiling.compare.cells import read_run
 from profiling.errors import InputError, prepare_output, printable, reason_of
 from profiling.report.answer import answer_of
-from profiling.report.cells import conditions_text, median_of
+from profiling.report.cells import conditions_text, median_of, ratio_value
 from profiling.report.format import Value, count_of, estimate, few
+from profiling.report.format import show as shown
 from profiling.report.page import Section
 from profiling.report.render import Report, check_page_path, parse_options, show
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judge import Cell, compare
+from profiling.results.judge import Cell, Pair, compare, judged
 from profiling.results.overrides import concerns, is_work, names_cells, recipe_of, setting, swept_keys, values_of
 from profiling.results.record import Record
 from profiling.results.sweep import is_sweep, read_sweep
@@ -57,6 +57,7 @@ _LEGEND = (
     "uncommitted changes); tool: only this tool's revision is known.",
     "beside it: variants of the run that are the same within 1%, or for which that is undecided.",
     "vs first, vs previous: the other run's time over this one's, with the 95% interval; above 1, this run is faster. "
+    "Same: within 1%. Undecided: the interval contains 1, or would among so many runs. "
     f"{_OTHER_VARIANTS}: the runs had different ones, and the fastest of more would seem a gain.",
 )
 #: The points of each title, oldest first. Their times are comparable: same device, same work.
@@ -140,19 +141,30 @@ def _swept(folders: Iterable[Path]) -> dict[Path, dict[str, str]]:
 
 def _ordered(series: Sequence[HistoryPoint]) -> tuple[HistoryPoint, ...]:
     """Return the points by date, with their ratios to the first and the previous one."""
-    first, *others = sorted(series, key=lambda point: (point.date or "", point.run))
+    points = sorted(series, key=lambda point: (point.date or "", point.run))
+    pairs = judged(
+        {
+            (before, after): compare(points[before].cell, points[after].cell)
+            for after in range(1, len(points))
+            for before in {0, after - 1}
+            if points[before].variants == points[after].variants
+        }
+    )
     compared = [
-        replace(point, vs_first=_versus(first, point), vs_previous=_versus(previous, point))
-        for previous, point in pairwise((first, *others))
+        replace(point, vs_first=_versus(pairs.get((0, place))), vs_previous=_versus(pairs.get((place - 1, place))))
+        for place, point in enumerate(points)
     ]
-    return (first, *compared)
+    return (points[0], *compared[1:])
 
 
-def _versus(before: HistoryPoint, after: HistoryPoint) -> Value | None:
-    if before.variants != after.variants:
+def _versus(pair: Pair | None) -> Value | None:
+    """Return a ratio, and the answer on it where it is no difference."""
+    if pair is None:
         return _OTHER_VARIANTS
-    pair = compare(before.cell, after.cell)
-    return estimate(pair.ratio, pair.interval())
+    answer, interval = pair.answer(), pair.interval()
+    if answer in ("faster", "slower"):
+        return ratio_value(pair)
+    return answer if interval is None else f"{answer}: {shown(estimate(pair.ratio, interval), 'ratio')}"
 
 
 def _points(run: RunData, name: str, swept: Mapping[str, str]) -> dict[str, HistoryPoint]:

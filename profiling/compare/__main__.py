@@ -52,8 +52,8 @@ Two revisions
   metrics and the installed packages are the present ones. Runs: runs/compare/<time>/A and B.
 
 """
-#: Most rows of a table on the console.
-_CONSOLE = 40
+#: Most rows of a table on the console; of more cells than fit beside the rest, those that are the same are left out.
+_CONSOLE, _FITTING = 40, 12
 #: Characters of a value before the console breaks it.
 _WRAP = 28
 _LEGEND = (
@@ -161,12 +161,13 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
         lines.append("The recorded environments and options of the runs do not differ.")
     numbers = Counter(cell.verdict for cell in cells)
     counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if numbers[verdict])
+    few = min(_CONSOLE, max(_FITTING, len(cells) - numbers["same"]))
     answer = (_answer(cells, threshold), f"{count_of(len(cells), 'cell')}: {counts}.")
     rows = [("all", each) for each in differences]
     rows += [(cell.name, each) for cell in cells for each in cell.changes]
     changes = Table("What differs", _CHANGES, rows, few=_CONSOLE)
     sections = (
-        Section("verdict", "Cells", answer, _LEGEND, (Table("Cells", _CELLS, cells, few=_CONSOLE),)),
+        Section("verdict", "Cells", answer, _LEGEND, (Table("Cells", _CELLS, cells, few=few),)),
         Section("differences", "What differs", lines, tables=(changes,)),
     )
     one, other = (path.resolve().name for path in paths)

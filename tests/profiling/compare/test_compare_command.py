@@ -61,6 +61,15 @@ def test_the_conclusion_comes_first_and_what_matters_most_above_the_rest(tmp_pat
     assert max(map(len, printed.splitlines())) <= WIDTH
 
 
+def test_of_many_cells_those_that_are_the_same_are_counted(tmp_path, capsys):
+    before = [cell(f"v{n}", noisy(10, seed=n), turns="together") for n in range(20)]
+    after = [cell(f"v{n}", noisy(12 if n == 7 else 10, seed=n + 50), turns="together") for n in range(20)]
+    assert main([str(write_run(tmp_path / "a", *before)), str(write_run(tmp_path / "b", *after))]) == 1
+    printed = capsys.readouterr().out
+    assert row(printed, "v7").endswith("slower")
+    assert "8 of 20 rows are left out here." in printed
+
+
 def test_of_many_cells_the_slower_ones_are_on_the_console(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "_CONSOLE", 1)
     assert main([*map(str, two_runs(tmp_path))]) == 1
