@@ -84,7 +84,7 @@ def check_whole(name: str, value: object, least: int = 1, most: int = _MOST) -> 
     """Raise an InputError unless the value of option `name` is a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         limits = f"{least} to {most}" if most != _MOST else f"at least {least}, and at most {most}"
-        raise InputError(f"{name}={_short(value)} must be a whole number, {limits}.")
+        raise InputError(f"{name}={value_text(value)} must be a whole number, {limits}.")
 
 
 def check_number(
@@ -103,11 +103,13 @@ def check_number(
         or not (-_HUGE if least is None else least) <= value < min(below, _HUGE)
         or (above is not None and value <= above)
     ):
-        raise InputError(f"{name}={_short(value)} must be a finite number{', ' * bool(limits)}{' and '.join(limits)}.")
+        raise InputError(
+            f"{name}={value_text(value)} must be a finite number{', ' * bool(limits)}{' and '.join(limits)}."
+        )
 
 
-def _short(value: object) -> str:
-    # An int of more than 4300 digits has no text in Python.
+def value_text(value: object) -> str:
+    """Return a value as a message shows it; an int of more than 4300 digits has no text in Python."""
     return "a number of thousands of digits" if isinstance(value, int) and abs(value) > 10**60 else repr(value)
 
 

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import msgspec
 
-from profiling.errors import InputError, check_number, check_whole
+from profiling.errors import InputError, check_number, check_whole, value_text
 from profiling.machine import nvml
 from profiling.machine.run_queue import RunQueueMonitor
 from profiling.metrics.metric import Measured, Metric, Subject
@@ -39,7 +39,9 @@ class Calls(Metric):
     def __post_init__(self) -> None:
         """Check the options, and sort the numbers of calls."""
         if not isinstance(self.calls, list | tuple) or not self.calls:
-            raise InputError(f"calls={self.calls!r} must list at least one number of calls, as in calls=[1,10,100].")
+            raise InputError(
+                f"calls={value_text(self.calls)} must list at least one number of calls, as in calls=[1,10,100]."
+            )
         for number in self.calls:
             check_whole("calls", number)
         check_number("time_limit", self.time_limit, above=0)
