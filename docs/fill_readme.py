@@ -21,9 +21,8 @@ from profiling.results.sweep import is_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
-#: Runs of the components of other libraries, and of the pipelines besides the default one.
+#: Runs of the components of other libraries.
 MODELS = ("h200_diffusion", "h200_wan_vae_decoder", "h200_language")
-PIPELINES = ("h200_stream_img2img", "h200_chunked_video", "h200_speech")
 
 
 def results_block() -> str:
@@ -42,9 +41,9 @@ def models_block() -> str:
     )
 
 
-def loop_block(name: str = "h100_realtime") -> str:
-    """Return frame times and verdicts of a run of profiling.realtime, and where it ran; default: the owl pipeline."""
-    run = load_run(RESULTS / name)
+def loop_block() -> str:
+    """Return frame times and verdicts of a run of the default pipeline, and where it ran."""
+    run = load_run(RESULTS / "h100_realtime")
     lines = "\n".join(f"- {escaped(line)}" for line in realtime_section(run).lines)
     return f"{markdown(answer_section(run).tables[1], 'console')}\n\n{lines}\n\n{measured_on(run)}"
 
@@ -54,16 +53,10 @@ def measured_on(run: RunData) -> str:
     return escaped(" · ".join(heading_lines(run)))
 
 
-def pipelines_block() -> str:
-    """Return the same of the other pipelines that conf/pipeline has."""
-    return "\n\n".join(loop_block(name) for name in PIPELINES)
-
-
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "results": results_block,
     "models": models_block,
     "loop": loop_block,
-    "pipelines": pipelines_block,
 }
 
 

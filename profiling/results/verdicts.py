@@ -283,15 +283,15 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
 def keeps_audio(record: Record) -> Answer | None:
     """Return whether sound is made slower than it is played, or faster, the same, or undecided; None without sound.
 
-    The rate is that of all frames; how well it is known is that of the typical frame.
+    The rate is that of all frames. How well it is known is that of the typical frame; where too few windows were kept,
+    the shortest and the longest frame bound it.
     """
-    loop, placements = record.realtime, placements_of(record)
-    if loop is None or not loop.audio_rtf or not record.is_correct:
+    loop, placements, frames = record.realtime, placements_of(record), summary_of(record)
+    if loop is None or not loop.audio_rtf or not record.is_correct or frames is None or not placements:
         return None
-    found, time = time_interval(placements[0]) if placements else None, 1 / loop.audio_rtf
-    typical = float(np.exp(Cell(placements, spread_of(record)).log_ms)) if placements else 1.0
-    ends = None if found is None else (time * found[0] / typical, time * found[1] / typical)
-    return claim(float(np.log(time)), ends)
+    low, high = time_interval(placements[0]) or (frames.min, frames.max)
+    time, typical = 1 / loop.audio_rtf, float(np.exp(Cell(placements, spread_of(record)).log_ms))
+    return claim(float(np.log(time)), (time * low / typical, time * high / typical))
 
 
 def sm_clock(record: Record) -> float | None:
