@@ -13,6 +13,7 @@ from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Turn
 from profiling.results.jsonl import read_records
 from profiling.results.record import NOT_ENDED
+from profiling.results.verdicts import compare_records
 from profiling.run import child
 from profiling.run.child import Performed
 from profiling.run.job import FORWARD, Job, RunConfig
@@ -66,7 +67,7 @@ def test_the_last_one_is_timed_alone(tmp_path):
     run = run_of(tmp_path / "run", three(v=Plan(happens={"ready": dies}), w=Plan(happens={"ready": dies})))
     assert run.execute() == 1
     baseline = rows(run)["baseline"]
-    assert (baseline.status, baseline.turns, baseline.metrics.wall_ms.n) == ("ok", None, 100)
+    assert (baseline.status, baseline.turns.beside, baseline.turns.stopped_by) == ("ok", (), "decided")
 
 
 @promise("interrupt")
@@ -158,7 +159,8 @@ def test_no_memory_beside_another(tmp_path):
     run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
     records = rows(run)
-    assert [record.turns for record in records.values()] == [None] * 3
+    assert [record.turns.beside for record in records.values()] == [()] * 3
+    assert not compare_records(records["baseline"], records["v"]).in_turns
     assert records["v"].notes == (
         "not all variants were prepared beside each other: another one would need 1.2 GB of the memory of the host, "
         "and 0.5 GB are free",
