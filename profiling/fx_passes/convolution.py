@@ -22,9 +22,9 @@ from profiling.fx_passes.nodes import (
 )
 from profiling.fx_passes.passes import RewritePass
 
-_CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 _TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
-_CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups")
 _BATCH_NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
@@ -39,10 +39,10 @@ class FoldBatchNorm(RewritePass):
             return None
         norm = arguments(node, *_BATCH_NORM_ARGUMENTS)
         conv: Any = norm["input"]
-        if norm["training"] or not is_call(conv, *_CONVOLUTIONS, *_TRANSPOSED) or not is_read_once(conv):
+        if norm["training"] or not is_call(conv, *CONVOLUTIONS, *_TRANSPOSED) or not is_read_once(conv):
             return None
         is_transposed = is_call(conv, *_TRANSPOSED)
-        args = arguments(conv, *(_TRANSPOSED_ARGUMENTS if is_transposed else _CONVOLUTION_ARGUMENTS))
+        args = arguments(conv, *(_TRANSPOSED_ARGUMENTS if is_transposed else CONVOLUTION_ARGUMENTS))
         statistics = [norm[name] for name in ("running_mean", "running_var", "weight", "bias")]
         found = constants(module, args["weight"], args["bias"], *statistics)
         before, after = node_info(conv), node_info(node)
@@ -97,7 +97,7 @@ def _convolution(module: fx.GraphModule, node: Any) -> tuple[Any, ...] | None:
     output = node_info(node)
     if output is None or not is_call(node, torch.conv2d, torch.conv3d) or not is_read_once(node):
         return None
-    args = arguments(node, *_CONVOLUTION_ARGUMENTS)
+    args = arguments(node, *CONVOLUTION_ARGUMENTS)
     source, found = node_info(args["input"]), constants(module, args["weight"], args["bias"])
     if source is None or found is None or found[0] is None or is_written(args["input"]):
         return None

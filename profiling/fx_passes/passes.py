@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,15 @@ class RewritePass:
     """
 
     def __call__(self, module: fx.GraphModule) -> fx.GraphModule:
-        """Return the rewritten module, with the count of replaced places in `meta["replaced"]`; changes `module`."""
+        """Return the rewritten module; changes `module`.
+
+        Its `meta` has the count of replaced places (`replaced`), and the places left by reason (`left`) where the
+        pass wrote them into the meta of `module`.
+        """
         with torch.no_grad():
             replaced = self.rewrite(module)
         rewritten = pruned(module)
-        rewritten.meta["replaced"] = replaced
+        rewritten.meta.update(replaced=replaced, left=module.meta.pop("left", {}))
         return rewritten
 
     def rewrite(self, module: fx.GraphModule) -> int:
@@ -63,14 +67,15 @@ def pruned(module: fx.GraphModule) -> fx.GraphModule:
 class AppliedPass:
     """A pass with the module before and after it.
 
-    `replaced` is the number of places that it counted (None: it does not count), `rel_l2` the relative L2 change of the
-    output.
+    `replaced` is the number of places that it counted (None: it does not count), `left` the number of those that it
+    knows and left, by reason, `rel_l2` the relative L2 change of the output.
     """
 
     name: str
     before: fx.GraphModule
     after: fx.GraphModule
     replaced: int | None
+    left: Mapping[str, int]
     rel_l2: float
 
 
@@ -90,10 +95,10 @@ def apply_passes(
         after = each(fx.GraphModule(before, copy.deepcopy(before.graph), before._get_name()))
         if not isinstance(after, fx.GraphModule):
             raise InputError(f"pass {name_of(each)} returned {type(after).__name__}. Return a torch.fx.GraphModule.")
-        replaced = after.meta.get("replaced")
+        replaced, left = after.meta.get("replaced"), after.meta.get("left", {})
         new_output = propagate(after)
         after = pruned(after)
-        yield AppliedPass(name_of(each), before, after, replaced, relative_l2(new_output, output))
+        yield AppliedPass(name_of(each), before, after, replaced, left, relative_l2(new_output, output))
         before, output = after, new_output
 
 

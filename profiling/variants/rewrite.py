@@ -49,12 +49,13 @@ class Rewrite(Transform):
             InputError: the module cannot be traced (names file and line), or a pass returns no module.
 
         """
-        graphs, counts = [], list[int | None]()
+        graphs, counts, notes = [], list[int | None](), list[str]()
         for inputs in (*component.extra_inputs, component.inputs):
             graph, applied = self._applied(module, component, inputs)
             for each in applied:
                 graph = each.after
                 counts.append(each.replaced)
+                notes += [f"{each.name} leaves {count}: {reason}" for reason, count in each.left.items()]
             graphs.append((inputs, graph))
         changed: int | None = sum(each or 0 for each in counts)
         if not changed and (not counts or None in counts):
@@ -62,7 +63,7 @@ class Rewrite(Transform):
         return Outcome(
             Rewritten(graphs),
             changed,
-            notes=(f"no graph pass matches anything in {type(module).__name__}",) if changed == 0 else (),
+            notes=tuple(notes or [f"no graph pass matches anything in {type(module).__name__}"][: changed == 0]),
             explain=lambda: {"passes": self.explained(module, component)},
         )
 

@@ -1,0 +1,21 @@
+"""Activations in a Triton kernel, where its result is still in registers."""
+
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+
+@triton.jit
+def activate(y, activation: tl.constexpr, slope: tl.constexpr, alpha, beta):
+    """Return the activation of fp32 numbers: the number is its place in `activations.ACTIVATIONS`."""
+    if activation == 1:
+        y = y * tl.sigmoid(y)
+    elif activation == 2:
+        y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
+    elif activation == 3:
+        y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))  # 2·sqrt(2/π): 1 + tanh(a) = 2·sigmoid(2a)
+    elif activation == 4:
+        y = tl.where(y >= 0, y, y * slope)
+    elif activation == 5:
+        sine = tl.sin(alpha * y)
+        y = y + beta * sine * sine
+    return y

@@ -1,0 +1,111 @@
+"""Norms over channels of convolutional networks, with the bias and the sum before and the activation after them.
+
+Tensors are [n, c, ...], contiguous or with channels last. The statistics are of `groups` groups of channels and all
+positions (group norm; with as many groups as channels, an instance norm), or with `groups=0` of all channels at each
+position. A norm in PyTorch operations reads a tensor several times, and its reductions run in as many blocks as there
+are groups, which fill a quarter of a large GPU. The kernels read once for the statistics, in enough blocks, and once
+more to write the result; where a group is small, they read once.
+"""
+
+import torch
+from torch import Tensor
+
+from models.kernels import HAS_TRITON
+from models.kernels.activations import activated, channelwise
+
+#: Most elements that one program normalises in registers.
+MOST_IN_REGISTERS = 8192
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def misfit(form: Tensor, device: torch.device, groups: int) -> str | None:
+    """Return why the kernels do not take a tensor of the form of `form`, which may be on another device, or None."""
+    if device.type != "cuda" or not HAS_TRITON:
+        return "the kernel needs triton and a CUDA device"
+    if form.dtype not in DTYPES:
+        return f"it is in {str(form.dtype).removeprefix('torch.')}; the kernel takes float32, bfloat16 and float16"
+    if channels_last(form) is None:
+        return "its memory is neither contiguous nor channels last"
+    if not groups and form.shape[1] > MOST_IN_REGISTERS:
+        return f"it has {form.shape[1]} channels; the kernel takes {MOST_IN_REGISTERS} at most"
+    return None
+
+
+def channels_last(x: Tensor) -> bool | None:
+    """Return whether the channels of `x` [n, c, ...] are its innermost dim; None: it is not contiguous either."""
+    if x.is_contiguous():
+        return False
+    return True if x.movedim(1, -1).is_contiguous() else None
+
+
+def runs_in_kernel(x: Tensor) -> bool:
+    """Return True if a kernel computes a function of `x` without gradients."""
+    return x.is_cuda and HAS_TRITON and x.dtype in DTYPES and not torch.is_grad_enabled()
+
+
+def fused_norm(
+    x: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None, beta: Tensor | None,
+    groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
+) -> Tensor:  # fmt: skip
+    """Return `activation(normalise(x + bias)·gain + shift)`, in the dtype and memory format of `x`.
+
+    Args:
+        x: [n, c, ...], of a form for which `misfit` returns None.
+        bias: fp32 [c], for example of the convolution whose result `x` is; None: no bias.
+        gain: fp32 [c].
+        shift: fp32 [c].
+        alpha: of a snake, fp32 [c], else None.
+        beta: of a snake, fp32 [c], else None.
+        groups: groups of channels, each of which has statistics over all positions; 0: statistics over all channels at
+            each position.
+        eps: added to the variance or mean square.
+        about_mean: divide by the standard deviation; False: by the root of the mean square.
+        subtract_mean: subtract the mean, too.
+        activation: one of `activations.ACTIVATIONS`.
+        slope: of leaky ReLU.
+    """
+    if runs_in_kernel(x):
+        from models.kernels import fused_norm_triton  # needs triton
+
+        return fused_norm_triton.fused_norm(
+            x, bias, gain, shift, alpha, beta, groups, eps, about_mean, subtract_mean, activation, slope
+        )
+    return reference(
+        x, bias, None, gain, shift, alpha, beta, groups, eps, about_mean, subtract_mean, activation, slope
+    )[1]
+
+
+def add_fused_norm(
+    x: Tensor, bias: Tensor | None, added: Tensor, gain: Tensor, shift: Tensor, alpha: Tensor | None,
+    beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return `x + bias + added`, and what `fused_norm` makes of it; `added` has the form of `x`."""
+    if runs_in_kernel(x):
+        from models.kernels import fused_norm_triton  # needs triton
+
+        return fused_norm_triton.add_fused_norm(
+            x, bias, added, gain, shift, alpha, beta, groups, eps, about_mean, subtract_mean, activation, slope
+        )
+    return reference(
+        x, bias, added, gain, shift, alpha, beta, groups, eps, about_mean, subtract_mean, activation, slope
+    )
+
+
+def reference(
+    x: Tensor, bias: Tensor | None, added: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None,
+    beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the sum and its norm in PyTorch operations, in fp64; each result is rounded once."""
+    wide = x.double()
+    if bias is not None:
+        wide = wide + channelwise(bias, wide)
+    if added is not None:
+        wide = (wide + added).to(x.dtype).double()  # what is normalised is what others read
+    rows = wide.flatten(2) if not groups else wide.reshape(x.shape[0], groups, -1)
+    dim = -1 if groups else 1
+    centred = rows - rows.mean(dim, keepdim=True) if about_mean else rows
+    scale = torch.rsqrt(centred.square().mean(dim, keepdim=True) + eps)
+    normalised = ((centred if subtract_mean else rows) * scale).reshape(x.shape)
+    out = activated(normalised * channelwise(gain, wide) + channelwise(shift, wide), activation, slope, alpha, beta)
+    like = torch.empty_like(x)  # preserves the memory format
+    return wide.to(x.dtype), like.copy_(out)

@@ -1,0 +1,291 @@
+"""Triton kernels of `fused_norm.py`: one where a group fits into registers, else three.
+
+Of the three, the first reads the tensor and leaves mean and sum of squared differences of each channel over a part of
+the positions, in enough parts to fill the GPU. The second combines those of a group (Chan's formula), and the third
+reads again and writes the result. All numbers are fp32 and relative to the group's first element, so that a mean far
+larger than the deviation costs no digits.
+"""
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from models.kernels.activations import ACTIVATIONS
+from models.kernels.activations_triton import activate
+from models.kernels.fused_norm import MOST_IN_REGISTERS, channels_last
+
+PROGRAMS = 528  # that share the statistics: four for each multiprocessor of an H100
+TILE = 4096  # elements of a program's tile, 16 for each thread: two loads of 16 bytes in half precision
+MOST_CHANNELS = 64  # of a tile with channels last: 128 bytes in half precision, what memory transfers at once
+
+
+@triton.jit
+def _in_registers(
+    x, bias, added, gain, shift, alpha, beta, summed, out,
+    units, inner, positions, stride_n, stride_unit, stride_inner, stride_position, channel_unit, channel_inner,
+    has_bias: tl.constexpr, has_added: tl.constexpr, eps: tl.constexpr, about_mean: tl.constexpr,
+    subtract_mean: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
+    block_units: tl.constexpr, block_inner: tl.constexpr, block_positions: tl.constexpr,
+):  # fmt: skip
+    """Normalise `block_units` units of inner·positions elements each; a unit has its own statistics.
+
+    A unit is a group of `inner` channels with all positions, or all channels (`inner`) at one position.
+    """
+    unit = tl.program_id(0) * block_units + tl.arange(0, block_units)[:, None, None]
+    within = tl.arange(0, block_inner)[None, :, None]
+    position = tl.arange(0, block_positions)[None, None, :]
+    is_channel = (unit < units) & (within < inner)
+    real = is_channel & (position < positions)
+    channel = unit * channel_unit + within * channel_inner
+    at = tl.program_id(1).to(tl.int64) * stride_n + unit.to(tl.int64) * stride_unit
+    at = at + within.to(tl.int64) * stride_inner + position.to(tl.int64) * stride_position
+    v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
+    if has_bias:
+        v += tl.load(bias + channel, mask=is_channel, other=0.0)
+    if has_added:
+        v += tl.load(added + at, mask=real, other=0.0).to(tl.float32)
+        rounded = v.to(summed.dtype.element_ty)
+        tl.store(summed + at, rounded, mask=real)
+        v = rounded.to(tl.float32)
+    count = inner * positions * 1.0
+    v = tl.where(real, v, 0.0)
+    centred = v
+    if about_mean:
+        for _ in tl.static_range(2):  # the second time: what rounding left of a large mean
+            mean = tl.sum(tl.sum(centred, 2), 1) / count
+            centred = tl.where(real, centred - mean[:, None, None], 0.0)
+    variance = tl.sum(tl.sum(centred * centred, 2), 1) / count
+    y = centred if subtract_mean else v
+    y = y * tl.rsqrt(variance + eps)[:, None, None]
+    _store_activated(y, gain, shift, alpha, beta, out, channel, at, is_channel, real, activation, slope)
+
+
+@triton.jit
+def _store_activated(
+    y, gain, shift, alpha, beta, out, channel, at, is_channel, real, activation: tl.constexpr, slope: tl.constexpr
+):
+    """Store the activation of `y·gain + shift`."""
+    y = y * tl.load(gain + channel, mask=is_channel, other=0.0)
+    y = y + tl.load(shift + channel, mask=is_channel, other=0.0)
+    a = 0.0
+    b = 0.0
+    if activation == 5:
+        a = tl.load(alpha + channel, mask=is_channel, other=0.0)
+        b = tl.load(beta + channel, mask=is_channel, other=0.0)
+    y = activate(y, activation, slope, a, b)
+    tl.store(out + at, y.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _load(x, bias, added, at, real, channel, is_channel, has_bias: tl.constexpr, has_added: tl.constexpr):
+    """Return the sum that is normalised; it is rounded where it is stored, too."""
+    v = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
+    if has_bias:
+        v += tl.load(bias + channel, mask=is_channel, other=0.0)
+    if has_added:
+        v += tl.load(added + at, mask=real, other=0.0).to(tl.float32)
+        v = v.to(x.dtype.element_ty).to(tl.float32)
+    return v
+
+
+@triton.jit
+def _partial(
+    x, bias, added, summed, partial, channels, per_group, positions, stride_n, stride_c, stride_p,
+    steps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr, about_mean: tl.constexpr,
+    block_channels: tl.constexpr, block_positions: tl.constexpr,
+):  # fmt: skip
+    """Write [n, part, channel, 2]: mean (less the group's first element) and sum of squared differences from it.
+
+    Each lane of the tile follows its own mean (Welford's formula), so that a tile needs no reduction.
+    """
+    batch, part = tl.program_id(2).to(tl.int64), tl.program_id(0)
+    channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)[:, None]
+    is_channel = channel < channels
+    row = batch * stride_n + channel.to(tl.int64) * stride_c
+    first = channel // per_group * per_group
+    origin = tl.zeros([block_channels, 1], tl.float32)
+    if about_mean:
+        top = batch * stride_n + first.to(tl.int64) * stride_c
+        origin = _load(x, bias, added, top, is_channel, first, is_channel, has_bias, has_added)
+    lanes = tl.arange(0, block_positions)[None, :]
+    count = tl.zeros([1, block_positions], tl.float32)
+    mean = tl.zeros([block_channels, block_positions], tl.float32)
+    squares = tl.zeros([block_channels, block_positions], tl.float32)
+    for step in range(steps):
+        position = (part * steps + step) * block_positions + lanes
+        real = is_channel & (position < positions)
+        at = row + position.to(tl.int64) * stride_p
+        v = _load(x, bias, added, at, real, channel, is_channel, has_bias, has_added)
+        if has_added:
+            tl.store(summed + at, v.to(summed.dtype.element_ty), mask=real)
+        here = (position < positions).to(tl.float32)
+        count += here
+        weight = here / tl.maximum(count, 1.0)
+        delta = v - origin - mean
+        mean += delta * weight
+        squares += delta * (v - origin - mean) * here
+    total = tl.sum(count, 1)[:, None]  # [1, 1]
+    middle = tl.sum(mean * count, 1)[:, None] / tl.maximum(total, 1.0)
+    off = mean - middle
+    squares = tl.sum(squares + off * off * count, 1)[:, None]
+    to = partial + ((batch * tl.num_programs(0) + part) * channels + channel) * 2
+    tl.store(to, middle, mask=is_channel)
+    tl.store(to + 1, squares, mask=is_channel)
+
+
+@triton.jit
+def _combine(
+    x, bias, added, partial, statistics, channels, positions, stride_n, stride_c, chunk, parts,
+    per_group: tl.constexpr, eps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr,
+    about_mean: tl.constexpr, block_channels: tl.constexpr, block_parts: tl.constexpr,
+):  # fmt: skip
+    """Write [n, group, 3]: the group's first element, its mean less that, and the inverse of its deviation."""
+    batch, group = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    part = tl.arange(0, block_parts)[:, None]
+    count = tl.minimum(tl.maximum(positions - part * chunk, 0), chunk).to(tl.float32)  # of each channel
+    elements = positions * 1.0 * per_group
+    row = (batch * parts + part) * channels + group * per_group
+    means = tl.zeros([block_parts], tl.float32)
+    for start in range(0, per_group, block_channels):
+        within = start + tl.arange(0, block_channels)[None, :]
+        real = (part < parts) & (within < per_group)
+        means += tl.sum(tl.load(partial + (row + within) * 2, mask=real, other=0.0) * count, 1)
+    mean = tl.sum(means, 0) / elements
+    centre = mean if about_mean else 0.0
+    squares = tl.zeros([block_parts], tl.float32)
+    for start in range(0, per_group, block_channels):
+        within = start + tl.arange(0, block_channels)[None, :]
+        real = (part < parts) & (within < per_group)
+        off = tl.load(partial + (row + within) * 2, mask=real, other=0.0) - centre
+        inside = tl.load(partial + (row + within) * 2 + 1, mask=real, other=0.0)
+        squares += tl.sum(tl.where(real, inside + off * off * count, 0.0), 1)
+    origin = 0.0
+    if about_mean:
+        first = group * per_group
+        at = batch * stride_n + (group * per_group).to(tl.int64) * stride_c
+        origin = _load(x, bias, added, at, first >= 0, first, first >= 0, has_bias, has_added)
+    to = statistics + (batch * tl.num_programs(0) + group) * 3
+    tl.store(to, origin)
+    tl.store(to + 1, mean)
+    tl.store(to + 2, tl.rsqrt(tl.sum(squares, 0) / elements + eps))
+
+
+@triton.jit
+def _normalise(
+    x, bias, statistics, gain, shift, alpha, beta, out, channels, per_group, groups, positions,
+    stride_n, stride_c, stride_p, has_bias: tl.constexpr, subtract_mean: tl.constexpr,
+    activation: tl.constexpr, slope: tl.constexpr, block_channels: tl.constexpr, block_positions: tl.constexpr,
+):  # fmt: skip
+    """Write the result of a tile; `x` is the sum where there was one, and then has no bias."""
+    batch = tl.program_id(2).to(tl.int64)
+    channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)[:, None]
+    position = tl.program_id(0) * block_positions + tl.arange(0, block_positions)[None, :]
+    is_channel = channel < channels
+    real = is_channel & (position < positions)
+    at = batch * stride_n + channel.to(tl.int64) * stride_c + position.to(tl.int64) * stride_p
+    v = _load(x, bias, x, at, real, channel, is_channel, has_bias, False)
+    of = statistics + (batch * groups + channel // per_group) * 3
+    if subtract_mean:
+        v = v - tl.load(of, mask=is_channel, other=0.0) - tl.load(of + 1, mask=is_channel, other=0.0)
+    y = v * tl.load(of + 2, mask=is_channel, other=0.0)
+    _store_activated(y, gain, shift, alpha, beta, out, channel, at, is_channel, real, activation, slope)
+
+
+@triton_op("models::fused_norm", mutates_args=())
+def fused_norm(
+    x: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None, beta: Tensor | None,
+    groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
+) -> Tensor:  # fmt: skip
+    """Return what `fused_norm.fused_norm` documents."""
+    x = _dense(x)
+    out = torch.empty_like(x)
+    _launch(
+        x, bias, None, gain, shift, alpha, beta, None, out, groups, eps, about_mean, subtract_mean, activation, slope
+    )
+    return out
+
+
+@triton_op("models::add_fused_norm", mutates_args=())
+def add_fused_norm(
+    x: Tensor, bias: Tensor | None, added: Tensor, gain: Tensor, shift: Tensor, alpha: Tensor | None,
+    beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return what `fused_norm.add_fused_norm` documents."""
+    x = _dense(x)
+    summed, out = torch.empty_like(x), torch.empty_like(x)
+    if added.stride() != x.stride():
+        added = torch.empty_like(x).copy_(added)
+    _launch(
+        x, bias, added, gain, shift, alpha, beta, summed, out,
+        groups, eps, about_mean, subtract_mean, activation, slope,
+    )  # fmt: skip
+    return summed, out
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return `x` as the kernels read it: another compiler pass may have changed the layout that was looked at."""
+    return x.contiguous() if channels_last(x) is None else x
+
+
+def _launch(
+    x: Tensor, bias: Tensor | None, added: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None,
+    beta: Tensor | None, summed: Tensor | None, out: Tensor, groups: int, eps: float, about_mean: bool,
+    subtract_mean: bool, activation: str, slope: float,
+) -> None:  # fmt: skip
+    n, c, positions = x.shape[0], x.shape[1], x.shape[2:].numel()
+    innermost = channels_last(x)
+    stride_n, stride_c, stride_p = c * positions, 1 if innermost else positions, c if innermost else 1
+    bias_given, alpha_given, beta_given = (gain if each is None else each for each in (bias, alpha, beta))
+    added_given, summed_given = (x if each is None else each for each in (added, summed))
+    flags = {"has_bias": bias is not None, "has_added": added is not None}
+    form = {"activation": ACTIVATIONS.index(activation), "slope": slope, "subtract_mean": subtract_mean}
+    per_group = c // groups if groups else c
+    inner, held = triton.next_power_of_2(per_group), triton.next_power_of_2(positions if groups else 1)
+    if inner * held <= MOST_IN_REGISTERS or not groups:
+        units = groups or positions
+        if bool(groups) == bool(
+            innermost
+        ):  # what other units read is adjacent: read 128 bytes of half precision at once
+            block = min(MOST_CHANNELS // (inner if groups else 1), MOST_IN_REGISTERS // (inner * held))
+        else:
+            block = TILE // (inner * held) // 4
+        block = min(triton.next_power_of_2(units), max(block, 1))
+        by_unit = (per_group * stride_c, stride_c, stride_p) if groups else (stride_p, stride_c, 0)
+        wrap_triton(_in_registers)[(triton.cdiv(units, block), n)](
+            x, bias_given, added_given, gain, shift, alpha_given, beta_given, summed_given, out,
+            units, per_group, positions if groups else 1, stride_n, *by_unit, per_group if groups else 0, 1,
+            eps=eps, about_mean=about_mean, **flags, **form,
+            block_units=block, block_inner=inner, block_positions=held,
+            num_warps=min(max(block * inner * held // 512, 1), 16),
+        )  # fmt: skip
+        return
+    if innermost:
+        block_c = min(triton.next_power_of_2(c), MOST_CHANNELS)
+        block_p = min(held, TILE // block_c)
+    else:
+        block_p = min(held, TILE // 2)
+        block_c = min(triton.next_power_of_2(c), TILE // block_p)
+    blocks = triton.cdiv(c, block_c)
+    parts = min(max(PROGRAMS // (blocks * n), 1), triton.cdiv(positions, block_p))
+    steps = triton.cdiv(triton.cdiv(positions, parts), block_p)
+    parts = triton.cdiv(positions, steps * block_p)
+    partial = x.new_empty((n, parts, c, 2), dtype=torch.float32)
+    statistics = x.new_empty((n, groups, 3), dtype=torch.float32)
+    tile = {"block_channels": block_c, "block_positions": block_p, "num_warps": 8}
+    wrap_triton(_partial)[(parts, blocks, n)](
+        x, bias_given, added_given, summed_given, partial, c, per_group, positions, stride_n, stride_c, stride_p,
+        steps=steps, about_mean=about_mean, **flags, **tile,
+    )  # fmt: skip
+    block_parts = triton.next_power_of_2(parts)
+    wrap_triton(_combine)[(groups, n)](
+        x, bias_given, added_given, partial, statistics, c, positions, stride_n, stride_c, steps * block_p, parts,
+        per_group=per_group, eps=eps, about_mean=about_mean, **flags,
+        block_channels=min(inner, max(TILE // block_parts, 1)), block_parts=block_parts, num_warps=4,
+    )  # fmt: skip
+    flags = {"has_bias": bias is not None and summed is None}
+    wrap_triton(_normalise)[(triton.cdiv(positions, block_p), blocks, n)](
+        x if summed is None else summed, bias_given, statistics, gain, shift, alpha_given, beta_given, out,
+        c, per_group, groups, positions, stride_n, stride_c, stride_p, **flags, **form, **tile,
+    )  # fmt: skip

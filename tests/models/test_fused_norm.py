@@ -1,0 +1,159 @@
+"""Norms over channels in few kernels, against plain operations in float64."""
+
+import itertools
+
+import pytest
+import torch
+from interpreting import interpret
+from reference_data import captured, relative_error
+
+from models.kernels.fused_norm import MOST_IN_REGISTERS, add_fused_norm, channels_last, fused_norm, misfit, reference
+
+#: about_mean, subtract_mean: group norm, division by the deviation alone, root mean square.
+FORMS = [(True, True), (True, False), (False, False)]
+#: Shape and groups (0: over channels at each position): in registers, in parts, ragged, one channel, one position.
+SHAPES = [
+    ((1, 32, 12, 10), 8), ((3, 24, 5, 7), 24), ((2, 20, 37), 0), ((1, 48, 2, 3, 4), 0), ((3, 1, 50), 1),
+    ((2, 12, 5, 5), 4), ((1, 96, 1), 3), ((1, 64, 96, 90), 4), ((3, 6, 9001), 6),
+    ((1, 12, 3, 31, 97), 1), ((1, 5, 9, 1900), 5),
+]  # fmt: skip
+
+
+def draw_inputs(shape, dtype, device="cpu", last=False, mean=0.5, deviation=1.0):
+    """Return x, bias, added, gain, shift, alpha, beta."""
+    generator = torch.Generator().manual_seed(0)
+    x, added = ((torch.randn(shape, generator=generator) * deviation + mean).to(dtype) for _ in range(2))
+    vectors = [torch.randn(shape[1], generator=generator) for _ in range(5)]
+    if last:
+        x, added = (each.movedim(1, -1).contiguous().movedim(-1, 1) for each in (x, added))
+    bias, gain, shift, alpha, beta = (each.to(device) for each in vectors)
+    return x.to(device), bias, added.to(device), gain, shift, alpha, beta
+
+
+def relative(one, other):
+    return relative_error(one.cpu(), other.cpu())
+
+
+def check(fused, add_fused, device="cpu", shapes=SHAPES):
+    """Check the kernels for all forms; the activation, the sum and the layout alternate."""
+    kinds = itertools.cycle(["none", "silu", "gelu", "gelu_tanh", "leaky_relu", "snake"])
+    for shape, groups in shapes:
+        cases = itertools.product((torch.float32, torch.bfloat16), (False, True), FORMS)
+        for (dtype, last, form), activation, add in zip(
+            cases, kinds, itertools.cycle([True, False, False, True, True])
+        ):
+            x, bias, added, *vectors = draw_inputs(shape, dtype, device, last)
+            options = (groups, 1e-6, *form, activation, 0.1)
+            bias = None if activation == "gelu" else bias
+            wide = [None if each is None else each.double() for each in (x, bias, added if add else None, *vectors)]
+            summed, expected = reference(*wide, *options)
+            if add:
+                got_sum, out = add_fused(x, bias, added, *vectors, *options)
+                assert relative(got_sum, summed) < (1e-6 if dtype == torch.float32 else 4e-3)
+                assert got_sum.stride() == x.stride()
+            else:
+                out = fused(x, bias, *vectors, *options)
+            assert (out.dtype, out.stride()) == (dtype, x.stride())
+            bound = 3e-6 if dtype == torch.float32 else 8e-3
+            assert relative(out, expected) < bound, (shape, groups, dtype, last, form, activation, add)
+
+
+def check_hostile(fused, device="cpu"):
+    """Check a mean 10⁵ times the deviation, an outlier as the first element, constants and zeros."""
+    options = (1e-12, True, True, "none", 0.0)
+    for (shape, groups), last in itertools.product(SHAPES, (False, True)):
+        if shape in ((3, 1, 50), (1, 96, 1)):
+            continue
+        x, _, _, gain, shift, *_ = draw_inputs(shape, torch.float32, device, last, mean=1e3, deviation=1e-2)
+        for spoilt in (False, True):
+            if spoilt:
+                x[:, :, 0] = 1e5
+            expected = reference(x.double(), None, None, gain, shift, None, None, groups, *options)[1]
+            assert relative(fused(x, None, gain, shift, None, None, groups, *options), expected) < 3e-5, (shape, last)
+        for value in (0.0, 7.0):
+            constant = torch.full_like(x, value)
+            out = fused(constant, None, gain, shift, None, None, groups, 1e-6, True, True, "none", 0.0)
+            assert relative(out, shift.view(-1, *[1] * (x.dim() - 2)).expand_as(x)) < 1e-6, (
+                "no NaN where nothing varies"
+            )
+
+
+def interpreted():
+    from models.kernels import fused_norm_triton as kernels
+
+    check(kernels.fused_norm, kernels.add_fused_norm)
+    check_hostile(kernels.fused_norm)
+
+
+def test_kernels_in_the_interpreter():
+    interpret("test_fused_norm", "interpreted")
+
+
+def test_the_reference():
+    check(fused_norm, add_fused_norm)
+    check_hostile(fused_norm)
+
+
+def compiled():
+    from compiling import compiled_for_hopper
+
+    from models.kernels import fused_norm_triton as kernels
+
+    with compiled_for_hopper(kernels) as launches:
+        for (shape, groups), last, dtype in itertools.product(SHAPES, (False, True), (torch.bfloat16, torch.float32)):
+            x, bias, added, *vectors = draw_inputs(shape, dtype, last=last)
+            kernels._launch(x, bias, None, *vectors, None, x, groups, 1e-6, True, True, "snake", 0.0)
+            kernels._launch(x, None, added, *vectors, x, x, groups, 1e-6, False, False, "gelu", 0.0)
+    assert {key[0] for key in launches} == {"_in_registers", "_partial", "_combine", "_normalise"}
+    assert all(each.metadata.shared < 100_000 for each in launches.values())
+
+
+def test_kernels_compile_for_hopper():
+    interpret("test_fused_norm", "compiled", interpreter="0")
+
+
+@pytest.mark.gpu
+def test_kernels_on_the_gpu():
+    with torch.no_grad():
+        check(fused_norm, add_fused_norm, "cuda", [*SHAPES, ((1, 256, 256, 256), 16), ((1, 96, 3, 90, 160), 0)])
+        check_hostile(fused_norm, "cuda")
+
+
+@pytest.mark.gpu
+def test_compiled_and_captured_on_the_gpu():
+    def both(x, bias, added, *vectors):
+        summed, out = add_fused_norm(x.relu(), bias, added, *vectors, 8, 1e-6, True, True, "silu", 0.0)
+        return fused_norm(out, None, *vectors, 8, 1e-6, True, False, "snake", 0.0) + summed
+
+    given = draw_inputs((1, 64, 96, 90), torch.float32, "cuda", last=True)
+    with torch.no_grad():
+        faster = torch.compile(both, fullgraph=True)
+        faster(*given)
+        graph, out = captured(lambda: faster(*given))
+        graph.replay()
+        assert relative(out, both(*given)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("form", "groups", "reason"),
+    [
+        (torch.empty(1, 8, 4, 4), 2, None),
+        (torch.empty(1, 4, 4, 8, dtype=torch.bfloat16).movedim(-1, 1), 2, None),
+        (torch.empty(1, 8, 4, 4).double(), 2, "it is in float64"),
+        (torch.empty(1, 8, 4, 8)[..., ::2], 2, "neither contiguous nor channels last"),
+        (torch.empty(1, MOST_IN_REGISTERS + 1, 2), 0, "it has 8193 channels"),
+    ],
+)
+def test_what_the_kernel_does_not_take(form, groups, reason, monkeypatch):
+    assert "CUDA device" in misfit(form, torch.device("cpu"), groups)
+    monkeypatch.setattr("models.kernels.fused_norm.HAS_TRITON", True)
+    found = misfit(form, torch.device("cuda"), groups)
+    assert found is reason or reason in found
+
+
+def test_the_layout():
+    x = torch.empty(2, 8, 3, 4)
+    assert channels_last(x) is False
+    assert channels_last(x.to(memory_format=torch.channels_last)) is True
+    assert channels_last(torch.empty(2, 8, 1, 4).squeeze(2).transpose(1, 2).contiguous().transpose(1, 2)) is True
+    assert channels_last(x.transpose(2, 3)) is None

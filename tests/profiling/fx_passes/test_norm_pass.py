@@ -1,0 +1,160 @@
+"""Norms over channels, in the ways in which decoders write them."""
+
+import pytest
+import torch
+from fixed_component import fixed_component as component
+from fx_networks import Net, applied, calls, normal
+from torch import nn
+from torch.nn import functional as F
+
+from models.kernels.fused_norm import add_fused_norm, fused_norm
+from profiling.cli.variants import named_recipes
+from profiling.components.instantiate import instantiate
+from profiling.errors import SkippedError
+from profiling.fx_passes.norm import FuseNorms
+from profiling.variants.recipe import Recipe
+
+PASS = FuseNorms(norm=fused_norm, add_norm=add_fused_norm, misfit=lambda *_: None)
+
+
+def f32(*shape, seed=1):
+    return normal(*shape, seed=seed, dtype=torch.float32)
+
+
+def written_out(self, x):
+    mean = x.mean(dim=(2, 3), keepdim=True)
+    variance = ((x - mean) ** 2).mean((2, 3), keepdim=True)
+    return (x - mean) / torch.sqrt(variance + 1e-3) * self.gain[:, None, None] + self.shift[:, None, None]
+
+
+def scale_of_groups(self, x):
+    variance = x.reshape(2, 3, -1).float().var(-1, correction=0)
+    scale = (1 + self.gain).view(3, -1) * torch.rsqrt(variance + 1e-6).unsqueeze(-1)
+    return x * scale.view(2, -1, 1, 1)
+
+
+def over_time(self, x):
+    square = torch.linalg.vector_norm(x.flatten(2), dim=-1, keepdim=True).square() / 20
+    return x * (self.gain.unsqueeze(-1) * torch.rsqrt(square + 1e-5)).unsqueeze(-1)
+
+
+def upcast(self, x):
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(1, keepdim=True) + 1e-6) * self.gain.view(-1, 1, 1)).to(x.dtype)
+
+
+def into_memory(self, x):
+    variance = torch.var(x.reshape(2, 2, -1), -1, correction=0, out=x.new_empty(2, 2))
+    return x * torch.rsqrt(variance + 1e-6).repeat_interleave(3, 1)[..., None, None]
+
+
+def layer_norm_2d(self, x):
+    return F.layer_norm(x.permute(0, 2, 3, 1), (6,), self.gain, self.shift, 1e-6).permute(0, 3, 1, 2)
+
+
+#: groups, epsilon, about_mean, subtract_mean of each.
+NORMS = {
+    "group norm": (lambda self, x: F.group_norm(x, 3, self.gain, self.shift, 1e-4), (3, 1e-4, True, True)),
+    "instance norm": (lambda self, x: F.instance_norm(x, eps=1e-5), (6, 1e-5, True, True)),
+    "layer norm": (layer_norm_2d, (0, 1e-6, True, True)),
+    "normalize": (lambda self, x: F.normalize(x, dim=1) * 6**0.5 * self.gain[:, None, None], (0, 1e-24, False, False)),
+    "written out": (written_out, (6, 1e-3, True, True)),
+    "scale of groups": (scale_of_groups, (3, 1e-6, True, False)),
+    "over time": (over_time, (6, 1e-5, False, False)),
+    "upcast": (upcast, (0, 1e-6, False, False)),
+    "into memory": (into_memory, (2, 1e-6, True, False)),
+}
+
+
+def vectors():
+    return {"gain": f32(6, seed=2) + 2, "shift": f32(6, seed=3)}
+
+
+def options(traced):
+    return [node.args[-6:] for node in traced.graph.nodes if node.target in (fused_norm, add_fused_norm)]
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_are_recognised(name):
+    norm, expected = NORMS[name]
+    module = Net(lambda self, x: norm(self, x) * 2 + x.mean(), **vectors())
+    traced, counts = applied([PASS], module, 1e-5, x=f32(2, 6, 4, 5))
+    assert counts == [1]
+    assert options(traced) == [(*expected, "none", 0.0)]
+    assert not {"var", "rsqrt", "group_norm", "layer_norm", "normalize", "linalg_vector_norm"} & calls(traced).keys()
+
+
+ACTIVATIONS = {
+    "silu": lambda self, x: F.silu(x),
+    "silu ": lambda self, x: x * torch.sigmoid(x),
+    "gelu": lambda self, x: F.gelu(x),
+    "gelu_tanh": lambda self, x: F.gelu(x, approximate="tanh"),
+    "leaky_relu": lambda self, x: F.leaky_relu(x, 0.2),
+    "leaky_relu ": lambda self, x: F.dropout(x, training=False).relu(),
+    "snake": lambda self, x: x + (self.shift.exp() + 1e-9).reciprocal()[:, None, None]
+    * torch.sin(self.gain[:, None, None] * x).pow(2),
+    "snake ": lambda self, x: torch.addcdiv(
+        x, torch.addcmul(x, x, self.gain[:, None, None]).sin().square(), self.shift.exp()[:, None, None]
+    ),
+    "none": lambda self, x: F.softplus(x),
+    "none ": lambda self, x: F.silu(x) + x.flip(-1),
+    "none  ": lambda self, x: x + torch.sin(x) ** 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_the_activation_belongs_to_the_kernel(name):
+    after = ACTIVATIONS[name]
+    module = Net(lambda self, x: after(self, F.group_norm(x, 2)), **vectors())
+    traced, counts = applied([PASS], module, 1e-5, x=f32(2, 6, 4, 5))
+    assert counts == [1]
+    (found,) = options(traced)
+    assert found[4] == name.strip()
+    assert found[5] == {"leaky_relu": 0.2}.get(name, 0.0)
+
+
+def test_a_block_of_a_decoder():
+    def block(self, x):
+        h = self.one(F.silu(F.group_norm(x, 2)))
+        h = self.two(F.silu(F.group_norm(h, 3, self.gain, self.shift)))
+        y = (x + h) / 1.0
+        return F.silu(F.group_norm(y, 3)) + y
+
+    parts = {"one": nn.Conv2d(6, 6, 3, padding=1), "two": nn.Conv2d(6, 6, 3, padding=1)}
+    traced, counts = applied([PASS], Net(block, **parts, **vectors()), 1e-5, x=f32(1, 6, 8, 8))
+    assert counts == [3]
+    assert calls(traced) == {"fused_norm": 2, "add_fused_norm": 1, "conv2d": 2, "getitem": 2, "add": 1}
+    assert all(node.args[2] is None for node in traced.graph.nodes if node.target is torch.conv2d), "in the kernels"
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda self, x: F.layer_norm(x, (5,)),
+        lambda self, x: x * torch.rsqrt(x.var(dim=(2, 3), correction=1, keepdim=True) + 1e-6),
+        lambda self, x: x / (x.std(dim=1, correction=0, keepdim=True) + 1e-6),
+        lambda self, x: x * torch.rsqrt(x.square().mean() + 1e-6),
+        lambda self, x: F.group_norm(x, 2) if self.other.add_(1) is None else F.softmax(x, 1),
+        lambda self, x: (y := F.normalize(x, dim=1))[0].add_(1) * y,
+    ],
+    ids=["last dim", "sample variance", "epsilon outside", "of the batch", "no norm", "written to"],
+)
+def test_others_stay(norm):
+    module = Net(norm, other=torch.zeros(1))
+    assert applied([PASS], module, 1e-5, x=f32(2, 6, 4, 5))[1] == [0]
+
+
+def test_gains_that_are_computed_from_the_input_stay_outside():
+    module = Net(lambda self, x: F.silu(F.group_norm(x, 2) * (1 + x.amax((2, 3), keepdim=True))))
+    traced, counts = applied([PASS], module, 1e-5, x=f32(2, 6, 4, 5))
+    assert counts == [1]
+    assert options(traced)[0][4] == "none"
+    assert calls(traced)["silu"] == 1
+
+
+def test_what_stays_says_why(tmp_path):
+    (node,) = named_recipes(["fused_norm"]).values()
+    rewrite = instantiate(node["transforms"][0], "variant.fused_norm.transforms[0]")
+    net = component(Net(lambda self, x: F.group_norm(F.group_norm(x, 3), 2)), x=f32(1, 6, 4, 4))
+    with pytest.raises(SkippedError, match="FuseNorms leaves 2: the kernel needs triton and a CUDA device"):
+        Recipe(transforms=[rewrite])(net, tmp_path)
