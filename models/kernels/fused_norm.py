@@ -38,6 +38,12 @@ def channels_last(x: Tensor) -> bool | None:
     return True if x.movedim(1, -1).is_contiguous() else None
 
 
+def in_format_of(x: Tensor, result: Tensor) -> Tensor:
+    """Return `result` in the dtype and memory format of `x`; it is not copied where it has them."""
+    result = result.to(x.dtype)
+    return result.movedim(1, -1).contiguous().movedim(-1, 1) if channels_last(x) else result.contiguous()
+
+
 def runs_in_kernel(x: Tensor) -> bool:
     """Return True if a kernel computes a function of `x` without gradients."""
     return x.is_cuda and HAS_TRITON and x.dtype in DTYPES and not torch.is_grad_enabled()
@@ -107,5 +113,4 @@ def reference(
     scale = torch.rsqrt(centred.square().mean(dim, keepdim=True) + eps)
     normalised = ((centred if subtract_mean else rows) * scale).reshape(x.shape)
     out = activated(normalised * channelwise(gain, wide) + channelwise(shift, wide), activation, slope, alpha, beta)
-    like = torch.empty_like(x)  # preserves the memory format
-    return wide.to(x.dtype), like.copy_(out)
+    return in_format_of(x, wide), in_format_of(x, out)

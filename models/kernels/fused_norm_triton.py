@@ -14,7 +14,7 @@ from torch.library import triton_op, wrap_triton
 
 from models.kernels.activations import ACTIVATIONS
 from models.kernels.activations_triton import activate
-from models.kernels.fused_norm import MOST_IN_REGISTERS, channels_last
+from models.kernels.fused_norm import MOST_IN_REGISTERS, channels_last, in_format_of
 
 PROGRAMS = 528  # that share the statistics: four for each multiprocessor of an H100
 TILE = 4096  # elements of a program's tile, 16 for each thread: two loads of 16 bytes in half precision
@@ -215,8 +215,7 @@ def add_fused_norm(
     """Return what `fused_norm.add_fused_norm` documents."""
     x = _dense(x)
     summed, out = torch.empty_like(x), torch.empty_like(x)
-    if added.stride() != x.stride():
-        added = torch.empty_like(x).copy_(added)
+    added = in_format_of(x, added)
     _launch(
         x, bias, added, gain, shift, alpha, beta, summed, out,
         groups, eps, about_mean, subtract_mean, activation, slope,

@@ -107,12 +107,12 @@ def _convolution(module: fx.GraphModule, node: Any) -> tuple[Any, ...] | None:
     if not source.dtype == weight.dtype == output.dtype:
         return None  # autocast knows the convolution, and not cuDNN's call
     sizes = (("stride", 1), ("padding", 0), ("dilation", 1))
-    geometry = (_for_each_dim(args[name], weight.ndim - 2, default) for name, default in sizes)
+    geometry = (for_each_dim(args[name], weight.ndim - 2, default) for name, default in sizes)
     bias = weight.new_zeros(len(weight)) if bias is None else bias
     return args["input"], weight, bias, *geometry, args["groups"] or 1
 
 
-def _for_each_dim(value: Any, dims: int, default: int) -> list[int]:
+def for_each_dim(value: Any, dims: int, default: int) -> list[int]:
     """Return an option of a convolution for each dim."""
     values = [default if value is None else value] if not isinstance(value, tuple | list) else list(value)
     return values * dims if len(values) == 1 else values

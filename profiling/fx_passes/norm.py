@@ -8,23 +8,28 @@ numbers, and its result must be that of a norm with some gain and shift for each
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import pi
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional as F
 
+from profiling.fx_passes.activation import (
+    SAME,
+    Activation,
+    activation_after,
+    add_vector,
+    distance,
+    over_channels,
+    random_numbers,
+)
 from profiling.fx_passes.convolution import CONVOLUTION_ARGUMENTS, CONVOLUTIONS
 from profiling.fx_passes.nodes import (
-    add_constant,
     arguments,
     is_call,
     is_read_once,
@@ -33,7 +38,7 @@ from profiling.fx_passes.nodes import (
     operands,
     unscaled,
 )
-from profiling.fx_passes.passes import RewritePass
+from profiling.fx_passes.passes import RewritePass, function_of
 from profiling.fx_passes.regions import Graph, name_of_call, same_form
 
 #: Calls with which a norm begins.
@@ -58,10 +63,8 @@ _BEFORE = frozenset(
     }
     | {"square", "pow", "__pow__", "mul", "abs", "sub", "unsqueeze"}
 )
-#: Numbers of calls in a norm and in an activation, at most.
-_NORM, _ACTIVATION = 40, 12
-#: Relative L2 distance from the function in float32, at most.
-_SAME = 1e-4
+#: Calls in a norm, at most.
+_NORM = 40
 #: Epsilons that functions have by default; 1e-24 stands for none.
 _EPSILONS = (1e-24, 1e-12, 1e-8, 1e-6, 1e-5, torch.finfo(torch.float32).eps)
 #: Scale of the numbers that tell which epsilon a norm has.
@@ -85,17 +88,7 @@ class Norm:
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise `x` [n, c, ...] in its dtype."""
         normalised = _normalised(x, self.groups, self.eps, self.about_mean, self.subtract_mean)
-        return normalised * _over(self.gain, x) + _over(self.shift, x)
-
-
-@dataclass(frozen=True)
-class Activation:
-    """A function of each number that follows a norm; snake is `x + beta·sin²(alpha·x)` with alpha and beta [c]."""
-
-    name: str = "none"
-    slope: float = 0.0
-    alpha: Tensor | None = None
-    beta: Tensor | None = None
+        return normalised * over_channels(self.gain, x) + over_channels(self.shift, x)
 
 
 @dataclass(frozen=True)
@@ -136,7 +129,7 @@ class FuseNorms(RewritePass):
                 info: Any = node_info(found.source)
                 reason = self.misfit(info.zeros("meta"), info.device, found.norm.groups)
                 if reason is None:
-                    taken.append((found, *_activation_after(graph, found.region[-1])))
+                    taken.append((found, *activation_after(graph, found.region[-1])))
             except torch.OutOfMemoryError:
                 reason = "too little memory to try it on numbers"
             else:
@@ -160,20 +153,20 @@ class FuseNorms(RewritePass):
         source = now.get(found.source, found.source)
         x, bias, added = _before(graph, source, found.region)
 
-        def constant(name: str, value: Tensor | None) -> fx.Node | None:
-            if value is None:
-                return None
-            return add_constant(graph.module, name, value if value.dtype == torch.float64 else value.float())
-
         with nodes.inserting_before(found.region[0] if added is None else source):
-            vectors = [constant("gain", norm.gain), constant("shift", norm.shift)]
-            vectors += [constant("alpha", activation.alpha), constant("beta", activation.beta)]
+            vectors = [add_vector(graph.module, "gain", norm.gain), add_vector(graph.module, "shift", norm.shift)]
+            vectors += [
+                add_vector(graph.module, "alpha", activation.alpha),
+                add_vector(graph.module, "beta", activation.beta),
+            ]
             options = (norm.groups, norm.eps, norm.about_mean, norm.subtract_mean, activation.name, activation.slope)
             if added is None:
-                new = nodes.call_function(_function(self.norm), (x, constant("bias", bias), *vectors, *options))
+                new = nodes.call_function(
+                    function_of(self.norm), (x, add_vector(graph.module, "bias", bias), *vectors, *options)
+                )
             else:
-                given = (x, constant("bias", bias), added, *vectors, *options)
-                both = nodes.call_function(_function(self.add_norm), given)
+                given = (x, add_vector(graph.module, "bias", bias), added, *vectors, *options)
+                both = nodes.call_function(function_of(self.add_norm), given)
                 summed, new = (nodes.call_function(operator.getitem, (both, place)) for place in range(2))
                 summed.meta = dict(source.meta)
                 source.replace_all_uses_with(summed)
@@ -214,7 +207,7 @@ def _sources(graph: Graph, first: fx.Node) -> list[fx.Node]:
 
 def _norm_of(graph: Graph, source: fx.Node, region: list[fx.Node]) -> Norm | None:
     """Return the norm that a region computes, or None if it computes another function."""
-    x, results = _random(source, 1.0, 0.5), []
+    x, results = random_numbers(source, 1.0, 0.5), []
     for given in (x, -x):
         results.append(graph.values(region, source, given)[region[-1]])
     odd, even = (results[0] - results[1]) / 2, (results[0] + results[1]) / 2
@@ -228,12 +221,12 @@ def _norm_of(graph: Graph, source: fx.Node, region: list[fx.Node]) -> Norm | Non
 
     forms = itertools.product(_groups(source, region), ((True, True), (True, False), (False, False)))
     for groups, form in forms:
-        if _distance(norm_with(groups, _EPSILONS[0], *form)(x), results[0]) > 10 * _SAME:
+        if distance(norm_with(groups, _EPSILONS[0], *form)(x), results[0]) > 10 * SAME:
             continue
         small = graph.values(region, source, _SMALL * x)[region[-1]]
         for eps in sorted({*_EPSILONS, *_numbers(region)}):
             norm = norm_with(groups, eps, *form)
-            if _distance(norm(x), results[0]) < _SAME and _distance(norm(_SMALL * x), small) < 10 * _SAME:
+            if distance(norm(x), results[0]) < SAME and distance(norm(_SMALL * x), small) < 10 * SAME:
                 return norm
     return None
 
@@ -251,43 +244,6 @@ def _numbers(region: list[fx.Node]) -> list[float]:
     """Return the small numbers in the calls of a region, among which is the epsilon."""
     given = [each for node in region for each in (*node.args, *node.kwargs.values())]
     return [each for each in given if isinstance(each, float) and 0 < each < 0.1]
-
-
-def _activation_after(graph: Graph, out: fx.Node) -> tuple[fx.Node, Activation]:
-    """Return the activation that alone reads `out`, and its last call; without one `out` itself."""
-    first = min(out.users, key=graph.order.__getitem__)
-    for region in graph.regions(out, first, _ACTIVATION):
-        if same_form(region[-1], out) and out.users.keys() <= {*region}:
-            activation = _activation_of(graph, out, region)
-            if activation is not None:
-                return region[-1], activation
-    return out, Activation()
-
-
-def _activation_of(graph: Graph, source: fx.Node, region: list[fx.Node]) -> Activation | None:
-    """Return the activation that a region computes, or None if it computes another function."""
-
-    def values(x: Tensor) -> dict[fx.Node, Any]:
-        return graph.values(region, source, x)
-
-    x, last = _random(source, 3.0, 0.0), region[-1]
-    result = values(x)[last]
-    functions = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": functools.partial(F.gelu, approximate="tanh")}
-    for name, function in functions.items():
-        if _distance(function(x), result) < _SAME:
-            return Activation(name)
-    ones = values(torch.ones_like(x))
-    slope = round(-float(values(-torch.ones_like(x))[last].flatten()[0]), 6)
-    if abs(slope) < 1 and _distance(F.leaky_relu(x, slope), result) < _SAME:
-        return Activation("leaky_relu", slope)
-    sines = [node for node in region if name_of_call(node) == "sin"]
-    if len(sines) != 1 or ones[sines[0]].numel() != x.numel():
-        return None
-    alpha = ones[sines[0].all_input_nodes[0]].reshape(*x.shape[:2], -1)[0, :, 0]
-    top = _over(torch.where(alpha.abs() < 1e-6, 1.0, pi / 2 / alpha), x).expand_as(x)  # where the sine is 1
-    beta = (values(top)[last] - top).flatten(2)[0, :, 0]
-    snake = x + _over(beta, x) * torch.sin(_over(alpha, x) * x).square()
-    return Activation("snake", 0.0, alpha, beta) if _distance(snake, result) < _SAME else None
 
 
 def _before(graph: Graph, source: fx.Node, region: list[fx.Node]) -> tuple[fx.Node, Tensor | None, fx.Node | None]:
@@ -326,24 +282,3 @@ def _normalised(x: Tensor, groups: int, eps: float, about_mean: bool, subtract_m
     centred = rows - rows.mean(dim, keepdim=True) if about_mean else rows
     scale = torch.rsqrt(centred.square().mean(dim, keepdim=True) + eps)
     return ((centred if subtract_mean else rows) * scale).reshape(x.shape)
-
-
-def _random(node: fx.Node, deviation: float, mean: float) -> Tensor:
-    """Return random numbers of the form of a node, at least in float32."""
-    info: Any = node_info(node)
-    dtype = torch.promote_types(info.dtype, torch.float32)
-    generator = torch.Generator(info.device).manual_seed(0)
-    return mean + deviation * torch.randn(info.shape, dtype=dtype, device=info.device, generator=generator)
-
-
-def _over(vector: Tensor, x: Tensor) -> Tensor:
-    return vector.view(-1, *[1] * (x.dim() - 2))
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    return float((one - other).norm() / other.norm())
-
-
-def _function(given: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that a config names, which a graph can call by its name."""
-    return given.func if isinstance(given, functools.partial) else given

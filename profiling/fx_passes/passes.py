@@ -123,3 +123,8 @@ def name_of(each: object) -> str:
     """Return the name of a pass or a transform: that of the function or class."""
     function = each.func if isinstance(each, functools.partial) else each
     return getattr(function, "__name__", type(function).__name__)
+
+
+def function_of(given: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that a config gives with `_partial_: true`: a node calls it by its name."""
+    return given.func if isinstance(given, functools.partial) else given

@@ -41,7 +41,8 @@ def _converted(convolution: nn.Module) -> bool:
     dimensions = 4 if isinstance(convolution, _FLAT) else 5
     before = {each: each.data for each in convolution.parameters() if each.dim() == dimensions}
     for parameter, data in before.items():
-        parameter.data = data.contiguous(memory_format=layout)
+        # A copy has the strides of the layout also where a kernel of one element fits both: libraries look at them.
+        parameter.data = torch.empty_like(data, memory_format=layout).copy_(data)
     weight = convolution.weight  # of a parametrisation: computed anew
     is_read = isinstance(weight, nn.Parameter) or hasattr(convolution, "parametrizations")
     if is_read and isinstance(weight, Tensor) and weight.is_contiguous(memory_format=layout):

@@ -1,0 +1,114 @@
+"""Convolutions in one and two dims as one kernel each: grouped, depthwise, dilated and 1×1 ones.
+
+Libraries compute many small groups at a fraction of the bandwidth, and add biases and residuals in kernels of their
+own. Here a convolution is one implicit matrix product: a program takes a tile of positions and outputs, and for each
+tap of the kernel multiplies the inputs there by the weights; padding is a mask. Groups of less than `LEAST_INPUTS`
+channels are joined, with zeros in the weight, because tensor cores and memory want as many at once.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from models.kernels.activations import activated, channelwise
+from models.kernels.fused_norm import DTYPES, HAS_TRITON, channels_last, in_format_of, runs_in_kernel
+
+#: Inputs of a group, 64 bytes in half precision, below which groups are joined.
+LEAST_INPUTS = 32
+
+
+def misfit(form: Tensor, device: torch.device, weight: Tensor, groups: int) -> str | None:
+    """Return why the kernels do not take a convolution of a tensor of the form of `form`, or None.
+
+    Args:
+        form: the input, which may be on another device.
+        device: of the input.
+        weight: [outputs, inputs / groups, ...].
+        groups: of channels.
+    """
+    if device.type != "cuda" or not HAS_TRITON:
+        return "the kernel needs triton and a CUDA device"
+    if form.dtype not in DTYPES or weight.dtype != form.dtype:
+        names = [str(each.dtype).removeprefix("torch.") for each in (form, weight)]
+        return "its input is in {}, its weight in {}; the kernel takes float32, bfloat16 and float16".format(*names)
+    if weight.dim() not in (3, 4):
+        return f"it is in {weight.dim() - 2} dims; the kernel takes 1 and 2"
+    if form.dim() != weight.dim():
+        return "its input has no batch"
+    if groups == 1 and form.dim() == 4 and channels_last(form) is False and form.shape[2:].numel() > 1:
+        return "its input is not channels last: write channels_last before this step"
+    return None
+
+
+def is_depthwise(weight: Tensor, groups: int) -> bool:
+    """Return whether each channel has a filter of its own."""
+    return weight.shape[1] == 1 and weight.shape[0] == groups > 1
+
+
+def pack(weight: Tensor, groups: int) -> Tensor:
+    """Return the weight of `convolution`, [blocks, taps, inputs, outputs], from one [outputs, inputs / groups, ...].
+
+    A block is a group or several. A depthwise weight becomes [channels, taps, 1, 1].
+    """
+    inputs, taps = weight.shape[1], weight.shape[2:].numel()
+    each = weight.reshape(groups, -1, inputs, taps)  # [group, output, input, tap]
+    if is_depthwise(weight, groups):
+        return each.permute(0, 3, 2, 1).contiguous()
+    most = max(LEAST_INPUTS // inputs, 1)
+    joined = max(count for count in range(1, most + 1) if not groups % count)
+    each = each.unflatten(0, (-1, joined))
+    joint = weight.new_zeros(groups // joined, taps, joined, inputs, joined, each.shape[2])
+    for place in range(joined):
+        joint[:, :, place, :, place] = each[:, place].permute(0, 3, 2, 1)
+    return joint.flatten(4, 5).flatten(2, 3)
+
+
+def convolution(
+    x: Tensor, packed: Tensor, bias: Tensor | None, residual: Tensor | None, alpha: Tensor | None, beta: Tensor | None,
+    kernel: list[int], stride: list[int], before: list[int], dilation: list[int], size: list[int],
+    activation: str, slope: float,
+) -> Tensor:  # fmt: skip
+    """Return `activation(convolution of x + bias + residual)` [n, outputs, *size], in the memory format of `x`.
+
+    Args:
+        x: [n, inputs, ...], in one or two dims.
+        packed: the weight, as `pack` returns it.
+        bias: fp32 [outputs] or None.
+        residual: of the shape of the result, or None.
+        alpha: of a snake, fp32 [outputs], else None.
+        beta: of a snake, fp32 [outputs], else None.
+        kernel: size of the kernel, in each dim.
+        stride: in each dim.
+        before: zeros before the first element of each dim; behind the last one are as many as `size` needs.
+        dilation: in each dim.
+        size: of the result, in each dim.
+        activation: one of `activations.ACTIVATIONS`.
+        slope: of leaky ReLU.
+    """
+    if runs_in_kernel(x):
+        from models.kernels import convolution_triton  # needs triton
+
+        return convolution_triton.convolution(
+            x, packed, bias, residual, alpha, beta, kernel, stride, before, dilation, size, activation, slope
+        )
+    return reference(x, packed, bias, residual, alpha, beta, kernel, stride, before, dilation, size, activation, slope)
+
+
+def reference(
+    x: Tensor, packed: Tensor, bias: Tensor | None, residual: Tensor | None, alpha: Tensor | None, beta: Tensor | None,
+    kernel: list[int], stride: list[int], before: list[int], dilation: list[int], size: list[int],
+    activation: str, slope: float,
+) -> Tensor:  # fmt: skip
+    """Return what `convolution` does in PyTorch operations, in fp64 and rounded once."""
+    weight = packed.double().permute(0, 3, 2, 1).flatten(0, 1).unflatten(2, kernel)
+    pads = list[int]()
+    for dim in reversed(range(len(kernel))):
+        reach = (size[dim] - 1) * stride[dim] + (kernel[dim] - 1) * dilation[dim] + 1
+        pads += [before[dim], reach - before[dim] - x.shape[2 + dim]]
+    convolve = F.conv1d if len(kernel) == 1 else F.conv2d
+    out = convolve(F.pad(x.double(), pads), weight, None, stride, 0, dilation, len(packed))
+    if bias is not None:
+        out = out + channelwise(bias, out)
+    if residual is not None:
+        out = out + residual
+    return in_format_of(x, activated(out, activation, slope, alpha, beta))

@@ -1,0 +1,163 @@
+"""Passes that put a kernel in the place of convolutions, with what is around them; `norm.py` says why in this graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from profiling.fx_passes.activation import activation_after, add_vector
+from profiling.fx_passes.convolution import CONVOLUTION_ARGUMENTS, CONVOLUTIONS, for_each_dim
+from profiling.fx_passes.nodes import (
+    add_constant,
+    arguments,
+    is_call,
+    is_read_once,
+    is_written,
+    node_info,
+    operands,
+)
+from profiling.fx_passes.passes import RewritePass, function_of
+from profiling.fx_passes.regions import Graph, name_of_call, same_form
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaceConvolutions(RewritePass):
+    """Replace convolutions, each with the zeros before it and the residual and the activation after it.
+
+    Attributes:
+        grouped: replace those with several groups; False: those with one group and a kernel of one element.
+        convolution: computes one, as `models.kernels.convolution.convolution` does.
+        pack: returns the weight that it takes, for a convolution's weight and number of groups.
+        misfit: returns why it does not take a tensor of a form, on a device, with a weight and groups, or None.
+
+    """
+
+    grouped: bool
+    convolution: Callable[..., Tensor]
+    pack: Callable[[Tensor, int], Tensor]
+    misfit: Callable[[Tensor, torch.device, Tensor, int], str | None]
+
+    def rewrite(self, module: fx.GraphModule) -> int:
+        """Replace each convolution that the kernel takes; `module.meta["left"]` counts why others stay."""
+        graph, left, replaced = Graph(module), Counter[str](), 0
+        for node in list(module.graph.nodes):
+            if not is_call(node, *CONVOLUTIONS):
+                continue
+            args = arguments(node, *CONVOLUTION_ARGUMENTS)
+            weight, bias, groups = graph.constant(args["weight"]), graph.constant(args["bias"]), args["groups"] or 1
+            is_pointwise = groups == 1 and weight is not None and weight[0, 0].numel() == 1
+            if weight is None or not (groups > 1 if self.grouped else is_pointwise):
+                continue
+            source, before = _before(args, weight.dim() - 2)
+            info: Any = node_info(source)
+            output: Any = node_info(node)
+            reason = self.misfit(info.zeros("meta"), info.device, weight, groups)
+            if reason is None and (output.dtype != info.dtype or (bias is None) != (args["bias"] is None)):
+                reason = "its result has another dtype, or its bias is computed"
+            if reason is None and is_written(source):
+                reason = "the memory of its input is written to"
+            if reason is not None:
+                left[reason] += 1
+                continue
+            self._replace(graph, node, source, before, weight, bias, args)
+            replaced += 1
+        module.meta["left"] = left
+        return replaced
+
+    def _replace(
+        self, graph: Graph, node: fx.Node, source: fx.Node, before: list[int], weight: Tensor, bias: Tensor | None,
+        args: dict[str, Any],
+    ) -> None:  # fmt: skip
+        nodes, dims, output = graph.module.graph, weight.dim() - 2, node.meta["info"]
+        user = next(iter(node.users))
+        squeezed = is_read_once(node) and is_call(user, "squeeze", torch.squeeze) and user.args[1:] == (2,)
+        last, residual = _sum_after(user if squeezed else node)
+        last, activation = activation_after(graph, last)
+        strides, dilations = (for_each_dim(args[name], dims, 1) for name in ("stride", "dilation"))
+        with nodes.inserting_before(last):
+            if squeezed and residual is not None:
+                residual = nodes.call_method("unsqueeze", (residual, 2))
+            packed = add_constant(graph.module, "weight", self.pack(weight, args["groups"] or 1))
+            vectors = [add_vector(graph.module, "bias", bias), residual]
+            vectors += [add_vector(graph.module, "alpha", activation.alpha)]
+            vectors += [add_vector(graph.module, "beta", activation.beta)]
+            geometry = (list(weight.shape[2:]), strides, before, dilations, list(output.shape[2:]))
+            given = (source, packed, *vectors, *geometry, activation.name, activation.slope)
+            new = nodes.call_function(function_of(self.convolution), given)
+            if squeezed:
+                new = nodes.call_method("squeeze", (new, 2))
+        new.meta = dict(last.meta)
+        last.replace_all_uses_with(new)
+
+
+def _before(args: dict[str, Any], dims: int) -> tuple[Any, list[int]]:
+    """Return the tensor that a convolution reads, and the zeros before its first element in each dim.
+
+    Zeros that a call before it adds belong to it, too; those behind follow from the size of its result.
+    """
+    source, padding = args["input"], args["padding"]
+    if padding == "same":
+        reach = zip(for_each_dim(args["dilation"], dims, 1), node_info(args["weight"]).shape[2:], strict=True)  # pyright: ignore
+        before = [dilation * (size - 1) // 2 for dilation, size in reach]
+    else:
+        before = for_each_dim(0 if padding == "valid" else padding, dims, 0)
+    pad = arguments(source, "input", "pad", "mode", "value") if name_of_call(source) == "pad" else {"pad": None}
+    amounts = pad["pad"]
+    if amounts is None or pad["mode"] not in (None, "constant") or pad["value"] or min(amounts) < 0:
+        return source, before
+    if len(amounts) > 2 * dims or is_written(source):
+        return source, before
+    added = [*amounts[::2], *[0] * (dims - len(amounts) // 2)][::-1]
+    return pad["input"], [one + other for one, other in zip(before, added, strict=True)]
+
+
+def _sum_after(node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
+    """Return the sum that alone reads `node` and what it adds; without one `node` itself."""
+    user = next(iter(node.users))
+    for one, added in operands(user, torch.add) if is_read_once(node) else ():
+        if one is node and added is not node and same_form(user, node) and same_form(added, node):
+            return (user, added) if not is_written(added) else (node, None)
+    return node, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommuteUpsampling(RewritePass):
+    """Move a 1×1 convolution before the nearest-neighbour upsampling that it reads: the same numbers, from fewer."""
+
+    def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+        """Return the upsampling of the convolution of what is upsampled, where nothing else reads that."""
+        if not is_call(node, *CONVOLUTIONS):
+            return None
+        conv = arguments(node, *CONVOLUTION_ARGUMENTS)
+        up: Any = conv["input"]
+        if not is_call(up, F.interpolate) or not is_read_once(up):
+            return None
+        options = arguments(up, "input", "size", "scale_factor", "mode")
+        weight, before, after = node_info(conv["weight"]), node_info(options["input"]), node_info(up)
+        if (
+            weight is None
+            or before is None
+            or after is None
+            or options["mode"] not in (None, "nearest", "nearest-exact")
+        ):
+            return None
+        dims = len(weight.shape) - 2
+        is_pointwise = set(weight.shape[2:]) == {1} and set(for_each_dim(conv["stride"], dims, 1)) == {1}
+        is_padded = conv["padding"] not in ("same", "valid") and any(for_each_dim(conv["padding"], dims, 0))
+        if (
+            not is_pointwise
+            or is_padded
+            or any(one > other for one, other in zip(before.shape, after.shape, strict=True))
+        ):
+            return None
+        graph = module.graph
+        rest = {name: value for name, value in node.kwargs.items() if name != "input"}
+        small: Any = graph.call_function(node.target, (options["input"], *node.args[1:]), rest)  # pyright: ignore
+        rest = {name: value for name, value in up.kwargs.items() if name != "input"}
+        return graph.call_function(F.interpolate, (small, *up.args[1:]), rest)

@@ -1,0 +1,149 @@
+"""Convolutions in one kernel, against plain operations in float64."""
+
+import itertools
+
+import pytest
+import torch
+from interpreting import interpret
+from reference_data import captured, relative_error
+from torch.nn import functional as F
+
+from models.kernels.activations import activated
+from models.kernels.convolution import convolution, misfit, pack, reference
+from models.kernels.fused_norm import channels_last
+
+#: Batch, inputs, outputs, groups, size, kernel, stride, zeros before and behind, dilation.
+CASES = [
+    (1, 64, 64, 4, (9, 12), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    (3, 48, 96, 6, (7, 9), (3, 5), (2, 1), ((0, 3), (2, 1)), (1, 2)),
+    (2, 24, 24, 1, (6, 7), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
+    (1, 80, 200, 1, (5, 9), (1, 1), (2, 2), ((1, 0), (0, 0)), (1, 1)),
+    (1, 6, 9, 3, (4, 5), (2, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    (1, 40, 40, 40, (6, 11), (3, 3), (1, 2), ((1, 1), (1, 1)), (2, 1)),
+    (2, 32, 32, 2, (301,), (7,), (1,), ((54, 0),), (9,)),
+    (1, 70, 70, 70, (130,), (7,), (1,), ((9, 9),), (3,)),
+    (1, 128, 128, 8, (1,), (7,), (1,), ((3, 3),), (1,)),
+    (2, 10, 3, 1, (33,), (1,), (1,), ((0, 0),), (1,)),
+]  # fmt: skip
+BOUNDS = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+
+
+def draw_case(case, dtype, device="cpu", last=False, mean=0.0):
+    """Return the inputs of `convolution` up to beta, and its options up to the size."""
+    batch, inputs, outputs, groups, shape, kernel, stride, pads, dilation = case
+    generator = torch.Generator().manual_seed(0)
+    size = [
+        (n + sum(pad) - step * (k - 1) - 1) // jump + 1
+        for n, pad, step, k, jump in zip(shape, pads, dilation, kernel, stride, strict=True)
+    ]
+    tensors = ((batch, inputs, *shape), (outputs, inputs // groups, *kernel), (batch, outputs, *size))
+    x, weight, residual = (torch.randn(each, generator=generator).to(dtype) for each in tensors)
+    x = x + mean
+    if last:
+        x, residual = (each.movedim(1, -1).contiguous().movedim(-1, 1) for each in (x, residual))
+    bias, alpha, beta = (torch.randn(outputs, generator=generator).to(device) for _ in range(3))
+    options = tuple(map(list, (kernel, stride, [pad[0] for pad in pads], dilation, size)))
+    return (x.to(device), weight.to(device), bias, residual.to(device), alpha, beta), options
+
+
+def plain(case, x, weight, bias, residual, alpha, beta, activation):
+    """Return what a library computes in float64."""
+    groups, pads, stride, dilation = case[3], case[7], case[6], case[8]
+    padded = F.pad(x.double(), [each for pad in reversed(pads) for each in pad])
+    convolve = F.conv1d if x.dim() == 3 else F.conv2d
+    out = convolve(padded, weight.double(), None, stride, 0, dilation, groups)
+    out = out if bias is None else out + bias.view(-1, *[1] * (x.dim() - 2))
+    return activated(out if residual is None else out + residual, activation, 0.1, alpha, beta)
+
+
+def check(convolve, dtypes, device="cpu", cases=CASES):
+    epilogues = itertools.cycle(
+        itertools.product((True, False), (False, True), ("none", "silu", "snake", "leaky_relu"))
+    )
+    for case, dtype, last, mean in itertools.product(cases, dtypes, (False, True), (0.0, 1e3)):
+        (x, weight, bias, residual, *snake), options = draw_case(case, dtype, device, last, mean)
+        has_bias, has_residual, activation = next(epilogues)
+        activation = "leaky_relu" if mean else activation  # others of thousands are 0, or noise
+        given = bias if has_bias else None, residual if has_residual else None, *snake
+        out = convolve(x, pack(weight, case[3]), *given, *options, activation, 0.1)
+        assert out.dtype == dtype
+        assert channels_last(out) is channels_last(residual)
+        expected = plain(case, x, weight, *given, activation)
+        error = relative_error(out.cpu(), expected.cpu())
+        assert error < BOUNDS[dtype], (case, dtype, last, mean, activation, error)
+
+
+def interpreted():
+    from models.kernels.convolution_triton import convolution as kernel
+
+    check(kernel, (torch.float32, torch.float16))  # the interpreter multiplies the bits of bfloat16
+
+
+def compiled():
+    from compiling import compiled_for_hopper
+
+    from models.kernels import convolution_triton as kernels
+
+    with compiled_for_hopper(kernels) as launches:
+        for case, last, dtype in itertools.product(CASES, (False, True), (torch.bfloat16, torch.float32)):
+            (x, weight, *vectors), options = draw_case(case, dtype, last=last)
+            kernels.convolution(x, pack(weight, case[3]), *vectors, *options, "snake", 0.0)
+    assert {key[0] for key in launches} == {"_products", "_depthwise"}
+    assert all(each.metadata.shared < 200_000 for each in launches.values())
+
+
+def test_kernels_in_the_interpreter():
+    interpret("test_convolution", "interpreted")
+
+
+def test_kernels_compile_for_hopper():
+    interpret("test_convolution", "compiled", interpreter="0")
+
+
+def test_the_reference():
+    check(convolution, (torch.float64, torch.float32))
+    check(reference, (torch.bfloat16,))
+
+
+@pytest.mark.gpu
+def test_kernels_on_the_gpu():
+    wide = (1, 256, 256, 16, (200, 320), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    with torch.no_grad():
+        check(convolution, (torch.float32, torch.bfloat16), "cuda", [*CASES, wide])
+
+
+@pytest.mark.gpu
+def test_compiled_and_captured_on_the_gpu():
+    (x, weight, *vectors), options = draw_case(CASES[0], torch.float32, "cuda", last=True)
+    packed = pack(weight, CASES[0][3])
+
+    def twice(x):
+        return convolution(
+            convolution(x, packed, *vectors, *options, "silu", 0.0), packed, *vectors, *options, "snake", 0
+        )
+
+    with torch.no_grad():
+        faster = torch.compile(twice, fullgraph=True)
+        faster(x)
+        graph, out = captured(lambda: faster(x))
+        graph.replay()
+        assert relative_error(out, twice(x)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("form", "weight", "groups", "reason"),
+    [
+        (torch.empty(1, 8, 4, 4), torch.empty(8, 2, 3, 3), 4, None),
+        (torch.empty(1, 8, 4, 4).to(memory_format=torch.channels_last), torch.empty(8, 8, 1, 1), 1, None),
+        (torch.empty(1, 8, 4, 4), torch.empty(8, 8, 1, 1), 1, "write channels_last before this step"),
+        (torch.empty(1, 8, 4, 4, 4), torch.empty(8, 2, 3, 3, 3), 4, "it is in 3 dims"),
+        (torch.empty(8, 4, 4), torch.empty(8, 2, 3, 3), 4, "its input has no batch"),
+        (torch.empty(1, 8, 4), torch.empty(8, 8, 1), 1, None),
+        (torch.empty(1, 8, 4, 4).half(), torch.empty(8, 2, 3, 3), 4, "in float16, its weight in float32"),
+    ],
+)
+def test_what_the_kernel_does_not_take(form, weight, groups, reason, monkeypatch):
+    assert "CUDA device" in misfit(form, torch.device("cpu"), weight, groups)
+    monkeypatch.setattr("models.kernels.convolution.HAS_TRITON", True)
+    found = misfit(form, torch.device("cuda"), weight, groups)
+    assert found is reason or reason in found

@@ -1,0 +1,124 @@
+"""The steps fused_norm, grouped_conv and pointwise_conv together, on decoders."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fixed_component import fixed_component
+from fx_networks import assert_same, normal
+
+from models.audio_vae import AudioDecoder, AudioVAEParams
+from models.image_vae import ImageDecoder, ImageVAEParams
+from models.initialisation import randomise
+from models.kernels import convolution, fused_norm
+from profiling.cli.variants import named_recipes
+from profiling.components.instantiate import instantiate
+from profiling.variants.recipe import Recipe
+from profiling.variants.rewrite import Rewrite
+
+STEPS = "channels_last+fused_norm+grouped_conv+pointwise_conv"
+
+
+def image_decoder():
+    return randomised(ImageDecoder(ImageVAEParams.tiny())), {"z": f32(1, 16, 4, 4)}
+
+
+def audio_decoder():
+    return randomised(AudioDecoder(AudioVAEParams.tiny())), {"z": f32(2, 8, 5)}
+
+
+def stable_diffusion():
+    sizes = {"block_out_channels": (32, 64), "norm_num_groups": 8}
+    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
+    return pytest.importorskip("diffusers").AutoencoderKL(**sizes, **blocks).decoder, {"sample": f32(1, 4, 8, 8)}
+
+
+def deep_compression():
+    sides = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in {"block_types": ("ResBlock", "EfficientViTBlock"), "block_out_channels": (16, 32)}.items()
+    }
+    layers = {f"{side}_layers_per_block": (1, 1) for side in ("encoder", "decoder")}
+    scales = {f"{side}_qkv_multiscales": ((), (5,)) for side in ("encoder", "decoder")}
+    options = {"in_channels": 3, "latent_channels": 8, "attention_head_dim": 8, "upsample_block_type": "interpolate"}
+    model = pytest.importorskip("diffusers").AutoencoderDC(**options, **sides, **layers, **scales)
+    return model.decoder, {"hidden_states": f32(1, 8, 4, 4)}
+
+
+def wan():
+    steps = {"dim_mult": [1, 2], "num_res_blocks": 1, "temperal_downsample": [False]}
+    model = pytest.importorskip("diffusers").AutoencoderKLWan(base_dim=8, z_dim=4, **steps)
+    return model.decoder, {"x": f32(1, 4, 2, 6, 6)}
+
+
+def f32(*shape):
+    return normal(*shape, seed=1, dtype=torch.float32)
+
+
+def randomised(module):
+    randomise(module, 0)
+    return module
+
+
+#: Places that each step replaces: norms, grouped convolutions, pointwise convolutions.
+DECODERS = {
+    image_decoder: [9, 4, 9],
+    audio_decoder: [24, 12, 26],
+    stable_diffusion: [14, 0, 1],
+    deep_compression: [4, 3, 2],
+    wan: [13, 0, 2],
+}
+
+
+def transforms(recipe=STEPS):
+    """Return the steps as they are where their kernels run."""
+    (node,) = named_recipes([recipe]).values()
+    built = [instantiate(each, "variant.transforms") for each in node["transforms"]]
+    return [as_on_a_gpu(each) if isinstance(each, Rewrite) else each for each in built]
+
+
+def as_on_a_gpu(rewrite):
+    def asked(misfit):
+        return lambda form, device, *others: misfit(form, torch.device("cuda"), *others)
+
+    passes = [replace(each, misfit=asked(each.misfit)) if hasattr(each, "misfit") else each for each in rewrite.passes]
+    return replace(rewrite, passes=passes)
+
+
+@pytest.mark.parametrize("build", DECODERS)
+def test_decoders_compute_the_same(build, monkeypatch):
+    for kernels in (fused_norm, convolution):
+        monkeypatch.setattr(kernels, "HAS_TRITON", True)
+    torch.manual_seed(0)
+    module, inputs = build()
+    net = fixed_component(module, **inputs)
+    with torch.no_grad():
+        expected = module(**inputs)
+        counts = []
+        for each in transforms():
+            outcome = each.apply(module, net)
+            module, counts = outcome.call, [*counts, outcome.changed]
+        assert counts[1:] == DECODERS[build]
+        assert_same(module(**inputs), expected, 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("build", DECODERS)
+@pytest.mark.parametrize("compiled", ["", "+compile"])
+def test_decoders_on_the_gpu(build, compiled, tmp_path):
+    torch.manual_seed(0)
+    module, inputs = build()
+    module = module.cuda().eval()
+    inputs = {name: x.cuda() for name, x in inputs.items()}
+    with torch.no_grad():
+        expected = module(**inputs)
+        counted = [count for count in zip(STEPS.split("+")[1:], DECODERS[build], strict=True) if count[1]]
+        names = ["channels_last", *(name for name, _ in counted)]
+        (node,) = named_recipes(["+".join(names) + compiled + "+cuda_graph"]).values()
+        parts = {name: node[name] and instantiate(node[name], f"variant.{name}") for name in ("compiler", "capture")}
+        built = [instantiate(each, "variant.transforms") for each in node["transforms"]]
+        step = Recipe(transforms=built, **parts)(fixed_component(module, **inputs), tmp_path)
+        assert_same(step.run(), expected, 1e-4)
+    assert all(row.changed for row in step.recipe)
+    step.close()

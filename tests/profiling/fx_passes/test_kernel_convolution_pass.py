@@ -1,0 +1,129 @@
+"""Convolutions that a kernel replaces, with what is around them."""
+
+import pytest
+import torch
+from fx_networks import Net, applied, calls, normal
+from torch import nn
+from torch.nn import functional as F
+
+from models.kernels.convolution import convolution, pack
+from profiling.fx_passes.kernel_convolution import CommuteUpsampling, ReplaceConvolutions
+
+GROUPED, POINTWISE = (
+    ReplaceConvolutions(grouped=grouped, convolution=convolution, pack=pack, misfit=lambda *_: None)
+    for grouped in (True, False)
+)
+
+
+def f32(*shape):
+    return normal(*shape, seed=1, dtype=torch.float32)
+
+
+CONVOLUTIONS = {
+    "two dims": (nn.Conv2d(6, 12, (3, 5), stride=(2, 1), padding=(1, 2), groups=3), (2, 6, 8, 9)),
+    "same": (nn.Conv2d(6, 6, (3, 4), padding="same", dilation=(1, 2), groups=2, bias=False), (2, 6, 8, 9)),
+    "depthwise": (nn.Conv1d(6, 6, 7, padding=9, dilation=3, groups=6), (1, 6, 40)),
+    "causal": (nn.Sequential(nn.ZeroPad1d((12, 0)), nn.Conv1d(6, 12, 7, padding=1, dilation=2, groups=2)), (1, 6, 30)),
+    "asymmetric": (nn.Sequential(nn.ZeroPad2d((1, 2, 3, 0)), nn.Conv2d(6, 6, 3, stride=2, groups=2)), (1, 6, 9, 10)),
+    "weight norm": (nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 6, 3, groups=3)), (1, 6, 12)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_grouped_convolutions(name):
+    conv, shape = CONVOLUTIONS[name]
+    traced, counts = applied([GROUPED, POINTWISE], Net(lambda self, x: self.conv(x), conv=conv), 1e-5, x=f32(*shape))
+    assert counts == [1, 0]
+    assert calls(traced) == {"convolution": 1}, "zeros before it and the weight's norm are part of it"
+
+
+@pytest.mark.parametrize(
+    ("pad", "left"),
+    [
+        (lambda x: F.pad(x, (1, 1), mode="circular"), "pad"),
+        (lambda x: F.pad(x, (1, 1), value=2.0), "pad"),
+        (lambda x: F.pad(x, (2, -1)), "pad"),
+        (lambda x: F.pad(x, (1, 0, 0, 0, 1, 0))[1:], "pad"),
+    ],
+    ids=["circular", "of ones", "crops", "of the batch"],
+)
+def test_padding_that_is_no_zeros_of_the_convolution_stays(pad, left):
+    module = Net(lambda self, x: self.conv(pad(x)), conv=nn.Conv1d(6, 6, 3, groups=2))
+    traced, counts = applied([GROUPED], module, 1e-5, x=f32(1, 6, 8))
+    assert counts == [1]
+    assert calls(traced)[left] == 1
+
+
+EPILOGUES = {
+    "residual": (lambda self, x: x + self.conv(x), {"convolution": 1}),
+    "activation": (lambda self, x: F.silu(self.conv(x)), {"convolution": 1}),
+    "both": (lambda self, x: (self.conv(x) + x).relu(), {"convolution": 1}),
+    "activation first": (lambda self, x: x + F.silu(self.conv(x)), {"convolution": 1, "add": 1}),
+    "read twice": (lambda self, x: (y := self.conv(x)) + y.flip(-1), {"convolution": 1, "flip": 1, "add": 1}),
+    "with itself": (lambda self, x: (y := self.conv(x)) + y, {"convolution": 1, "add": 1}),
+    "broadcast": (lambda self, x: self.conv(x) + x[..., :1], {"convolution": 1, "add": 1, "getitem": 1}),
+    "in a row": (lambda self, x: x + self.conv(F.gelu(self.conv(x))), {"convolution": 2}),
+    "crossed": (lambda self, x: self.conv(x) + self.conv(x * 2), {"convolution": 2, "mul": 1}),
+}
+
+
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_what_follows_is_part_of_the_kernel(name):
+    forward, expected = EPILOGUES[name]
+    for a_pass, conv in ((GROUPED, nn.Conv2d(8, 8, 3, padding=1, groups=2)), (POINTWISE, nn.Conv2d(8, 8, 1))):
+        traced, counts = applied([a_pass], Net(forward, conv=conv), 1e-5, x=f32(2, 8, 5, 6))
+        assert counts == [expected["convolution"]]
+        assert calls(traced) == expected
+
+
+def test_a_sequence_that_is_a_picture_of_one_row():
+    def one_row(self, x):
+        image = x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        out = F.conv2d(image, self.weight.unsqueeze(2), self.bias, padding=(0, 3), groups=2).squeeze(2)
+        return x + out if self.adds else torch.addcdiv(out, (out * 2).sin().square(), self.bias.exp()[:, None])
+
+    for adds in (True, False):
+        parts = {"weight": nn.Parameter(f32(6, 3, 7)), "bias": nn.Parameter(f32(6)), "adds": adds}
+        traced, counts = applied([GROUPED], Net(one_row, **parts), 1e-5, x=f32(2, 6, 20))
+        assert counts == [1]
+        assert calls(traced).keys() == {"convolution", "squeeze", "unsqueeze", "contiguous"}
+
+
+@pytest.mark.parametrize(
+    ("conv", "shape"),
+    [
+        (nn.Conv2d(6, 6, 3), (1, 6, 8, 8)),
+        (nn.ConvTranspose1d(6, 6, 3, groups=2), (1, 6, 8)),
+        (lambda x: F.conv1d(x, x.flatten()[:18].reshape(2, 3, 3), groups=2), (1, 6, 8)),
+    ],
+    ids=["dense", "transposed", "computed weight"],
+)
+def test_other_convolutions_stay(conv, shape):
+    assert applied([GROUPED, POINTWISE], Net(lambda self, x: conv(x)), 1e-5, x=f32(*shape))[1] == [0, 0]
+
+
+def test_what_stays_says_why():
+    reasons = ReplaceConvolutions(grouped=True, convolution=convolution, pack=pack, misfit=lambda *_: "too small")
+    module = Net(lambda self, x: self.conv(self.conv(x)), conv=nn.Conv1d(6, 6, 3, groups=2))
+    traced, counts = applied([reasons], module, 1e-5, x=f32(1, 6, 8))
+    assert (counts, traced.meta["left"]) == ([0], {"too small": 2})
+
+
+@pytest.mark.parametrize(
+    ("conv", "up", "commuted"),
+    [
+        (nn.Conv2d(6, 4, 1), {"scale_factor": 2}, 1),
+        (nn.Conv2d(6, 4, 1, bias=False), {"size": (7, 9), "mode": "nearest-exact"}, 1),
+        (nn.Conv2d(6, 4, 3, padding=1), {"scale_factor": 2}, 0),
+        (nn.Conv2d(6, 4, 1, padding=1), {"scale_factor": 2}, 0),
+        (nn.Conv2d(6, 4, 1, stride=2), {"scale_factor": 2}, 0),
+        (nn.Conv2d(6, 4, 1), {"scale_factor": 2, "mode": "bilinear"}, 0),
+        (nn.Conv2d(6, 4, 1), {"scale_factor": 0.5}, 0),
+    ],
+)
+def test_upsampling_after_a_pointwise_convolution(conv, up, commuted):
+    module = Net(lambda self, x: self.conv(F.interpolate(x, **up)), conv=conv)
+    traced, counts = applied([CommuteUpsampling()], module, 1e-6, x=f32(2, 6, 4, 4))
+    assert counts == [commuted]
+    names = [node.target.__name__ for node in traced.graph.nodes if node.op == "call_function"]
+    assert names == (["conv2d", "interpolate"] if commuted else ["interpolate", "conv2d"])
