@@ -1,5 +1,7 @@
 """Triton kernels of `convolution.py`: one for groups of several channels and 1×1 kernels, one for depthwise ones."""
 
+import math
+
 import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
@@ -114,29 +116,33 @@ def convolution(
     """Return what `convolution.convolution` documents."""
     blocks, taps, inputs, outputs = packed.shape
     n, c, innermost = x.shape[0], blocks * outputs, channels_last(x)
-    result = x.new_empty(n, *size, c).movedim(-1, 1) if innermost else x.new_empty(n, c, *size)
-    residual = None if residual is None else in_format_of(result, residual)
-    out = result
+    positions = math.prod(size)
+    rows = [math.prod(size[dim + 1 :]) * (c if innermost else 1) for dim in range(len(size))]
+    # No view of other memory: in a graph, a write to one would copy.
+    out = x.new_empty_strided((n, c, *size), (c * positions, 1 if innermost else positions, *rows))
+    residual = None if residual is None else in_format_of(out, residual)
+    shape, steps, out_steps = list(x.shape[2:]), list(x.stride()), list(out.stride())
     if len(kernel) == 1:
-        x, out = x.unsqueeze(2), out.unsqueeze(2)
-        kernel, stride, dilation, size = ([1, *each] for each in (kernel, stride, dilation, size))
+        kernel, stride, dilation, size, shape = ([1, *each] for each in (kernel, stride, dilation, size, shape))
         before = [0, *before]
+        steps.insert(2, 0)
+        out_steps.insert(2, 0)
     given = (
         *(packed if each is None else each for each in (packed, bias, residual, alpha, beta)), out,
-        *x.shape[2:], *x.stride(), *size, *out.stride(), *stride, *before, *dilation,
+        *shape, *steps, *size, *out_steps, *stride, *before, *dilation,
     )  # fmt: skip
     options = {
         "taps": taps, "kernel_w": kernel[1], "has_bias": bias is not None, "has_residual": residual is not None,
         "activation": ACTIVATIONS.index(activation), "slope": slope,
     }  # fmt: skip
     if inputs == outputs == 1:  # depthwise
-        block_n, most, positions = (64, 64, 64) if innermost else (1, 1024, 1024)
+        block_n, most = (64, 64) if innermost else (1, 1024)
         across = triton.cdiv(blocks, block_n)
-        block_h, block_w, tiles_w, tiles = _tiles(size, positions, most, across * n)
+        block_h, block_w, tiles_w, tiles = _tiles(size, most, most, across * n)
         wrap_triton(_depthwise)[(tiles * across, n)](
             x, *given, tiles_w, blocks, **options, block_h=block_h, block_w=block_w, block_n=block_n, num_warps=4,
         )  # fmt: skip
-        return result
+        return out
     wide = 64 if x.dtype == torch.float32 else 128
     block_n = min(max(triton.next_power_of_2(outputs), 16), wide)
     block_k = min(max(triton.next_power_of_2(inputs), 16), wide // 2)
@@ -147,7 +153,7 @@ def convolution(
         block_h=block_h, block_w=block_w, block_n=block_n, block_k=block_k,
         num_warps=8 if block_h * block_w * block_n >= 128 * 128 else 4, num_stages=3,
     )  # fmt: skip
-    return result
+    return out
 
 
 def _tiles(size: list[int], positions: int, most_w: int, others: int) -> tuple[int, int, int, int]:
