@@ -18,7 +18,7 @@ from models.kernels import HAS_TRITON
 from models.kernels.activations import activated, channelwise
 from models.kernels.convolution import convolution, pack
 from models.kernels.convolution import reference as convolution_reference
-from models.kernels.fused_norm import MOST_IN_REGISTERS, add_fused_norm, fused_norm, reference
+from models.kernels.fused_norm import MOST_IN_REGISTERS, fused_norm, reference
 from profiling.roofline.measure_ceilings import measure_ceilings
 
 DTYPE = torch.bfloat16
@@ -64,7 +64,6 @@ def in_layout(x, last):
 
 def error(outputs, expected):
     """Return the largest relative L2 error of the outputs."""
-    outputs, expected = ([each] if isinstance(each, torch.Tensor) else each for each in (outputs, expected))
     pairs = zip(outputs, expected, strict=True)
     return max(float((one.double() - other).norm() / other.norm()) for one, other in pairs)
 
@@ -103,16 +102,13 @@ def norm_row(name, shape, last, groups, about_mean, subtract_mean, activation, a
             y = (rows * torch.rsqrt(squares + 1e-6).to(DTYPE)).reshape(shape)
             y = y * channelwise(gain, y) + channelwise(shift, y)
         y = activated(y, activation, 0.01, alpha, beta)
-        return y if added is None else (x, y)
+        return (y,) if added is None else (y, x)
 
     def ours(x, added=None):
-        if added is None:
-            return fused_norm(x, bias, *vectors, *options)
-        return add_fused_norm(x, bias, added, *vectors, *options)
+        return fused_norm(x, bias, added, *vectors, *options)
 
     def exact(x, added=None):
-        results = reference(x.double(), bias, added, *vectors, *options)
-        return results[1] if added is None else results
+        return reference(x.double(), bias, added, *vectors, *options)
 
     fits = not groups or c // groups * positions <= MOST_IN_REGISTERS
     passes = (2 if fits else 3) + (2 if adds else 0)
@@ -134,13 +130,13 @@ def convolution_row(name, inputs, outputs, groups, size, kernel, dilation, last,
 
     def library(x, residual=None):
         out = convolve(x, weight, bias.to(DTYPE), 1, padding, dilations, groups)
-        return activated(out if residual is None else out + residual, activation)
+        return (activated(out if residual is None else out + residual, activation),)
 
     def ours(x, residual=None):
-        return convolution(x, packed, bias, residual, alpha, beta, *options)
+        return [convolution(x, packed, bias, residual, alpha, beta, *options)]
 
     def exact(x, residual=None):
-        return convolution_reference(x.double(), packed, bias, residual, alpha, beta, *options)
+        return [convolution_reference(x.double(), packed, bias, residual, alpha, beta, *options)]
 
     flops = 2 * positions * outputs * weight[0].numel()
     form = f"{'NHWC' if last else 'NCHW'} {'×'.join(map(str, kernel))} g{groups} d{dilation}"

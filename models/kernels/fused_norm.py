@@ -50,14 +50,17 @@ def runs_in_kernel(x: Tensor) -> bool:
 
 
 def fused_norm(
-    x: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None, beta: Tensor | None,
-    groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
-) -> Tensor:  # fmt: skip
-    """Return `activation(normalise(x + bias)·gain + shift)`, in the dtype and memory format of `x`.
+    x: Tensor, bias: Tensor | None, added: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None,
+    beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
+) -> list[Tensor]:  # fmt: skip
+    """Return `activation(normalise(x + bias + added)·gain + shift)`, and the sum behind it where `added` is given.
+
+    Results have the dtype and memory format of `x`.
 
     Args:
         x: [n, c, ...], of a form for which `misfit` returns None.
         bias: fp32 [c], for example of the convolution whose result `x` is; None: no bias.
+        added: of the shape of `x`, or None.
         gain: fp32 [c].
         shift: fp32 [c].
         alpha: of a snake, fp32 [c], else None.
@@ -70,38 +73,19 @@ def fused_norm(
         activation: one of `activations.ACTIVATIONS`.
         slope: of leaky ReLU.
     """
+    options = (groups, eps, about_mean, subtract_mean, activation, slope)
     if runs_in_kernel(x):
         from models.kernels import fused_norm_triton  # needs triton
 
-        return fused_norm_triton.fused_norm(
-            x, bias, gain, shift, alpha, beta, groups, eps, about_mean, subtract_mean, activation, slope
-        )
-    return reference(
-        x, bias, None, gain, shift, alpha, beta, groups, eps, about_mean, subtract_mean, activation, slope
-    )[1]
-
-
-def add_fused_norm(
-    x: Tensor, bias: Tensor | None, added: Tensor, gain: Tensor, shift: Tensor, alpha: Tensor | None,
-    beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return `x + bias + added`, and what `fused_norm` makes of it; `added` has the form of `x`."""
-    if runs_in_kernel(x):
-        from models.kernels import fused_norm_triton  # needs triton
-
-        return fused_norm_triton.add_fused_norm(
-            x, bias, added, gain, shift, alpha, beta, groups, eps, about_mean, subtract_mean, activation, slope
-        )
-    return reference(
-        x, bias, added, gain, shift, alpha, beta, groups, eps, about_mean, subtract_mean, activation, slope
-    )
+        return fused_norm_triton.fused_norm(x, bias, added, gain, shift, alpha, beta, *options)
+    return reference(x, bias, added, gain, shift, alpha, beta, *options)
 
 
 def reference(
     x: Tensor, bias: Tensor | None, added: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None,
     beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the sum and its norm in PyTorch operations, in fp64; each result is rounded once."""
+) -> list[Tensor]:  # fmt: skip
+    """Return what `fused_norm` does in PyTorch operations, in fp64; each result is rounded once."""
     wide = x.double()
     if bias is not None:
         wide = wide + channelwise(bias, wide)
@@ -113,4 +97,4 @@ def reference(
     scale = torch.rsqrt(centred.square().mean(dim, keepdim=True) + eps)
     normalised = ((centred if subtract_mean else rows) * scale).reshape(x.shape)
     out = activated(normalised * channelwise(gain, wide) + channelwise(shift, wide), activation, slope, alpha, beta)
-    return in_format_of(x, wide), in_format_of(x, out)
+    return [in_format_of(x, each) for each in ((out,) if added is None else (out, wide))]

@@ -195,44 +195,16 @@ def _normalise(
 
 @triton_op("models::fused_norm", mutates_args=())
 def fused_norm(
-    x: Tensor, bias: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None, beta: Tensor | None,
-    groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
-) -> Tensor:  # fmt: skip
-    """Return what `fused_norm.fused_norm` documents."""
-    x = _dense(x)
-    out = torch.empty_like(x)
-    _launch(
-        x, bias, None, gain, shift, alpha, beta, None, out, groups, eps, about_mean, subtract_mean, activation, slope
-    )
-    return out
-
-
-@triton_op("models::add_fused_norm", mutates_args=())
-def add_fused_norm(
-    x: Tensor, bias: Tensor | None, added: Tensor, gain: Tensor, shift: Tensor, alpha: Tensor | None,
-    beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return what `fused_norm.add_fused_norm` documents."""
-    x = _dense(x)
-    summed, out = torch.empty_like(x), torch.empty_like(x)
-    added = in_format_of(x, added)
-    _launch(
-        x, bias, added, gain, shift, alpha, beta, summed, out,
-        groups, eps, about_mean, subtract_mean, activation, slope,
-    )  # fmt: skip
-    return summed, out
-
-
-def _dense(x: Tensor) -> Tensor:
-    """Return `x` as the kernels read it: another compiler pass may have changed the layout that was looked at."""
-    return x.contiguous() if channels_last(x) is None else x
-
-
-def _launch(
     x: Tensor, bias: Tensor | None, added: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None,
-    beta: Tensor | None, summed: Tensor | None, out: Tensor, groups: int, eps: float, about_mean: bool,
-    subtract_mean: bool, activation: str, slope: float,
-) -> None:  # fmt: skip
+    beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
+) -> list[Tensor]:  # fmt: skip
+    """Return what `fused_norm.fused_norm` documents."""
+    if channels_last(x) is None:
+        x = x.contiguous()  # another pass of a compiler has changed the layout that was looked at
+    out = torch.empty_like(x)
+    summed = None if added is None else torch.empty_like(x)
+    added = None if added is None else in_format_of(x, added)
+    results = [out] if summed is None else [out, summed]
     n, c, positions = x.shape[0], x.shape[1], x.shape[2:].numel()
     innermost = channels_last(x)
     stride_n, stride_c, stride_p = c * positions, 1 if innermost else positions, c if innermost else 1
@@ -259,7 +231,7 @@ def _launch(
             block_units=block, block_inner=inner, block_positions=held,
             num_warps=min(max(block * inner * held // 512, 1), 16),
         )  # fmt: skip
-        return
+        return results
     if innermost:
         block_c = min(triton.next_power_of_2(c), MOST_CHANNELS)
         block_p = min(held, TILE // block_c)
@@ -288,3 +260,4 @@ def _launch(
         x if summed is None else summed, bias_given, statistics, gain, shift, alpha_given, beta_given, out,
         c, per_group, groups, positions, stride_n, stride_c, stride_p, **flags, **form, **tile,
     )  # fmt: skip
+    return results

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import pi
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 
 from profiling.fx_passes.nodes import add_constant, node_info
 from profiling.fx_passes.regions import Graph, name_of_call, same_form
+
+_T = TypeVar("_T")
 
 #: Calls in an activation, at most.
 _ACTIVATION = 12
@@ -35,7 +38,7 @@ def activation_after(graph: Graph, out: fx.Node) -> tuple[fx.Node, Activation]:
     first = min(out.users, key=lambda user: graph.order.get(user, 0))  # 0: inserted since, and in no region
     for region in graph.regions(out, first, _ACTIVATION):
         if same_form(region[-1], out) and out.users.keys() <= {*region}:
-            activation = _activation_of(graph, out, region)
+            activation = tried(_activation_of, graph, out, region)
             if activation is not None:
                 return region[-1], activation
     return out, Activation()
@@ -90,3 +93,18 @@ def add_vector(module: fx.GraphModule, name: str, value: Tensor | None) -> fx.No
     if value is None:
         return None
     return add_constant(module, name, value.to(torch.promote_types(value.dtype, torch.float32)))
+
+
+def tried(recognise: Callable[..., _T | None], graph: Graph, source: fx.Node, region: list[fx.Node]) -> _T | None:
+    """Return what `recognise` finds in a region; None also where its calls do not take numbers in float32.
+
+    Raises:
+        OutOfMemoryError: there is too little memory to try it.
+
+    """
+    try:
+        return recognise(graph, source, region)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError):
+        return None

@@ -84,11 +84,10 @@ class ReplaceConvolutions(RewritePass):
             if squeezed and residual is not None:
                 residual = nodes.call_method("unsqueeze", (residual, 2))
             packed = add_constant(graph.module, "weight", self.pack(weight, args["groups"] or 1))
-            vectors = [add_vector(graph.module, "bias", bias), residual]
-            vectors += [add_vector(graph.module, "alpha", activation.alpha)]
-            vectors += [add_vector(graph.module, "beta", activation.beta)]
+            named = {"bias": bias, "alpha": activation.alpha, "beta": activation.beta}
+            first, *snake = (add_vector(graph.module, name, vector) for name, vector in named.items())
             geometry = (list(weight.shape[2:]), strides, before, dilations, list(output.shape[2:]))
-            given = (source, packed, *vectors, *geometry, activation.name, activation.slope)
+            given = (source, packed, first, residual, *snake, *geometry, activation.name, activation.slope)
             new = nodes.call_function(function_of(self.convolution), given)
             if squeezed:
                 new = nodes.call_method("squeeze", (new, 2))

@@ -27,6 +27,7 @@ from profiling.fx_passes.activation import (
     distance,
     over_channels,
     random_numbers,
+    tried,
 )
 from profiling.fx_passes.convolution import CONVOLUTION_ARGUMENTS, CONVOLUTIONS
 from profiling.fx_passes.nodes import (
@@ -41,27 +42,14 @@ from profiling.fx_passes.nodes import (
 from profiling.fx_passes.passes import RewritePass, function_of
 from profiling.fx_passes.regions import Graph, name_of_call, same_form
 
-#: Calls with which a norm begins.
+#: Calls with which a norm begins, and what may lie between the tensor that is normalised and such a call.
 _STATISTICS = frozenset(
     {"mean", "var", "std", "var_mean", "std_mean", "sum", "norm", "linalg_vector_norm"}
     | {"group_norm", "layer_norm", "rms_norm", "instance_norm", "normalize"}
 )
-#: What may lie between the tensor that is normalised and such a call.
 _BEFORE = frozenset(
-    {
-        "float",
-        "double",
-        "to",
-        "type",
-        "reshape",
-        "flatten",
-        "unflatten",
-        "permute",
-        "transpose",
-        "movedim",
-        "contiguous",
-    }
-    | {"square", "pow", "__pow__", "mul", "abs", "sub", "unsqueeze"}
+    {"float", "double", "to", "type", "reshape", "flatten", "unflatten", "permute", "transpose", "movedim"}
+    | {"contiguous", "unsqueeze", "square", "pow", "__pow__", "mul", "abs", "sub"}
 )
 #: Calls in a norm, at most.
 _NORM = 40
@@ -105,14 +93,12 @@ class FuseNorms(RewritePass):
     The bias is that of a convolution that nothing else reads; the sum is returned, too, because others may read it.
 
     Attributes:
-        norm: computes a norm of a tensor, as `models.kernels.fused_norm.fused_norm` does.
-        add_norm: computes a sum and its norm.
-        misfit: returns why they do not take a tensor of a form, on a device and with a number of groups, or None.
+        norm: computes a norm, and a sum before it, as `models.kernels.fused_norm.fused_norm` does.
+        misfit: returns why it does not take a tensor of a form, on a device and with a number of groups, or None.
 
     """
 
-    norm: Callable[..., Tensor]
-    add_norm: Callable[..., tuple[Tensor, Tensor]]
+    norm: Callable[..., list[Tensor]]
     misfit: Callable[[Tensor, torch.device, int], str | None]
 
     def rewrite(self, module: fx.GraphModule) -> int:
@@ -152,22 +138,16 @@ class FuseNorms(RewritePass):
         nodes, norm = graph.module.graph, found.norm
         source = now.get(found.source, found.source)
         x, bias, added = _before(graph, source, found.region)
-
+        named = {"gain": norm.gain, "shift": norm.shift, "alpha": activation.alpha, "beta": activation.beta}
+        options = (norm.groups, norm.eps, norm.about_mean, norm.subtract_mean, activation.name, activation.slope)
         with nodes.inserting_before(found.region[0] if added is None else source):
-            vectors = [add_vector(graph.module, "gain", norm.gain), add_vector(graph.module, "shift", norm.shift)]
-            vectors += [
-                add_vector(graph.module, "alpha", activation.alpha),
-                add_vector(graph.module, "beta", activation.beta),
-            ]
-            options = (norm.groups, norm.eps, norm.about_mean, norm.subtract_mean, activation.name, activation.slope)
-            if added is None:
-                new = nodes.call_function(
-                    function_of(self.norm), (x, add_vector(graph.module, "bias", bias), *vectors, *options)
-                )
-            else:
-                given = (x, add_vector(graph.module, "bias", bias), added, *vectors, *options)
-                both = nodes.call_function(function_of(self.add_norm), given)
-                summed, new = (nodes.call_function(operator.getitem, (both, place)) for place in range(2))
+            bias = add_vector(graph.module, "bias", bias)
+            vectors = [add_vector(graph.module, name, vector) for name, vector in named.items()]
+            given = (x, bias, added, *vectors, *options)
+            results = nodes.call_function(function_of(self.norm), given)
+            new = nodes.call_function(operator.getitem, (results, 0))
+            if added is not None:
+                summed = nodes.call_function(operator.getitem, (results, 1))
                 summed.meta = dict(source.meta)
                 source.replace_all_uses_with(summed)
                 now[found.source] = summed
@@ -183,7 +163,7 @@ def _norm_at(graph: Graph, first: fx.Node) -> _Found | None:
         for region in graph.regions(source, first, _NORM):
             if not same_form(region[-1], source):
                 continue
-            norm = _norm_of(graph, source, region)
+            norm = tried(_norm_of, graph, source, region)
             if norm is None and found is not None:
                 break
             found = found if norm is None else _Found(source, region, norm)

@@ -76,15 +76,15 @@ class Graph:
         while admit(first):
             outside = {node: [user for user in node.users if user not in inside] for node in inside}
             exits = [node for node, users in outside.items() if users]
-            if len(exits) == 1 and self._is_private(inside, exits[0]):
+            if len(exits) == 1 and self._is_private(inside):
                 yield sorted(inside, key=self.order.__getitem__)
             first = min((user for users in outside.values() for user in users), key=self.order.__getitem__)
 
-    def _is_private(self, inside: set[fx.Node], last: fx.Node) -> bool:
-        """Return whether what the region writes to is memory of its own."""
+    def _is_private(self, inside: set[fx.Node]) -> bool:
+        """Return whether a region alone reads what it writes to, and alone writes to what it reads."""
         written = frozenset().union(*map(written_by, inside))
         readers = {node for node in self.order if families(node) & written} if written else set()
-        return readers <= inside - {last} | {last} and not any(is_written(node) for node in inside - readers)
+        return readers <= inside and not any(is_written(node) for node in inside - readers)
 
     def values(self, region: list[fx.Node], source: fx.Node, x: Tensor) -> dict[fx.Node, Any]:
         """Return the value of each node of a region where `source` is `x`: all numbers in the dtype of `x`.

@@ -7,14 +7,14 @@ from fx_networks import Net, applied, calls, normal
 from torch import nn
 from torch.nn import functional as F
 
-from models.kernels.fused_norm import add_fused_norm, fused_norm
+from models.kernels.fused_norm import fused_norm
 from profiling.cli.variants import named_recipes
 from profiling.components.instantiate import instantiate
 from profiling.errors import SkippedError
 from profiling.fx_passes.norm import FuseNorms
 from profiling.variants.recipe import Recipe
 
-PASS = FuseNorms(norm=fused_norm, add_norm=add_fused_norm, misfit=lambda *_: None)
+PASS = FuseNorms(norm=fused_norm, misfit=lambda *_: None)
 
 
 def f32(*shape, seed=1):
@@ -71,7 +71,7 @@ def vectors():
 
 
 def options(traced):
-    return [node.args[-6:] for node in traced.graph.nodes if node.target in (fused_norm, add_fused_norm)]
+    return [node.args[-6:] for node in traced.graph.nodes if node.target is fused_norm]
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -123,7 +123,7 @@ def test_a_block_of_a_decoder():
     parts = {"one": nn.Conv2d(6, 6, 3, padding=1), "two": nn.Conv2d(6, 6, 3, padding=1)}
     traced, counts = applied([PASS], Net(block, **parts, **vectors()), 1e-5, x=f32(1, 6, 8, 8))
     assert counts == [3]
-    assert calls(traced) == {"fused_norm": 2, "add_fused_norm": 1, "conv2d": 2, "getitem": 2, "add": 1}
+    assert calls(traced) == {"fused_norm": 3, "conv2d": 2, "getitem": 4, "add": 1}
     assert all(node.args[2] is None for node in traced.graph.nodes if node.target is torch.conv2d), "in the kernels"
 
 
@@ -150,6 +150,16 @@ def test_gains_that_are_computed_from_the_input_stay_outside():
     assert counts == [1]
     assert options(traced)[0][4] == "none"
     assert calls(traced)["silu"] == 1
+
+
+def bits(x):
+    return x.contiguous().view(torch.int16).view(torch.bfloat16)  # of numbers of two bytes alone
+
+
+def test_a_part_that_takes_no_float32_stays():
+    module = Net(lambda self, x: F.group_norm(x, 2) + F.group_norm(bits(x), 3) + bits(x - x.mean(1, keepdim=True)))
+    traced, counts = applied([PASS], module, 1e-2, x=f32(2, 6, 4, 5).bfloat16())
+    assert (counts, calls(traced)["mean"]) == ([2], 1)
 
 
 def test_what_stays_says_why(tmp_path):
