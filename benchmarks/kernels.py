@@ -110,7 +110,7 @@ def norm_row(name, shape, last, groups, about_mean, subtract_mean, activation, a
     def exact(x, added=None):
         return reference(x.double(), bias, added, *vectors, *options)
 
-    fits = not groups or c // groups * positions <= MOST_IN_REGISTERS
+    fits = not groups or (c // groups * positions <= MOST_IN_REGISTERS and (not last or positions < 512))
     passes = (2 if fits else 3) + (2 if adds else 0)
     form = f"{'NHWC' if last else 'NCHW'} g{groups} {activation}{' + sum' if adds else ''}"
     return compared(name, shape, form, ours, library, exact, copies, passes * size, 0)

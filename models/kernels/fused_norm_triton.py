@@ -18,7 +18,8 @@ from models.kernels.fused_norm import MOST_IN_REGISTERS, channels_last, in_forma
 
 PROGRAMS = 528  # that share the statistics: four for each multiprocessor of an H100
 TILE = 4096  # elements of a program's tile, 16 for each thread: two loads of 16 bytes in half precision
-MOST_CHANNELS = 64  # of a tile with channels last: 128 bytes in half precision, what memory transfers at once
+MOST_CHANNELS = 64  # of a tile with channels last: 128 bytes in half precision, a line of the cache
+LEAST_CHANNELS = 16  # 32 bytes, the least that memory transfers
 
 
 @triton.jit
@@ -214,15 +215,14 @@ def fused_norm(
     form = {"activation": ACTIVATIONS.index(activation), "slope": slope, "subtract_mean": subtract_mean}
     per_group = c // groups if groups else c
     inner, held = triton.next_power_of_2(per_group), triton.next_power_of_2(positions if groups else 1)
-    if inner * held <= MOST_IN_REGISTERS or not groups:
-        units = groups or positions
-        if bool(groups) == bool(
-            innermost
-        ):  # what other units read is adjacent: read 128 bytes of half precision at once
-            block = min(MOST_CHANNELS // (inner if groups else 1), MOST_IN_REGISTERS // (inner * held))
-        else:
-            block = TILE // (inner * held) // 4
-        block = min(triton.next_power_of_2(units), max(block, 1))
+    units = groups or positions
+    if bool(groups) == bool(innermost):  # what other units read is adjacent
+        block = min(MOST_CHANNELS // (inner if groups else 1), MOST_IN_REGISTERS // (inner * held))
+    else:
+        block = TILE // (inner * held) // 4
+    block = min(triton.next_power_of_2(units), max(block, 1))
+    is_scattered = innermost and inner * block < min(LEAST_CHANNELS, c)
+    if not groups or (inner * held <= MOST_IN_REGISTERS and not is_scattered):
         by_unit = (per_group * stride_c, stride_c, stride_p) if groups else (stride_p, stride_c, 0)
         wrap_triton(_in_registers)[(triton.cdiv(units, block), n)](
             x, bias_given, added_given, gain, shift, alpha_given, beta_given, summed_given, out,

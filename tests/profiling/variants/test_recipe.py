@@ -327,6 +327,12 @@ def test_channels_last_changes_convolutions_only(dimensions, tmp_path):
     assert [each.changed for each in step.recipe] == [2]
 
 
+def test_channels_last_gives_a_kernel_of_one_element_the_strides_that_libraries_look_at():
+    net = component(nn.Sequential(nn.Conv2d(8, 16, 1), nn.Conv3d(8, 16, 1)), input=torch.randn(1, 8, 4, 4))
+    assert ChannelsLast().apply(net.module, net).changed == 2
+    assert [each.weight.stride() for each in net.module] == [(8, 1, 8, 8), (8, 1, 8, 8, 8)]
+
+
 class Halved(nn.Module):
     def forward(self, weight):
         return weight / 2
