@@ -1,4 +1,4 @@
-"""The recipes of the README and of docs/variants.md run as they are written there."""
+"""The steps of docs/variants.md run as they are written there."""
 
 import re
 from pathlib import Path
@@ -25,10 +25,10 @@ small:
 """
 
 
-def test_the_recipe_of_the_readme_runs(tmp_path):
-    (code,) = (block for block in blocks("README.md", "python") if block.startswith("# my_package.py"))
-    (node,) = (block for block in blocks("README.md", "yaml") if block.startswith("# step/my_steps.yaml"))
-    (command,) = (line for line in (ROOT / "README.md").read_text().splitlines() if "my_layout+compile]" in line)
+def test_the_step_of_the_page_runs(tmp_path):
+    (code,) = (block for block in blocks("docs/variants.md", "python") if block.startswith("# my_package.py"))
+    (node,) = (block for block in blocks("docs/variants.md", "yaml") if block.startswith("# step/my_steps.yaml"))
+    (command,) = (line for line in (ROOT / "docs/variants.md").read_text().splitlines() if "my_layout+compile]" in line)
     command = command.replace("[image_decoder]", "[small]")  # which compiles sooner
     (tmp_path / "my_package.py").write_text(code)
     for folder in ("step", "component"):
