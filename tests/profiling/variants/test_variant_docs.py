@@ -1,4 +1,4 @@
-"""The steps of docs/variants.md run as they are written there."""
+"""The examples of docs/variants.md run as they are written there."""
 
 import re
 from pathlib import Path
@@ -28,7 +28,8 @@ small:
 def test_the_step_of_the_page_runs(tmp_path):
     (code,) = (block for block in blocks("docs/variants.md", "python") if block.startswith("# my_package.py"))
     (node,) = (block for block in blocks("docs/variants.md", "yaml") if block.startswith("# step/my_steps.yaml"))
-    (command,) = (line for line in (ROOT / "docs/variants.md").read_text().splitlines() if "my_layout+compile]" in line)
+    page = (ROOT / "docs/variants.md").read_text()
+    (command,) = (line for line in page.splitlines() if "my_layout+compile]" in line)
     command = command.replace("[image_decoder]", "[small]")  # which compiles sooner
     (tmp_path / "my_package.py").write_text(code)
     for folder in ("step", "component"):
@@ -40,7 +41,7 @@ def test_the_step_of_the_page_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     records = {record.variant: record for record in read_records(tmp_path / "run").records}
     assert records["my_layout+compile"].status == "ok"
-    assert [step.name for step in records["my_layout+compile"].recipe] == ["channels_last", "Inductor"]
+    assert [step.name for step in records["my_layout+compile"].recipe] == ["my_layout", "Inductor"]
 
 
 def test_the_transform_of_the_page_runs():
