@@ -228,7 +228,7 @@ SECTIONS = {
         ),
         "counters": Promise("ncu fails", "a note of one line", "the cell's times and trace"),
         "busy": Promise(
-            "another program computes on the same core", "its share is printed, and no ranking is claimed", "all times"
+            "another program computes on the same core", "its share is printed and widens intervals: equal code is undecided", "all times"
         ),
     },
 }
