@@ -228,7 +228,9 @@ SECTIONS = {
         ),
         "counters": Promise("ncu fails", "a note of one line", "the cell's times and trace"),
         "busy": Promise(
-            "another program computes on the same core", "its share is printed and widens intervals: equal code is undecided", "all times"
+            "another program computes on the same core",
+            "its share is printed and widens intervals: equal code is undecided",
+            "all times",
         ),
     },
 }
