@@ -69,10 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_output()
     parser = argparse.ArgumentParser(
         prog="python -m profiling.history",
-        description="The fastest correct variant of each component, run by run.",
-        epilog="exit code: 0 done, 2 a folder holds no runs, or the page could not be written",
+        description="Did the fastest correct variant of each component become faster, from run to run?",
+        epilog="exit code: 0 done, 2 a folder has no runs, or the page of --html could not be written",
     )
-    what = "a run, a sweep, or a folder with some anywhere below it"
+    what = "a run, a sweep, or a folder that has such anywhere below it"
     parser.add_argument("folders", metavar="FOLDER", type=Path, nargs="+", help=what)
     options = parse_options(parser, arguments)
     try:

@@ -47,9 +47,9 @@ Two revisions
   %(prog)s HEAD~1 HEAD component=[image_decoder]    the last commit
   %(prog)s HEAD . component=[image_decoder]         what is not committed
   %(prog)s main my-branch --config-dir=. component=[my_net] seconds=60
-  KEY=VALUE is as in profiling.generic_forward. Each cell of A takes turns with its like of B.
-  Modules, and the YAML files of components and variants, come from each revision; this tool, its
-  metrics and the installed packages are the present ones. Runs: runs/compare/<time>/A and B.
+  KEY=VALUE is as in profiling.generic_forward. Each cell of A is timed in turns with the same cell
+  of B. Modules, and the YAML files of components and variants, come from each revision. This tool,
+  its metrics and the packages are those installed now. Runs: runs/compare/<time>/A and B.
 
 """
 #: Most rows of a table on the console; of more cells than fit beside the rest, those that are the same are left out.
@@ -70,23 +70,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m profiling.compare",
         usage=_USAGE,
-        description="Compare two runs cell by cell; or measure two revisions of your code in turns and compare them.",
-        epilog=f"{_EPILOG}{_EXIT_CODES};\na page that cannot be written is an error on stderr and changes no exit code",
+        description="Did my change help? Compares two runs, or measures two revisions of your code in turns.",
+        epilog=f"{_EPILOG}{_EXIT_CODES}.\nIf the --html page cannot be written, stderr says so; the exit code stays.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for name, role in (("A", "the run that B is compared with"), ("B", "the run that is judged")):
-        parser.add_argument(name.lower(), metavar=name, help=f"{role}: its folder, a file of records, or a revision")
+    for name, role in (("A", "before"), ("B", "after")):
+        parser.add_argument(
+            name.lower(),
+            metavar=name,
+            help=f"{role} the change: the folder of a run, its results.jsonl, a git revision, or a checkout",
+        )
     parser.add_argument(
-        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="what to measure of two revisions, and how"
+        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="for two revisions: what to measure, and how"
     )
     parser.add_argument(
         "--threshold",
         metavar="FRACTION",
         type=float,
-        help=f"largest change that is the same ({TWO_RUNS}: 5%%; {IN_TURNS} where the cells took turns)",
+        help=f"changes up to this count as the same (default: {TWO_RUNS}, which is 5%%; {IN_TURNS} in turns)",
     )
-    parser.add_argument("--cells", metavar="GLOB", help="only cells <component>.<variant> that match: '*.compile'")
-    parser.add_argument("--config-dir", metavar="DIR", type=Path, help="your component/*.yaml, from each revision")
+    parser.add_argument(
+        "--cells", metavar="GLOB", help="only the cells whose <component>.<variant> matches: '*.compile'"
+    )
+    parser.add_argument(
+        "--config-dir", metavar="DIR", type=Path, help="folder of your component/*.yaml, read from each revision"
+    )
     options = parse_options(parser, arguments)
     try:
         return _compare(options)
