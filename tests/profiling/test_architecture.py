@@ -15,9 +15,8 @@ PACKAGE = ROOT / "profiling"
 
 def drawn():
     """Return {hop: (file, function)} of the page."""
-    rows = re.findall(
-        r"^\| (\d+) \| `([\w/]+\.py)` \| `(\w+)` \|", (ROOT / "docs/architecture.md").read_text(), re.MULTILINE
-    )
+    section = (ROOT / "docs/architecture.md").read_text().split("\n## How a cell is run\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| `([\w/]+\.py)` \| `(\w+)` \|", section, re.MULTILINE)
     return {int(hop): (str(PACKAGE / file), function) for hop, file, function in rows}
 
 
