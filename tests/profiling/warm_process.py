@@ -33,6 +33,8 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _PRELOADED = (
     *("profiling.cli.app", "profiling.run.worker", "profiling.run.forward", "profiling.realtime.cell"),
     *("profiling.report.render", "jinja2", "torch._inductor.config", "profiling.run.probe"),
+    *("profiling.run.runner", "profiling.metrics.latency", "profiling.metrics.memory", "profiling.realtime.recovery"),
+    *("profiling.realtime.summary", "scipy.optimize", "rich.progress"),
     *(() if HAS_GPU else ("profiling.variants.inductor",)),
 )
 _CONTEXT.set_forkserver_preload(list(_PRELOADED))
