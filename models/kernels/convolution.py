@@ -99,7 +99,7 @@ def reference(
     kernel: list[int], stride: list[int], before: list[int], dilation: list[int], size: list[int],
     activation: str, slope: float,
 ) -> Tensor:  # fmt: skip
-    """Return what `convolution` does in PyTorch operations, in fp64 and rounded once."""
+    """Compute what `convolution` does with PyTorch operations in fp64; the result is rounded once."""
     weight = packed.double().permute(0, 3, 2, 1).flatten(0, 1).unflatten(2, kernel)
     pads = list[int]()
     for dim in reversed(range(len(kernel))):

@@ -45,7 +45,7 @@ def in_format_of(x: Tensor, result: Tensor) -> Tensor:
 
 
 def runs_in_kernel(x: Tensor) -> bool:
-    """Return True if a kernel computes a function of `x` without gradients."""
+    """Return whether the Triton kernel runs for `x`: on a GPU, in a dtype that it takes, and without gradients."""
     return x.is_cuda and HAS_TRITON and x.dtype in DTYPES and not torch.is_grad_enabled()
 
 

@@ -1,4 +1,4 @@
-"""Recognises the activation that follows a call by what it computes: `regions` says why not by its name."""
+"""Recognises an activation by what it computes; `regions` says why its name is not enough."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Activation:
 
 
 def activation_after(graph: Graph, out: fx.Node) -> tuple[fx.Node, Activation]:
-    """Return the activation that alone reads `out`, and its last call; without one `out` itself."""
+    """Return the last call of the activation that alone reads `out`, and its function; `out` if there is none."""
     first = min(out.users, key=lambda user: graph.order.get(user, 0))  # 0: inserted since, and in no region
     for region in graph.regions(out, first, _ACTIVATION):
         if same_form(region[-1], out) and out.users.keys() <= {*region}:
@@ -79,7 +79,7 @@ def random_numbers(node: fx.Node, deviation: float, mean: float) -> Tensor:
 
 
 def over_channels(vector: Tensor, x: Tensor) -> Tensor:
-    """Return `vector` [c] in a shape that is broadcast over `x` [n, c, ...]."""
+    """Reshape `vector` [c] so that it broadcasts over `x` [n, c, ...]."""
     return vector.view(-1, *[1] * (x.dim() - 2))
 
 

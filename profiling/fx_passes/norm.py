@@ -227,7 +227,7 @@ def _numbers(region: list[fx.Node]) -> list[float]:
 
 
 def _before(graph: Graph, source: fx.Node, region: list[fx.Node]) -> tuple[fx.Node, Tensor | None, fx.Node | None]:
-    """Return what a kernel reads in place of `source`: a tensor, a bias that it adds, and another tensor, or None.
+    """Return the inputs of the kernel that replaces `source`: the tensor, a bias and a second summand (None: without).
 
     A convolution whose bias the kernel adds has none afterwards: its library adds one in a kernel of its own.
     """

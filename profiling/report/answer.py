@@ -35,6 +35,7 @@ from profiling.results.verdicts import (
     deadlines_of,
     holds_rate,
     ranking,
+    speedup,
     spread_kind,
     spread_of,
 )
@@ -73,10 +74,7 @@ class Answer:
     @property
     def speedup(self) -> Pair | None:
         """The time of the baseline over that of the fastest; None where that is the baseline, or there is none."""
-        baseline = correct_baseline(self.group)
-        if self.ranking is None or baseline is None or baseline.is_realtime:
-            return None
-        return self.ranking.pairs.get(baseline.variant)
+        return None if self.fastest is None or self.fastest.is_realtime else speedup(self.fastest, self.group)
 
     @property
     def holds(self) -> str | None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from profiling.results.judge import (
     DEFAULT_SPREADS,
+    FALSE,
     Answer,
     Cell,
     Drift,
@@ -203,9 +204,17 @@ def compare_records(one: Record, other: Record) -> Pair | None:
 
 
 def speedup(record: Record, group: Sequence[Record]) -> Pair | None:
-    """Return the time of the correct baseline of `group` over that of a record; None where none may be claimed."""
+    """Return the time of the correct baseline of `group` over that of a record; None where none may be claimed.
+
+    Of the record that leads, it is the pair by which it leads: what is undecided among all is undecided here.
+    """
     baseline = correct_baseline(group)
-    return None if baseline is None or record is baseline else compare_records(baseline, record)
+    pair = None if baseline is None or record is baseline else compare_records(baseline, record)
+    tests = len(group) * (len(group) - 1) / 2
+    if baseline is None or pair is None or pair.answer() not in ("faster", "slower") or pair.p_value <= FALSE / tests:
+        return pair  # the answer is the same among any of so many
+    ranked = ranking(group)
+    return ranked.pairs.get(baseline.variant, pair) if ranked and ranked.leader == record.variant else pair
 
 
 def ranking(group: Iterable[Record]) -> Ranking | None:

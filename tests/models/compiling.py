@@ -10,7 +10,7 @@ TYPES = {
 
 
 class Compiled:
-    """Stands for a kernel: a launch compiles it for compute capability 9.0, and runs nothing."""
+    """Takes the place of a kernel: a launch compiles it for compute capability 9.0 and does not run it."""
 
     def __init__(self, kernel, launches):
         self.kernel, self.launches = kernel, launches

@@ -12,7 +12,7 @@ from models.kernels.activations import activated
 from models.kernels.convolution import convolution, misfit, pack, reference
 from models.kernels.fused_norm import channels_last
 
-#: Batch, inputs, outputs, groups, size, kernel, stride, zeros before and behind, dilation.
+#: Batch size, input channels, output channels, groups, size, kernel size, stride, padding (before, after), dilation.
 CASES = [
     (1, 64, 64, 4, (9, 12), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
     (3, 48, 96, 6, (7, 9), (3, 5), (2, 1), ((0, 3), (2, 1)), (1, 2)),

@@ -1,4 +1,4 @@
-"""Norms over channels in few kernels, against plain operations in float64."""
+"""The kernels of `fused_norm` against PyTorch operations in float64."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from reference_data import captured, relative_error
 
 from models.kernels.fused_norm import MOST_IN_REGISTERS, channels_last, fused_norm, misfit, reference
 
-#: about_mean, subtract_mean: group norm, division by the deviation alone, root mean square.
+#: (about_mean, subtract_mean) of a group norm, of a division by the standard deviation alone, and of an RMS norm.
 FORMS = [(True, True), (True, False), (False, False)]
 #: Shape and groups (0: over channels at each position): in registers, in parts, ragged, one channel, one position.
 SHAPES = [

@@ -118,7 +118,7 @@ def test_both_colour_schemes(shown: Open) -> None:
 
 
 def boxes(places: Any) -> list[dict[str, float]]:
-    """Return where the elements are; in one call of the browser, since there are hundreds."""
+    """Return the positions of the elements, all by one call to the browser: there are hundreds."""
     return places.evaluate_all("all => all.map(each => each.getBoundingClientRect().toJSON())")
 
 

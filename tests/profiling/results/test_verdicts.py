@@ -68,6 +68,19 @@ def test_records_that_took_turns_are_compared_by_their_windows():
     assert ranked.named("slower") == ["baseline"]
 
 
+def test_what_is_undecided_among_many_is_undecided_against_the_baseline():
+    """2.6% with a spread of 0.8% is beyond chance for one pair, and not for one of fifteen."""
+    eager, fast = timed("baseline", 1.026, std=0.008, seed=1), timed("fast", 1.0, std=0.008, seed=2)
+    others = [timed(f"v{n}", 3.0, std=0.008, seed=3 + n) for n in range(4)]
+    assert answer_on(fast, (eager, fast)) == "faster"
+    group = (eager, fast, *others)
+    assert ranking(group).named("undecided") == ["baseline"]
+    assert answer_on(fast, group) == "undecided"
+    low, high = speedup(fast, group).interval()
+    assert low < 1 < high
+    assert [answer_on(each, group) for each in others] == ["slower"] * 4
+
+
 def test_a_wrong_record_neither_leads_nor_is_compared():
     eager, wrong = timed("baseline", 4.0), timed("wrong", 1.0, parity=WRONG)
     assert fastest_correct((eager, wrong)) == eager
