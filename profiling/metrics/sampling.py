@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import inf
 from statistics import median
 from typing import Literal
@@ -14,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from profiling.errors import InputError, check_number, check_whole
-from profiling.results.judge import Cell, Spread, Windows, rank
+from profiling.results.judge import Cell, Spread, Windows, compare, judged
 from profiling.results.measured import Summary
 from profiling.results.stats import relative_half_width, summarize
 
@@ -178,6 +179,10 @@ def collect_window(sample: Callable[[], Sample], turn: Turn, now: Callable[[], f
     return samples
 
 
+#: Calls of a trajectory differ where that is more than this share: less needs no sentence.
+DIFFERING = 0.05
+
+
 def by_call_ms(windows: Sequence[WindowSamples], calls: int) -> dict[str, float]:
     """Return the median wall time in ms of the first, middle and last call of a trajectory, where they differ."""
     if calls < 2 or not windows:
@@ -187,7 +192,9 @@ def by_call_ms(windows: Sequence[WindowSamples], calls: int) -> dict[str, float]
         parts = [window.wall_ms[number::calls] for window in windows]
         cells[name] = Cell((Windows.of([median(part) for part in parts], session="calls"),), Spread(0.0))
         medians[name] = median(ms for part in parts for ms in part)
-    return medians if rank(cells).named("slower") else {}
+    pairs = {names: compare(*(cells[name] for name in names)) for names in combinations(cells, 2)}
+    answers = {pair.answer(resolution=DIFFERING) for pair in judged(pairs, DIFFERING).values()}
+    return medians if answers & {"faster", "slower"} else {}
 
 
 def summaries(windows: Sequence[WindowSamples], stopped_by: StoppedBy | None) -> dict[str, Summary]:

@@ -71,6 +71,9 @@ TRIM = 0.2
 #: Standard errors in the largest difference of windows that are apart (99.9%), the degrees of freedom of that, and the
 #: fewest windows: that all of 8 err to one side has a probability of 0.8%.
 APART, BOUNDED, APART_WINDOWS = 3.29, 1e6, 8
+#: Others are named beside a time where they took more than this share of it (0 to 1). Beside them, more than so many
+#: times the windows are not worth asking for.
+NAMED_SHARE, MOST_TIMES = 0.02, 10.0
 #: Most that can be removed from a window, as a share of it.
 MOST_TAKEN = 0.999
 #: Pairs of placements that a prior counts as, at most.
@@ -233,10 +236,11 @@ class Pair:
         """Return what would decide an undecided pair: a quiet machine, more placements, or more windows."""
         if not np.isfinite(self.noise):
             return "more time (seconds=)"
-        if self.high_removed - self.low_removed > 2 * self.reach(self.level):
-            return "a quiet machine"
         apart = abs(self.log_ratio)
         reach = self.reach(self.level) / max(apart, np.log1p(resolution) - apart)
+        is_hopeless = self.taken > NAMED_SHARE and reach**2 > MOST_TIMES
+        if is_hopeless or self.high_removed - self.low_removed > 2 * self.reach(self.level):
+            return "a quiet machine"
         if self.placement > self.noise:
             return f"{int(np.ceil(max(2.0, reach**2)))} times as many processes{'' if self.in_turns else ', in turns'}"
         return f"{max(2.0, reach**2):.0f} times the time (seconds=)"

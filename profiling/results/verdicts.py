@@ -18,6 +18,7 @@ import numpy as np
 from profiling.results.judge import (
     DEFAULT_SPREADS,
     FALSE,
+    NAMED_SHARE,
     Answer,
     Cell,
     Drift,
@@ -37,8 +38,6 @@ from profiling.results.measured import LATE, LEAST_VALUES, Deadline, Interferenc
 from profiling.results.record import BASELINE, Record
 from profiling.results.stats import BATCHES, batch_medians
 
-#: Others are named beside a time where they took more than this share of it (0 to 1).
-NAMED_SHARE = 0.02
 #: The host sets the pace where a call returns after this share of its wall time.
 _HOST_SHARE = 0.8
 

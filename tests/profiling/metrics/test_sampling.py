@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 from profiling.errors import InputError
@@ -11,6 +12,7 @@ from profiling.metrics.sampling import (
     SamplingLimits,
     Turn,
     WindowSamples,
+    by_call_ms,
     collect,
     collect_window,
     rewarm,
@@ -135,3 +137,12 @@ def test_the_summary_of_windows_holds_all_samples_and_an_interval_with_their_dri
     alone = summaries([WindowSamples(start_s=0.0, wall_ms=summary.samples)], None)["wall_ms"]
     assert set(summaries(windows, None)) == {"wall_ms"}
     assert alone.p50 == summary.p50
+
+
+@pytest.mark.parametrize(("first", "names"), [(1.02, set()), (1.2, {"first", "middle", "last"})])
+def test_calls_of_a_trajectory_are_told_apart_where_they_differ_by_more_than_5_percent(first, names):
+    rng = np.random.default_rng(0)
+    times = [first, *[1.0] * 7] * 3 * np.exp(0.002 * rng.standard_normal((12, 24)))
+    windows = [WindowSamples(start_s=float(n), wall_ms=tuple(each)) for n, each in enumerate(times)]
+    assert by_call_ms(windows, 8).keys() == names
+    assert by_call_ms(windows[:3], 8) == {}, "three windows claim nothing"

@@ -38,6 +38,11 @@ def test_the_interval_beside_an_answer_is_the_one_that_it_was_given_by() -> None
     assert found["equal 0"].interval() == among["equal 0"].interval()
 
 
+@pytest.mark.parametrize(("taken", "wanted"), [(0.0, "16 times the time (seconds=)"), (0.5, "a quiet machine")])
+def test_beside_other_processes_no_sixteenfold_time_is_asked_for(taken: float, wanted: str) -> None:
+    assert Pair(float(np.log(1.05)), 0.1**2, 1e6, 0.0, 1e6, taken=taken).wants() == wanted
+
+
 def test_pairs_that_were_chosen_from_more_count_as_all_of_them() -> None:
     assert answers({"v": pair(1.025)}, tests=10) == {"v": "undecided"}
 
