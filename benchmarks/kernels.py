@@ -133,10 +133,10 @@ def convolution_row(name, inputs, outputs, groups, size, kernel, dilation, last,
         return (activated(out if residual is None else out + residual, activation),)
 
     def ours(x, residual=None):
-        return [convolution(x, packed, bias, residual, alpha, beta, *options)]
+        return convolution(x, packed, bias, residual, alpha, beta, *options)
 
     def exact(x, residual=None):
-        return [convolution_reference(x.double(), packed, bias, residual, alpha, beta, *options)]
+        return convolution_reference(x.double(), packed, bias, residual, alpha, beta, *options)
 
     flops = 2 * positions * outputs * weight[0].numel()
     form = f"{'NHWC' if last else 'NCHW'} {'×'.join(map(str, kernel))} g{groups} d{dilation}"

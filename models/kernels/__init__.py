@@ -5,6 +5,27 @@ A module `x.py` holds the reference and chooses; `x_triton.py` holds the kernel,
 here knows a network.
 """
 
+import functools
 import importlib.util
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from torch.overrides import handle_torch_function, has_torch_function
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def one_call(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let a `TorchFunctionMode`, as tracers use, see a call of `function` as one call, as it sees those of torch."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        given = (*args, *kwargs.values())
+        if has_torch_function(given):
+            return handle_torch_function(call, given, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from models.kernels import one_call
 from models.kernels.activations import activated, channelwise
-from models.kernels.fused_norm import DTYPES, HAS_TRITON, channels_last, in_format_of, runs_in_kernel
+from models.kernels.fused_norm import DTYPES, HAS_TRITON, channels_last, in_format_of, moments, runs_in_kernel
 
 #: Inputs of a group, 64 bytes in half precision, below which groups are joined.
 LEAST_INPUTS = 32
@@ -63,12 +64,17 @@ def pack(weight: Tensor, groups: int) -> Tensor:
     return joint.flatten(4, 5).flatten(2, 3)
 
 
+@one_call
 def convolution(
     x: Tensor, packed: Tensor, bias: Tensor | None, residual: Tensor | None, alpha: Tensor | None, beta: Tensor | None,
     kernel: list[int], stride: list[int], before: list[int], dilation: list[int], size: list[int],
-    activation: str, slope: float,
-) -> Tensor:  # fmt: skip
-    """Return `activation(convolution of x + bias + residual)` [n, outputs, *size], in the memory format of `x`.
+    activation: str, slope: float, table: Tensor | None = None, first_activation: str = "none",
+    first_slope: float = 0.0, first_alpha: Tensor | None = None, first_beta: Tensor | None = None,
+    statistics: bool = False,
+) -> list[Tensor]:  # fmt: skip
+    """Return `activation(convolution of first + bias + residual)` [n, outputs, *size], in the memory format of `x`.
+
+    `first` is `x`, or with a table `first_activation(x·scale + offset)`: a norm of `x` that is never written.
 
     Args:
         x: [n, inputs, ...], in one or two dims.
@@ -84,31 +90,44 @@ def convolution(
         size: of the result, in each dim.
         activation: one of `activations.ACTIVATIONS`.
         slope: of leaky ReLU.
+        table: as `norm_table` returns it, or None; no depthwise convolution takes one.
+        first_activation: of the norm.
+        first_slope: of leaky ReLU there.
+        first_alpha: of a snake there, fp32 [inputs], else None.
+        first_beta: likewise.
+        statistics: return what `norm_table` takes as `partial`, too.
     """
+    given = (x, packed, bias, residual, alpha, beta, kernel, stride, before, dilation, size, activation, slope)
+    first = (table, first_activation, first_slope, first_alpha, first_beta)
     if runs_in_kernel(x):
         from models.kernels import convolution_triton  # needs triton
 
-        return convolution_triton.convolution(
-            x, packed, bias, residual, alpha, beta, kernel, stride, before, dilation, size, activation, slope
-        )
-    return reference(x, packed, bias, residual, alpha, beta, kernel, stride, before, dilation, size, activation, slope)
+        return convolution_triton.convolution(*given, *first, statistics)
+    return reference(*given, *first, statistics)
 
 
 def reference(
     x: Tensor, packed: Tensor, bias: Tensor | None, residual: Tensor | None, alpha: Tensor | None, beta: Tensor | None,
     kernel: list[int], stride: list[int], before: list[int], dilation: list[int], size: list[int],
-    activation: str, slope: float,
-) -> Tensor:  # fmt: skip
+    activation: str, slope: float, table: Tensor | None = None, first_activation: str = "none",
+    first_slope: float = 0.0, first_alpha: Tensor | None = None, first_beta: Tensor | None = None,
+    statistics: bool = False,
+) -> list[Tensor]:  # fmt: skip
     """Compute what `convolution` does with PyTorch operations in fp64; the result is rounded once."""
+    first = x.double()
+    if table is not None:
+        scale, offset = (table[:, row].double().unflatten(1, (-1, *[1] * len(kernel))) for row in (2, 4))
+        first = activated(first * scale + offset, first_activation, first_slope, first_alpha, first_beta)
     weight = packed.double().permute(0, 3, 2, 1).flatten(0, 1).unflatten(2, kernel)
     pads = list[int]()
     for dim in reversed(range(len(kernel))):
         reach = (size[dim] - 1) * stride[dim] + (kernel[dim] - 1) * dilation[dim] + 1
         pads += [before[dim], reach - before[dim] - x.shape[2 + dim]]
     convolve = F.conv1d if len(kernel) == 1 else F.conv2d
-    out = convolve(F.pad(x.double(), pads), weight, None, stride, 0, dilation, len(packed))
+    out = convolve(F.pad(first, pads), weight, None, stride, 0, dilation, len(packed))
     if bias is not None:
         out = out + channelwise(bias, out)
     if residual is not None:
         out = out + residual
-    return in_format_of(x, activated(out, activation, slope, alpha, beta))
+    out = in_format_of(x, activated(out, activation, slope, alpha, beta))
+    return [out, moments(out.double()).float()] if statistics else [out]

@@ -10,7 +10,7 @@ more to write the result; where a group is small, they read once.
 import torch
 from torch import Tensor
 
-from models.kernels import HAS_TRITON
+from models.kernels import HAS_TRITON, one_call
 from models.kernels.activations import activated, channelwise
 
 #: Most elements that one program normalises in registers.
@@ -49,6 +49,7 @@ def runs_in_kernel(x: Tensor) -> bool:
     return x.is_cuda and HAS_TRITON and x.dtype in DTYPES and not torch.is_grad_enabled()
 
 
+@one_call
 def fused_norm(
     x: Tensor, bias: Tensor | None, added: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None,
     beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
@@ -79,6 +80,62 @@ def fused_norm(
 
         return fused_norm_triton.fused_norm(x, bias, added, gain, shift, alpha, beta, *options)
     return reference(x, bias, added, gain, shift, alpha, beta, *options)
+
+
+@one_call
+def norm_table(
+    x: Tensor, bias: Tensor | None, partial: Tensor | None, gain: Tensor, shift: Tensor, groups: int, eps: float,
+    about_mean: bool, subtract_mean: bool,
+) -> Tensor:  # fmt: skip
+    """Return fp32 [n, 5, c], by which a convolution normalises its input: a norm's third pass in another kernel.
+
+    Its rows are a number near the mean, the mean less that, the scale, the shift, and the offset: the norm of `x` is
+    `x·scale + offset`.
+
+    Args:
+        x: [n, c, ...], of a form for which `misfit` returns None.
+        bias: as for `fused_norm`; None with `partial`.
+        partial: fp32 [n, parts, 3, c], as a convolution leaves it with `x` (count, mean, and sum of squared differences
+            from it, of each channel in each part of the positions); None: they are computed of `x`.
+        gain: fp32 [c].
+        shift: fp32 [c].
+        groups: at least 1; it and what follows are those of `fused_norm`.
+        eps: added to the variance or mean square.
+        about_mean: divide by the standard deviation.
+        subtract_mean: subtract the mean, too.
+    """
+    options = (groups, eps, about_mean, subtract_mean)
+    if runs_in_kernel(x):
+        from models.kernels import fused_norm_triton  # needs triton
+
+        return fused_norm_triton.norm_table(x, bias, partial, gain, shift, *options)
+    return table_reference(x, bias, partial, gain, shift, *options)
+
+
+def table_reference(
+    x: Tensor, bias: Tensor | None, partial: Tensor | None, gain: Tensor, shift: Tensor, groups: int, eps: float,
+    about_mean: bool, subtract_mean: bool,
+) -> Tensor:  # fmt: skip
+    """Return what `norm_table` does in PyTorch operations, in fp64."""
+    if partial is None:
+        partial = moments(x.double() if bias is None else x.double() + channelwise(bias, x.double()))
+    count, mean, squares = partial.double().unflatten(3, (groups, -1)).unbind(2)  # [n, part, group, channel of it]
+    elements = count.sum((1, 3), keepdim=True)
+    centre = (count * mean).sum((1, 3), keepdim=True) / elements * about_mean
+    variance = (squares + (mean - centre).square() * count).sum((1, 3), keepdim=True) / elements
+    scale = (gain.double().view(groups, -1) * torch.rsqrt(variance + eps)).flatten(1)
+    centre = centre.expand_as(mean[:, :1]).flatten(1)
+    less = -centre * subtract_mean if bias is None else bias.double() - centre * subtract_mean
+    rows = (torch.zeros_like(centre), centre, scale, shift.double().expand_as(scale), less * scale + shift)
+    return torch.stack(rows, 1).float()
+
+
+def moments(x: Tensor) -> Tensor:
+    """Return [n, 1, 3, c]: count, mean and sum of squared differences from it of each channel of `x` [n, c, ...]."""
+    rows = x.flatten(2)
+    mean = rows.mean(2)
+    squares = (rows - mean.unsqueeze(2)).square().sum(2)
+    return torch.stack((torch.full_like(mean, rows.shape[2]), mean, squares), 1).unsqueeze(1)
 
 
 def reference(

@@ -2,8 +2,8 @@
 
 Of the three, the first reads the tensor and leaves mean and sum of squared differences of each channel over a part of
 the positions, in enough parts to fill the GPU. The second combines those of a group (Chan's formula), and the third
-reads again and writes the result. All numbers are fp32 and relative to the group's first element, so that a mean far
-larger than the deviation costs no digits.
+reads again and writes the result; convolutions can do the work of the first and third (`convolution.py`). All numbers
+are fp32 and relative to the group's first element, so that a mean far larger than the deviation costs no digits.
 """
 
 import torch
@@ -97,7 +97,7 @@ def _partial(
     steps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr, about_mean: tl.constexpr,
     block_channels: tl.constexpr, block_positions: tl.constexpr,
 ):  # fmt: skip
-    """Write [n, part, channel, 2]: mean (less the group's first element) and sum of squared differences from it.
+    """Write [n, part, 3, channel]: count, mean (less the group's first element), sum of squared differences from it.
 
     Each lane of the tile follows its own mean (Welford's formula), so that a tile needs no reduction.
     """
@@ -131,53 +131,69 @@ def _partial(
     middle = tl.sum(mean * count, 1)[:, None] / tl.maximum(total, 1.0)
     off = mean - middle
     squares = tl.sum(squares + off * off * count, 1)[:, None]
-    to = partial + ((batch * tl.num_programs(0) + part) * channels + channel) * 2
-    tl.store(to, middle, mask=is_channel)
-    tl.store(to + 1, squares, mask=is_channel)
+    to = partial + (batch * tl.num_programs(0) + part) * 3 * channels + channel
+    tl.store(to, tl.zeros([block_channels, 1], tl.float32) + total, mask=is_channel)
+    tl.store(to + channels, middle, mask=is_channel)
+    tl.store(to + 2 * channels, squares, mask=is_channel)
 
 
 @triton.jit
 def _combine(
-    x, bias, added, partial, statistics, channels, positions, stride_n, stride_c, chunk, parts,
-    per_group: tl.constexpr, eps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr,
-    about_mean: tl.constexpr, block_channels: tl.constexpr, block_parts: tl.constexpr,
+    x, bias, added, partial, gain, shift, table, channels, positions, stride_n, stride_c,
+    parts: tl.constexpr, per_group: tl.constexpr, eps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr,
+    about_mean: tl.constexpr, subtract_mean: tl.constexpr, has_origin: tl.constexpr,
+    block_channels: tl.constexpr, block_parts: tl.constexpr,
 ):  # fmt: skip
-    """Write [n, group, 3]: the group's first element, its mean less that, and the inverse of its deviation."""
+    """Write the table of a group (`fused_norm.norm_table`); the numbers in `partial` are relative to the first part."""
     batch, group = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    part = tl.arange(0, block_parts)[:, None]
-    count = tl.minimum(tl.maximum(positions - part * chunk, 0), chunk).to(tl.float32)  # of each channel
+    within = tl.arange(0, block_channels)[None, :]
+    is_channel = within < per_group
+    rows = partial + batch * parts * 3 * channels + group * per_group
+    centre = tl.load(rows + channels) if about_mean else 0.0  # near the mean: sums of squares of large numbers round
+    totals = tl.zeros([block_parts, block_channels], tl.float32)
+    squares = tl.zeros([block_parts, block_channels], tl.float32)
+    for start in range(0, parts, block_parts):
+        part = start + tl.arange(0, block_parts)[:, None]
+        real = is_channel & (part < parts)
+        at = rows + part * 3 * channels + within
+        count = tl.load(at, mask=real, other=0.0)
+        off = tl.load(at + channels, mask=real, other=0.0) - centre
+        totals += off * count
+        squares += tl.load(at + 2 * channels, mask=real, other=0.0) + off * off * count
     elements = positions * 1.0 * per_group
-    row = (batch * parts + part) * channels + group * per_group
-    means = tl.zeros([block_parts], tl.float32)
-    for start in range(0, per_group, block_channels):
-        within = start + tl.arange(0, block_channels)[None, :]
-        real = (part < parts) & (within < per_group)
-        means += tl.sum(tl.load(partial + (row + within) * 2, mask=real, other=0.0) * count, 1)
-    mean = tl.sum(means, 0) / elements
-    centre = mean if about_mean else 0.0
-    squares = tl.zeros([block_parts], tl.float32)
-    for start in range(0, per_group, block_channels):
-        within = start + tl.arange(0, block_channels)[None, :]
-        real = (part < parts) & (within < per_group)
-        off = tl.load(partial + (row + within) * 2, mask=real, other=0.0) - centre
-        inside = tl.load(partial + (row + within) * 2 + 1, mask=real, other=0.0)
-        squares += tl.sum(tl.where(real, inside + off * off * count, 0.0), 1)
-    origin = 0.0
+    off = tl.sum(tl.sum(totals, 1), 0) / elements
+    variance = tl.sum(tl.sum(squares, 1), 0) / elements
     if about_mean:
-        first = group * per_group
-        at = batch * stride_n + (group * per_group).to(tl.int64) * stride_c
+        variance = tl.maximum(variance - off * off, 0.0)
+    first = group * per_group
+    origin = 0.0
+    if has_origin and about_mean:
+        at = batch * stride_n + first.to(tl.int64) * stride_c
         origin = _load(x, bias, added, at, first >= 0, first, first >= 0, has_bias, has_added)
-    to = statistics + (batch * tl.num_programs(0) + group) * 3
-    tl.store(to, origin)
-    tl.store(to + 1, mean)
-    tl.store(to + 2, tl.rsqrt(tl.sum(squares, 0) / elements + eps))
+    mean = off + centre
+    channel = first + tl.arange(0, block_channels)
+    is_channel = tl.arange(0, block_channels) < per_group
+    scale = tl.load(gain + channel, mask=is_channel, other=0.0) * tl.rsqrt(variance + eps)
+    moved = tl.load(shift + channel, mask=is_channel, other=0.0)
+    to = table + batch * 5 * channels + channel
+    nothing = tl.zeros([block_channels], tl.float32)
+    tl.store(to, nothing + origin, mask=is_channel)
+    tl.store(to + channels, nothing + mean, mask=is_channel)
+    tl.store(to + 2 * channels, scale, mask=is_channel)
+    tl.store(to + 3 * channels, moved, mask=is_channel)
+    less = nothing
+    if has_bias:
+        less += tl.load(bias + channel, mask=is_channel, other=0.0)
+    if subtract_mean:
+        less += -origin - mean
+    tl.store(to + 4 * channels, less * scale + moved, mask=is_channel)
 
 
 @triton.jit
 def _normalise(
-    x, bias, statistics, gain, shift, alpha, beta, out, channels, per_group, groups, positions,
-    stride_n, stride_c, stride_p, has_bias: tl.constexpr, subtract_mean: tl.constexpr,
-    activation: tl.constexpr, slope: tl.constexpr, block_channels: tl.constexpr, block_positions: tl.constexpr,
+    x, bias, table, alpha, beta, out, channels, positions, stride_n, stride_c, stride_p,
+    has_bias: tl.constexpr, subtract_mean: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
+    block_channels: tl.constexpr, block_positions: tl.constexpr,
 ):  # fmt: skip
     """Write the result of a tile; `x` is the sum where there was one, and then has no bias."""
     batch = tl.program_id(2).to(tl.int64)
@@ -187,11 +203,12 @@ def _normalise(
     real = is_channel & (position < positions)
     at = batch * stride_n + channel.to(tl.int64) * stride_c + position.to(tl.int64) * stride_p
     v = _load(x, bias, x, at, real, channel, is_channel, has_bias, False)
-    of = statistics + (batch * groups + channel // per_group) * 3
+    of = table + batch * 5 * channels
     if subtract_mean:
-        v = v - tl.load(of, mask=is_channel, other=0.0) - tl.load(of + 1, mask=is_channel, other=0.0)
-    y = v * tl.load(of + 2, mask=is_channel, other=0.0)
-    _store_activated(y, gain, shift, alpha, beta, out, channel, at, is_channel, real, activation, slope)
+        v = v - tl.load(of + channel, mask=is_channel, other=0.0)
+        v = v - tl.load(of + channels + channel, mask=is_channel, other=0.0)
+    gain, shift = of + 2 * channels, of + 3 * channels
+    _store_activated(v, gain, shift, alpha, beta, out, channel, at, is_channel, real, activation, slope)
 
 
 @triton_op("models::fused_norm", mutates_args=())
@@ -232,32 +249,66 @@ def fused_norm(
             num_warps=min(max(block * inner * held // 512, 1), 16),
         )  # fmt: skip
         return results
-    if innermost:
-        block_c = min(triton.next_power_of_2(c), MOST_CHANNELS)
-        block_p = min(held, TILE // block_c)
-    else:
-        block_p = min(held, TILE // 2)
-        block_c = min(triton.next_power_of_2(c), TILE // block_p)
-    blocks = triton.cdiv(c, block_c)
-    parts = min(max(PROGRAMS // (blocks * n), 1), triton.cdiv(positions, block_p))
-    steps = triton.cdiv(triton.cdiv(positions, parts), block_p)
-    parts = triton.cdiv(positions, steps * block_p)
-    partial = x.new_empty((n, parts, c, 2), dtype=torch.float32)
-    statistics = x.new_empty((n, groups, 3), dtype=torch.float32)
+    block_c, block_p = _tile(x)
     tile = {"block_channels": block_c, "block_positions": block_p, "num_warps": 8}
-    wrap_triton(_partial)[(parts, blocks, n)](
-        x, bias_given, added_given, summed_given, partial, c, per_group, positions, stride_n, stride_c, stride_p,
-        steps=steps, about_mean=about_mean, **flags, **tile,
-    )  # fmt: skip
-    block_parts = triton.next_power_of_2(parts)
-    wrap_triton(_combine)[(groups, n)](
-        x, bias_given, added_given, partial, statistics, c, positions, stride_n, stride_c, steps * block_p, parts,
-        per_group=per_group, eps=eps, about_mean=about_mean, **flags,
-        block_channels=min(inner, max(TILE // block_parts, 1)), block_parts=block_parts, num_warps=4,
-    )  # fmt: skip
-    flags = {"has_bias": bias is not None and summed is None}
-    wrap_triton(_normalise)[(triton.cdiv(positions, block_p), blocks, n)](
-        x if summed is None else summed, bias_given, statistics, gain, shift, alpha_given, beta_given, out,
-        c, per_group, groups, positions, stride_n, stride_c, stride_p, **flags, **form, **tile,
+    table = _table(x, bias, added, summed, None, gain, shift, groups, eps, about_mean, subtract_mean)
+    wrap_triton(_normalise)[(triton.cdiv(positions, block_p), triton.cdiv(c, block_c), n)](
+        x if summed is None else summed, bias_given, table, alpha_given, beta_given, out,
+        c, positions, stride_n, stride_c, stride_p, has_bias=bias is not None and summed is None, **form, **tile,
     )  # fmt: skip
     return results
+
+
+def _table(
+    x: Tensor, bias: Tensor | None, added: Tensor | None, summed: Tensor | None, partial: Tensor | None, gain: Tensor,
+    shift: Tensor, groups: int, eps: float, about_mean: bool, subtract_mean: bool,
+) -> Tensor:  # fmt: skip
+    """Return what `fused_norm.norm_table` documents, and write the sum to `summed` where `added` is given."""
+    n, c, positions = x.shape[0], x.shape[1], x.shape[2:].numel()
+    innermost = channels_last(x)
+    strides = (c * positions, 1 if innermost else positions, c if innermost else 1)
+    bias_given, added_given, summed_given = (x if each is None else each for each in (bias, added, summed))
+    flags = {"has_bias": bias is not None, "has_added": added is not None, "about_mean": about_mean}
+    has_origin = partial is None
+    if partial is None:
+        block_c, block_p = _tile(x)
+        blocks = triton.cdiv(c, block_c)
+        parts = min(max(PROGRAMS // (blocks * n), 1), triton.cdiv(positions, block_p))
+        steps = triton.cdiv(triton.cdiv(positions, parts), block_p)
+        parts = triton.cdiv(positions, steps * block_p)
+        partial = x.new_empty((n, parts, 3, c), dtype=torch.float32)
+        wrap_triton(_partial)[(parts, blocks, n)](
+            x, bias_given, added_given, summed_given, partial, c, c // groups, positions, *strides,
+            steps=steps, **flags, block_channels=block_c, block_positions=block_p, num_warps=8,
+        )  # fmt: skip
+    table = x.new_empty((n, 5, c), dtype=torch.float32)
+    inner = triton.next_power_of_2(c // groups)
+    wrap_triton(_combine)[(groups, n)](
+        x, bias_given, added_given, partial, gain, shift, table, c, positions, *strides[:2],
+        parts=partial.shape[1], per_group=c // groups, eps=eps, **flags, subtract_mean=subtract_mean,
+        has_origin=has_origin,
+        block_channels=inner, block_parts=min(max(TILE // inner, 1), triton.next_power_of_2(partial.shape[1])),
+        num_warps=8,
+    )  # fmt: skip
+    return table
+
+
+def _tile(x: Tensor) -> tuple[int, int]:
+    """Return channels and positions of a program's tile."""
+    c, held = x.shape[1], triton.next_power_of_2(x.shape[2:].numel())
+    if channels_last(x):
+        block_c = min(triton.next_power_of_2(c), MOST_CHANNELS)
+        return block_c, min(held, TILE // block_c)
+    block_p = min(held, TILE // 2)
+    return min(triton.next_power_of_2(c), TILE // block_p), block_p
+
+
+@triton_op("models::norm_table", mutates_args=())
+def norm_table(
+    x: Tensor, bias: Tensor | None, partial: Tensor | None, gain: Tensor, shift: Tensor, groups: int, eps: float,
+    about_mean: bool, subtract_mean: bool,
+) -> Tensor:  # fmt: skip
+    """Return what `fused_norm.norm_table` documents."""
+    if channels_last(x) is None:
+        x = x.contiguous()
+    return _table(x, bias, None, None, partial, gain, shift, groups, eps, about_mean, subtract_mean)

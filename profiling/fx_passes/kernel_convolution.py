@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,23 +26,38 @@ from profiling.fx_passes.nodes import (
 from profiling.fx_passes.passes import RewritePass, function_of
 from profiling.fx_passes.regions import Graph, name_of_call, same_form
 
+#: Arguments of a norm's kernel, as `norm.FuseNorms` writes them.
+_NORM_ARGUMENTS = (
+    *("x", "bias", "added", "gain", "shift", "alpha", "beta"),
+    *("groups", "eps", "about_mean", "subtract_mean", "activation", "slope"),
+)
+
+#: Calls between which a sequence is a picture of one row.
+_VIEWS = ("unsqueeze", "squeeze", "contiguous")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaceConvolutions(RewritePass):
-    """Replace convolutions, each with the zeros before it and the residual and the activation after it.
+    """Replace convolutions, each with the zeros and the norm before it and the residual and the activation after it.
+
+    A norm's statistics are left by the convolution before it, where that is such a kernel, too.
 
     Attributes:
         grouped: replace those with several groups; False: those with one group and a kernel of one element.
         convolution: computes one, as `models.kernels.convolution.convolution` does.
         pack: returns the weight that it takes, for a convolution's weight and number of groups.
         misfit: returns why it does not take a tensor of a form, on a device, with a weight and groups, or None.
+        norm: what `FuseNorms` writes for a norm.
+        table: returns what the convolution needs of a norm, as `models.kernels.fused_norm.norm_table` does.
 
     """
 
     grouped: bool
-    convolution: Callable[..., Tensor]
+    convolution: Callable[..., list[Tensor]]
     pack: Callable[[Tensor, int], Tensor]
     misfit: Callable[[Tensor, torch.device, Tensor, int], str | None]
+    norm: Callable[..., list[Tensor]]
+    table: Callable[..., Tensor]
 
     def rewrite(self, module: fx.GraphModule) -> int:
         """Replace each convolution that the kernel takes; `module.meta["left"]` counts why others stay."""
@@ -67,6 +83,9 @@ class ReplaceConvolutions(RewritePass):
                 continue
             self._replace(graph, node, source, before, weight, bias, args)
             replaced += 1
+        for node in module.graph.nodes:
+            if is_call(node, function_of(self.table)):
+                self._leave_statistics(graph, node)
         module.meta["left"] = left
         return replaced
 
@@ -83,16 +102,69 @@ class ReplaceConvolutions(RewritePass):
         with nodes.inserting_before(last):
             if squeezed and residual is not None:
                 residual = nodes.call_method("unsqueeze", (residual, 2))
-            packed = add_constant(graph.module, "weight", self.pack(weight, args["groups"] or 1))
+            packed = self.pack(weight, args["groups"] or 1)
+            found, normalises = self._norm_before(source), ()
+            if found is not None and packed[0, 0].numel() > 1:  # depthwise convolutions do not normalise
+                norm, views = found
+                table = (*(norm[name] for name in ("x", "bias")), None, *(norm[name] for name in ("gain", "shift")))
+                table += tuple(norm[name] for name in ("groups", "eps", "about_mean", "subtract_mean"))
+                table = nodes.call_function(function_of(self.table), table)
+                normalises = (table, *(norm[name] for name in ("activation", "slope", "alpha", "beta")))
+                source = norm["x"]
+                for view in views:
+                    source = nodes.create_node(view.op, view.target, (source, *view.args[1:]), view.kwargs)
+            packed = add_constant(graph.module, "weight", packed)
             named = {"bias": bias, "alpha": activation.alpha, "beta": activation.beta}
             first, *snake = (add_vector(graph.module, name, vector) for name, vector in named.items())
             geometry = (list(weight.shape[2:]), strides, before, dilations, list(output.shape[2:]))
             given = (source, packed, first, residual, *snake, *geometry, activation.name, activation.slope)
-            new = nodes.call_function(function_of(self.convolution), given)
+            new = nodes.call_function(function_of(self.convolution), (*given, *normalises))
+            new = nodes.call_function(operator.getitem, (new, 0))
             if squeezed:
                 new = nodes.call_method("squeeze", (new, 2))
         new.meta = dict(last.meta)
         last.replace_all_uses_with(new)
+
+    def _norm_before(self, source: fx.Node) -> tuple[dict[str, Any], list[fx.Node]] | None:
+        """Return the arguments of the norm whose result is `source`, if nothing else reads that, and views between."""
+        views, node = list[fx.Node](), source
+        while name_of_call(node) in _VIEWS and is_read_once(node):
+            views.insert(0, node)
+            node: Any = node.args[0]
+        source = node
+        call: Any = source.args[0] if is_call(source, operator.getitem) and is_read_once(source) else None
+        if not is_call(call, function_of(self.norm)) or not is_read_once(call):
+            return None
+        norm = dict(zip(_NORM_ARGUMENTS, call.args, strict=True))
+        return (norm, views) if norm["groups"] and norm["added"] is None else None
+
+    def _leave_statistics(self, graph: Graph, table: fx.Node) -> None:
+        """Let the convolution before a norm leave what the norm's table is computed from, and add the bias."""
+        given: Any = table.args
+        x, bias, partial, *rest = given
+        out = x.args[0] if name_of_call(x) == "squeeze" else x
+        call: Any = out.args[0] if is_call(out, operator.getitem) else None
+        if partial is not None or not is_call(call, function_of(self.convolution)):
+            return
+        is_plain = call.args[2] is None and call.args[11] == "none" and _readers(out) <= {table, *table.users}
+        if bias is not None and not is_plain:
+            return
+        nodes = graph.module.graph
+        if bias is not None:  # its node may lie behind the convolution
+            with nodes.inserting_before(call):
+                call.args = (*call.args[:2], nodes.get_attr(bias.target), *call.args[3:])
+        call.kwargs = {"statistics": True}
+        with nodes.inserting_after(out):
+            partial = nodes.call_function(operator.getitem, (call, 1))
+        table.args = (x, None, partial, *rest)
+
+
+def _readers(node: fx.Node) -> set[fx.Node]:
+    """Return the calls that read a node, also those that read views of it in its place."""
+    found = set[fx.Node]()
+    for user in node.users:
+        found |= _readers(user) if name_of_call(user) in _VIEWS else {user}
+    return found
 
 
 def _before(args: dict[str, Any], dims: int) -> tuple[Any, list[int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -31,6 +32,12 @@ def name_of_call(node: Any) -> str:
     if not isinstance(node, fx.Node) or node.op not in ("call_function", "call_method"):
         return ""
     return str(getattr(node.target, "__name__", node.target))
+
+
+def _is_heavy(node: fx.Node) -> bool:
+    """Return whether a call is no part of a norm or an activation; a kernel that a pass has put there is none."""
+    is_torch = not isinstance(node.target, FunctionType) or node.target.__module__.startswith("torch.")
+    return name_of_call(node) in _HEAVY or not is_torch
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Graph:
             if node is source or node in self.constants or node in inside:
                 return True
             is_late = self.order.get(node, 0) > self.order[source]
-            if not is_late or not name_of_call(node) or name_of_call(node) in _HEAVY or node.meta.get("random"):
+            if not is_late or not name_of_call(node) or _is_heavy(node) or node.meta.get("random"):
                 return False
             inside.add(node)
             return len(inside) <= limit and all(map(admit, node.all_input_nodes))

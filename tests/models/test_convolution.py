@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from models.kernels.activations import activated
 from models.kernels.convolution import convolution, misfit, pack, reference
-from models.kernels.fused_norm import channels_last
+from models.kernels.fused_norm import channels_last, norm_table
+from models.kernels.fused_norm import reference as norm
 
 #: Batch size, input channels, output channels, groups, size, kernel size, stride, padding (before, after), dilation.
 CASES = [
@@ -65,7 +66,7 @@ def check(convolve, dtypes, device="cpu", cases=CASES):
         has_bias, has_residual, activation = next(epilogues)
         activation = "leaky_relu" if mean else activation  # others of thousands are 0, or noise
         given = bias if has_bias else None, residual if has_residual else None, *snake
-        out = convolve(x, pack(weight, case[3]), *given, *options, activation, 0.1)
+        (out,) = convolve(x, pack(weight, case[3]), *given, *options, activation, 0.1)
         assert out.dtype == dtype
         assert channels_last(out) is channels_last(residual)
         expected = plain(case, x, weight, *given, activation)
@@ -73,10 +74,41 @@ def check(convolve, dtypes, device="cpu", cases=CASES):
         assert error < BOUNDS[dtype], (case, dtype, last, mean, activation, error)
 
 
+def check_norms(convolve, table_of, dtypes, device="cpu"):
+    """Check the norm of a convolution's input, and the statistics of its result, by which the next one normalises."""
+    forms = itertools.cycle([(True, True), (True, False), (False, False)])
+    activations = itertools.cycle(["leaky_relu", "silu", "snake"])
+    for case, dtype, last in itertools.product(CASES, dtypes, (False, True)):
+        (x, weight, bias, residual, *snake), options = draw_case(case, dtype, device, last, 0.5)
+        (_, channels, outputs, groups, *_), packed, form = case, pack(weight, case[3]), (1e-6, *next(forms))
+        before, gain, shift, alpha, beta = (torch.linspace(-1, 2, channels, device=device) + n for n in range(5))
+        activation, of = next(activations), channels // 2 if channels % 2 == 0 else 1
+        table = table_of(x, before, None, gain, shift, of, *form)
+        first = norm(x.double(), before, None, gain, shift, alpha, beta, of, *form, activation, 0.1)[0]
+        rows = table[:, [2, 4], :, *[None] * (x.dim() - 2)].double().unbind(1)
+        assert relative_error((x * rows[0] + rows[1]).cpu(), normalised(x, before, gain, shift, of, form).cpu()) < 1e-5
+        if groups < channels:
+            (out,) = convolve(
+                x, packed, bias, residual, *snake, *options, "none", 0.0, table, activation, 0.1, alpha, beta
+            )
+            expected = plain(case, first, weight, bias, residual, None, None, "none")
+            assert relative_error(out.cpu(), expected.cpu()) < 2 * BOUNDS[dtype], (case, dtype, last)
+        out, partial = convolve(x, packed, bias, residual, *snake, *options, "none", 0.0, statistics=True)
+        gain, shift = (torch.linspace(1, 2, outputs, device=device) for _ in range(2))
+        one, other = (table_of(out, None, each, gain, shift, 1, *form) for each in (partial, None))
+        assert relative_error(one[:, [2, 4]].cpu(), other[:, [2, 4]].cpu()) < 1e-5, (case, dtype, last)
+
+
+def normalised(x, bias, gain, shift, groups, form):
+    return norm(x.double(), bias, None, gain, shift, None, None, groups, *form, "none", 0.0)[0]
+
+
 def interpreted():
     from models.kernels.convolution_triton import convolution as kernel
+    from models.kernels.fused_norm_triton import norm_table as kernel_table
 
     check(kernel, (torch.float32, torch.float16))  # the interpreter multiplies the bits of bfloat16
+    check_norms(kernel, kernel_table, (torch.float32, torch.float16))
 
 
 def compiled():
@@ -87,7 +119,11 @@ def compiled():
     with compiled_for_hopper(kernels) as launches:
         for case, last, dtype in itertools.product(CASES, (False, True), (torch.bfloat16, torch.float32)):
             (x, weight, *vectors), options = draw_case(case, dtype, last=last)
-            kernels.convolution(x, pack(weight, case[3]), *vectors, *options, "snake", 0.0)
+            packed = pack(weight, case[3])
+            kernels.convolution(x, packed, *vectors, *options, "snake", 0.0, statistics=True)
+            table = torch.empty(case[0], 5, case[1])
+            if case[3] < case[1]:
+                kernels.convolution(x, packed, *vectors, *options, "none", 0.0, table, "leaky_relu", 0.1)
     assert {key[0] for key in launches} == {"_products", "_depthwise"}
     assert all(each.metadata.shared < 200_000 for each in launches.values())
 
@@ -103,6 +139,7 @@ def test_kernels_compile_for_hopper():
 def test_the_reference():
     check(convolution, (torch.float64, torch.float32))
     check(reference, (torch.bfloat16,))
+    check_norms(convolution, norm_table, (torch.float64, torch.float32))
 
 
 @pytest.mark.gpu
@@ -110,6 +147,7 @@ def test_kernels_on_the_gpu():
     wide = (1, 256, 256, 16, (200, 320), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
     with torch.no_grad():
         check(convolution, (torch.float32, torch.bfloat16), "cuda", [*CASES, wide])
+        check_norms(convolution, norm_table, (torch.float32, torch.bfloat16), "cuda")
 
 
 @pytest.mark.gpu
@@ -118,9 +156,8 @@ def test_compiled_and_captured_on_the_gpu():
     packed = pack(weight, CASES[0][3])
 
     def twice(x):
-        return convolution(
-            convolution(x, packed, *vectors, *options, "silu", 0.0), packed, *vectors, *options, "snake", 0
-        )
+        (x,) = convolution(x, packed, *vectors, *options, "silu", 0.0)
+        return convolution(x, packed, *vectors, *options, "snake", 0)[0]
 
     with torch.no_grad():
         faster = torch.compile(twice, fullgraph=True)

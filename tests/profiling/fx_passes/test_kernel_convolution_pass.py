@@ -1,5 +1,7 @@
 """Convolutions that a kernel replaces, with what is around them."""
 
+from collections import Counter
+
 import pytest
 import torch
 from fx_networks import Net, applied, calls, normal
@@ -7,16 +9,22 @@ from torch import nn
 from torch.nn import functional as F
 
 from models.kernels.convolution import convolution, pack
+from models.kernels.fused_norm import fused_norm, norm_table
 from profiling.fx_passes.kernel_convolution import CommuteUpsampling, ReplaceConvolutions
+from profiling.fx_passes.norm import FuseNorms
 
-GROUPED, POINTWISE = (
-    ReplaceConvolutions(grouped=grouped, convolution=convolution, pack=pack, misfit=lambda *_: None)
-    for grouped in (True, False)
-)
+KERNELS = {"convolution": convolution, "pack": pack, "norm": fused_norm, "table": norm_table}
+GROUPED, POINTWISE = (ReplaceConvolutions(grouped=each, misfit=lambda *_: None, **KERNELS) for each in (True, False))
+NORMS = FuseNorms(norm=fused_norm, misfit=lambda *_: None)
 
 
 def f32(*shape):
     return normal(*shape, seed=1, dtype=torch.float32)
+
+
+def calls_of(traced):
+    """Count a graph's calls; the item of what a kernel returns is none of its own."""
+    return calls(traced) - Counter(getitem=calls(traced)["convolution"])
 
 
 CONVOLUTIONS = {
@@ -34,7 +42,7 @@ def test_grouped_convolutions(name):
     conv, shape = CONVOLUTIONS[name]
     traced, counts = applied([GROUPED, POINTWISE], Net(lambda self, x: self.conv(x), conv=conv), 1e-5, x=f32(*shape))
     assert counts == [1, 0]
-    assert calls(traced) == {"convolution": 1}, "zeros before it and the weight's norm are part of it"
+    assert calls_of(traced) == {"convolution": 1}, "zeros before it and the weight's norm are part of it"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +59,7 @@ def test_padding_that_is_no_zeros_of_the_convolution_stays(pad, left):
     module = Net(lambda self, x: self.conv(pad(x)), conv=nn.Conv1d(6, 6, 3, groups=2))
     traced, counts = applied([GROUPED], module, 1e-5, x=f32(1, 6, 8))
     assert counts == [1]
-    assert calls(traced)[left] == 1
+    assert calls_of(traced)[left] == 1
 
 
 EPILOGUES = {
@@ -73,7 +81,7 @@ def test_what_follows_is_part_of_the_kernel(name):
     for a_pass, conv in ((GROUPED, nn.Conv2d(8, 8, 3, padding=1, groups=2)), (POINTWISE, nn.Conv2d(8, 8, 1))):
         traced, counts = applied([a_pass], Net(forward, conv=conv), 1e-5, x=f32(2, 8, 5, 6))
         assert counts == [expected["convolution"]]
-        assert calls(traced) == expected
+        assert calls_of(traced) == expected
 
 
 def test_a_sequence_that_is_a_picture_of_one_row():
@@ -86,7 +94,7 @@ def test_a_sequence_that_is_a_picture_of_one_row():
         parts = {"weight": nn.Parameter(f32(6, 3, 7)), "bias": nn.Parameter(f32(6)), "adds": adds}
         traced, counts = applied([GROUPED], Net(one_row, **parts), 1e-5, x=f32(2, 6, 20))
         assert counts == [1]
-        assert calls(traced).keys() == {"convolution", "squeeze", "unsqueeze", "contiguous"}
+        assert calls_of(traced).keys() == {"convolution", "squeeze", "unsqueeze", "contiguous"}
 
 
 @pytest.mark.parametrize(
@@ -102,8 +110,45 @@ def test_other_convolutions_stay(conv, shape):
     assert applied([GROUPED, POINTWISE], Net(lambda self, x: conv(x)), 1e-5, x=f32(*shape))[1] == [0, 0]
 
 
+class Block(nn.Module):
+    def __init__(self, norm=nn.GroupNorm, last=None):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 3, padding=1, groups=2, bias=False)
+        self.norms = nn.ModuleList(norm(4, 16) for _ in range(2))
+        self.last = last or nn.Conv2d(16, 8, 1)
+
+    def forward(self, x):
+        h = F.leaky_relu(self.norms[0](self.one(x)), 0.2)
+        return x + self.last(F.silu(self.norms[1](self.two(h))))
+
+
+TABLES = {"convolution": 3, "norm_table": 2, "getitem": 2}
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (lambda: Block(), TABLES),
+        (
+            lambda: Block(last=nn.Conv2d(16, 8, 3, padding=1)),
+            {"convolution": 2, "norm_table": 1, "fused_norm": 1, "getitem": 2, "conv2d": 1, "add": 1},
+        ),
+        (lambda: Block(norm=lambda _, c: nn.InstanceNorm2d(c)), TABLES),
+    ],
+    ids=["group norm", "dense", "instance norm"],
+)
+def test_norms_between_convolutions_are_never_written(block, expected):
+    module = block()
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    traced, counts = applied([NORMS, GROUPED, POINTWISE], module, 1e-5, x=f32(2, 8, 5, 6))
+    assert counts == [2, 1, expected["convolution"] - 1]
+    assert calls_of(traced) == expected
+
+
 def test_what_stays_says_why():
-    reasons = ReplaceConvolutions(grouped=True, convolution=convolution, pack=pack, misfit=lambda *_: "too small")
+    reasons = ReplaceConvolutions(grouped=True, misfit=lambda *_: "too small", **KERNELS)
     module = Net(lambda self, x: self.conv(self.conv(x)), conv=nn.Conv1d(6, 6, 3, groups=2))
     traced, counts = applied([reasons], module, 1e-5, x=f32(1, 6, 8))
     assert (counts, traced.meta["left"]) == ([0], {"too small": 2})
