@@ -16,6 +16,10 @@ from models.kernels.fused_norm import DTYPES, HAS_TRITON, channels_last, in_form
 
 #: Inputs of a group, 64 bytes in half precision, below which groups are joined.
 LEAST_INPUTS = 32
+#: Channels of a block, at most, whose nine weights stay in registers while a kernel goes by rows.
+MOST_IN_ROWS = 32
+#: Least width of a result that is computed by rows.
+LEAST_WIDTH = 64
 
 
 def misfit(form: Tensor, device: torch.device, weight: Tensor, groups: int) -> str | None:
@@ -44,6 +48,17 @@ def misfit(form: Tensor, device: torch.device, weight: Tensor, groups: int) -> s
 def is_depthwise(weight: Tensor, groups: int) -> bool:
     """Return whether each channel has a filter of its own."""
     return weight.shape[1] == 1 and weight.shape[0] == groups > 1
+
+
+def goes_by_rows(packed: Tensor, kernel: list[int], stride: list[int], dilation: list[int], size: list[int]) -> bool:
+    """Return whether the kernel reads each row of its input once for the three rows of its result that need it."""
+    is_small = 1 < max(packed.shape[2:]) <= MOST_IN_ROWS
+    return is_small and kernel == [3, 3] and (stride[0], dilation[0]) == (1, 1) and size[1] >= LEAST_WIDTH
+
+
+def normalises(packed: Tensor, kernel: list[int], stride: list[int], dilation: list[int], size: list[int]) -> bool:
+    """Return whether a convolution by a table costs less than writing the norm and reading that."""
+    return packed.shape[1] == 1 < max(packed.shape[2:]) or goes_by_rows(packed, kernel, stride, dilation, size)
 
 
 def pack(weight: Tensor, groups: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch.library import triton_op, wrap_triton
 
 from models.kernels.activations import ACTIVATIONS
 from models.kernels.activations_triton import activate
+from models.kernels.convolution import goes_by_rows
 from models.kernels.fused_norm import channels_last, in_format_of
 
 PROGRAMS = 264  # at least, where there are so many tiles: two for each multiprocessor of an H100
@@ -23,12 +24,11 @@ def _positions(tile, tiles_w, block_h: tl.constexpr, block_w: tl.constexpr):
 
 
 @triton.jit
-def _finish(
-    sums, row, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w, partial,
-    has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr, outputs,
-    is_inside, is_channel, statistics: tl.constexpr, tile, tiles,
+def _store(
+    sums, row, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w,
+    has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr, is_channel,
 ):  # fmt: skip
-    """Add bias and residual to sums [positions, channels], and store the activation; with its statistics."""
+    """Add bias and residual to sums [positions, channels], store the activation, and return what is stored, in fp32."""
     at = tl.program_id(1).to(tl.int64) * out_n + (row.to(tl.int64) * out_h + column.to(tl.int64) * out_w)[:, None]
     at = at + (channel.to(tl.int64) * out_c)[None, :]
     if has_bias:
@@ -40,17 +40,46 @@ def _finish(
     if activation == 5:
         a = tl.load(alpha + channel, mask=is_channel, other=0.0)[None, :]
         b = tl.load(beta + channel, mask=is_channel, other=0.0)[None, :]
-    sums = activate(sums, activation, slope, a, b).to(out.dtype.element_ty)
-    tl.store(out + at, sums, mask=real)
-    if statistics:  # of what is stored, as the norm would read it
-        written = tl.where(real, sums.to(tl.float32), 0.0)
-        count = tl.sum(is_inside.to(tl.float32), 0)
-        mean = tl.sum(written, 0) / count
-        off = tl.where(real, written - mean[None, :], 0.0)
-        to = partial + (tl.program_id(1).to(tl.int64) * tiles + tile) * 3 * outputs + channel
-        tl.store(to, count + mean * 0.0, mask=is_channel)
-        tl.store(to + outputs, mean, mask=is_channel)
-        tl.store(to + 2 * outputs, tl.sum(off * off, 0), mask=is_channel)
+    rounded = activate(sums, activation, slope, a, b).to(out.dtype.element_ty)
+    tl.store(out + at, rounded, mask=real)
+    return rounded.to(tl.float32)
+
+
+@triton.jit
+def _moments(written, real, is_inside):
+    """Return count, and of each channel of `written` [positions, channels] the mean and squared differences from it."""
+    count = tl.sum(is_inside.to(tl.float32), 0)
+    mean = tl.sum(tl.where(real, written, 0.0), 0) / tl.maximum(count, 1.0)
+    off = tl.where(real, written - mean[None, :], 0.0)
+    return count, mean, tl.sum(off * off, 0)
+
+
+@triton.jit
+def _leave(partial, tile, tiles, channel, channels, is_channel, count, mean, squares):
+    """Store a tile's statistics, as `norm_table` takes them."""
+    to = partial + (tl.program_id(1).to(tl.int64) * tiles + tile) * 3 * channels + channel
+    tl.store(to, mean * 0.0 + count, mask=is_channel)
+    tl.store(to + channels, mean, mask=is_channel)
+    tl.store(to + 2 * channels, squares, mask=is_channel)
+
+
+@triton.jit
+def _normalised(
+    here, given, table, channel, channels, is_channel, first_alpha, first_beta,
+    first_activation: tl.constexpr, first_slope: tl.constexpr,
+):  # fmt: skip
+    """Return the activation of the norm of `here` [positions, channels], and zeros where padding is."""
+    of = table + tl.program_id(1) * 5 * channels + channel
+    scale = tl.load(of + 2 * channels, mask=is_channel, other=0.0)
+    offset = tl.load(of + 4 * channels, mask=is_channel, other=0.0)
+    a = 0.0
+    b = 0.0
+    if first_activation == 5:
+        a = tl.load(first_alpha + channel, mask=is_channel, other=0.0)[None, :]
+        b = tl.load(first_beta + channel, mask=is_channel, other=0.0)[None, :]
+    first = here.to(tl.float32) * scale[None, :] + offset[None, :]
+    first = activate(first, first_activation, first_slope, a, b)
+    return tl.where(given, first, 0.0).to(here.dtype)
 
 
 @triton.jit
@@ -82,28 +111,102 @@ def _products(
         given = inside[:, None] & (input_ < inputs)[None, :]
         here = tl.load(x + at, mask=given, other=0.0)
         if has_table:
-            channel = block * inputs + input_
-            of = table + tl.program_id(1) * 5 * blocks * inputs + channel
-            scale = tl.load(of + 2 * blocks * inputs, mask=input_ < inputs, other=0.0)
-            offset = tl.load(of + 4 * blocks * inputs, mask=input_ < inputs, other=0.0)
-            a = 0.0
-            b = 0.0
-            if first_activation == 5:
-                a = tl.load(first_alpha + channel, mask=input_ < inputs, other=0.0)[None, :]
-                b = tl.load(first_beta + channel, mask=input_ < inputs, other=0.0)[None, :]
-            first = here.to(tl.float32) * scale[None, :] + offset[None, :]
-            first = activate(first, first_activation, first_slope, a, b)
-            here = tl.where(given, first, 0.0).to(x.dtype.element_ty)  # padding is of zeros, not of their norm
+            here = _normalised(
+                here, given, table, block * inputs + input_, blocks * inputs, input_ < inputs,
+                first_alpha, first_beta, first_activation, first_slope,
+            )  # fmt: skip
         of = ((block * taps + tap) * inputs + input_)[:, None] * outputs + output[None, :]
         real = (input_ < inputs)[:, None] & (output < outputs)[None, :]
         sums = tl.dot(here, tl.load(weight + of, mask=real, other=0.0), sums, input_precision="ieee")
     is_inside = (row < size_h) & (column < size_w)
     real = is_inside[:, None] & (output < outputs)[None, :]
-    _finish(
-        sums, row, column, block * outputs + output, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w,
-        partial, has_bias, has_residual, activation, slope, blocks * outputs, is_inside, output < outputs, statistics,
-        tile, tiles,
+    channel, is_channel = block * outputs + output, output < outputs
+    written = _store(
+        sums, row, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w,
+        has_bias, has_residual, activation, slope, is_channel,
     )  # fmt: skip
+    if statistics:  # of what is stored, as a norm would read it
+        count, mean, squares = _moments(written, real, is_inside)
+        _leave(partial, tile, tiles, channel, blocks * outputs, is_channel, count, mean, squares)
+
+
+@triton.jit
+def _tap(weight, block, place: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, input_, output):
+    """Return the weights [inputs, outputs] of one of the nine taps."""
+    of = ((block * 9 + place) * inputs + input_)[:, None] * outputs + output[None, :]
+    return tl.load(weight + of, mask=(input_ < inputs)[:, None] & (output < outputs)[None, :], other=0.0)
+
+
+@triton.jit
+def _rows(
+    x, weight, bias, residual, alpha, beta, out, partial, height, width, x_n, x_c, x_h, x_w,
+    size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
+    tiles, table, first_alpha, first_beta,
+    blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, kernel_w: tl.constexpr,
+    has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
+    has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
+    block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile of one block, 3×3 and of row stride 1, row by row.
+
+    What is read of a row serves the three rows of the result that it belongs to, which need it at the same time: a
+    third of the reading of `_products`, which a kernel of few channels is bound by, and of the norms.
+    """
+    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    input_, output = tl.arange(0, block_k), tl.arange(0, block_n)
+    column = tile % tiles_w * block_w + tl.arange(0, block_w)
+    channel, is_channel = block * outputs + output, output < outputs
+    batch = tl.program_id(1).to(tl.int64) * x_n + block.to(tl.int64) * inputs * x_c
+    w0 = _tap(weight, block, 0, inputs, outputs, input_, output)
+    w1 = _tap(weight, block, 1, inputs, outputs, input_, output)
+    w2 = _tap(weight, block, 2, inputs, outputs, input_, output)
+    w3 = _tap(weight, block, 3, inputs, outputs, input_, output)
+    w4 = _tap(weight, block, 4, inputs, outputs, input_, output)
+    w5 = _tap(weight, block, 5, inputs, outputs, input_, output)
+    w6 = _tap(weight, block, 6, inputs, outputs, input_, output)
+    w7 = _tap(weight, block, 7, inputs, outputs, input_, output)
+    w8 = _tap(weight, block, 8, inputs, outputs, input_, output)
+    above = tl.zeros([block_w, block_n], tl.float32)
+    middle = tl.zeros([block_w, block_n], tl.float32)
+    count = 0.0
+    mean = tl.zeros([block_n], tl.float32)
+    squares = tl.zeros([block_n], tl.float32)
+    for step in range(block_h + 2):
+        row = tile // tiles_w * block_h + step - 2  # the row of the result that this row of `x` completes
+        y = row + 2 - before_h
+        below = tl.zeros([block_w, block_n], tl.float32)
+        for shift in tl.static_range(3):
+            z = column * stride_w - before_w + shift * dilation_w
+            inside = (y >= 0) & (y < height) & (z >= 0) & (z < width)
+            at = batch + (y.to(tl.int64) * x_h + z.to(tl.int64) * x_w)[:, None] + (input_.to(tl.int64) * x_c)[None, :]
+            given = inside[:, None] & (input_ < inputs)[None, :]
+            here = tl.load(x + at, mask=given, other=0.0)
+            if has_table:
+                here = _normalised(
+                    here, given, table, block * inputs + input_, blocks * inputs, input_ < inputs,
+                    first_alpha, first_beta, first_activation, first_slope,
+                )  # fmt: skip
+            above = tl.dot(here, w6 if shift == 0 else (w7 if shift == 1 else w8), above)
+            middle = tl.dot(here, w3 if shift == 0 else (w4 if shift == 1 else w5), middle)
+            below = tl.dot(here, w0 if shift == 0 else (w1 if shift == 1 else w2), below)
+        is_inside = (step >= 2) & (row < size_h) & (column < size_w)
+        real = is_inside[:, None] & is_channel[None, :]
+        rows = tl.zeros([block_w], tl.int32) + row
+        written = _store(
+            above, rows, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w,
+            has_bias, has_residual, activation, slope, is_channel,
+        )  # fmt: skip
+        if statistics:  # of all rows so far (Chan's formula)
+            more, centre, within = _moments(written, real, is_inside)
+            off = centre - mean
+            share = more / tl.maximum(count + more, 1.0)
+            mean += off * share
+            squares += within + off * off * count * share
+            count += more
+        above = middle
+        middle = below
+    if statistics:
+        _leave(partial, tile, tiles, channel, blocks * outputs, is_channel, count, mean, squares)
 
 
 @triton.jit
@@ -131,10 +234,13 @@ def _depthwise(
         sums += here * tl.load(weight + channel * taps + tap, mask=is_channel, other=0.0).to(tl.float32)[None, :]
     is_inside = (row < size_h) & (column < size_w)
     real = is_inside[:, None] & is_channel[None, :]
-    _finish(
-        sums, row, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w, partial,
-        has_bias, has_residual, activation, slope, channels, is_inside, is_channel, statistics, tile, tiles,
+    written = _store(
+        sums, row, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w,
+        has_bias, has_residual, activation, slope, is_channel,
     )  # fmt: skip
+    if statistics:
+        count, mean, squares = _moments(written, real, is_inside)
+        _leave(partial, tile, tiles, channel, channels, is_channel, count, mean, squares)
 
 
 @triton_op("models::convolution", mutates_args=())
@@ -160,16 +266,25 @@ def convolution(
         steps.insert(2, 0)
         out_steps.insert(2, 0)
     is_depthwise = inputs == outputs == 1
+    by_rows = bool(innermost) and x.dtype != torch.float32 and goes_by_rows(packed, kernel, stride, dilation, size)
     if is_depthwise:
         block_n, most = (64, 64) if innermost else (1, 1024)
         across = triton.cdiv(blocks, block_n)
         most_w = most
     else:
         most = 64 if x.dtype == torch.float32 else 128
-        block_n = min(max(triton.next_power_of_2(outputs), 16), most)
+        # What a norm costs is the less, the more results share it.
+        widest = 2 * most if table is not None and taps == 1 else most
+        block_n = min(max(triton.next_power_of_2(outputs), 16), widest)
         across = blocks * triton.cdiv(outputs, block_n)
         most_w = 16 if innermost and taps > 1 else most
     block_h, block_w, tiles_w, tiles = _tiles(size, most, most_w, across * n)
+    if by_rows and not is_depthwise:
+        block_w, block_h = 128 if size[1] > 64 else 64, 32
+        tiles_w = triton.cdiv(size[1], block_w)
+        while block_h > 8 and tiles_w * triton.cdiv(size[0], block_h) * across * n < 2 * PROGRAMS:
+            block_h //= 2
+        tiles = tiles_w * triton.cdiv(size[0], block_h)
     partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
     given = (
         *(packed if each is None else each for each in (packed, bias, residual, alpha, beta)), out, partial,
@@ -184,11 +299,11 @@ def convolution(
         wrap_triton(_depthwise)[(tiles * across, n)](x, *given, blocks, **options, num_warps=4)
     else:
         first = (packed if each is None else each for each in (table, first_alpha, first_beta))
-        wrap_triton(_products)[(tiles * across, n)](
+        wrap_triton(_rows if by_rows else _products)[(tiles * across, n)](
             x, *given, *first, blocks=blocks, inputs=inputs, outputs=outputs, **options,
             has_table=table is not None, first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope,
             block_k=min(max(triton.next_power_of_2(inputs), 16), most // 2),
-            num_warps=8 if block_h * block_w * block_n >= 128 * 128 else 4, num_stages=3,
+            num_warps=8 if block_h * block_w * block_n >= 128 * (256 if statistics else 128) else 4, num_stages=3,
         )  # fmt: skip
     return [out, partial] if statistics else [out]
 

@@ -53,6 +53,7 @@ def runs_in_kernel(x: Tensor) -> bool:
 def fused_norm(
     x: Tensor, bias: Tensor | None, added: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None,
     beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
+    partial: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """Return `activation(normalise(x + bias + added)·gain + shift)`, and the sum behind it where `added` is given.
 
@@ -73,8 +74,9 @@ def fused_norm(
         subtract_mean: subtract the mean, too.
         activation: one of `activations.ACTIVATIONS`.
         slope: of leaky ReLU.
+        partial: as for `norm_table`, without a bias and `added`; None: the statistics are computed of `x`.
     """
-    options = (groups, eps, about_mean, subtract_mean, activation, slope)
+    options = (groups, eps, about_mean, subtract_mean, activation, slope, partial)
     if runs_in_kernel(x):
         from models.kernels import fused_norm_triton  # needs triton
 
@@ -141,9 +143,14 @@ def moments(x: Tensor) -> Tensor:
 def reference(
     x: Tensor, bias: Tensor | None, added: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None,
     beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
+    partial: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """Return what `fused_norm` does in PyTorch operations, in fp64; each result is rounded once."""
     wide = x.double()
+    if partial is not None:
+        table = table_reference(x, None, partial, gain, shift, groups, eps, about_mean, subtract_mean)
+        scale, offset = (table[:, row].double().view(*x.shape[:2], *[1] * (x.dim() - 2)) for row in (2, 4))
+        return [in_format_of(x, activated(wide * scale + offset, activation, slope, alpha, beta))]
     if bias is not None:
         wide = wide + channelwise(bias, wide)
     if added is not None:

@@ -215,6 +215,7 @@ def _normalise(
 def fused_norm(
     x: Tensor, bias: Tensor | None, added: Tensor | None, gain: Tensor, shift: Tensor, alpha: Tensor | None,
     beta: Tensor | None, groups: int, eps: float, about_mean: bool, subtract_mean: bool, activation: str, slope: float,
+    partial: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """Return what `fused_norm.fused_norm` documents."""
     if channels_last(x) is None:
@@ -251,7 +252,7 @@ def fused_norm(
         return results
     block_c, block_p = _tile(x)
     tile = {"block_channels": block_c, "block_positions": block_p, "num_warps": 8}
-    table = _table(x, bias, added, summed, None, gain, shift, groups, eps, about_mean, subtract_mean)
+    table = _table(x, bias, added, summed, partial, gain, shift, groups, eps, about_mean, subtract_mean)
     wrap_triton(_normalise)[(triton.cdiv(positions, block_p), triton.cdiv(c, block_c), n)](
         x if summed is None else summed, bias_given, table, alpha_given, beta_given, out,
         c, positions, stride_n, stride_c, stride_p, has_bias=bias is not None and summed is None, **form, **tile,

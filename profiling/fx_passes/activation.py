@@ -89,7 +89,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def add_vector(module: fx.GraphModule, name: str, value: Tensor | None) -> fx.Node | None:
-    """Return a node that reads `value`, contiguous and at least in float32, at the graph's insert point; None for None."""
+    """Return a node that reads `value`, contiguous and at least in float32, at the graph's insert point, or None."""
     if value is None:
         return None
     return add_constant(module, name, value.to(torch.promote_types(value.dtype, torch.float32)).contiguous())

@@ -32,6 +32,7 @@ _NORM_ARGUMENTS = (
     *("groups", "eps", "about_mean", "subtract_mean", "activation", "slope"),
 )
 
+_TABLE_ARGUMENTS = ("x", "bias", "partial", "gain", "shift", "groups", "eps", "about_mean", "subtract_mean")
 #: Calls between which a sequence is a picture of one row.
 _VIEWS = ("unsqueeze", "squeeze", "contiguous")
 
@@ -49,6 +50,8 @@ class ReplaceConvolutions(RewritePass):
         misfit: returns why it does not take a tensor of a form, on a device, with a weight and groups, or None.
         norm: what `FuseNorms` writes for a norm.
         table: returns what the convolution needs of a norm, as `models.kernels.fused_norm.norm_table` does.
+        normalises: returns whether it is to compute a norm before it, for a packed weight, its kernel, stride, dilation
+            and size of the result.
 
     """
 
@@ -58,6 +61,7 @@ class ReplaceConvolutions(RewritePass):
     misfit: Callable[[Tensor, torch.device, Tensor, int], str | None]
     norm: Callable[..., list[Tensor]]
     table: Callable[..., Tensor]
+    normalises: Callable[..., bool]
 
     def rewrite(self, module: fx.GraphModule) -> int:
         """Replace each convolution that the kernel takes; `module.meta["left"]` counts why others stay."""
@@ -84,7 +88,7 @@ class ReplaceConvolutions(RewritePass):
             self._replace(graph, node, source, before, weight, bias, args)
             replaced += 1
         for node in module.graph.nodes:
-            if is_call(node, function_of(self.table)):
+            if is_call(node, function_of(self.table), function_of(self.norm)):
                 self._leave_statistics(graph, node)
         module.meta["left"] = left
         return replaced
@@ -103,22 +107,21 @@ class ReplaceConvolutions(RewritePass):
             if squeezed and residual is not None:
                 residual = nodes.call_method("unsqueeze", (residual, 2))
             packed = self.pack(weight, args["groups"] or 1)
-            found, normalises = self._norm_before(source), ()
-            if found is not None and packed[0, 0].numel() > 1:  # depthwise convolutions do not normalise
+            found, prologue = self._norm_before(source), ()
+            geometry = (list(weight.shape[2:]), strides, before, dilations, list(output.shape[2:]))
+            kernel, stride, _, dilation, size = geometry
+            if found is not None and self.normalises(packed, kernel, stride, dilation, size):
                 norm, views = found
-                table = (*(norm[name] for name in ("x", "bias")), None, *(norm[name] for name in ("gain", "shift")))
-                table += tuple(norm[name] for name in ("groups", "eps", "about_mean", "subtract_mean"))
-                table = nodes.call_function(function_of(self.table), table)
-                normalises = (table, *(norm[name] for name in ("activation", "slope", "alpha", "beta")))
+                table = nodes.call_function(function_of(self.table), tuple(norm[name] for name in _TABLE_ARGUMENTS))
+                prologue = (table, *(norm[name] for name in ("activation", "slope", "alpha", "beta")))
                 source = norm["x"]
                 for view in views:
                     source = nodes.create_node(view.op, view.target, (source, *view.args[1:]), view.kwargs)
             packed = add_constant(graph.module, "weight", packed)
             named = {"bias": bias, "alpha": activation.alpha, "beta": activation.beta}
             first, *snake = (add_vector(graph.module, name, vector) for name, vector in named.items())
-            geometry = (list(weight.shape[2:]), strides, before, dilations, list(output.shape[2:]))
             given = (source, packed, first, residual, *snake, *geometry, activation.name, activation.slope)
-            new = nodes.call_function(function_of(self.convolution), (*given, *normalises))
+            new = nodes.call_function(function_of(self.convolution), (*given, *prologue))
             new = nodes.call_function(operator.getitem, (new, 0))
             if squeezed:
                 new = nodes.call_method("squeeze", (new, 2))
@@ -135,18 +138,22 @@ class ReplaceConvolutions(RewritePass):
         call: Any = source.args[0] if is_call(source, operator.getitem) and is_read_once(source) else None
         if not is_call(call, function_of(self.norm)) or not is_read_once(call):
             return None
-        norm = dict(zip(_NORM_ARGUMENTS, call.args, strict=True))
+        norm = dict(zip(_NORM_ARGUMENTS, call.args, strict=True)) | {"partial": call.kwargs.get("partial")}
         return (norm, views) if norm["groups"] and norm["added"] is None else None
 
-    def _leave_statistics(self, graph: Graph, table: fx.Node) -> None:
-        """Let the convolution before a norm leave what the norm's table is computed from, and add the bias."""
-        given: Any = table.args
-        x, bias, partial, *rest = given
+    def _leave_statistics(self, graph: Graph, norm: fx.Node) -> None:
+        """Let the convolution before a norm, or the table of one, leave its statistics, and add the bias."""
+        given: Any = norm.args
+        x, bias, third = given[:3]  # `partial` of a table, `added` of a norm
+        is_table = is_call(norm, function_of(self.table))
         out = x.args[0] if name_of_call(x) == "squeeze" else x
         call: Any = out.args[0] if is_call(out, operator.getitem) else None
-        if partial is not None or not is_call(call, function_of(self.convolution)):
+        if third is not None or norm.kwargs or not is_call(call, function_of(self.convolution)):
             return
-        is_plain = call.args[2] is None and call.args[11] == "none" and _readers(out) <= {table, *table.users}
+        if not is_table and not given[7]:  # of all channels at each position
+            return
+        readers = {norm, *norm.users} if is_table else {norm}
+        is_plain = call.args[2] is None and call.args[11] == "none" and _readers(out) <= readers
         if bias is not None and not is_plain:
             return
         nodes = graph.module.graph
@@ -156,7 +163,8 @@ class ReplaceConvolutions(RewritePass):
         call.kwargs = {"statistics": True}
         with nodes.inserting_after(out):
             partial = nodes.call_function(operator.getitem, (call, 1))
-        table.args = (x, None, partial, *rest)
+        norm.args = (x, None, partial if is_table else None, *given[3:])
+        norm.kwargs = {} if is_table else {"partial": partial}
 
 
 def _readers(node: fx.Node) -> set[fx.Node]:
