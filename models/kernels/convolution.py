@@ -56,9 +56,12 @@ def goes_by_rows(packed: Tensor, kernel: list[int], stride: list[int], dilation:
     return is_small and kernel == [3, 3] and (stride[0], dilation[0]) == (1, 1) and size[1] >= LEAST_WIDTH
 
 
-def normalises(packed: Tensor, kernel: list[int], stride: list[int], dilation: list[int], size: list[int]) -> bool:
-    """Return whether a convolution by a table costs less than writing the norm and reading that."""
-    return packed.shape[1] == 1 < max(packed.shape[2:]) or goes_by_rows(packed, kernel, stride, dilation, size)
+def shares_norms(packed: Tensor) -> bool:
+    """Return whether a convolution takes the table of a norm and leaves statistics: where it has one tap.
+
+    With several taps it would normalise its input as many times, and leaving statistics costs it what reading does.
+    """
+    return packed.shape[1] == 1 < max(packed.shape[2:])
 
 
 def pack(weight: Tensor, groups: int) -> Tensor:
@@ -105,12 +108,12 @@ def convolution(
         size: of the result, in each dim.
         activation: one of `activations.ACTIVATIONS`.
         slope: of leaky ReLU.
-        table: as `norm_table` returns it, or None; no depthwise convolution takes one.
+        table: as `norm_table` returns it, or None; depthwise convolutions and those by rows take none.
         first_activation: of the norm.
         first_slope: of leaky ReLU there.
         first_alpha: of a snake there, fp32 [inputs], else None.
         first_beta: likewise.
-        statistics: return what `norm_table` takes as `partial`, too.
+        statistics: return what `norm_table` takes as `partial`, too; a kernel by rows does not.
     """
     given = (x, packed, bias, residual, alpha, beta, kernel, stride, before, dilation, size, activation, slope)
     first = (table, first_activation, first_slope, first_alpha, first_beta)

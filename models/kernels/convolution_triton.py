@@ -47,7 +47,7 @@ def _store(
 
 @triton.jit
 def _moments(written, real, is_inside):
-    """Return count, and of each channel of `written` [positions, channels] the mean and squared differences from it."""
+    """Return the count, and the mean and squared differences from it of each channel of `written`."""
     count = tl.sum(is_inside.to(tl.float32), 0)
     mean = tl.sum(tl.where(real, written, 0.0), 0) / tl.maximum(count, 1.0)
     off = tl.where(real, written - mean[None, :], 0.0)
@@ -141,16 +141,15 @@ def _tap(weight, block, place: tl.constexpr, inputs: tl.constexpr, outputs: tl.c
 def _rows(
     x, weight, bias, residual, alpha, beta, out, partial, height, width, x_n, x_c, x_h, x_w,
     size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
-    tiles, table, first_alpha, first_beta,
+    tiles,
     blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, kernel_w: tl.constexpr,
-    has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of one block, 3×3 and of row stride 1, row by row.
 
-    What is read of a row serves the three rows of the result that it belongs to, which need it at the same time: a
-    third of the reading of `_products`, which a kernel of few channels is bound by, and of the norms.
+    What is read of a row serves the three rows of the result that need it, while it is there: a third of the reading
+    of `_products`, by which a convolution of few channels is bound.
     """
     tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     input_, output = tl.arange(0, block_k), tl.arange(0, block_n)
@@ -168,9 +167,6 @@ def _rows(
     w8 = _tap(weight, block, 8, inputs, outputs, input_, output)
     above = tl.zeros([block_w, block_n], tl.float32)
     middle = tl.zeros([block_w, block_n], tl.float32)
-    count = 0.0
-    mean = tl.zeros([block_n], tl.float32)
-    squares = tl.zeros([block_n], tl.float32)
     for step in range(block_h + 2):
         row = tile // tiles_w * block_h + step - 2  # the row of the result that this row of `x` completes
         y = row + 2 - before_h
@@ -181,32 +177,18 @@ def _rows(
             at = batch + (y.to(tl.int64) * x_h + z.to(tl.int64) * x_w)[:, None] + (input_.to(tl.int64) * x_c)[None, :]
             given = inside[:, None] & (input_ < inputs)[None, :]
             here = tl.load(x + at, mask=given, other=0.0)
-            if has_table:
-                here = _normalised(
-                    here, given, table, block * inputs + input_, blocks * inputs, input_ < inputs,
-                    first_alpha, first_beta, first_activation, first_slope,
-                )  # fmt: skip
             above = tl.dot(here, w6 if shift == 0 else (w7 if shift == 1 else w8), above)
             middle = tl.dot(here, w3 if shift == 0 else (w4 if shift == 1 else w5), middle)
             below = tl.dot(here, w0 if shift == 0 else (w1 if shift == 1 else w2), below)
         is_inside = (step >= 2) & (row < size_h) & (column < size_w)
         real = is_inside[:, None] & is_channel[None, :]
         rows = tl.zeros([block_w], tl.int32) + row
-        written = _store(
+        _store(
             above, rows, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w,
             has_bias, has_residual, activation, slope, is_channel,
         )  # fmt: skip
-        if statistics:  # of all rows so far (Chan's formula)
-            more, centre, within = _moments(written, real, is_inside)
-            off = centre - mean
-            share = more / tl.maximum(count + more, 1.0)
-            mean += off * share
-            squares += within + off * off * count * share
-            count += more
         above = middle
         middle = below
-    if statistics:
-        _leave(partial, tile, tiles, channel, blocks * outputs, is_channel, count, mean, squares)
 
 
 @triton.jit
@@ -267,6 +249,7 @@ def convolution(
         out_steps.insert(2, 0)
     is_depthwise = inputs == outputs == 1
     by_rows = bool(innermost) and x.dtype != torch.float32 and goes_by_rows(packed, kernel, stride, dilation, size)
+    by_rows = by_rows and table is None and not statistics
     if is_depthwise:
         block_n, most = (64, 64) if innermost else (1, 1024)
         across = triton.cdiv(blocks, block_n)
@@ -277,12 +260,12 @@ def convolution(
         widest = 2 * most if table is not None and taps == 1 else most
         block_n = min(max(triton.next_power_of_2(outputs), 16), widest)
         across = blocks * triton.cdiv(outputs, block_n)
-        most_w = 16 if innermost and taps > 1 else most
+        most_w = 16 if innermost and taps > 1 and size[0] > 1 else most
     block_h, block_w, tiles_w, tiles = _tiles(size, most, most_w, across * n)
-    if by_rows and not is_depthwise:
-        block_w, block_h = 128 if size[1] > 64 else 64, 32
+    if by_rows:
+        block_h, block_w = 64, most if size[1] > most // 2 else most // 2
         tiles_w = triton.cdiv(size[1], block_w)
-        while block_h > 8 and tiles_w * triton.cdiv(size[0], block_h) * across * n < 2 * PROGRAMS:
+        while block_h > 8 and tiles_w * triton.cdiv(size[0], block_h) * across * n < PROGRAMS // 2:
             block_h //= 2
         tiles = tiles_w * triton.cdiv(size[0], block_h)
     partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
@@ -292,15 +275,20 @@ def convolution(
     )  # fmt: skip
     options = {
         "taps": taps, "kernel_w": kernel[1], "has_bias": bias is not None, "has_residual": residual is not None,
-        "activation": ACTIVATIONS.index(activation), "slope": slope, "statistics": statistics,
+        "activation": ACTIVATIONS.index(activation), "slope": slope,
         "block_h": block_h, "block_w": block_w, "block_n": block_n,
     }  # fmt: skip
     if is_depthwise:
-        wrap_triton(_depthwise)[(tiles * across, n)](x, *given, blocks, **options, num_warps=4)
+        wrap_triton(_depthwise)[(tiles * across, n)](x, *given, blocks, **options, statistics=statistics, num_warps=4)
+    elif by_rows:
+        wrap_triton(_rows)[(tiles * across, n)](
+            x, *given, blocks=blocks, inputs=inputs, outputs=outputs, **options,
+            block_k=max(triton.next_power_of_2(inputs), 16), num_warps=block_w // 16, num_stages=3,
+        )  # fmt: skip
     else:
         first = (packed if each is None else each for each in (table, first_alpha, first_beta))
-        wrap_triton(_rows if by_rows else _products)[(tiles * across, n)](
-            x, *given, *first, blocks=blocks, inputs=inputs, outputs=outputs, **options,
+        wrap_triton(_products)[(tiles * across, n)](
+            x, *given, *first, blocks=blocks, inputs=inputs, outputs=outputs, statistics=statistics, **options,
             has_table=table is not None, first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope,
             block_k=min(max(triton.next_power_of_2(inputs), 16), most // 2),
             num_warps=8 if block_h * block_w * block_n >= 128 * (256 if statistics else 128) else 4, num_stages=3,

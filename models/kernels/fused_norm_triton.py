@@ -144,48 +144,53 @@ def _combine(
     about_mean: tl.constexpr, subtract_mean: tl.constexpr, has_origin: tl.constexpr,
     block_channels: tl.constexpr, block_parts: tl.constexpr,
 ):  # fmt: skip
-    """Write the table of a group (`fused_norm.norm_table`); the numbers in `partial` are relative to the first part."""
-    batch, group = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    within = tl.arange(0, block_channels)[None, :]
-    is_channel = within < per_group
-    rows = partial + batch * parts * 3 * channels + group * per_group
-    centre = tl.load(rows + channels) if about_mean else 0.0  # near the mean: sums of squares of large numbers round
+    """Write the table of a group (`fused_norm.norm_table`), or of several of one channel."""
+    batch = tl.program_id(1).to(tl.int64)
+    is_single: tl.constexpr = per_group == 1
+    within = tl.arange(0, block_channels)
+    first = tl.program_id(0) * (block_channels if is_single else per_group)
+    channel = first + within
+    is_channel = (channel < channels) & (is_single | (within < per_group))
+    lead = within if is_single else within * 0  # the first channel of the group that each belongs to
+    rows = partial + batch * parts * 3 * channels + first
+    centre = tl.zeros([block_channels], tl.float32)
+    if about_mean:  # near the mean: sums of squares of large numbers round
+        centre += tl.load(rows + channels + lead, mask=is_channel, other=0.0)
     totals = tl.zeros([block_parts, block_channels], tl.float32)
     squares = tl.zeros([block_parts, block_channels], tl.float32)
     for start in range(0, parts, block_parts):
         part = start + tl.arange(0, block_parts)[:, None]
-        real = is_channel & (part < parts)
-        at = rows + part * 3 * channels + within
+        real = is_channel[None, :] & (part < parts)
+        at = rows + part * 3 * channels + within[None, :]
         count = tl.load(at, mask=real, other=0.0)
-        off = tl.load(at + channels, mask=real, other=0.0) - centre
+        off = tl.load(at + channels, mask=real, other=0.0) - centre[None, :]
         totals += off * count
         squares += tl.load(at + 2 * channels, mask=real, other=0.0) + off * off * count
     elements = positions * 1.0 * per_group
-    off = tl.sum(tl.sum(totals, 1), 0) / elements
-    variance = tl.sum(tl.sum(squares, 1), 0) / elements
+    off = tl.sum(totals, 0) / elements
+    variance = tl.sum(squares, 0) / elements
+    if not is_single:
+        off = tl.sum(off, 0) + within * 0.0
+        variance = tl.sum(variance, 0) + within * 0.0
     if about_mean:
         variance = tl.maximum(variance - off * off, 0.0)
-    first = group * per_group
-    origin = 0.0
+    origin = tl.zeros([block_channels], tl.float32)
     if has_origin and about_mean:
-        at = batch * stride_n + first.to(tl.int64) * stride_c
-        origin = _load(x, bias, added, at, first >= 0, first, first >= 0, has_bias, has_added)
+        at = batch * stride_n + (first + lead).to(tl.int64) * stride_c
+        origin += _load(x, bias, added, at, is_channel, first + lead, is_channel, has_bias, has_added)
     mean = off + centre
-    channel = first + tl.arange(0, block_channels)
-    is_channel = tl.arange(0, block_channels) < per_group
     scale = tl.load(gain + channel, mask=is_channel, other=0.0) * tl.rsqrt(variance + eps)
     moved = tl.load(shift + channel, mask=is_channel, other=0.0)
     to = table + batch * 5 * channels + channel
-    nothing = tl.zeros([block_channels], tl.float32)
-    tl.store(to, nothing + origin, mask=is_channel)
-    tl.store(to + channels, nothing + mean, mask=is_channel)
+    tl.store(to, origin, mask=is_channel)
+    tl.store(to + channels, mean, mask=is_channel)
     tl.store(to + 2 * channels, scale, mask=is_channel)
     tl.store(to + 3 * channels, moved, mask=is_channel)
-    less = nothing
+    less = tl.zeros([block_channels], tl.float32)
     if has_bias:
         less += tl.load(bias + channel, mask=is_channel, other=0.0)
     if subtract_mean:
-        less += -origin - mean
+        less -= origin + mean
     tl.store(to + 4 * channels, less * scale + moved, mask=is_channel)
 
 
@@ -283,8 +288,8 @@ def _table(
             steps=steps, **flags, block_channels=block_c, block_positions=block_p, num_warps=8,
         )  # fmt: skip
     table = x.new_empty((n, 5, c), dtype=torch.float32)
-    inner = triton.next_power_of_2(c // groups)
-    wrap_triton(_combine)[(groups, n)](
+    inner = triton.next_power_of_2(c // groups) if groups < c else min(triton.next_power_of_2(c), LEAST_CHANNELS)
+    wrap_triton(_combine)[(groups if groups < c else triton.cdiv(c, inner), n)](
         x, bias_given, added_given, partial, gain, shift, table, c, positions, *strides[:2],
         parts=partial.shape[1], per_group=c // groups, eps=eps, **flags, subtract_mean=subtract_mean,
         has_origin=has_origin,

@@ -50,8 +50,7 @@ class ReplaceConvolutions(RewritePass):
         misfit: returns why it does not take a tensor of a form, on a device, with a weight and groups, or None.
         norm: what `FuseNorms` writes for a norm.
         table: returns what the convolution needs of a norm, as `models.kernels.fused_norm.norm_table` does.
-        normalises: returns whether it is to compute a norm before it, for a packed weight, its kernel, stride, dilation
-            and size of the result.
+        shares_norms: returns whether one with a packed weight takes a norm before it and leaves statistics.
 
     """
 
@@ -61,7 +60,7 @@ class ReplaceConvolutions(RewritePass):
     misfit: Callable[[Tensor, torch.device, Tensor, int], str | None]
     norm: Callable[..., list[Tensor]]
     table: Callable[..., Tensor]
-    normalises: Callable[..., bool]
+    shares_norms: Callable[[Tensor], bool]
 
     def rewrite(self, module: fx.GraphModule) -> int:
         """Replace each convolution that the kernel takes; `module.meta["left"]` counts why others stay."""
@@ -108,9 +107,7 @@ class ReplaceConvolutions(RewritePass):
                 residual = nodes.call_method("unsqueeze", (residual, 2))
             packed = self.pack(weight, args["groups"] or 1)
             found, prologue = self._norm_before(source), ()
-            geometry = (list(weight.shape[2:]), strides, before, dilations, list(output.shape[2:]))
-            kernel, stride, _, dilation, size = geometry
-            if found is not None and self.normalises(packed, kernel, stride, dilation, size):
+            if found is not None and self.shares_norms(packed):
                 norm, views = found
                 table = nodes.call_function(function_of(self.table), tuple(norm[name] for name in _TABLE_ARGUMENTS))
                 prologue = (table, *(norm[name] for name in ("activation", "slope", "alpha", "beta")))
@@ -120,6 +117,7 @@ class ReplaceConvolutions(RewritePass):
             packed = add_constant(graph.module, "weight", packed)
             named = {"bias": bias, "alpha": activation.alpha, "beta": activation.beta}
             first, *snake = (add_vector(graph.module, name, vector) for name, vector in named.items())
+            geometry = (list(weight.shape[2:]), strides, before, dilations, list(output.shape[2:]))
             given = (source, packed, first, residual, *snake, *geometry, activation.name, activation.slope)
             new = nodes.call_function(function_of(self.convolution), (*given, *prologue))
             new = nodes.call_function(operator.getitem, (new, 0))
@@ -150,7 +148,8 @@ class ReplaceConvolutions(RewritePass):
         call: Any = out.args[0] if is_call(out, operator.getitem) else None
         if third is not None or norm.kwargs or not is_call(call, function_of(self.convolution)):
             return
-        if not is_table and not given[7]:  # of all channels at each position
+        packed: Any = operator.attrgetter(call.args[1].target)(graph.module)
+        if not self.shares_norms(packed) or not (is_table or given[7]):  # 0: at each position
             return
         readers = {norm, *norm.users} if is_table else {norm}
         is_plain = call.args[2] is None and call.args[11] == "none" and _readers(out) <= readers

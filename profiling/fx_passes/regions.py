@@ -85,7 +85,10 @@ class Graph:
             exits = [node for node, users in outside.items() if users]
             if len(exits) == 1 and self._is_private(inside):
                 yield sorted(inside, key=self.order.__getitem__)
-            first = min((user for users in outside.values() for user in users), key=self.order.__getitem__)
+            readers = [user for users in outside.values() for user in users]
+            if not readers:  # dead code, which stays where it writes to memory
+                return
+            first = min(readers, key=self.order.__getitem__)
 
     def _is_private(self, inside: set[fx.Node]) -> bool:
         """Return whether a region alone reads what it writes to, and alone writes to what it reads."""
