@@ -33,15 +33,15 @@ class Activation:
     beta: Tensor | None = None
 
 
-def activation_after(graph: Graph, out: fx.Node) -> tuple[fx.Node, Activation]:
-    """Return the last call of the activation that alone reads `out`, and its function; `out` if there is none."""
+def activation_after(graph: Graph, out: fx.Node) -> tuple[list[fx.Node], Activation]:
+    """Return the calls of the activation that alone reads `out`, and its function; `out` itself if there is none."""
     first = min(out.users, key=lambda user: graph.order.get(user, 0))  # 0: inserted since, and in no region
     for region in graph.regions(out, first, _ACTIVATION):
         if same_form(region[-1], out) and out.users.keys() <= {*region}:
             activation = tried(_activation_of, graph, out, region)
             if activation is not None:
-                return region[-1], activation
-    return out, Activation()
+                return region, activation
+    return [out], Activation()
 
 
 def _activation_of(graph: Graph, source: fx.Node, region: list[fx.Node]) -> Activation | None:

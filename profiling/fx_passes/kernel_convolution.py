@@ -100,7 +100,7 @@ class ReplaceConvolutions(RewritePass):
         user = next(iter(node.users))
         squeezed = is_read_once(node) and is_call(user, "squeeze", torch.squeeze) and user.args[1:] == (2,)
         last, residual = _sum_after(user if squeezed else node)
-        last, activation = activation_after(graph, last)
+        (*_, last), activation = activation_after(graph, last)
         strides, dilations = (for_each_dim(args[name], dims, 1) for name in ("stride", "dilation"))
         with nodes.inserting_before(last):
             if squeezed and residual is not None:

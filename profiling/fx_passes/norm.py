@@ -104,7 +104,7 @@ class FuseNorms(RewritePass):
     def rewrite(self, module: fx.GraphModule) -> int:
         """Replace each norm that the kernel takes; `module.meta["left"]` counts why others stay."""
         graph, left, seen = Graph(module), Counter[str](), set[fx.Node]()
-        taken: list[tuple[_Found, fx.Node, Activation]] = []
+        taken: list[tuple[_Found, list[fx.Node], Activation]] = []
         for first in module.graph.nodes:
             if first in seen or first in graph.constants or name_of_call(first) not in _STATISTICS:
                 continue
@@ -123,9 +123,9 @@ class FuseNorms(RewritePass):
             if reason is not None:
                 left[reason] += 1
         now: dict[fx.Node, fx.Node] = {}
-        for found, last, activation in taken:
-            self._replace(graph, now, found, last, activation)
-            for node in reversed(found.region):  # one that writes to memory of the region is not pruned
+        for found, after, activation in taken:
+            self._replace(graph, now, found, after[-1], activation)
+            for node in reversed(dict.fromkeys([*found.region, *after])):  # what writes to memory is not pruned
                 if not node.users:
                     module.graph.erase_node(node)
         module.meta["left"] = left

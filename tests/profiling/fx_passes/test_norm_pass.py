@@ -84,6 +84,13 @@ def test_norms_are_recognised(name):
     assert not {"var", "rsqrt", "group_norm", "layer_norm", "normalize", "linalg_vector_norm"} & calls(traced).keys()
 
 
+def test_a_norm_that_writes_to_memory_goes_with_its_activation():
+    module = Net(lambda self, x: F.silu(into_memory(self, x)))
+    traced, counts = applied([PASS], module, 1e-5, x=f32(2, 6, 4, 5))
+    assert counts == [1]
+    assert calls(traced) == {"fused_norm": 1, "getitem": 1}, "its reduction, which writes, would stay and be read"
+
+
 ACTIVATIONS = {
     "silu": lambda self, x: F.silu(x),
     "silu ": lambda self, x: x * torch.sigmoid(x),
