@@ -30,7 +30,7 @@ NORMS = [
       ((256, 512), (512, 256), (1024, 128), (2048, 64), (2048, 8))),
     ("OWL image, last", (1, 128, 360, 640), True, 32, True, False, "silu", False),
     *(("OWL audio", (1, c, t), True, c, False, False, "snake", False) for c, t in
-      ((1024, 8), (1024, 56), (1024, 392), (512, 1960), (256, 5880))),
+      ((1024, 120), (1024, 840), (1024, 5880), (512, 29400), (256, 88200))),
     *(("SD VAE", (1, c, s, s), last, 32, True, True, "silu", add) for c, s in
       ((128, 512), (256, 512), (512, 256), (512, 64)) for last in (True, False) for add in (False, True)),
     *(("Wan VAE", (1, c, 1, h, 2 * h), last, 0, False, False, "silu", False) for c, h in ((96, 480), (384, 120))
@@ -45,8 +45,8 @@ CONVOLUTIONS = [
     *(("OWL image, 1x1 + residual", 2 * c, c, 1, (s, s), (1, 1), 1, True, True, "none") for c, s in
       ((128, 512), (256, 256), (512, 128), (1024, 64), (1024, 8))),
     *(("OWL audio, grouped", c, c, c // 16, (1, t), (1, 7), d, True, False, "none") for c, t in
-      ((1024, 56), (1024, 392), (512, 1960), (256, 5880)) for d in (1, 9)),
-    ("OWL audio, 1x1 + residual", 512, 256, 1, (1, 1960), (1, 1), 1, True, True, "none"),
+      ((1024, 840), (1024, 5880), (512, 29400), (256, 88200)) for d in (1, 9)),
+    ("OWL audio, 1x1 + residual", 512, 256, 1, (1, 29400), (1, 1), 1, True, True, "none"),
     ("SD VAE, 1x1 + residual", 512, 512, 1, (64, 64), (1, 1), 1, True, True, "none"),
     ("depthwise, sequence", 512, 512, 512, (16000,), (7,), 3, False, False, "gelu"),
     ("depthwise, picture", 512, 512, 512, (128, 128), (3, 3), 1, True, False, "silu"),
