@@ -23,7 +23,7 @@ from profiling.fx_passes.nodes import (
     node_info,
     operands,
 )
-from profiling.fx_passes.passes import RewritePass, function_of
+from profiling.fx_passes.passes import RewritePass, drop_dead_code, function_of
 from profiling.fx_passes.regions import Graph, name_of_call, same_form
 
 #: Arguments of a norm's kernel, as `norm.FuseNorms` writes them.
@@ -86,6 +86,7 @@ class ReplaceConvolutions(RewritePass):
                 continue
             self._replace(graph, node, source, before, weight, bias, args)
             replaced += 1
+        drop_dead_code(module.graph)  # norms that are tables now, which would read what is theirs
         for node in module.graph.nodes:
             if is_call(node, function_of(self.table), function_of(self.norm)):
                 self._leave_statistics(graph, node)

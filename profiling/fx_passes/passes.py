@@ -57,9 +57,14 @@ class RewritePass:
         raise TypeError(f"{type(self).__name__} defines neither replacement(module, node) nor rewrite(module)")
 
 
+def drop_dead_code(graph: fx.Graph) -> None:
+    """Erase nodes that nothing uses and that write to no memory."""
+    graph.eliminate_dead_code(is_impure_node=lambda node: bool(written_by(node)) or node.is_impure())
+
+
 def pruned(module: fx.GraphModule) -> fx.GraphModule:
     """Return the module without nodes that nothing uses, and without the tensors that only those used."""
-    module.graph.eliminate_dead_code(is_impure_node=lambda node: bool(written_by(node)) or node.is_impure())
+    drop_dead_code(module.graph)
     return fx.GraphModule(module, module.graph, module._get_name())
 
 

@@ -153,6 +153,17 @@ def test_convolutions_share_the_work_of_the_norms_between_them(block, expected):
     assert calls_of(traced) == expected
 
 
+def test_a_norm_between_pointwise_convolutions_is_a_table_of_what_the_first_left():
+    one, two, norm = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 8, 1), nn.GroupNorm(4, 16)
+    module = Net(lambda self, x: self.two(F.silu(self.norm(self.one(x)))), one=one, two=two, norm=norm)
+    traced, counts = applied([NORMS, POINTWISE], module, 1e-5, x=f32(2, 8, 5, 6))
+    assert counts == [1, 2]
+    assert calls_of(traced) == {"convolution": 2, "norm_table": 1, "getitem": 1}
+    (table,) = (node for node in traced.graph.nodes if node.target is norm_table)
+    assert table.args[1] is None, "the first one adds the bias"
+    assert table.args[2] is not None, "and leaves statistics"
+
+
 def test_what_stays_says_why():
     reasons = ReplaceConvolutions(grouped=True, misfit=lambda *_: "too small", **KERNELS)
     module = Net(lambda self, x: self.conv(self.conv(x)), conv=nn.Conv1d(6, 6, 3, groups=2))
