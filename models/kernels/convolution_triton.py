@@ -1,4 +1,4 @@
-"""Triton kernels of `convolution.py`: one for groups of several channels and 1×1 kernels, one for depthwise ones."""
+"""Triton kernels of `convolution.py`: for groups and 1×1 kernels, for small 3×3 ones by rows, and for depthwise ones."""
 
 import math
 
