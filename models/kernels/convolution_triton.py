@@ -1,4 +1,4 @@
-"""Triton kernels of `convolution.py`: for groups and 1×1 kernels, for small 3×3 ones by rows, and for depthwise ones."""
+"""Triton kernels of `convolution.py`: for groups and 1×1 kernels, small 3×3 ones by rows, and depthwise ones."""
 
 import math
 
