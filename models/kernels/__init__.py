@@ -19,7 +19,7 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def one_call(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a `TorchFunctionMode`, as tracers use, see a call of `function` as one call, as it sees those of torch."""
+    """Make a tracer record a call of `function` as one node, not the operations inside (by `TorchFunctionMode`)."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -6,7 +6,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 @triton.jit
 def _square_of_sine(a):
-    """Return sin²(a), of period π, by a Taylor series for |a| <= π/2; a library's sine costs several times as much."""
+    """Return sin²(a): reduces `a` to [-π/2, π/2] and evaluates a Taylor series, in fewer instructions than `tl.sin`."""
     turns = a * 0.3183098861837907
     a = (turns - tl.floor(turns + 0.5)) * 3.141592653589793
     square = a * a

@@ -16,7 +16,7 @@ from models.kernels.fused_norm import DTYPES, HAS_TRITON, channels_last, in_form
 
 #: Inputs of a group, 64 bytes in half precision, below which groups are joined.
 LEAST_INPUTS = 32
-#: Channels of a block, at most, whose nine weights stay in registers while a kernel goes by rows.
+#: Most channels of a block for the kernel that goes by rows: it keeps the weights of nine taps in registers.
 MOST_IN_ROWS = 32
 #: Least width of a result that is computed by rows.
 LEAST_WIDTH = 64
@@ -57,9 +57,10 @@ def goes_by_rows(packed: Tensor, kernel: list[int], stride: list[int], dilation:
 
 
 def shares_norms(packed: Tensor) -> bool:
-    """Return whether a convolution takes the table of a norm and leaves statistics: where it has one tap.
+    """Return whether a convolution normalises its input and returns statistics of its result: only with one tap.
 
-    With several taps it would normalise its input as many times, and leaving statistics costs it what reading does.
+    With several taps it would normalise each number once for each tap, and computing the statistics would cost as much
+    as the pass over memory that it saves.
     """
     return packed.shape[1] == 1 < max(packed.shape[2:])
 
@@ -90,9 +91,10 @@ def convolution(
     first_slope: float = 0.0, first_alpha: Tensor | None = None, first_beta: Tensor | None = None,
     statistics: bool = False,
 ) -> list[Tensor]:  # fmt: skip
-    """Return `activation(convolution of first + bias + residual)` [n, outputs, *size], in the memory format of `x`.
+    """Return `activation(conv(input) + bias + residual)` [n, outputs, *size], in the memory format of `x`.
 
-    `first` is `x`, or with a table `first_activation(x·scale + offset)`: a norm of `x` that is never written.
+    The input of the convolution is `x`. With a table it is `first_activation(x·scale + offset)`: the kernel normalises
+    `x` as it reads it.
 
     Args:
         x: [n, inputs, ...], in one or two dims.

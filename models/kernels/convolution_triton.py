@@ -28,7 +28,7 @@ def _store(
     sums, row, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr, is_channel,
 ):  # fmt: skip
-    """Add bias and residual to sums [positions, channels], store the activation, and return what is stored, in fp32."""
+    """Apply bias, residual and activation to `sums` [positions, channels]; store and return the result (fp32)."""
     at = tl.program_id(1).to(tl.int64) * out_n + (row.to(tl.int64) * out_h + column.to(tl.int64) * out_w)[:, None]
     at = at + (channel.to(tl.int64) * out_c)[None, :]
     if has_bias:
@@ -56,7 +56,7 @@ def _moments(written, real, is_inside):
 
 @triton.jit
 def _leave(partial, tile, tiles, channel, channels, is_channel, count, mean, squares):
-    """Store a tile's statistics, as `norm_table` takes them."""
+    """Store the statistics of a tile in the layout of `norm_table`'s `partial`."""
     to = partial + (tl.program_id(1).to(tl.int64) * tiles + tile) * 3 * channels + channel
     tl.store(to, mean * 0.0 + count, mask=is_channel)
     tl.store(to + channels, mean, mask=is_channel)
@@ -148,8 +148,8 @@ def _rows(
 ):  # fmt: skip
     """Compute a tile of one block, 3×3 and of row stride 1, row by row.
 
-    What is read of a row serves the three rows of the result that need it, while it is there: a third of the reading
-    of `_products`, by which a convolution of few channels is bound.
+    Each row of the input is loaded once for the three rows of the result that need it. `_products` loads it three
+    times, and with few channels those loads are what it spends its time on.
     """
     tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     input_, output = tl.arange(0, block_k), tl.arange(0, block_n)

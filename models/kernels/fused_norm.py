@@ -89,7 +89,7 @@ def norm_table(
     x: Tensor, bias: Tensor | None, partial: Tensor | None, gain: Tensor, shift: Tensor, groups: int, eps: float,
     about_mean: bool, subtract_mean: bool,
 ) -> Tensor:  # fmt: skip
-    """Return fp32 [n, 5, c], by which a convolution normalises its input: a norm's third pass in another kernel.
+    """Return fp32 [n, 5, c]: what a convolution needs of each channel to normalise its input as it reads it.
 
     Its rows are a number near the mean, the mean less that, the scale, the shift, and the offset: the norm of `x` is
     `x·scale + offset`.

@@ -52,7 +52,7 @@ Two revisions
   its metrics and the packages are those installed now. Runs: runs/compare/<time>/A and B.
 
 """
-#: Most rows of a table on the console. Of more than `_FITTING` cells, those that are the same are left out there.
+#: Most rows of a table on the console. A comparison of more than `_FITTING` cells omits those that are the same there.
 _CONSOLE, _FITTING = 40, 12
 #: Characters of a value before the console breaks it.
 _WRAP = 28

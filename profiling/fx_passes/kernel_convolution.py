@@ -33,7 +33,7 @@ _NORM_ARGUMENTS = (
 )
 
 _TABLE_ARGUMENTS = ("x", "bias", "partial", "gain", "shift", "groups", "eps", "about_mean", "subtract_mean")
-#: Calls between which a sequence is a picture of one row.
+#: Calls that turn a sequence [n, c, t] into a picture of one row, and back.
 _VIEWS = ("unsqueeze", "squeeze", "contiguous")
 
 
@@ -41,7 +41,7 @@ _VIEWS = ("unsqueeze", "squeeze", "contiguous")
 class ReplaceConvolutions(RewritePass):
     """Replace convolutions, each with the zeros and the norm before it and the residual and the activation after it.
 
-    A norm's statistics are left by the convolution before it, where that is such a kernel, too.
+    Where the convolution before a norm is such a kernel, too, it also computes the norm's statistics.
 
     Attributes:
         grouped: replace those with several groups; False: those with one group and a kernel of one element.
@@ -50,7 +50,7 @@ class ReplaceConvolutions(RewritePass):
         misfit: returns why it does not take a tensor of a form, on a device, with a weight and groups, or None.
         norm: what `FuseNorms` writes for a norm.
         table: returns what the convolution needs of a norm, as `models.kernels.fused_norm.norm_table` does.
-        shares_norms: returns whether one with a packed weight takes a norm before it and leaves statistics.
+        shares_norms: returns whether a convolution with this packed weight normalises its input and returns statistics.
 
     """
 
@@ -86,7 +86,7 @@ class ReplaceConvolutions(RewritePass):
                 continue
             self._replace(graph, node, source, before, weight, bias, args)
             replaced += 1
-        drop_dead_code(module.graph)  # norms that are tables now, which would read what is theirs
+        drop_dead_code(module.graph)  # norms replaced by tables: they would count as readers of the convolution
         for node in module.graph.nodes:
             if is_call(node, function_of(self.table), function_of(self.norm)):
                 self._leave_statistics(graph, node)
@@ -128,7 +128,7 @@ class ReplaceConvolutions(RewritePass):
         last.replace_all_uses_with(new)
 
     def _norm_before(self, source: fx.Node) -> tuple[dict[str, Any], list[fx.Node]] | None:
-        """Return the arguments of the norm whose result is `source`, if nothing else reads that, and views between."""
+        """Return the arguments of the norm that only this convolution reads, and the views between them, or None."""
         views, node = list[fx.Node](), source
         while name_of_call(node) in _VIEWS and is_read_once(node):
             views.insert(0, node)
@@ -141,7 +141,7 @@ class ReplaceConvolutions(RewritePass):
         return (norm, views) if norm["groups"] and norm["added"] is None else None
 
     def _leave_statistics(self, graph: Graph, norm: fx.Node) -> None:
-        """Let the convolution before a norm, or the table of one, leave its statistics, and add the bias."""
+        """Let the convolution before a norm, or before a norm's table, return the statistics and add the bias."""
         given: Any = norm.args
         x, bias, third = given[:3]  # `partial` of a table, `added` of a norm
         is_table = is_call(norm, function_of(self.table))
@@ -168,7 +168,7 @@ class ReplaceConvolutions(RewritePass):
 
 
 def _readers(node: fx.Node) -> set[fx.Node]:
-    """Return the calls that read a node, also those that read views of it in its place."""
+    """Return the calls that read a node, directly or through one of `_VIEWS`."""
     found = set[fx.Node]()
     for user in node.users:
         found |= _readers(user) if name_of_call(user) in _VIEWS else {user}

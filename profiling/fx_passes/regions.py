@@ -35,7 +35,7 @@ def name_of_call(node: Any) -> str:
 
 
 def _is_heavy(node: fx.Node) -> bool:
-    """Return whether a call is no part of a norm or an activation; a kernel that a pass has put there is none."""
+    """Return whether a call cannot belong to a norm or an activation: a product, or a kernel from an earlier pass."""
     is_torch = not isinstance(node.target, FunctionType) or node.target.__module__.startswith("torch.")
     return name_of_call(node) in _HEAVY or not is_torch
 

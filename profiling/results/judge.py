@@ -71,8 +71,8 @@ TRIM = 0.2
 #: Standard errors in the largest difference of windows that are apart (99.9%), the degrees of freedom of that, and the
 #: fewest windows: that all of 8 err to one side has a probability of 0.8%.
 APART, BOUNDED, APART_WINDOWS = 3.29, 1e6, 8
-#: Others are named beside a time where they took more than this share of it (0 to 1). Beside them, more than so many
-#: times the windows are not worth asking for.
+#: Share of a time (0 to 1) from which other processes that took it are reported beside it. Where they are, a claim asks
+#: for at most this many times the windows measured so far.
 NAMED_SHARE, MOST_TIMES = 0.02, 10.0
 #: Most that can be removed from a window, as a share of it.
 MOST_TAKEN = 0.999

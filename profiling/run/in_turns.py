@@ -199,7 +199,7 @@ class CellsInTurns:
         cell.records.total += 1
 
     def time(self, cells: Sequence[LiveCell], seconds: float | None, *, with_controls: bool = True) -> None:
-        """Time cells in turns until they can be compared, or for `seconds`."""
+        """Time cells in turns until every comparison between them is decided, or for `seconds` at most."""
         cells = [each for each in cells if each.waiting_in.ready.takes_windows]
         if cells:
             _time(cells, seconds, self._now, self._again if with_controls else None)

@@ -10,7 +10,7 @@ TYPES = {
 
 
 class Compiled:
-    """Takes the place of a kernel: a launch compiles it for compute capability 9.0 and does not run it."""
+    """Stands in for a Triton kernel: launching it compiles it for compute capability 9.0 (Hopper), and runs nothing."""
 
     def __init__(self, kernel, launches):
         self.kernel, self.launches = kernel, launches

@@ -29,7 +29,7 @@ def f32(*shape):
 
 
 def calls_of(traced):
-    """Count a graph's calls; the item of what a kernel returns is none of its own."""
+    """Count a graph's calls, without the `getitem` that takes a convolution's result out of the list it returns."""
     return calls(traced) - Counter(getitem=calls(traced)["convolution"])
 
 
@@ -165,9 +165,9 @@ def test_a_norm_between_pointwise_convolutions_is_a_table_of_what_the_first_left
 
 
 def test_what_stays_says_why():
-    reasons = ReplaceConvolutions(grouped=True, misfit=lambda *_: "too small", **KERNELS)
+    refuses_all = ReplaceConvolutions(grouped=True, misfit=lambda *_: "too small", **KERNELS)
     module = Net(lambda self, x: self.conv(self.conv(x)), conv=nn.Conv1d(6, 6, 3, groups=2))
-    traced, counts = applied([reasons], module, 1e-5, x=f32(1, 6, 8))
+    traced, counts = applied([refuses_all], module, 1e-5, x=f32(1, 6, 8))
     assert (counts, traced.meta["left"]) == ([0], {"too small": 2})
 
 
