@@ -73,7 +73,8 @@ def check_hostile(fused, device="cpu"):
                 x[:, :, 0] = 1e5
             expected = reference(x.double(), None, None, gain, shift, None, None, groups, *options)[0]
             out = fused(x, None, None, gain, shift, None, None, groups, *options)[0]
-            assert relative(out, expected) < 1e-4, (shape, last)  # of x times the scale plus an offset: 6e-3
+            bound = 1e-4 if device == "cuda" else 3e-5  # 4.9e-5 was measured there; x·scale + offset has 6e-3
+            assert relative(out, expected) < bound, (shape, last)
         for value in (0.0, 7.0):
             constant = torch.full_like(x, value)
             out = fused(constant, None, None, gain, shift, None, None, groups, 1e-6, True, True, "none", 0.0)[0]
