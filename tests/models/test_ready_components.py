@@ -190,6 +190,7 @@ def test_a_replay_gives_the_numbers_of_eager_and_follows_its_state(name):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", NAMES)
@@ -214,6 +215,7 @@ def test_every_variant_is_right_at_full_size(name, tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_at_full_size_an_input_moves_the_output_more_than_rounding_does(name):

@@ -47,6 +47,7 @@ def clip_text(dtype, attention):
     )
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_clip_text_gains_ten_percent_over_plain_capture(dtype, attention, record_property):
