@@ -35,6 +35,7 @@ from profiling.report.render import Report, check_page_path, parse_options, show
 from profiling.report.table import Column, Table
 from profiling.results.environment import ENVIRONMENT_FILE
 from profiling.results.jsonl import RESULTS_FILE
+from profiling.results.judge import RESOLUTION
 from profiling.results.sweep import is_sweep
 
 INTERRUPTED = 130
@@ -59,8 +60,8 @@ _WRAP = 28
 _LEGEND = (
     "B / A: ratio of the times of neighbouring windows, or of all windows of two runs, with its 95% interval; above 1, "
     "B is slower. The interval contains what equal code differs by between processes and between runs.",
-    "same: the whole interval is within the threshold. faster, slower: the ratio is beyond it, and its interval "
-    "excludes 1; a chance of 5% that any cell is called so falsely (Holm).",
+    f"same: the whole interval is within {RESOLUTION:.0%}. faster, slower: the ratio is beyond that, and its interval "
+    "excludes 1; a chance of 5% that any cell is called so falsely (Holm). The exit code asks for more: see --threshold.",
 )
 
 
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--threshold",
         metavar="FRACTION",
         type=float,
-        help=f"changes up to this count as the same (default: {TWO_RUNS}, which is 5%%; {IN_TURNS} in turns)",
+        help=f"largest slowdown that passes (default: {TWO_RUNS}, which is 5%%; {IN_TURNS} in turns)",
     )
     parser.add_argument(
         "--cells", metavar="GLOB", help="only the cells whose <component>.<variant> matches: '*.compile'"
@@ -146,7 +147,7 @@ def _are_checkouts(options: argparse.Namespace) -> bool:
 def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: str | None = None) -> tuple[Report, int]:
     """Return the report on two runs, compared cell by cell, and the exit code.
 
-    Ratios within 1 ± `threshold` are the same, by default `default_threshold`; with a `glob` only cells like it count.
+    `threshold`: the largest slowdown that passes, by default `default_threshold`. With a `glob` only cells like it count.
 
     Raises:
         InputError: one of them is no run, or has no such cell.
@@ -164,7 +165,7 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
             lines.append(f"{letter} has no readable {ENVIRONMENT_FILE}: {unknown}.")
     matched, differences = list(matched_cells(a, b)), run_differences(a, b)
     threshold = default_threshold(matched) if threshold is None else threshold
-    cells = sorted(judged(matched, threshold), key=lambda cell: VERDICTS.index(cell.verdict))
+    cells = sorted(judged(matched), key=lambda cell: VERDICTS.index(cell.verdict))
     if not differences:
         lines.append("The recorded environments and options of the runs do not differ.")
     numbers = Counter(cell.verdict for cell in cells)
@@ -185,7 +186,7 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
 def _answer(cells: Sequence[CellComparison], threshold: float) -> str:
     """Return the conclusion with the exit code."""
     code, limit = exit_code(cells, threshold), f"{100 * threshold:.4g}%"
-    slower = sum(cell.verdict == "slower" for cell in cells)
+    slower = sum(cell.is_worse(threshold) for cell in cells)
     compared = sum(cell.verdict != "not compared" or cell.unmatched for cell in cells)
     number = sum(cell.is_open(threshold) for cell in cells)
     answer = f"Undecided for {number} of {count_of(compared, 'cell')} whether B is slower by more than {limit}"

@@ -26,7 +26,7 @@ Verdict = Answer | Literal["not compared"]
 VERDICTS: tuple[Verdict, ...] = ("slower", "undecided", "not compared", "faster", "same")
 #: Exit codes: no cell is slower, one is, undecided for some.
 PASSED, SLOWER, UNDECIDED = 0, 1, InputError.exit_code
-#: Largest change that is the same, of two runs (other processes, maybe another day) and where all cells took turns.
+#: Largest slowdown that passes, of two runs (other processes, maybe another day) and where all cells took turns.
 TWO_RUNS, IN_TURNS = 0.05, 0.02
 
 
@@ -54,26 +54,31 @@ class CellComparison:
         """The interval of the ratio, at the level of all cells together once they are judged."""
         return None if self.pair is None else self.pair.interval()
 
+    def is_worse(self, threshold: float) -> bool:
+        """Return whether B is slower by more than the threshold."""
+        return self.pair is not None and self.pair.answer(resolution=threshold) == "slower"
+
     def is_open(self, threshold: float) -> bool:
         """Return whether B may be slower by more than the threshold, or lacks what was measured in A."""
-        interval = self.interval
-        return self.unmatched or (self.verdict == "undecided" and (interval is None or interval[1] > 1 + threshold))
+        if self.unmatched or self.verdict in ("same", "not compared"):
+            return self.unmatched
+        return not self.is_worse(threshold) and (self.interval is None or self.interval[1] > 1 + threshold)
 
 
-def judged(cells: Iterable[CellComparison], threshold: float) -> tuple[CellComparison, ...]:
-    """Return the cells with the judge's answers on all of them together; within 1 ± `threshold` is the same."""
+def judged(cells: Iterable[CellComparison]) -> tuple[CellComparison, ...]:
+    """Return the cells with the judge's answers on all of them together."""
     every = list(cells)
     pairs = {place: cell.pair for place, cell in enumerate(every) if cell.pair is not None}
-    for place, pair in judge.judged(pairs, threshold).items():
-        answer = pair.answer(resolution=threshold)
-        wanted = f"wants {pair.wants(threshold)}" if answer == "undecided" else ""
+    for place, pair in judge.judged(pairs).items():
+        answer = pair.answer()
+        wanted = f"wants {pair.wants()}" if answer == "undecided" else ""
         reason = "; ".join(filter(None, (wanted, every[place].reason)))
         every[place] = replace(every[place], verdict=answer, reason=reason, pair=pair)
     return tuple(every)
 
 
 def default_threshold(cells: Iterable[CellComparison]) -> float:
-    """Return the largest change that is the same, unless the reader sets one."""
+    """Return the largest slowdown that passes, unless the reader sets one."""
     pairs = [cell.pair for cell in cells if cell.pair is not None and cell.interval is not None]
     return IN_TURNS if pairs and all(pair.in_turns for pair in pairs) else TWO_RUNS
 
@@ -81,10 +86,10 @@ def default_threshold(cells: Iterable[CellComparison]) -> float:
 def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
     """Return 1 where a cell is slower by more than the threshold, 2 where that is undecided for some, else 0.
 
-    A cell that is undecided passes where its whole interval is below 1 + `threshold`: it is the same or faster. One
-    that is correct in A and missing, wrong or different work in B is undecided.
+    A cell passes where its whole interval is below 1 + `threshold`. One that is correct in A and missing, wrong or
+    different work in B is undecided.
     """
-    if any(cell.verdict == "slower" for cell in cells):
+    if any(cell.is_worse(threshold) for cell in cells):
         return SLOWER
     compared = any(cell.verdict != "not compared" for cell in cells)
     return PASSED if compared and not any(cell.is_open(threshold) for cell in cells) else UNDECIDED

@@ -22,7 +22,7 @@ def records(run):
 
 
 def compared(runs):
-    cells = judged(matched_cells(*(read_run(run.folder) for run in runs)), 0.02)
+    cells = judged(matched_cells(*(read_run(run.folder) for run in runs)))
     return [(cell.variant, cell.verdict) for cell in cells], exit_code(cells, 0.02), cells
 
 
@@ -161,7 +161,7 @@ def test_two_revisions_of_a_repository(tmp_path, monkeypatch, capsys):
     folders = [repository / "runs" / "x" / name for name in ("A", "B")]
     assert main(["runs/x/A", "runs/x/B"]) == code, "they can be compared again"
     assert capsys.readouterr().out == printed.out
-    (cell,) = judged(matched_cells(*map(read_run, folders)), 0.02)
+    (cell,) = judged(matched_cells(*map(read_run, folders)))
     assert cell.verdict == ("slower" if code == 1 else "undecided")
     assert len({record.turns.began for folder in folders for record in read_records(folder).records}) == 1
     assert cell.pair.ratio > 1.5
