@@ -61,7 +61,7 @@ _LEGEND = (
     "B / A: ratio of the times of neighbouring windows, or of all windows of two runs, with its 95% interval; above 1, "
     "B is slower. The interval contains what equal code differs by between processes and between runs.",
     f"same: the whole interval is within {RESOLUTION:.0%}. faster, slower: the ratio is beyond that, and its interval "
-    "excludes 1; a chance of 5% that any cell is called so falsely (Holm). The exit code asks for more: see --threshold.",
+    "excludes 1; a chance of 5% that any cell is called so falsely (Holm). The exit code is by --threshold.",
 )
 
 
@@ -147,7 +147,7 @@ def _are_checkouts(options: argparse.Namespace) -> bool:
 def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: str | None = None) -> tuple[Report, int]:
     """Return the report on two runs, compared cell by cell, and the exit code.
 
-    `threshold`: the largest slowdown that passes, by default `default_threshold`. With a `glob` only cells like it count.
+    `threshold`: the largest slowdown that passes, by default `default_threshold`; `glob`: only cells like it count.
 
     Raises:
         InputError: one of them is no run, or has no such cell.
