@@ -158,7 +158,7 @@ def test_an_interrupt_removes_the_worktrees(repository, monkeypatch, capsys, num
 
 def compared(runs):
     loaded = [read_run(run.folder) for run in runs]
-    cells = judged(matched_cells(*loaded), 0.02)
+    cells = judged(matched_cells(*loaded))
     return {cell.variant: cell for cell in cells}, exit_code(cells, 0.02)
 
 

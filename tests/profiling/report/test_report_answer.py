@@ -338,4 +338,4 @@ def test_every_target_names_the_same_leader_with_the_same_answers(tmp_path: Path
         (line,) = (line for line in searched if line.startswith(f"{answer.component}: the winner is "))
         assert line.split()[4] == own.ranking.leader
     loaded = read_run(run)
-    assert {cell.verdict for cell in judged(matched_cells(loaded, loaded), 0.02)} == {"same", "not compared"}
+    assert {cell.verdict for cell in judged(matched_cells(loaded, loaded))} == {"same", "not compared"}
