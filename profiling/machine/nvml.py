@@ -130,6 +130,12 @@ def sm_clock_mhz(device: torch.device) -> int | None:
     return _query(device, lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
 
 
+def memory_used(device: torch.device) -> int | None:
+    """Return the bytes in use on the whole device, by any process. Unlike CUDA, NVML may be asked during a capture."""
+    memory = _query(device, pynvml.nvmlDeviceGetMemoryInfo)
+    return None if memory is None else memory.used
+
+
 def power_limit_w(device: torch.device) -> float | None:
     """Return the enforced power limit in watts."""
     milliwatts = _query(device, pynvml.nvmlDeviceGetEnforcedPowerLimit)

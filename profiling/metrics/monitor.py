@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Frames between two queries of the driver, and of the other processes on the device.
 DRIVER_EVERY, OTHERS_EVERY = 16, 64
+#: Seconds between two queries of the driver by a thread.
+DRIVER_SECONDS = 0.25
 #: A frame this many times as long as the running mean of those before it is long.
 LONG = 1.2
 #: Where not every frame is looked at, so many frames pass between two long ones that are. Of calls, those after which
@@ -58,14 +61,24 @@ class FrameMonitor:
     start, and what limited them. The allocator and /proc are read
     every `every` frames, and after a long one. With `calibrate`, a cudaMalloc is timed first, which waits for the
     device; without it the time of those inside frames is not known. With `of_loop`, the energy counter is read with the
-    clocks, and a thread asks the driver for the use of the device by other processes while there are any.
-    `energy_reason` says why there is no energy.
+    clocks, and a thread asks the driver for the use of the device by other processes while there are any. With `apart`,
+    a thread asks for all that the driver knows, since its answers take up to milliseconds: no frame waits for them, and
+    they are those of the frame that ended next. `energy_reason` says why there is no energy.
     """
 
     def __init__(
-        self, device: torch.device | None = None, *, every: int = 1, calibrate: bool = False, of_loop: bool = True
+        self,
+        device: torch.device | None = None,
+        *,
+        every: int = 1,
+        calibrate: bool = False,
+        of_loop: bool = True,
+        apart: bool = False,
     ) -> None:
-        self._of_loop = of_loop
+        self._of_loop, self._apart = of_loop, apart
+        self._asking: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._answers: dict[str, float] | None = None  # of the driver, which no frame has yet
         self._cuda = None if device is None or device.type != "cuda" else device
         self._every = every
         self._malloc_cost: tuple[float, float] | None = None
@@ -92,6 +105,7 @@ class FrameMonitor:
     def close(self) -> None:
         """Close the files and remove the callback of the garbage collector."""
         gc.callbacks.remove(self._on_collection)
+        self._closed.set()
         self._waits.close()
         if self._others is not None:
             self._others.close()
@@ -136,6 +150,17 @@ class FrameMonitor:
                     self._energy, self.energy_reason = EnergyCounter(self._cuda), None
                 except NoEnergy as reason:
                     self._energy, self.energy_reason = None, str(reason)
+            self._answers = None
+            if self._apart and self._asking is None:
+                self._asking = threading.Thread(target=self._ask, args=(self._cuda,), name="driver", daemon=True)
+                self._asking.start()
+
+    def _ask(self, device: torch.device) -> None:
+        """Ask the driver again and again, until this is closed."""
+        while True:
+            self._answers = self._driver(device, 1.0, others=True)
+            if self._closed.wait(DRIVER_SECONDS):
+                return
 
     def __call__(self, frame: int, frame_ms: float, *, long: bool | None = None) -> Mapping[str, float]:
         """Return the series of a frame: counts and ms since the call before, and bytes held now.
@@ -150,8 +175,8 @@ class FrameMonitor:
         if long and self._every > 1:
             self._next_long = frame + LONG_EVERY
         counts, (wait_ms, switches) = self._counts(), self._waits.read()
-        look = long or frame % self._every == 0
-        if not (look or switches or wait_ms) and counts == self._counted:
+        look, answers = long or frame % self._every == 0, self._answers
+        if not (look or answers or switches or wait_ms) and counts == self._counted:
             return self._nothing
         row = self._nothing | {"switches": switches}
         if wait_ms is not None:
@@ -160,6 +185,11 @@ class FrameMonitor:
             row |= self._changes(frame, counts)
         if look:
             row |= self._look(frame, frame_ms, long=long)
+        if answers:
+            self._answers = None
+            row |= answers
+            if "others_ms" in answers:
+                row["others_ms"] = answers["others_ms"] * frame_ms
         return row
 
     def _is_worth_a_look(self, frame: int, excess_ms: float) -> bool:
@@ -195,7 +225,7 @@ class FrameMonitor:
             since = {name: value for name, value in since.items() if name not in ("steal_ms", "malloc_ms")}
         self._memory_frame = frame
         row |= since
-        if self._cuda is not None and (long or frame % max(DRIVER_EVERY, self._every) == 0):
+        if self._cuda is not None and not self._apart and (long or frame % max(DRIVER_EVERY, self._every) == 0):
             row |= self._driver(self._cuda, frame_ms, others=long or frame % max(OTHERS_EVERY, 16 * self._every) == 0)
         return row
 
@@ -224,15 +254,15 @@ class FrameMonitor:
         return {"malloc_ms": allocations * per_call + grown * per_byte if allocations else 0.0}
 
     def _driver(self, device: torch.device, frame_ms: float, *, others: bool) -> dict[str, float]:
-        import torch
+        from profiling.machine.nvml import memory_used
 
         row: dict[str, float] = {}
         if self._clocks is not None and (clock := self._clocks.read()) is not None:
             row["sm_clock_mhz"] = clock
         if self._energy is not None and (joules := self._read_energy(self._energy)) is not None:
             row[ENERGY] = joules
-        free, total = torch.cuda.mem_get_info(device)
-        row["device_used"] = total - free
+        if (used := memory_used(device)) is not None:
+            row["device_used"] = used
         if others and self._others is not None and (share := self._others.share()) is not None:
             row["others_ms"] = share * frame_ms
         return row

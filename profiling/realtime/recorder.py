@@ -397,7 +397,8 @@ class FrameRecorder:
                     self._monitor.use(timer.device)
             if self._monitor is None:
                 self._run.open()
-                self._monitor = FrameMonitor(None if self.timer is None else self.timer.device, every=MEMORY_EVERY)
+                device = None if self.timer is None else self.timer.device
+                self._monitor = FrameMonitor(device, every=MEMORY_EVERY, apart=True)
                 self._close_monitor = weakref.finalize(self, self._monitor.close)
             frame.number = self._begun - self._warmup
             frame.follows_idle = not self._unread

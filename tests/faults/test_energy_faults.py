@@ -71,7 +71,7 @@ def test_a_counter_that_fails_in_a_loop(monkeypatch):
     made.install(monkeypatch)
     monkeypatch.setattr(nvml, "limited_ns", lambda device: {})
     monkeypatch.setattr(nvml, "sm_clock_mhz", lambda device: None)
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (1, 2))
+    monkeypatch.setattr(nvml, "memory_used", lambda device: 1)
     monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", _no_memory)
     monitor = FrameMonitor(DEVICE)
     rows = []

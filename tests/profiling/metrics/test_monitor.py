@@ -1,10 +1,14 @@
 """What a FrameMonitor says after a frame: which frames it looks at, and that it misses nothing in the others."""
 
 import gc
+import threading
+import time
 from contextlib import closing
 
 import pytest
+import torch
 
+from profiling.machine import nvml
 from profiling.metrics.monitor import LONG_EVERY, FrameMonitor
 
 EVERY = 64
@@ -44,3 +48,29 @@ def test_an_event_is_one_of_the_frame_in_which_it_was(monitor):
     assert [row["collections"] for row in rows] == [0, 0, 0, 0, 1, 0, 0, 0, 0]
     assert rows[4]["collection_ms"] > 0
     assert all(row.keys() == rows[0].keys() for row in rows), "and nothing is absent in the others"
+
+
+def test_a_driver_that_is_asked_apart_holds_up_no_frame(monkeypatch):
+    """Its answer is that of the frame that ends next."""
+    may_answer, asked_in = threading.Event(), []
+
+    def clock(device):
+        asked_in.append(threading.current_thread())
+        assert may_answer.wait(20)
+        return 1755
+
+    sizes = {"all": {"current": 0}}
+    stats = {"num_alloc_retries": 0, "num_device_alloc": 0, "allocated_bytes": sizes, "reserved_bytes": sizes}
+    monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", lambda device: stats)
+    monkeypatch.setattr(nvml, "_handle", lambda device: None)  # there is no other answer
+    monkeypatch.setattr(nvml, "sm_clock_mhz", clock)
+    with closing(FrameMonitor(torch.device("cuda", 0), every=EVERY, apart=True)) as monitor:
+        assert not any("sm_clock_mhz" in monitor(frame, 1.0) for frame in range(3 * EVERY))
+        may_answer.set()
+        deadline, frame = time.monotonic() + 20, 3 * EVERY + 1
+        while (row := monitor(frame, 1.0)).get("sm_clock_mhz") != 1755 and time.monotonic() < deadline:
+            frame += 1
+        assert row["sm_clock_mhz"] == 1755
+        assert "sm_clock_mhz" not in monitor(frame + 1, 1.0)
+        assert monitor.clocks().sm_clock_median_mhz == 1755
+    assert threading.current_thread() not in asked_in
