@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from profiling.errors import printable
 from profiling.report.cells import (
@@ -20,7 +21,7 @@ from profiling.report.cells import (
     median_of,
     ratio_value,
 )
-from profiling.report.format import count_of, few, listed, named_once, percent
+from profiling.report.format import Value, count_of, few, listed, named_once, percent
 from profiling.report.page import Section
 from profiling.report.roofline import deciding, next_step
 from profiling.report.run_data import RunData, name_of, wrong_because
@@ -75,6 +76,16 @@ class Answer:
     def speedup(self) -> Pair | None:
         """The time of the baseline over that of the fastest; None where that is the baseline, or there is none."""
         return None if self.fastest is None or self.fastest.is_realtime else speedup(self.fastest, self.group)
+
+    @property
+    def p50(self) -> Value | None:
+        """The time of the fastest in ms, with its interval."""
+        return None if self.fastest is None else median_of(self.fastest)
+
+    @property
+    def vs_baseline(self) -> Value | None:
+        """The speedup as it is shown."""
+        return ratio_value(self.speedup)
 
     @property
     def holds(self) -> str | None:
@@ -217,14 +228,21 @@ def holds_words(said: Holds) -> str:
     return f"{said.answer}: {evidence} (at most {percent(said.most)})"
 
 
+def judged_columns(against: str) -> tuple[Column[Any], ...]:
+    """Return the columns of an answer, of a run or a sweep: what leads, its time and speedup, the rate it holds."""
+    return (
+        Column("fastest correct", lambda row: row.ranking.leader if row.ranking else "none", wrap=34),
+        Column("p50", lambda row: row.p50, "ms"),
+        Column(against, lambda row: row.vs_baseline, "ratio"),
+        Column("holds", lambda row: row.holds),
+    )
+
+
 def _columns(baselines: set[str]) -> tuple[Column[Answer], ...]:
     against = f"vs {baselines.pop()}" if len(baselines) == 1 else "vs its baseline"
     return (
         Column("component", lambda row: row.component, wrap=26),
-        Column("fastest correct", lambda row: row.fastest.variant if row.fastest else "none", wrap=34),
-        Column("p50", lambda row: median_of(row.fastest) if row.fastest else None, "ms"),
-        Column(against, lambda row: ratio_value(row.speedup), "ratio"),
-        Column("holds", lambda row: row.holds),
+        *judged_columns(against),
         Column("next", lambda row: (row.next[0] if len(row.next[0]) <= _SHORT else "see below") or None, wrap=_SHORT),
         Column("bound by", lambda row: row.bound, depth="report"),
     )

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from profiling.errors import LONGEST_COMMAND, InputError, printable, reason_of, shell_words
-from profiling.report.answer import failure_lines, held_rate, ranking_remarks
+from profiling.report.answer import failure_lines, held_rate, judged_columns, ranking_remarks
 from profiling.report.cells import conditions_of, median_of, ratio_value
 from profiling.report.export import cell_rows, csv_text
 from profiling.report.format import Estimate, Link, Value, count_of, few, listed, named_once, number_of, percent
@@ -153,6 +153,11 @@ class SweepAnswer:
     def holds(self) -> str | None:
         """The highest frame rate that the fastest holds; if jobs differ, the rate of each."""
         return " or ".join(dict.fromkeys(cell.holds for cell in self.fastest if cell.holds)) or None
+
+    @property
+    def vs_baseline(self) -> Value | None:
+        """The speedup as it is shown; 1 for the baseline."""
+        return _against_baseline(self.fastest)
 
     @property
     def jobs(self) -> Value | None:
@@ -362,10 +367,7 @@ def _answer_section(data: SweepData) -> Section:
     shown = (
         Column[SweepAnswer]("component", lambda row: row.name, wrap=26),
         *([Column[SweepAnswer]("device", lambda row: row.device, wrap=20)] if data.on_several else []),
-        Column[SweepAnswer]("fastest correct", lambda row: row.ranking.leader if row.ranking else "none", wrap=34),
-        Column[SweepAnswer]("p50", lambda row: row.p50, "ms"),
-        Column[SweepAnswer]("vs baseline", lambda row: _against_baseline(row.fastest), "ratio"),
-        Column[SweepAnswer]("holds", lambda row: row.holds),
+        *judged_columns("vs baseline"),
         Column[SweepAnswer]("jobs", lambda row: row.jobs if row.fastest else None),
     )
     table = Table("Answer", shown, data.answers, keys=1 + data.on_several, few=_CONSOLE)
