@@ -118,8 +118,10 @@ class Evidence:
         return blocks is not None and self.here.multiprocessors is not None and blocks < self.here.multiprocessors
 
     def longest(self) -> list[KernelFinding]:
-        """Return what takes most of the call, the longest first: the slow kernels, or, without any, all."""
-        for groups in (self.slow, self.classes):
+        """Return what takes most of the call, the longest first: slow kernels, and unknown ones; without any, all."""
+        other, _ = _CLASSES["other"]
+        unknown = [each for each in self.classes if each.what == other and each.gbps is each.tflops is None]
+        for groups in ((*self.slow, *(each for each in unknown if each not in self.slow)), self.classes):
             if found := [each for each in groups if self.share(each.ms) >= _LEAST_NAMED]:
                 return sorted(found, key=lambda each: -each.ms)[:_NAMED]
         return []

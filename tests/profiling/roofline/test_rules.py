@@ -259,6 +259,15 @@ def test_one_slow_reduction_is_named_with_its_share_rate_and_grid():
     assert filled == "group norm reductions: use faster kernels (saves at most 5.2 of their 5.6 ms)", "no cure is known"
 
 
+def test_kernels_of_which_nothing_is_known_are_named_beside_slow_ones():
+    """Else a call that spends its time in the user's own kernels would be bound by the little that is known."""
+    kernels = (kernel("mine", 4.0, "other"), kernel("indexing", 1.0, "pointwise", gbps=100.0))
+    slow = KernelFinding(kind="elementwise", what="fused indexing", ms=1.0, saves_ms=0.9, gbps=100.0, of_ceiling=0.1)
+    verdict = judged(CAPTURED, kernels_by_time=kernels, findings=(slow,))
+    assert verdict.bound == "other kernels 40%, fused indexing 10%"
+    assert verdict.steps[0].words == "fused indexing", "which is predicted to save time"
+
+
 def test_kernels_that_run_side_by_side_take_no_more_than_the_call():
     """Two kernels of 6 ms each, side by side in a call of 10 ms, of which the GPU works 6."""
     kernels = tuple(Kernel(kind="conv", name=name, ms=6.0, share=0.5, count=3.0, mean_us=2e3) for name in "ab")
