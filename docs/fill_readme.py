@@ -10,13 +10,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from profiling.report.answer import answer_section
+from profiling.report.cells import median_of, prepare_seconds
 from profiling.report.format import escaped
 from profiling.report.heading import heading_lines
 from profiling.report.realtime import realtime_section
 from profiling.report.render import Report, render_markdown
 from profiling.report.run_data import RunData, load_run
 from profiling.report.sweep import sweep_as
-from profiling.report.table import markdown
+from profiling.report.table import Column, Table, columns, markdown
+from profiling.report.time_split import call_parts
+from profiling.results.explained import Kernel
+from profiling.results.record import Record
 from profiling.results.sweep import is_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,6 +52,29 @@ def loop_block() -> str:
     return f"{markdown(answer_section(run).tables[1], 'console')}\n\n{lines}\n\n{measured_on(run)}"
 
 
+def decoder_block() -> str:
+    """Return where the time of a decoder goes, variant by variant, and the longest kernels of its fastest one."""
+    run = load_run(RESULTS / "h100_decoder_steps")
+    rows = [record for record in run.records if record.component == "image_decoder"]
+    labels = dict.fromkeys(part.label for record in rows for part in call_parts(record))
+    shown = (
+        Column[Record]("variant", lambda record: record.variant),
+        Column[Record]("p50", median_of, "ms"),
+        *(Column[Record](label, lambda record, label=label: _ms_of(record, label), "ms") for label in labels),
+        *columns(Record, "roofline.over_roofline", "roofline.bound"),
+        Column[Record]("rel. L2", lambda record: record.parity and record.parity.rel_l2, "error"),
+        Column[Record]("prepare", prepare_seconds, "s"),
+    )
+    roofline = rows[-1].roofline
+    kernels = roofline.kernels[:8] if roofline is not None else ()
+    longest = Table("Kernels", columns(Kernel, "name", "count", "ms", "mean_us"), kernels)
+    return "\n\n".join((markdown(Table("Variants", shown, rows)), markdown(longest), measured_on(run)))
+
+
+def _ms_of(record: Record, label: str) -> float | None:
+    return next((part.ms for part in call_parts(record) if part.label == label), None)
+
+
 def measured_on(run: RunData) -> str:
     """Return the card, versions, revision and date of a run."""
     return escaped(" · ".join(heading_lines(run)))
@@ -57,6 +84,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "results": results_block,
     "models": models_block,
     "loop": loop_block,
+    "decoder": decoder_block,
 }
 
 
