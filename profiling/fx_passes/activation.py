@@ -46,9 +46,10 @@ def activation_after(graph: Graph, out: fx.Node) -> tuple[list[fx.Node], Activat
 
 def _activation_of(graph: Graph, source: fx.Node, region: list[fx.Node]) -> Activation | None:
     """Return the activation that a region computes, or None if it computes another function."""
+    sines = [node for node in region if name_of_call(node) == "sin"]
 
     def values(x: Tensor) -> dict[fx.Node, Any]:
-        return graph.values(region, source, x)
+        return graph.values(region, source, x, [*sines, *(each for sine in sines for each in sine.all_input_nodes)])
 
     x, last = random_numbers(source, 3.0, 0.0), region[-1]
     result = values(x)[last]
@@ -60,7 +61,6 @@ def _activation_of(graph: Graph, source: fx.Node, region: list[fx.Node]) -> Acti
     slope = round(-float(values(-torch.ones_like(x))[last].flatten()[0]), 6)
     if abs(slope) < 1 and distance(F.leaky_relu(x, slope), result) < SAME:
         return Activation("leaky_relu", slope)
-    sines = [node for node in region if name_of_call(node) == "sin"]
     if len(sines) != 1 or ones[sines[0]].numel() != x.numel():
         return None
     alpha = ones[sines[0].all_input_nodes[0]].reshape(*x.shape[:2], -1)[0, :, 0]

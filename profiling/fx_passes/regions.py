@@ -7,7 +7,7 @@ own, and compares. The regions grow from a first call towards the graph's output
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from types import FunctionType
@@ -96,12 +96,22 @@ class Graph:
         readers = {node for node in self.order if families(node) & written} if written else set()
         return readers <= inside and not any(is_written(node) for node in inside - readers)
 
-    def values(self, region: list[fx.Node], source: fx.Node, x: Tensor) -> dict[fx.Node, Any]:
-        """Return the value of each node of a region where `source` is `x`: all numbers in the dtype of `x`.
+    def values(
+        self, region: list[fx.Node], source: fx.Node, x: Tensor, keep: Collection[fx.Node] = ()
+    ) -> dict[fx.Node, Any]:
+        """Return the values of the last node of a region, and of those in `keep`, where `source` is `x`.
 
-        Casts inside are ignored, so that the result is that of the function and not of its rounding.
+        All numbers have the dtype of `x`. Casts inside are ignored, so that the result is that of the function and not
+        of its rounding. Other values are freed after their last reader: on large pictures they would be gigabytes.
         """
-        return self._values(region, {source: x}, x.dtype)
+        last_reader = {node: reader for reader in region for node in reader.all_input_nodes}
+        values: dict[fx.Node, Any] = {source: x}
+        for node in region:
+            values = self._values([node], values, x.dtype)
+            for read in node.all_input_nodes:
+                if last_reader[read] is node and read not in keep:
+                    del values[read]
+        return values
 
     def _values(
         self, nodes: list[fx.Node], given: dict[fx.Node, Any] | None = None, dtype: torch.dtype | None = None
