@@ -144,7 +144,7 @@ def _matched(cell: CellComparison, one: Record, two: Record) -> CellComparison:
     ]
     pair = compare_records(two, one)
     if pair is None:
-        others = ["no windows were kept", *others]
+        others = ["the records have no windows", *others]
     return replace(cell, verdict="undecided", reason="; ".join(others), pair=pair, changes=cell_changes(one, two))
 
 

@@ -274,8 +274,8 @@ def ranking_remarks(ranked: Ranking) -> Iterator[str]:
     if same := ranked.named("same"):
         yield f"same within {RESOLUTION:.0%}: {few(same)}"
     if undecided := ranked.named("undecided"):
-        wanted = dict.fromkeys(ranked.pairs[name].wants() for name in undecided)
-        yield f"{UNDECIDED}: whether {few(undecided)} may be as fast; {listed(list(wanted), last='or')} would tell"
+        hardest = max((ranked.pairs[name] for name in undecided), key=Pair.times_wanted)
+        yield f"{UNDECIDED}: whether {few(undecided)} may be as fast; {hardest.wants()} would tell"
 
 
 def _about_baseline(answer: Answer, fastest: Record) -> Iterator[str]:

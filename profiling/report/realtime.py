@@ -45,7 +45,7 @@ def realtime_section(data: RunData) -> Section:
     slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]
     lines += [words] if (words := summed_words([each for _, each in slow], "frame")) else []
     parts = [part for record, loop in loops for part in _parts(record, loop)]
-    tables = cell_table("Stage budget, medians", _BUDGET, parts, keys=3), slow_table(slow, "frame")
+    tables = cell_table("Stage budget, medians", _BUDGET, parts, keys=3, depth="report"), slow_table(slow, "frame")
     series, unread = _frame_times(data)
     views = [View(cell_words(r, component=True), _frames_figure(r, frames)) for r, frames in series]
     longest = max((frames.size for _, frames in series), default=0)

@@ -123,7 +123,7 @@ def cell_table(
 
     names: tuple[Column[Row], ...] = (
         Column("component", lambda row: record_of(row).component),
-        Column("variant", lambda row: record_of(row).variant),
+        Column("variant", lambda row: record_of(row).variant, wrap=34),
     )
     return Table(title, (*names, *columns), rows, notes, lambda row: not record_of(row).is_correct, keys, depth)
 

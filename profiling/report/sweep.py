@@ -20,7 +20,7 @@ from typing import Any
 
 from profiling.errors import LONGEST_COMMAND, InputError, printable, reason_of, shell_words
 from profiling.report.answer import failure_lines, held_rate, judged_columns, ranking_remarks
-from profiling.report.cells import conditions_of, median_of, ratio_value
+from profiling.report.cells import conditions_of, median_of, ratio_value, speedup_of
 from profiling.report.export import cell_rows, csv_text
 from profiling.report.format import Estimate, Link, Value, count_of, few, listed, named_once, number_of, percent
 from profiling.report.page import PAGE_FILE, Section
@@ -83,6 +83,7 @@ class SweptCell:
     status: str  # ok, or why its time does not count
     reason: str | None
     p50: Estimate | float | None  # ms
+    vs_baseline: Value | None  # of its own run
     holds: str | None
     values: Mapping[str, str]  # of the overrides that concern it: not those of another component or variant
     facts: frozenset[str] | None  # of the work of its component in this job; None where nothing of it was timed
@@ -157,7 +158,8 @@ class SweepAnswer:
     @property
     def vs_baseline(self) -> Value | None:
         """The speedup as it is shown; 1 for the baseline."""
-        return _against_baseline(self.fastest)
+        is_baseline = bool(self.fastest) and all(cell.baseline is cell.judged for cell in self.fastest)
+        return 1.0 if is_baseline else ratio_value(self.speedup)
 
     @property
     def jobs(self) -> Value | None:
@@ -191,12 +193,6 @@ def _speedup(cells: Sequence[SweptCell]) -> Pair | None:
     both = [cell for cell in cells if cell.baseline is not None and cell.baseline is not cell.judged]
     baseline, own = _placed([cell.baseline for cell in both]), _placed([cell.judged for cell in both])
     return None if baseline is None or own is None else compare(baseline, own)
-
-
-def _against_baseline(cells: Sequence[SweptCell]) -> Value | None:
-    """Return the speedup of one recipe over the baseline as text or number; 1 for the baseline."""
-    is_baseline = bool(cells) and all(cell.judged is not None and cell.baseline is cell.judged for cell in cells)
-    return 1.0 if is_baseline else ratio_value(_speedup(cells))
 
 
 def _placed(cells: Sequence[Cell | None]) -> Cell | None:
@@ -300,6 +296,7 @@ def _cells(job: SweptJob, group: Sequence[Record]) -> Iterator[SweptCell]:
             status=wrong_because(record) or "ok",
             reason=record.reason,
             p50=median_of(record),
+            vs_baseline=speedup_of(record, group) if record.is_correct else None,
             holds=held_rate(record) if record.is_correct else None,
             values={key: value for key, value in job.values.items() if concerns(key, record)},
             facts=facts,
@@ -390,7 +387,7 @@ def _cells_section(data: SweepData) -> Section:
         Column[SweptCell]("component", lambda row: row.component),
         Column[SweptCell]("variant", lambda row: row.variant),
         Column[SweptCell]("p50", lambda row: row.p50, "ms"),
-        Column[SweptCell]("vs baseline", lambda row: _against_baseline([row]), "ratio"),
+        Column[SweptCell]("vs baseline", lambda row: row.vs_baseline, "ratio"),
         Column[SweptCell]("holds", lambda row: row.holds),
         Column[SweptCell]("status", lambda row: row.status),
         Column[SweptCell]("SM clock", lambda row: row.sm_clock, "count", unit="MHz", depth="report"),

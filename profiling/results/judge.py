@@ -71,8 +71,8 @@ TRIM = 0.2
 #: Standard errors in the largest difference of windows that are apart (99.9%), the degrees of freedom of that, and the
 #: fewest windows: that all of 8 err to one side has a probability of 0.8%.
 APART, BOUNDED, APART_WINDOWS = 3.29, 1e6, 8
-#: Share of a time (0 to 1) from which other processes that took it are reported beside it. Where they are, a claim asks
-#: for at most this many times the windows measured so far.
+#: Share of a time (0 to 1) from which other processes that took it are reported beside it; and the most times as much
+#: that an undecided pair asks for in numbers.
 NAMED_SHARE, MOST_TIMES = 0.02, 10.0
 #: Most that can be removed from a window, as a share of it.
 MOST_TAKEN = 0.999
@@ -236,14 +236,19 @@ class Pair:
         """Return what would decide an undecided pair: a quiet machine, more placements, or more windows."""
         if not np.isfinite(self.noise):
             return "more time (seconds=)"
-        apart = abs(self.log_ratio)
-        reach = self.reach(self.level) / max(apart, np.log1p(resolution) - apart)
-        is_hopeless = self.taken > NAMED_SHARE and reach**2 > MOST_TIMES
+        times = self.times_wanted(resolution)
+        is_hopeless = self.taken > NAMED_SHARE and times > MOST_TIMES
         if is_hopeless or self.high_removed - self.low_removed > 2 * self.reach(self.level):
             return "a quiet machine"
+        often = f"over {MOST_TIMES:.0f}" if times > MOST_TIMES else f"{int(np.ceil(max(2.0, times)))}"
         if self.placement > self.noise:
-            return f"{int(np.ceil(max(2.0, reach**2)))} times as many processes{'' if self.in_turns else ', in turns'}"
-        return f"{max(2.0, reach**2):.0f} times the time (seconds=)"
+            return f"{often} times as many processes{'' if self.in_turns else ', in turns'}"
+        return f"{often} times the time (seconds=)"
+
+    def times_wanted(self, resolution: float = RESOLUTION) -> float:
+        """Return how many times as much would have to be measured for an answer, if the estimate stays."""
+        apart = abs(self.log_ratio)
+        return (self.reach(self.level) / max(apart, np.log1p(resolution) - apart)) ** 2
 
     @property
     def is_limited_by_placement(self) -> bool:

@@ -414,7 +414,6 @@ class Speedup(Section, frozen=True, kw_only=True):
 
     vs: Annotated[str, about("the variant that this one is compared with")]
     wall: Annotated[float, about("ratio of wall times; above 1 is faster", "ratio", "speedup")]
-    ci95: Annotated[Interval | None, about("95% interval of the ratio")] = None
     break_even_calls: Annotated[int | None, about("calls after which the longer preparation has paid off")] = None
 
 

@@ -23,6 +23,7 @@ from profiling.results.judge import (
     Cell,
     Drift,
     Holds,
+    HoldsAnswer,
     Pair,
     Ranking,
     Spread,
@@ -291,12 +292,17 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
 def keeps_audio(record: Record) -> Answer | None:
     """Return whether sound is made slower than it is played, or faster, the same, or undecided; None without sound.
 
-    The rate is that of all frames. How well it is known is that of the typical frame; where too few windows were kept,
-    the shortest and the longest frame bound it.
+    A loop that is paced at the rate of its sound keeps up where it holds that rate. Else the rate is that of all
+    frames, known as well as the typical frame; where too few windows were kept, the shortest and the longest bound it.
     """
     loop, placements, frames = record.realtime, placements_of(record), summary_of(record)
     if loop is None or not loop.audio_rtf or not record.is_correct or frames is None or not placements:
         return None
+    media_fps = loop.wall_fps / loop.audio_rtf if loop.wall_fps else None
+    paced = [each for each in loop.rates if loop.pace == "realtime" and media_fps and np.isclose(each.fps, media_fps)]
+    if paced and (said := holds_rate(record, paced[0])) is not None:
+        answers: dict[HoldsAnswer, Answer] = {"yes": "same", "no": "slower", "undecided": "undecided"}
+        return answers[said.answer]
     low, high = time_interval(placements[0]) or (frames.min, frames.max)
     time, typical = 1 / loop.audio_rtf, float(np.exp(Cell(placements, spread_of(record)).log_ms))
     return claim(float(np.log(time)), (time * low / typical, time * high / typical))

@@ -53,7 +53,8 @@ class Evidence:
 
     `memory` and `compute` are the times of its bytes and FLOPs at the ceilings, `roofline` the larger. `traffic` is
     that of what single operators read and write, 0 where a compiler fused them, and `fusable` the part of it that need
-    not move. `weights` is the share of the weights in the bytes, `dtype` that of most FLOPs.
+    not move. `weights` is the share of the weights in the bytes, `linear` that of matrix products in the FLOPs,
+    `dtype` that of most FLOPs.
 
     Of a GPU: `idle` is its idle time, `short` that in which only short kernels ran, `launching` the host's at the
     launch cost of this device. It is `underfilled` where most of the busy time goes to kernels that are short or of few
@@ -77,6 +78,7 @@ class Evidence:
         self.traffic = 1e3 * size / ceilings.bytes_per_s(size) / wall_ms
         self.fusable = max(0.0, self.traffic - self.memory)
         self.weights = section.bytes.get("weights", 0) / max(1, section.bytes.get("total", 0))
+        self.linear = section.flops.get("matmul", 0) / max(1, section.flops.get("total", 0))
         spent = ceilings.compute_ms(section.flops_by_dtype)
         self.dtype = max(spent, key=lambda dtype: spent[dtype], default=ceilings.dtype)
         self.idle = max(0.0, 1 - work.busy_ms / wall_ms) if self.profiled else 0.0

@@ -114,7 +114,9 @@ def _other_dtype(e: Evidence) -> _Steps:
     """Propose the dtype in which bytes and FLOPs take least at the measured ceilings."""
     times = {}
     for dtype in {e.ceilings.dtype, *e.ceilings.other_flops_per_s} & set(_OTHERS.get(e.dtype, ())):
-        compute = e.compute * e.ceilings.flops_ceiling(e.dtype) / e.ceilings.flops_ceiling(dtype)
+        # 8 bits are for linear layers: convolutions and attention stay as they are.
+        share = 1.0 if dtype in _BYTES else e.linear
+        compute = e.compute * (1 - share + share * e.ceilings.flops_ceiling(e.dtype) / e.ceilings.flops_ceiling(dtype))
         times[dtype] = max(e.memory * _BYTES.get(dtype, _BYTES[e.dtype]) / _BYTES[e.dtype], compute)
     dtype = min(times, key=lambda dtype: times[dtype], default=e.dtype)
     if (saved := e.roofline - times.get(dtype, e.roofline)) >= WORTH:

@@ -71,7 +71,7 @@ def with_speedup(record: Record, baseline: Record | None) -> Record:
         return record
     pair = compare(Cell(one, spread_of(baseline)), Cell(other, spread_of(record)))
     calls = break_even_calls(record, baseline)
-    ratio = Speedup(vs=BASELINE, wall=pair.ratio, ci95=pair.interval(), break_even_calls=calls)
+    ratio = Speedup(vs=BASELINE, wall=pair.ratio, break_even_calls=calls)
     return replace(record, speedup=ratio)
 
 

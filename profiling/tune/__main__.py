@@ -13,6 +13,8 @@ from omegaconf import DictConfig
 from profiling.cli.app import CONF, execute, main
 from profiling.cli.config import read_config, steps_of
 from profiling.errors import InputError, command, printable
+from profiling.report.cells import speedup_of
+from profiling.report.format import show
 from profiling.report.tune import TUNE
 from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import write_text
@@ -139,7 +141,7 @@ def finished(run: Run, space: Space) -> int:
     path = run.folder / "variant" / f"{TUNED}.yaml"
     path.parent.mkdir(exist_ok=True)
     recipe = yaml.safe_dump({TUNED: space.recipe(chosen)}, sort_keys=False)
-    write_text(path, f"# {_evidence(best)}\n{recipe}")
+    write_text(path, f"# {_evidence(best, records)}\n{recipe}")
     own = Path("component", f"{best.component}.yaml")
     if not (CONF / own).exists():
         (run.folder / own).parent.mkdir(exist_ok=True)
@@ -154,11 +156,11 @@ def finished(run: Run, space: Space) -> int:
     return exit_code(records)
 
 
-def _evidence(best: Record) -> str:
+def _evidence(best: Record, records: Sequence[Record]) -> str:
     """Return the measurements of the winner in one line."""
     error = best.parity.rel_l2 if best.parity is not None else None
-    gain = 1.0 if best.speedup is None else best.speedup.wall
-    facts = [f"{gain:.3g}x as fast as eager", *([] if error is None else [f"relative L2 error {error:.2g}"])]
+    facts = [f"{show(speedup_of(best, records), 'ratio')} as fast as eager"]
+    facts += [] if error is None else [f"relative L2 error {error:.2g}"]
     where = f"{best.component}, {best.scale}, {best.dtype} on {best.device}"
     return printable(f"Found by profiling.tune for {where}: {best.variant}, {', '.join(facts)}.")
 

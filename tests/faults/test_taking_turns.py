@@ -39,7 +39,7 @@ def test_a_resident_dies(tmp_path):
     assert "SIGSEGV" in records["v"].reason
     assert len(records["v"].turns.windows) == 2
     assert records["v"].metrics.wall_ms.n == sum(window.n for window in records["v"].turns.windows)
-    assert records["w"].speedup.ci95 is not None
+    assert records["w"].speedup is not None
 
 
 @promise("dies")

@@ -134,6 +134,19 @@ def test_sound_that_is_made_too_slowly_runs_dry() -> None:
     assert "Audio runs dry: it is made at 0.900× real time." in verdict(slow)
 
 
+@pytest.mark.parametrize(("late", "said"), [(0, ""), (5, "Undecided whether audio runs dry"), (60, "Audio runs dry")])
+def test_a_loop_that_is_paced_by_its_sound_keeps_up_where_it_holds_that_rate(late: int, said: str) -> None:
+    """A late frame of a paced loop costs a whole period of sound, which the typical frame knows nothing of."""
+    rates = frame_loop()["deadlines"] | {
+        "60": {"fps": 60.0, "budget_ms": 1000 / 60, "misses": late, "bursts": late, "longest_run": 1}
+        | {"longest_stall_ms": 1.0}
+    }
+    paced = frame_loop(pace="realtime", wall_fps=59.4, audio_rtf=0.99, late=late, deadlines=rates)
+    words = verdict(build_loop("a", paced))
+    assert said in words
+    assert ("udio" in words) == bool(said)
+
+
 def kept(data: RunData, frames: np.ndarray) -> RunData:
     """Leave the series of a loop where a run leaves it."""
     path = data.folder / series_file("realtime.cuda_graph")

@@ -30,6 +30,7 @@ def planted(*given, **changes):
         traffic_bytes=None if facts.get("traffic_ms") is None else round(1e9 * facts["traffic_ms"]),
         bytes={"weights": round(100 * facts["weights"]), "total": 100},
         flops_by_dtype={facts["dtype"]: 1},
+        flops={"matmul": round(100 * facts.get("linear", 1.0)), "total": 100},
         device_work=DeviceWork(**work) if "busy_ms" in facts else None,
         kernels=facts["kernels_by_time"],
         findings=facts.get("findings", ()),
@@ -210,6 +211,8 @@ SLOW = (kernel("aten::mkldnn_convolution", 9.0, "operator", gbps=10.0),)
         ),  # a CPU that emulates it
         (HOST | {"compute_ms": 8.0, "other_flops_per_s": {}}, "bfloat16", None),  # not measured
         (HOST | {"compute_ms": 8.0, "dtype": "bfloat16"}, "int8", 4.0),
+        (HOST | {"compute_ms": 8.0, "dtype": "bfloat16", "linear": 0.5}, "int8", 7.0),
+        (HOST | {"compute_ms": 8.0, "dtype": "bfloat16", "linear": 0.0}, "int8", None),  # no 8-bit convolutions
         (LONG | {"memory_ms": 9.0}, "bfloat16", 5.5),  # half of the bytes
         (LONG | {"memory_ms": 9.0, "dtype": "bfloat16"}, "int8", None),  # bytes are no reason for 8 bits
         (LONG | {"memory_ms": 9.0, "dtype": "int8"}, "float8", None),

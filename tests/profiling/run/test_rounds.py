@@ -104,7 +104,6 @@ def test_a_speedup_is_the_ratio_of_medians_of_two_cells_that_are_ok_and_timed():
     baseline, faster = measured([4.0] * 20, "baseline"), measured([2.0] * 20)
     speedup = with_speedup(faster, baseline).speedup
     assert (speedup.vs, speedup.wall) == ("baseline", 2.0)
-    assert speedup.ci95[0] < 2.0 < speedup.ci95[1], "each was in one process only"
     assert speedup.break_even_calls == 0, "it was prepared in less time"
     failed = baseline.with_status("failed", "planted")
     for one, other in ((faster, None), (faster, failed), (baseline, baseline), (record(), baseline)):

@@ -153,7 +153,6 @@ def test_a_run_prepares_all_variants_then_gives_turns_then_lets_each_finish(tmp_
     assert len(samples_by_round(fast)) == len(fast.turns.windows)
     assert fast.speedup.wall == pytest.approx(2.0, rel=0.005)
     assert slow.speedup.wall == pytest.approx(0.5, rel=0.005)
-    assert fast.speedup.ci95[0] < fast.speedup.wall < fast.speedup.ci95[1]
     assert compare_records(slow, fast).ratio == pytest.approx(4.0, rel=0.005)
     assert base.rounds is None
 
