@@ -262,15 +262,22 @@ def wrapped_line(text: str, width: int = WIDTH) -> str:
     return "\n".join(lines)
 
 
-class _Wrapper(textwrap.TextWrapper):
+class _Names(textwrap.TextWrapper):
     """Breaks lines at blanks, and after the underscores of names."""
 
     wordsep_re = re.compile(r"(\s+)|(?<=_)(?![_\s])")
 
 
+class _Recipes(textwrap.TextWrapper):
+    """Breaks lines at blanks, and between the steps of recipes."""
+
+    wordsep_re = re.compile(r"(\s+)|(?<=\+)(?!\s)")
+
+
 def _wrapped(text: str, most: int) -> str:
     """Break a text into lines of at most `most` characters; words of up to `LONG_WORD` stay whole."""
-    lines, most = _Wrapper(most, break_long_words=False).wrap(text), max(most, LONG_WORD)
+    wrapper = _Recipes if "+" in text else _Names
+    lines, most = wrapper(most, break_long_words=False).wrap(text), max(most, LONG_WORD)
     return "\n".join(line[start : start + most] for line in lines for start in range(0, len(line), most))
 
 

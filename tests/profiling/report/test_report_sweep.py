@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from hostile import ALL, check_only_text
+from msgspec.structs import replace
 from planted_sweep import H100, Job, cell, pair, plant, turns
 from report_records import build_loop, clocks, frame_loop, rows, titled
 
@@ -346,6 +347,17 @@ def test_as_csv_and_json(grid: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (first["p50_ms"], first["speedup"]) == (2.0, pytest.approx(2.0))
     assert first["speedup_ci95"][0] < 2 < first["speedup_ci95"][1]
     assert not (grid / "report.md").exists()
+
+
+def test_the_interval_on_the_screen_is_that_of_the_ranking(tmp_path: Path) -> None:
+    """Alone the baseline would be 3% slower; among equal recipes, of which one had to lead, that is undecided."""
+    cells = [cell("world", "baseline", 2.06), *(cell("world", name, 2.0) for name in ("a", "b", "c", "d", "e"))]
+    noisy = [replace(each, turns=replace(each.turns, spread=replace(each.turns.spread, std=0.0088))) for each in cells]
+    folder = plant(tmp_path / "s", Job("seed=1", noisy))
+    (answer,) = load_sweep(folder).answers
+    assert "baseline" in answer.ranking.named("undecided")
+    assert answer.vs_baseline.low < 1 < answer.vs_baseline.high
+    assert (answer.vs_baseline.low, answer.vs_baseline.high) == answer.speedup.interval()
 
 
 def test_samples_are_dropped_once_a_cell_is_judged(grid: Path) -> None:
