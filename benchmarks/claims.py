@@ -32,8 +32,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import torch
@@ -265,6 +267,7 @@ class Row:
     bar: str
     is_met: bool
     seconds: float
+    taken: float  # the median share of the time that others took
 
 
 def row_of(at: Conditions, pairs: Sequence[Judged]) -> Row:
@@ -283,7 +286,8 @@ def row_of(at: Conditions, pairs: Sequence[Judged]) -> Row:
         met = met and found >= least * n
     words = ", ".join(f"{count_} {answer}" for answer, count_ in said.most_common())
     cells = f"{at.device}, {at.kind}{', busy' * bool(at.busy)}"
-    return Row(cells, work, n, words, false, "; ".join(bars), met, sum(each.seconds for each in pairs) / n)
+    seconds, others = sum(each.seconds for each in pairs) / n, median(each.taken for each in pairs)
+    return Row(cells, work, n, words, false, "; ".join(bars), met, seconds, others)
 
 
 def rows_of(at: Conditions, pairs: Sequence[Judged]) -> list[Row]:
@@ -303,6 +307,7 @@ def table(rows: Sequence[Row]) -> str:
         Column[Row]("bar", lambda row: row.bar),
         Column[Row]("met", lambda row: row.is_met, "flag"),
         Column[Row]("time in turns", lambda row: row.seconds, "s"),
+        Column[Row]("taken by others", lambda row: row.taken, "percent"),
     )
     return markdown(Table("Claims", columns, rows))
 
@@ -318,8 +323,10 @@ def read(files: Sequence[Path]) -> dict[Conditions, list[Judged]]:
 
 @contextmanager
 def busy_processes(number: int) -> Iterator[None]:
-    """Keep so many processes busy beside the block."""
-    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
+    """Keep so many processes busy beside the block, each on a core of its own while there are any: none stays idle."""
+    processes, cores = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)], os.sched_getaffinity(0)
+    for process, core in zip(processes, cycle(sorted(cores)), strict=False):
+        os.sched_setaffinity(process.pid, {core})
     try:
         yield
     finally:
