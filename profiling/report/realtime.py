@@ -15,7 +15,7 @@ from profiling.report.latency import slow_marks, slow_table, summed_words
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
 from profiling.report.run_data import RunData, cell_table, cell_words, name_of, wrong_because
-from profiling.report.table import Column, columns
+from profiling.report.table import Column, Depth, columns
 from profiling.results.field import described
 from profiling.results.frames import Array, read_frames, series_file
 from profiling.results.loop import BudgetPart, Realtime
@@ -45,7 +45,8 @@ def realtime_section(data: RunData) -> Section:
     slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]
     lines += [words] if (words := summed_words([each for _, each in slow], "frame")) else []
     parts = [part for record, loop in loops for part in _parts(record, loop)]
-    tables = cell_table("Stage budget, medians", _BUDGET, parts, keys=3, depth="report"), slow_table(slow, "frame")
+    depth: Depth = "console" if len(loops) == 1 else "report"  # of several the verdicts name the longest stage
+    tables = cell_table("Stage budget, medians", _BUDGET, parts, keys=3, depth=depth), slow_table(slow, "frame")
     series, unread = _frame_times(data)
     views = [View(cell_words(r, component=True), _frames_figure(r, frames)) for r, frames in series]
     longest = max((frames.size for _, frames in series), default=0)
