@@ -323,7 +323,7 @@ def read(files: Sequence[Path]) -> dict[Conditions, list[Judged]]:
 
 @contextmanager
 def busy_processes(number: int) -> Iterator[None]:
-    """Keep so many processes busy beside the block, each on a core of its own while there are any: none stays idle."""
+    """Keep so many processes busy during the block, pinned to the cores in rotation: unpinned, they would give way."""
     processes, cores = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)], os.sched_getaffinity(0)
     for process, core in zip(processes, cycle(sorted(cores)), strict=False):
         os.sched_setaffinity(process.pid, {core})

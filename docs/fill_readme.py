@@ -53,7 +53,7 @@ def loop_block() -> str:
 
 
 def decoder_block() -> str:
-    """Return where the time of a decoder goes, variant by variant, and the longest kernels of its fastest one."""
+    """Return a table of the image decoder's variants, with time by class of kernel, and the kernels of the fastest."""
     run = load_run(RESULTS / "h100_decoder_steps")
     rows = [record for record in run.records if record.component == "image_decoder"]
     labels = dict.fromkeys(part.label for record in rows for part in call_parts(record))

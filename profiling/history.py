@@ -43,7 +43,7 @@ class HistoryPoint:
     date: str | None  # when the run began, ISO 8601 in UTC
     revision: str | None  # of the user's code, with + for uncommitted changes; `tool …` where only the tool's is known
     variant: str  # the one with the lowest estimate
-    others: str | None  # variants of its run that are the same as this one, or undecided
+    not_slower: str | None  # variants of its run that are the same as this one, or undecided
     p50: Value | None  # of a call, or of a frame of a loop, in ms
     cell: Cell
     variants: frozenset[str]  # all that its run had for the component
@@ -55,7 +55,7 @@ class HistoryPoint:
 _LEGEND = (
     "A component has a table for each device, precision and amount of work. git: revision of your code (+: with "
     "uncommitted changes); tool: only this tool's revision is known.",
-    "others: variants of the run that are the same within 1%, or for which that is undecided.",
+    "not slower: variants of the run that take the same time (within 1%), or for which that is undecided.",
     "vs first, vs previous: the other run's time over this one's, with the 95% interval; above 1, this run is faster. "
     "Same: within 1%. Undecided: the interval contains 1, or would among so many runs. "
     f"{_OTHER_VARIANTS}: the runs had different ones, and the fastest of more would seem a gain.",
@@ -193,13 +193,13 @@ def _point(run: RunData, group: Sequence[Record], name: str, swept: Mapping[str,
     fastest, cell = answer.fastest, None if answer.fastest is None else cell_of(answer.fastest)
     assert fastest is not None, "all of the group were timed"
     assert cell is not None
-    others = {"same": answer.same, "undecided": answer.undecided}
+    not_slower = {"same": answer.same, "undecided": answer.undecided}
     return HistoryPoint(
         run=name,
         date=run.environment.captured_at,
         revision=run.environment.revision,
         variant=_recipe(fastest, swept),
-        others="; ".join(f"{kind}: {few(names)}" for kind, names in others.items() if names) or None,
+        not_slower="; ".join(f"{kind}: {few(names)}" for kind, names in not_slower.items() if names) or None,
         p50=median_of(fastest),
         cell=cell,
         variants=frozenset(_recipe(each, swept) for each in run.records if each.component == fastest.component),
@@ -221,7 +221,7 @@ def _section(history: History) -> Section:
         Column[HistoryPoint]("began (UTC)", lambda point: point.date and point.date[:16].replace("T", " ")),
         Column[HistoryPoint]("git", lambda point: point.revision),
         Column[HistoryPoint]("fastest correct", lambda point: point.variant, wrap=20),
-        Column[HistoryPoint]("others", lambda point: point.others, wrap=20),
+        Column[HistoryPoint]("not slower", lambda point: point.not_slower, wrap=20),
         Column[HistoryPoint]("p50", lambda point: point.p50, "ms", wrap=8),
         Column[HistoryPoint]("vs first", lambda point: point.vs_first, "ratio", wrap=8),
         Column[HistoryPoint]("vs previous", lambda point: point.vs_previous, "ratio", wrap=8),

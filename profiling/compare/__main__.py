@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--threshold",
         metavar="FRACTION",
         type=float,
-        help=f"largest slowdown that passes (default: {TWO_RUNS}, which is 5%%; {IN_TURNS} in turns)",
+        help=f"largest slowdown with exit code 0 (default: {TWO_RUNS}, which is 5%%; {IN_TURNS} if cells took turns)",
     )
     parser.add_argument(
         "--cells", metavar="GLOB", help="only the cells whose <component>.<variant> matches: '*.compile'"

@@ -62,8 +62,8 @@ class FrameMonitor:
     every `every` frames, and after a long one. With `calibrate`, a cudaMalloc is timed first, which waits for the
     device; without it the time of those inside frames is not known. With `of_loop`, the energy counter is read with the
     clocks, and a thread asks the driver for the use of the device by other processes while there are any. With `apart`,
-    a thread asks for all that the driver knows, since its answers take up to milliseconds: no frame waits for them, and
-    they are those of the frame that ended next. `energy_reason` says why there is no energy.
+    a thread queries the driver every `DRIVER_SECONDS`, because a query may take milliseconds: no frame waits for it,
+    and the values go into the row of the next frame that ends. `energy_reason` says why there is no energy.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class FrameMonitor:
         self._of_loop, self._apart = of_loop, apart
         self._asking: threading.Thread | None = None
         self._closed = threading.Event()
-        self._answers: dict[str, float] | None = None  # of the driver, which no frame has yet
+        self._answers: dict[str, float] | None = None  # of the driver, for the next frame
+        self._failure: Exception | None = None  # that ended the thread
         self._cuda = None if device is None or device.type != "cuda" else device
         self._every = every
         self._malloc_cost: tuple[float, float] | None = None
@@ -156,9 +157,16 @@ class FrameMonitor:
                 self._asking.start()
 
     def _ask(self, device: torch.device) -> None:
-        """Ask the driver again and again, until this is closed."""
+        """Query the driver until this is closed; the next frame raises what it fails with."""
         while True:
-            self._answers = self._driver(device, 1.0, others=True)
+            clocks = self._clocks
+            try:
+                answers = self._driver(device, 1.0, others=True)
+            except Exception as error:
+                self._failure = error
+                return
+            if clocks is self._clocks:  # else the counters were started anew meanwhile
+                self._answers = answers
             if self._closed.wait(DRIVER_SECONDS):
                 return
 
@@ -176,6 +184,9 @@ class FrameMonitor:
             self._next_long = frame + LONG_EVERY
         counts, (wait_ms, switches) = self._counts(), self._waits.read()
         look, answers = long or frame % self._every == 0, self._answers
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         if not (look or answers or switches or wait_ms) and counts == self._counted:
             return self._nothing
         row = self._nothing | {"switches": switches}

@@ -301,6 +301,7 @@ def keeps_audio(record: Record) -> Answer | None:
     media_fps = loop.wall_fps / loop.audio_rtf if loop.wall_fps else None
     paced = [each for each in loop.rates if loop.pace == "realtime" and media_fps and np.isclose(each.fps, media_fps)]
     if paced and (said := holds_rate(record, paced[0])) is not None:
+        # The time to make a second of sound, compared with a second.
         answers: dict[HoldsAnswer, Answer] = {"yes": "same", "no": "slower", "undecided": "undecided"}
         return answers[said.answer]
     low, high = time_interval(placements[0]) or (frames.min, frames.max)

@@ -120,7 +120,7 @@ class Evidence:
         return blocks is not None and self.here.multiprocessors is not None and blocks < self.here.multiprocessors
 
     def longest(self) -> list[KernelFinding]:
-        """Return what takes most of the call, the longest first: slow kernels, and unknown ones; without any, all."""
+        """Return the kernels that take most of the call, longest first: slow or of unknown rate, without such all."""
         other, _ = _CLASSES["other"]
         unknown = [each for each in self.classes if each.what == other and each.gbps is each.tflops is None]
         for groups in ((*self.slow, *(each for each in unknown if each not in self.slow)), self.classes):

@@ -159,7 +159,7 @@ def finished(run: Run, space: Space) -> int:
 def _evidence(best: Record, records: Sequence[Record]) -> str:
     """Return the measurements of the winner in one line."""
     error = best.parity.rel_l2 if best.parity is not None else None
-    facts = [f"{show(speedup_of(best, records), 'ratio')} as fast as eager"]
+    facts = [f"speedup over eager {show(speedup_of(best, records), 'ratio')}"]
     facts += [] if error is None else [f"relative L2 error {error:.2g}"]
     where = f"{best.component}, {best.scale}, {best.dtype} on {best.device}"
     return printable(f"Found by profiling.tune for {where}: {best.variant}, {', '.join(facts)}.")

@@ -74,3 +74,23 @@ def test_a_driver_that_is_asked_apart_holds_up_no_frame(monkeypatch):
         assert "sm_clock_mhz" not in monitor(frame + 1, 1.0)
         assert monitor.clocks().sm_clock_median_mhz == 1755
     assert threading.current_thread() not in asked_in
+
+
+def test_a_driver_that_fails_apart_is_said_by_the_next_frame_once(monkeypatch):
+    def fails(device):
+        raise RuntimeError("the driver is gone")
+
+    sizes = {"all": {"current": 0}}
+    stats = {"num_alloc_retries": 0, "num_device_alloc": 0, "allocated_bytes": sizes, "reserved_bytes": sizes}
+    monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", lambda device: stats)
+    monkeypatch.setattr(nvml, "_handle", lambda device: None)
+    monkeypatch.setattr(nvml, "sm_clock_mhz", fails)
+    with closing(FrameMonitor(torch.device("cuda", 0), every=EVERY, apart=True)) as monitor:
+        deadline, said = time.monotonic() + 20, []
+        while not said and time.monotonic() < deadline:
+            try:
+                monitor(0, 1.0)
+            except RuntimeError as error:
+                said.append(str(error))
+        assert said == ["the driver is gone"]
+        monitor(1, 1.0)

@@ -334,7 +334,7 @@ def test_every_target_names_the_same_leader_with_the_same_answers(tmp_path: Path
         (point,) = (series[-1] for title, series in history.items() if title.startswith(f"{answer.component} "))
         assert point.variant == own.ranking.leader
         told = "; ".join(f"{word}: {', '.join(own.ranking.named(word))}" for word in ("same", "undecided"))
-        assert (point.others or "") in told
+        assert (point.not_slower or "") in told
         (line,) = (line for line in searched if line.startswith(f"{answer.component}: the winner is "))
         assert line.split()[4] == own.ranking.leader
     loaded = read_run(run)

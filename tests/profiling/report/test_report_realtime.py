@@ -136,7 +136,7 @@ def test_sound_that_is_made_too_slowly_runs_dry() -> None:
 
 @pytest.mark.parametrize(("late", "said"), [(0, ""), (5, "Undecided whether audio runs dry"), (60, "Audio runs dry")])
 def test_a_loop_that_is_paced_by_its_sound_keeps_up_where_it_holds_that_rate(late: int, said: str) -> None:
-    """A late frame of a paced loop costs a whole period of sound, which the typical frame knows nothing of."""
+    """A late frame delays all later ones by a period, so late frames decide the rate of the sound, not the median."""
     rates = frame_loop()["deadlines"] | {
         "60": {"fps": 60.0, "budget_ms": 1000 / 60, "misses": late, "bursts": late, "longest_run": 1}
         | {"longest_stall_ms": 1.0}

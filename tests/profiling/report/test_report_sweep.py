@@ -350,7 +350,7 @@ def test_as_csv_and_json(grid: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_interval_on_the_screen_is_that_of_the_ranking(tmp_path: Path) -> None:
-    """Alone the baseline would be 3% slower; among equal recipes, of which one had to lead, that is undecided."""
+    """A baseline that is 3% slower: a pair alone claims it; corrected for six cells it is undecided."""
     cells = [cell("world", "baseline", 2.06), *(cell("world", name, 2.0) for name in ("a", "b", "c", "d", "e"))]
     noisy = [replace(each, turns=replace(each.turns, spread=replace(each.turns.spread, std=0.0088))) for each in cells]
     folder = plant(tmp_path / "s", Job("seed=1", noisy))

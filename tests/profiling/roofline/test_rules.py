@@ -211,7 +211,7 @@ SLOW = (kernel("aten::mkldnn_convolution", 9.0, "operator", gbps=10.0),)
         ),  # a CPU that emulates it
         (HOST | {"compute_ms": 8.0, "other_flops_per_s": {}}, "bfloat16", None),  # not measured
         (HOST | {"compute_ms": 8.0, "dtype": "bfloat16"}, "int8", 4.0),
-        (HOST | {"compute_ms": 8.0, "dtype": "bfloat16", "linear": 0.5}, "int8", 7.0),
+        (HOST | {"compute_ms": 8.0, "dtype": "bfloat16", "linear": 0.5}, "int8", 7.0),  # for half of the FLOPs
         (HOST | {"compute_ms": 8.0, "dtype": "bfloat16", "linear": 0.0}, "int8", None),  # no 8-bit convolutions
         (LONG | {"memory_ms": 9.0}, "bfloat16", 5.5),  # half of the bytes
         (LONG | {"memory_ms": 9.0, "dtype": "bfloat16"}, "int8", None),  # bytes are no reason for 8 bits
