@@ -7,8 +7,8 @@
 
 A pair is two cells of equal code (A/A), or one with planted work: 2% more, a half, a tenth. Cells of one session share
 a first cell and take turns by `profiling.run.turns`, with controls and looks as in any run; each has a process of its
-own, and sessions have no process in common. `profiling.results.judge` judges each pair. A cell is a chain of small
-layers, so that a call takes little time.
+own, and sessions have no process in common. Files hold the windows, so that a table is what `profiling.results.judge`
+of today says of them. A cell is a chain of small layers, so that a call takes little time.
 The bars: equal code is called different in at most 9 of 100 and 5 of 40 pairs, which a true 5% passes; equal captured
 cells are called the same in 80% of quiet pairs; 2% is found in 80% of captured pairs within 20 s; a factor of 2 in 95%
 (eager on a GPU: 90%), and of 10 in all, beside busy processes too. The command exits with 1 where a bar is missed.
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import importlib
-import json
 import math
 import multiprocessing
 import os
@@ -30,7 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -58,7 +57,7 @@ from profiling.metrics.sampling import (
     warm_up,
 )
 from profiling.report.table import Column, Table, markdown
-from profiling.results.judge import compare
+from profiling.results.judge import Cell, Spread, Windows, compare
 from profiling.run.revisions import TOOL, git_state
 from profiling.run.turns import Placement, take_turns
 from profiling.trace.counters import snapshot
@@ -189,6 +188,51 @@ class Judged:
 
 
 @dataclass(frozen=True)
+class Session:
+    """What was timed in turns: a line of a file, from which the judge of today decides."""
+
+    works: tuple[str, ...]  # of its cells, the first included
+    seconds: float  # in turns
+    spreads: tuple[tuple[float, float], ...]  # of each cell as known then: standard deviation, degrees of freedom
+    cells: tuple[tuple[tuple[tuple[int, float, float], ...], ...], ...]  # by placement: (turn, ms, share taken)
+
+    @staticmethod
+    def of(works: Sequence[str], seconds: float, cells: Sequence[Cell]) -> Session:
+        """Return that of cells that have taken turns."""
+
+        def windows(placement: Windows) -> tuple[tuple[int, float, float], ...]:
+            columns = placement.turns, placement.ms, placement.taken
+            return tuple(
+                (int(turn), float(f"{ms:.5g}"), round(float(taken), 3))
+                for turn, ms, taken in zip(*columns, strict=True)
+            )
+
+        return Session(
+            *(tuple(works), round(seconds, 2), tuple((cell.spread.std, cell.spread.freedom) for cell in cells)),
+            tuple(tuple(windows(placement) for placement in cell.placements) for cell in cells),
+        )
+
+    def judged(self) -> list[Judged]:
+        """Return what is said of each cell beside the first one."""
+        first, *others = (
+            Cell(tuple(_windows(each) for each in placements), Spread(*spread))
+            for placements, spread in zip(self.cells, self.spreads, strict=True)
+        )
+        found = list[Judged]()
+        for work, other in zip(self.works[1:], others, strict=True):
+            pair = compare(other, first)
+            low, high = pair.interval() or (0.0, float("inf"))
+            errors = math.sqrt(pair.noise), math.sqrt(pair.placement)
+            found.append(Judged(work, pair.answer(), pair.ratio, low, high, self.seconds, pair.taken, *errors))
+        return found
+
+
+def _windows(placement: Sequence[tuple[int, float, float]]) -> Windows:
+    turns, ms, taken = zip(*placement, strict=True)
+    return Windows.of(ms, turns, taken, session="turns")
+
+
+@dataclass(frozen=True)
 class Conditions:
     """What pairs were measured on, and when: the first line of a file."""
 
@@ -215,7 +259,7 @@ class Conditions:
         kind = options.kind if options.device == "cuda" else "eager"
         return Conditions(
             *(kind, options.device, name, options.busy, options.seconds),
-            *(f"{datetime.now(UTC):%Y-%m-%d}", torch.__version__, revision),
+            *(f"{datetime.now(UTC):%Y-%m-%d}", str(torch.__version__), revision),
         )
 
     @property
@@ -236,8 +280,8 @@ def sessions(kind: str, pairs: int, planted: int) -> list[tuple[str, ...]]:
     return [("equal", "a half", "a tenth")] * planted + [("equal",)] * (pairs - planted)
 
 
-def judged(at: Conditions, works: Sequence[str], spreads: Spreads, seed: int) -> list[Judged]:
-    """Time the cells of a session, and judge each beside the first one."""
+def timed(at: Conditions, works: Sequence[str], spreads: Spreads, seed: int) -> Session:
+    """Time the cells of a session beside a first one."""
     names = ["equal", *works]
     with prepared(at.device, at.kind, [*names, *names], at.most_seconds) as cells:  # controls at once, to save time
         ours, controls = cells[: len(names)], cells[len(names) :]
@@ -245,14 +289,7 @@ def judged(at: Conditions, works: Sequence[str], spreads: Spreads, seed: int) ->
         began = time.monotonic()
         take_turns(ours, at.most_seconds, seed, again=lambda cell: control_of[id(cell)], spreads=spreads)
         seconds = time.monotonic() - began
-        first, *others = (cell.cell(spreads.known(cell.kind)) for cell in ours)
-        found = list[Judged]()
-        for work, other in zip(works, others, strict=True):
-            pair = compare(other, first)
-            low, high = pair.interval() or (0.0, float("inf"))
-            errors = math.sqrt(pair.noise), math.sqrt(pair.placement)
-            found.append(Judged(work, pair.answer(), pair.ratio, low, high, seconds, pair.taken, *errors))
-        return found
+        return Session.of(names, seconds, [cell.cell(spreads.known(cell.kind)) for cell in ours])
 
 
 @dataclass(frozen=True)
@@ -316,8 +353,10 @@ def read(files: Sequence[Path]) -> dict[Conditions, list[Judged]]:
     """Read what measurements have written; those of equal conditions are one."""
     found: dict[Conditions, list[Judged]] = {}
     for file in files:
-        first, *lines = (json.loads(line) for line in file.read_text().splitlines())
-        found.setdefault(Conditions(**first), []).extend(Judged(**line) for line in lines)
+        first, *lines = file.read_text().splitlines()
+        sessions_ = (msgspec.json.decode(line, type=Session) for line in lines)
+        at = msgspec.json.decode(first, type=Conditions)
+        found.setdefault(at, []).extend(pair for session in sessions_ for pair in session.judged())
     return found
 
 
@@ -342,13 +381,15 @@ def measure(at: Conditions, options: argparse.Namespace) -> list[Judged]:
         if options.out:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             out = stack.enter_context(options.out.open("w"))
-            print(json.dumps(asdict(at)), file=out, flush=True)
+            print(msgspec.json.encode(at).decode(), file=out, flush=True)
         for seed, works in enumerate(sessions(at.kind, options.pairs, options.planted)):
-            for pair in judged(at, works, spreads, seed):
-                results.append(pair)
-                print(f"{time.monotonic() - began:.0f} s: {pair}", file=sys.stderr, flush=True)
-                if out is not None:
-                    print(json.dumps(asdict(pair)), file=out, flush=True)
+            session = timed(at, works, spreads, seed)
+            results += session.judged()
+            print(
+                *(f"{time.monotonic() - began:.0f} s: {pair}" for pair in session.judged()), sep="\n", file=sys.stderr
+            )
+            if out is not None:
+                print(msgspec.json.encode(session).decode(), file=out, flush=True)
     print(f"{time.monotonic() - began:.0f} s in all; spreads learned: {spreads.pairs}", file=sys.stderr)
     return results
 

@@ -252,9 +252,14 @@ class Pair:
 
     @property
     def is_limited_by_placement(self) -> bool:
-        """Whether more windows hardly narrow the interval: the difference of processes, or others, dominate it."""
+        """Whether more windows would decide nothing: the difference of processes, or others, dominate the interval.
+
+        Where that without noise would have an answer, more windows do tell.
+        """
         removed = (self.high_removed - self.low_removed) / 4
-        return bool(np.isfinite(self.noise) and self.noise <= max(self.placement / 4, removed**2))
+        if not np.isfinite(self.noise) or self.noise > max(self.placement / 4, removed**2):
+            return False
+        return replace(self, noise=0.0).answer() == "undecided"
 
     @property
     def _error(self) -> float:
