@@ -408,7 +408,8 @@ def main() -> None:
     parser.add_argument("--simulated", type=int, default=0, help="simulated components of each scene, and nothing else")
     options = parser.parse_args()
     if options.simulated:
-        print(simulated_table(options.simulated))
+        at = Conditions.of(options)
+        print(f"{at.date}, revision {at.revision}, numpy on a CPU", simulated_table(options.simulated), sep="\n\n")
         return
     if options.table:
         measured = read(options.table)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures again what this folder holds: bash docs/results/measure.sh FOLDER FUNCTION...   (of those below)
 # Runs and printed tables go to FOLDER; docs/results/thin.py reduces a run to what is committed. Needs a GPU that nothing
-# else uses (an H200 for what is committed as h200…), and the packages of requirements.lock; `quantised`, `drift`, `starts`
-# and the searches also torchao, `ray` also Ray and two GPUs.
+# else uses (an H200 for what is committed as h200…), and the packages of requirements.lock; `quantised` and the search
+# also torchao.
 # TIMED=20: seconds of timing of each component of `quantised`. WARM=1 compiles what `quantised` times before, all recipes at
 # once: `prepare` of its cells is then a warm start.
 # Two jobs on two GPUs at the same time: start each with its own CUDA_VISIBLE_DEVICES and `taskset` on its own cores.
@@ -53,10 +53,6 @@ regional() { # with REST=true the parts between the blocks are compiled, too
     "step.regional.rest=${REST:-false}"
 }
 regional_settings() { SHOW=20 table regional benchmarks/regional.py; } # compile seconds and replay time by inductor setting
-starts() { # cold and warm, of recipes compiled by blocks, two of them quantised
-  run starts generic_forward --config-dir=benchmarks/quantised 'component=[world_model]' starts=true seconds=12 \
-    'variant=[baseline,regional+cuda_graph,skinny_int8+regional+cuda_graph,fp8_per_tensor+regional+cuda_graph]'
-}
 
 # folders of their own
 packages() { # COMPONENTS="world_model audio_decoder": compiled ahead of time, beside torch.compile
@@ -83,24 +79,10 @@ quantised() { # COMPONENTS="world_model image_decoder": thin.py merges the runs 
     run "quantised_$component" generic_forward "${common[@]}" "component=[$component]" "variant=[$variants]" "${extra[@]}"
   done
 }
-drift() { # of a quantised recipe over 300 frames, and what each layer costs
-  run drift generic_forward 'component=[world_model_frame]' 'variant=[baseline,fp8_per_tensor]' 'metric=[parity,latency,drift]' \
-    component.world_model_frame.module.kernel=sdpa step.fp8_per_tensor.sensitivity=true seconds=20
-}
-int8_step() { # the step with int8 weights, in the kernels of its fused blocks
-  run int8_step generic_forward 'component=[world_model_step]' compile_cache=shared seconds=60 \
-    'variant=[baseline,cuda_graph,compile+cuda_graph,skinny_int8+cuda_graph,skinny_int8+compile+cuda_graph]'
-}
 search() { # COMPONENT, with BUDGET seconds
   run "tune_$1" tune "component=[$1]" "seconds=${BUDGET:-600}" compile_cache=shared prepare_timeout=300 max_rel_l2=0.03
 }
 tune_image_decoder() { search image_decoder; }
-tune_world_model_step() { search world_model_step; }
-ray() { # on all GPUs; with CUDA_VISIBLE_DEVICES=0 on one, for the ratio of their times
-  run ray_sweep generic_forward --multirun launcher=ray 'component=[audio_decoder]' 'variant=[baseline,cuda_graph]' \
-    'metric=[parity,latency]' seconds=2 ceilings=off 'seed=range(16)' retries=1 job_timeout=120 \
-    hydra.sweep.dir="$out/ray_sweep"
-}
 
 for name; do
   declare -F "$name" >/dev/null && [[ ! $name =~ ^(run|table|search|fill_cache|recipes)$ ]] || { echo "error: $name is none of: $(declare -F | cut -d' ' -f3 | grep -vE '^(run|table|search|fill_cache|recipes)$' | tr '\n' ' ')" >&2; exit 2; }
