@@ -28,7 +28,7 @@ _LEAST: Mapping[Kind, float] = {"ms": 0.01, "s": 0.05, "percent": 0.05}
 _KERNEL_CHANGE, _KERNEL_SHARE = 0.1, 0.01
 #: Of equal code the energy of two runs differs by up to 5%, by temperature or between two GPUs of one model: this
 #: standard deviation of each has 95% of the ratios within that.
-ENERGY_SPREAD, ENERGY_RESOLUTION = Spread(0.018), 0.05
+ENERGY_SPREAD = Spread(0.018)
 #: Rows of kernels in a cell, and characters of a name.
 _MOST_KERNELS, _LONGEST_NAME = 8, 48
 
@@ -104,15 +104,15 @@ def cell_changes(one: Record, two: Record) -> tuple[Difference, ...]:
 
 
 def _energy(one: Record, two: Record) -> Difference | None:
-    """Return the joules of a frame that both runs measured, with the judge's answer; None where they hardly differ."""
+    """Return the joules of a frame that both runs measured, with the judge's answer; None where runs differ as much."""
     if one.energy is None or two.energy is None:
         return None
     try:
         pair = compare_totals(two.energy.totals, one.energy.totals, ENERGY_SPREAD)
     except ValueError:  # a run could not measure it
         return None
-    answer = pair.answer(resolution=ENERGY_RESOLUTION)
-    if answer == "same" or max(pair.ratio, 1 / pair.ratio) <= 1 + ENERGY_RESOLUTION:
+    answer = pair.answer()
+    if answer == "same" or (answer == "undecided" and pair.noise <= pair.placement):
         return None
     joules = [show(each.energy.joules_per_frame if each.energy else None, "number") for each in (one, two)]
     ratio = show(estimate(pair.ratio, pair.interval()), "ratio")

@@ -460,15 +460,18 @@ def _answer(answer: SweepAnswer) -> dict[str, Any]:
     if answer.ranking is None:
         return content | {"fastest_correct": None}
     p50, pair = answer.p50, answer.speedup
+    low, high = (pair.interval() if pair is not None else None) or (None, None)
     return content | {
         "fastest_correct": answer.ranking.leader,
         "same": answer.ranking.named("same"),
         "undecided": answer.ranking.named("undecided"),
         "jobs": [cell.job.job.number for cell in answer.fastest],
         "p50_ms": number_of(p50),
-        "p50_ms_interval": [p50.low, p50.high] if isinstance(p50, Estimate) else None,
-        "speedup": pair.ratio if pair is not None else None,
-        "speedup_ci95": pair.interval() if pair is not None else None,
+        "p50_low_ms": p50.low if isinstance(p50, Estimate) else None,
+        "p50_high_ms": p50.high if isinstance(p50, Estimate) else None,
+        "speedup": pair.ratio if pair is not None and low is not None else None,
+        "speedup_low": low,
+        "speedup_high": high,
         "holds": answer.holds,
     }
 

@@ -207,7 +207,10 @@ def console(table: AnyTable, width: int = WIDTH, depth: Depth = "console") -> st
         if sum(_widths(columns, texts)) + 2 * (len(columns) - 1) <= width:
             break
         most = [column.wrap and round(share * column.wrap) for column in columns]
-        texts = [[_wrapped(text, n) if n else text for text, n in zip(row, most, strict=True)] for row in whole]
+        texts = [
+            [("" if _is_long(text, n) else _wrapped(text, n)) if n else text for text, n in zip(row, most, strict=True)]
+            for row in whole
+        ]
     widths = _widths(columns, texts)
     headers = [_wrapped(column.header, space) for column, space in zip(columns, widths, strict=True)]
     if any("\n" in header for header in headers):  # then every unit stands below its title
@@ -227,7 +230,11 @@ def console(table: AnyTable, width: int = WIDTH, depth: Depth = "console") -> st
             colalign=aligned,
             disable_numparse=True,
         )
-        parts.append("\n".join(line.rstrip() for line in block.splitlines()[1:-1]))
+        long = [
+            {at: row[place] for at, place in enumerate(places) if row[place] and not shown[place]}
+            for row, shown in zip(whole, texts, strict=True)
+        ]
+        parts.append("\n".join(_with_long(block.splitlines()[1:-1], cells, long, width)))
     notes = table.notes_at(depth)
     return "\n\n".join((*parts, *(["\n".join(wrapped_line(note, width) for note in notes)] if notes else [])))
 
@@ -260,6 +267,31 @@ def wrapped_line(text: str, width: int = WIDTH) -> str:
         printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(lines)
+
+
+def _is_long(text: str, most: int) -> bool:
+    """Return whether a text is the name of a recipe for which a column has no room: it stands on a line of its own."""
+    return len(text) > most and "+" in text and " " not in text
+
+
+def _with_long(
+    lines: Sequence[str], cells: Sequence[Sequence[str]], long: Sequence[Mapping[int, str]], width: int
+) -> Iterator[str]:
+    """Yield the lines of a rendered part, each long name (by the place of its column) before the line of its row."""
+    ruler = next(at for at, line in enumerate(lines) if line and not line.strip("- "))
+    begins = [match.start() for match in re.finditer("-+", lines[ruler])]
+    at = ruler + 1
+    yield from (line.rstrip() for line in lines[:at])
+    for row, names in zip(cells, long, strict=True):
+        first, *rest = lines[at : at + max(text.count("\n") + 1 for text in row)]
+        for place, name in names.items():
+            begin = begins[place]
+            before, first = first[:begin].ljust(begin), " " * begin + first[begin:]
+            broken = _wrapped(name, width - begin).splitlines()
+            yield f"{before}{broken[0]}"
+            yield from (" " * begin + line for line in broken[1:])
+        yield from (line.rstrip() for line in (first, *rest) if line.strip())
+        at += 1 + len(rest)
 
 
 class _Names(textwrap.TextWrapper):

@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from profiling.results.field import Section, about
+from profiling.results.judge import RESOLUTION
 from profiling.results.measured import ClockConditions, Deadline, Interval, SlowFrames, Summary
-
-#: A loop that delivers fewer frames a second than this share of its target is too slow, even if each frame is in time.
-TOO_SLOW = 0.98
 
 
 class Gap(Section, frozen=True, kw_only=True):
@@ -137,11 +135,11 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
         return 1000 * (self.frames_per_tick or 1) / self.target_fps
 
     def too_slow_fps(self, fps: float) -> float | None:
-        """Return the delivered frames/s of an application's loop if they are fewer than `fps`; None otherwise."""
+        """Return the delivered frames/s of an application's loop if they are fewer than `fps` by more than 1%."""
         if self.pace != "application" or self.frame_ms is None or self.gap_ms is None:
             return None
         rate = 1000 / (self.frame_ms.p50 + self.gap_ms.p50)
-        return rate if rate < TOO_SLOW * fps else None
+        return rate if (1 + RESOLUTION) * rate < fps else None
 
     @property
     def settings(self) -> dict[str, str | int | float | bool]:

@@ -345,7 +345,7 @@ def test_as_csv_and_json(grid: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]
     first = content["answer"][0]
     assert (first["p50_ms"], first["speedup"]) == (2.0, pytest.approx(2.0))
-    assert first["speedup_ci95"][0] < 2 < first["speedup_ci95"][1]
+    assert first["speedup_low"] < 2 < first["speedup_high"]
     assert not (grid / "report.md").exists()
 
 

@@ -221,6 +221,23 @@ def test_a_long_text_goes_on_below_itself() -> None:
     assert words in markdown(build(Row("x"), columns=columns))
 
 
+def test_the_name_of_a_long_recipe_stands_whole_above_its_row() -> None:
+    long = "channels_last+fused_norm+grouped_conv+compile+cuda_graph"
+    columns = (Column[Row]("component", lambda row: "decoder"), Column[Row]("variant", lambda row: row.name, wrap=30))
+    numbers = (Column[Row](f"quantity {i}", lambda row: row.ms, "ms") for i in range(4))
+    table = build(Row("baseline", 1.5), Row(long, 2.5), columns=(*columns, *numbers), keys=2)
+    *_, ruler, first, name, second = console(table, width=70).splitlines()
+    assert name == f"decoder    {long}"
+    assert (first.split()[:2], second.split()) == (["decoder", "baseline"], ["2.500"] * 4)
+    assert len(first) == len(second) == len(ruler)
+    narrow = console(build(Row(long), columns=columns, keys=2), width=40).splitlines()[2:]
+    assert narrow == [
+        "decoder    channels_last+fused_norm+",
+        "           grouped_conv+compile+",
+        "           cuda_graph",
+    ]
+
+
 def test_a_word_as_long_as_a_line_goes_on_below_itself() -> None:
     path = "/folder" * 40
     columns = (COLUMNS[0], Column[Row]("checkpoint", lambda row: path, wrap=30))
