@@ -187,14 +187,16 @@ def _answer(cells: Sequence[CellComparison], threshold: float) -> str:
     """Return the conclusion with the exit code."""
     code, limit = exit_code(cells, threshold), f"{100 * threshold:.4g}%"
     slower = sum(cell.is_worse(threshold) for cell in cells)
-    compared = sum(cell.verdict != "not compared" or cell.unmatched for cell in cells)
-    number = sum(cell.is_open(threshold) for cell in cells)
-    answer = f"Undecided for {number} of {count_of(compared, 'cell')} whether B is slower by more than {limit}"
+    compared = sum(cell.verdict != "not compared" for cell in cells)
+    number, missing = sum(cell.is_open(threshold) for cell in cells), sum(cell.unmatched for cell in cells)
+    undecided = f"Undecided for {number} of {count_of(compared, 'cell')} whether B is slower by more than {limit}"
+    lacking = f"B lacks what {count_of(missing, 'cell')} of A can be compared with"
+    answer = "; ".join([undecided] * bool(number) + [lacking] * bool(missing))
     if all(cell.verdict == "not compared" for cell in cells):
         answer = "Nothing was compared: no cell was measured, and correct, in both"
     answer = {
         PASSED: f"No cell of B is slower than A by more than {limit}",
-        SLOWER: f"B is slower than A by more than {limit} in {count_of(slower, 'cell')}",
+        SLOWER: f"B is slower than A in {count_of(slower, 'cell')}, by an estimate of more than {limit}",
     }.get(code, answer)
     return f"{answer} (exit code {code})."
 

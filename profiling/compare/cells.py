@@ -59,9 +59,9 @@ class CellComparison:
         return self.pair is not None and self.pair.answer(resolution=threshold) == "slower"
 
     def is_open(self, threshold: float) -> bool:
-        """Return whether B may be slower by more than the threshold, or lacks what was measured in A."""
-        if self.unmatched or self.verdict in ("same", "not compared"):
-            return self.unmatched
+        """Return whether B may be slower by more than the threshold."""
+        if self.verdict in ("same", "not compared"):
+            return False
         return not self.is_worse(threshold) and (self.interval is None or self.interval[1] > 1 + threshold)
 
 
@@ -92,7 +92,8 @@ def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
     if any(cell.is_worse(threshold) for cell in cells):
         return SLOWER
     compared = any(cell.verdict != "not compared" for cell in cells)
-    return PASSED if compared and not any(cell.is_open(threshold) for cell in cells) else UNDECIDED
+    is_open = any(cell.unmatched or cell.is_open(threshold) for cell in cells)
+    return PASSED if compared and not is_open else UNDECIDED
 
 
 def read_run(path: Path, glob: str | None = None) -> RunData:

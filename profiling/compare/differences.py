@@ -172,7 +172,7 @@ def _compared(*records: Record) -> Iterator[tuple[float, Column[Record]]]:
 
 def _holds(record: Record, fps: float) -> str | None:
     said = next((holds_rate(record, rate) for rate in deadlines_of(record) if rate.fps == fps), None)
-    return None if said is None else said.answer
+    return None if said is None or said.answer == "undecided" else said.answer
 
 
 def _limited_share(record: Record) -> Mapping[str, float] | None:

@@ -45,6 +45,7 @@ from profiling.results.verdicts import (
 _WIDE = 1.3
 #: Most characters of a next step in the table; a longer one is printed below it.
 _SHORT = 26
+_INTERVALS = "±, (low-high): 95% intervals. vs baseline: by neighbouring windows, not of the two medians."
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: its time over that of the recipe, with the 95% "
     "interval over processes: equal code differs between them. "
@@ -133,7 +134,8 @@ def answer_section(data: RunData) -> Section:
     remarks = [f"{listed(names)}: {sentence}." for sentence, names in said.items()]
     remarks = remarks if data.records else ["No cell has ended yet."]
     cells = [record for answer in answers for record in answer.group]
-    tables = (Table("Answer", _columns(names), answers, keys=1), cells_table(cells, data.groups))
+    notes = [_INTERVALS] if any(answer.p50 is not None for answer in answers) else []
+    tables = (Table("Answer", _columns(names), answers, notes, keys=1), cells_table(cells, data.groups))
     is_cold = any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells)
     legend = (_LEGEND, CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
     return Section("answer", "Answer", tuple(map(printable, remarks)), legend, tables, leads=True)
@@ -208,7 +210,7 @@ def held_rate(record: Record) -> str | None:
     judged = _judged_rates(record)
     held = [deadline.fps for deadline, said in judged if said.answer == "yes"]
     if held:
-        return f"{max(held):g} FPS"
+        return f"{'≥ ' * (max(held) == judged[-1][0].fps)}{max(held):g} FPS"
     if any(said.answer == "undecided" for _, said in judged):
         return UNDECIDED
     return f"below {judged[0][0].fps:g} FPS" if judged else None
@@ -274,8 +276,9 @@ def ranking_remarks(ranked: Ranking) -> Iterator[str]:
     if same := ranked.named("same"):
         yield f"same within {RESOLUTION:.0%}: {few(same)}"
     if undecided := ranked.named("undecided"):
+        verb = "is" if len(undecided) == 1 else "are"
         hardest = max((ranked.pairs[name] for name in undecided), key=Pair.times_wanted)
-        yield f"{UNDECIDED}: whether {few(undecided)} may be as fast; {hardest.wants()} would tell"
+        yield f"{UNDECIDED}: whether {few(undecided)} {verb} as fast; {hardest.wants()} would tell"
 
 
 def _about_baseline(answer: Answer, fastest: Record) -> Iterator[str]:

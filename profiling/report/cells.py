@@ -34,14 +34,14 @@ from profiling.results.verdicts import (
 
 UNDECIDED = "undecided"
 CELLS_LEGEND = (
-    "Wall clock: call plus wait, of a loop a frame. FPS = frames per call / mean wall time. Peak: memory held by "
-    "PyTorch in steady calls, with what is free in pools of CUDA graphs, which nothing else can use; on a CPU the "
-    "resident set. rel. L2: relative L2 distance from an fp32 eager reference. Struck out: failed or invalid, and not "
-    "compared."
+    "Wall clock: call plus wait, of a loop a frame. FPS = frames per call / mean wall time, of a loop those delivered "
+    "a second. Peak: memory held by PyTorch in steady calls, with what is free in pools of CUDA graphs, which nothing "
+    "else can use; on a CPU the resident set. rel. L2: relative L2 distance from an fp32 eager reference. Struck out: "
+    "failed or invalid, and not compared."
 )
 _IN_DETAIL = (
-    "Device: by CUDA events. Host: until the call returns. rel. L2 allowed: twice that of eager in this dtype, or what "
-    "a recipe's tolerance says."
+    "Device: by CUDA events. Host: until the call returns. rel. L2 allowed: twice that of eager in this dtype, more "
+    "where an output has few values, or what a recipe's tolerance says."
 )
 COLD = "Cold: the last-level cache was flushed before each sample."
 _LOOPS = (
@@ -170,20 +170,25 @@ def pays_after(record: Record, group: Sequence[Record]) -> float | None:
     baseline = correct_baseline(group)
     if baseline is None or baseline.cell == record.cell or not record.is_correct or record.speedup is None:
         return None
-    answer, known = answer_on(record, group), record.prepare is not None and baseline.prepare is not None
+    prepared = [each.prepare for each in (record, baseline) if each.prepare is not None]
+    answer, known = answer_on(record, group), len(prepared) == 2
+    if any(each.is_cold_unknown for each in prepared):
+        return None
     if answer == "faster":
         return record.speedup.break_even_calls
     return math.inf if known and answer in ("same", "slower") else None
 
 
 def prepare_seconds(record: Record) -> Value | None:
-    """Return the seconds of preparing; marked if they are not measured from an empty cache, or beside others.
+    """Return the seconds of preparing from an empty cache; marked if they are computed, or measured beside others.
 
-    Those of a warm start if it is not known what it takes from an empty one (`compile_cache=shared`).
+    Those of a warm start are called so where it is not known what a cold one takes (`compile_cache=shared`).
     """
     prepare = record.prepare
     if prepare is None:
         return None
+    if prepare.is_cold_unknown:
+        return Marked("warm ", prepare.seconds)
     return Marked("~", prepare.from_cold) if prepare.beside or prepare.is_warm else prepare.seconds
 
 

@@ -66,7 +66,8 @@ def cell_rows(data: RunData, group: Sequence[Record]) -> list[dict[str, Cell]]:
 
 def cell_row(record: Record, group: Sequence[Record]) -> dict[str, Cell]:
     """Return the numbers of a cell of a component's `group`, under their keys in JSON and headers in CSV."""
-    times, pair, call = summary_of(record), speedup(record, group), deciding(record)
+    times, call = summary_of(record), deciding(record)
+    pair = None if record.is_realtime else speedup(record, group)
     low, high = interval_of(record) or (None, None)
     speedup_low, speedup_high = (pair.interval() if pair is not None else None) or (None, None)
     memory_kind, memory_bytes = record.peak_memory or (None, None)

@@ -9,9 +9,9 @@ import numpy as np
 
 from profiling.errors import printable
 from profiling.report.charts import Chart, Row, Rows, Series, Spread, View, envelope, frame_budgets, palette, upper_end
-from profiling.report.format import count_of, listed, significant
+from profiling.report.format import count_of, few, listed, significant
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, cell_words
+from profiling.report.run_data import RunData, cell_table, cell_words, name_of
 from profiling.report.table import AnyTable, Column, columns
 from profiling.results.loop import Realtime
 from profiling.results.measured import SlowFrames, Summary, TrainingStepRow
@@ -40,7 +40,7 @@ def latency_section(data: RunData) -> Section:
         cell_table("Other metrics", _OTHER, list(_other(data.records)), keys=3),
         cell_table("Logged steps of training", _LOGGED, logged, keys=3, depth="report"),
     )
-    words = summed_words([calls for _, calls in slow], "call")
+    words = summed_words(slow, "call")
     lines = [printable(words)] if words else []
     return Section("latency", "Latency", lines, tables=tables, charts=(_spreads(data),), depth="report")
 
@@ -115,9 +115,10 @@ def _kind(cause: str) -> str:
     return printable("recompile" if cause.startswith("recompile") else cause)
 
 
-def summed_words(sections: Sequence[SlowFrames], noun: str) -> str:
+def summed_words(found: Sequence[tuple[Record, SlowFrames]], noun: str) -> str:
     """Return the time of all slow calls or frames of a run, and its sum by cause; empty where there are none."""
     total_ms: dict[str, float] = {}
+    sections = [section for _, section in found]
     for section in sections:
         for cause, ms in section.cause_ms.items():
             total_ms[_kind(cause)] = total_ms.get(_kind(cause), 0.0) + ms
@@ -125,7 +126,7 @@ def summed_words(sections: Sequence[SlowFrames], noun: str) -> str:
     if not number or not whole_ms:
         return ""
     parts = [f"{cause} {significant(ms, 3)} ms" for cause, ms in sorted(total_ms.items(), key=lambda item: -item[1])]
-    slow = count_of(number, f"slow {noun}")
+    slow = f"{count_of(number, f'slow {noun}')} of {few([name_of(record) for record, each in found if each.count])}"
     return f"{slow} took {significant(whole_ms, 3)} ms beyond the usual: {listed(parts)}."
 
 

@@ -43,7 +43,7 @@ def realtime_section(data: RunData) -> Section:
         if loop.unsteady
     ]
     slow = [(record, loop.slow) for record, loop in loops if loop.slow is not None]
-    lines += [words] if (words := summed_words([each for _, each in slow], "frame")) else []
+    lines += [words] if (words := summed_words(slow, "frame")) else []
     parts = [part for record, loop in loops for part in _parts(record, loop)]
     depth: Depth = "console" if len(loops) == 1 else "report"  # of several the verdicts name the longest stage
     tables = cell_table("Stage budget, medians", _BUDGET, parts, keys=3, depth=depth), slow_table(slow, "frame")

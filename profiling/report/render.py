@@ -41,13 +41,14 @@ def _answer_section(data: RunData) -> Section:
 
 
 def _skipped_section(data: RunData) -> Section:
-    """Return how many cells were skipped, with the first reason; in a table which cells and why."""
+    """Return how many cells were skipped, with the most frequent reason; in a table which cells and why."""
     reasons: dict[str, list[Record]] = {}
     for record in data.records:
         if record.status == "skipped":
             reasons.setdefault(record.reason or "no reason", []).append(record)
     if not reasons:
         return Section("skipped", "Skipped")
+    reasons = dict(sorted(reasons.items(), key=lambda item: -len(item[1])))
     first, variants = next(iter(reasons)), {record.variant: None for record in next(iter(reasons.values()))}
     more = f" and for {count_of(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
     number = count_of(sum(map(len, reasons.values())), "cell")

@@ -23,8 +23,9 @@ _KINDS = ("cold", "warm", "portable")
 _PREPARING = ("transforms", "dynamo", "inductor", "autotune", "export", "package", "load package", "capture")
 _PHASES = ("import", "artifacts", "load", *_PREPARING, "call")
 _NOTE = (
-    "prepare: compile, warm-up and capture, from an empty cache. ~: computed for a cell that started from the cache of "
-    "a variant with the same compiler: its own seconds, with that variant's seconds in inductor, autotune and package."
+    "prepare: compile, warm-up and capture, from an empty cache. ~: beside other cells, or computed for a cell that "
+    "started from the cache of a variant with the same compiler: its own seconds, with that variant's seconds in "
+    "inductor, autotune and package. warm: from a cache, and it is not known what it takes from an empty one."
 )
 _STARTS_NOTE = ". ".join(
     (

@@ -98,7 +98,7 @@ def _mend(e: Evidence) -> _Steps:
         if saved >= WORTH * e.wall_ms:
             cure = _CURES.get(found.kind, "use faster kernels")
             if e.few_blocks(found.blocks):
-                cure = "split the work over more blocks, which leave most of the GPU idle now"
+                cure = f"split the work over more than {found.blocks:.0f} blocks on {e.here.multiprocessors} SMs"
             advice = f"{found.what}: {cure} (saves at most {milliseconds(saved)} of their {milliseconds(spent)} ms)"
             yield NextStep(words=found.what, advice=advice, wall_ms=e.wall_ms - saved)
 

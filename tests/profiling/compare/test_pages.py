@@ -29,7 +29,7 @@ def test_the_page_has_the_conclusion_first_and_what_differs(tmp_path):
     sections = [attributes["id"] for attributes in Parsed(page).all("section")]
     assert sections == ["verdict", "differences"]
     first = unescape(page.partition('id="verdict"')[2].partition("</section>")[0])
-    assert "B is slower than A by more than 2% in 1 cell (exit code 1)." in first
+    assert "B is slower than A in 1 cell, by an estimate of more than 2% (exit code 1)." in first
     variants = ["worse", "wild", "few", "broken", "better", "unchanged"]
     assert [row[1] for row in rows_of(page, "verdict")] == variants
     differing = rows_of(page, "differences")

@@ -73,7 +73,7 @@ def test_the_fastest_recipe_of_each_work(grid: Path) -> None:
     ]
     assert {row["vs baseline"].split(" ±")[0] for row in found} == {"2.00×"}
     (line,) = sections(grid)["answer"].lines
-    assert line.startswith("audio: undecided: whether compile, dtype=float16 may be as fast")
+    assert line.startswith("audio: undecided: whether compile, dtype=float16 is as fast")
 
 
 @pytest.mark.parametrize(
