@@ -29,7 +29,7 @@ from profiling.compare.cells import (
 )
 from profiling.compare.differences import Difference, run_differences
 from profiling.errors import InputError, command, prepare_output, printable, reason_of, shell_words
-from profiling.report.format import count_of, estimate
+from profiling.report.format import count_of, estimate, few
 from profiling.report.page import Section
 from profiling.report.render import Report, check_page_path, parse_options, show
 from profiling.report.table import Column, Table
@@ -170,13 +170,19 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
         lines.append("The recorded environments and options of the runs do not differ.")
     numbers = Counter(cell.verdict for cell in cells)
     counts = ", ".join(f"{numbers[verdict]} {verdict}" for verdict in VERDICTS if numbers[verdict])
-    few = min(_CONSOLE, max(_FITTING, len(cells) - numbers["same"]))
-    answer = (_answer(cells, threshold), f"{count_of(len(cells), 'cell')}: {counts}.")
+    alone = {run: [cell.name for cell in cells if cell.reason == f"only in {run}"] for run in "AB"}
+    both = [cell for cell in cells if not cell.reason.startswith("only in ")]
+    shown = min(_CONSOLE, max(_FITTING, len(both) - numbers["same"]))
+    answer = (
+        _answer(cells, threshold),
+        f"{count_of(len(cells), 'cell')}: {counts}.",
+        *(f"Only in {run}: {few(names)}." for run, names in alone.items() if names),
+    )
     rows = [("all", each) for each in differences]
     rows += [(cell.name, each) for cell in cells for each in cell.changes]
     changes = Table("What differs", _CHANGES, rows, few=_CONSOLE)
     sections = (
-        Section("verdict", "Cells", answer, _LEGEND, (Table("Cells", _CELLS, cells, few=few),)),
+        Section("verdict", "Cells", answer, _LEGEND, (Table("Cells", _CELLS, both, few=shown),)),
         Section("differences", "What differs", lines, tables=(changes,)),
     )
     one, other = (path.resolve().name for path in paths)
