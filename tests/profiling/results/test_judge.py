@@ -1,5 +1,7 @@
 """The judge: answers against planted truths and independent tools."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest
@@ -10,8 +12,10 @@ from profiling.results.judge import (
     Windows,
     bursts,
     compare,
+    compare_totals,
     control_pairs,
     drift,
+    fit_line,
     holds,
     is_settled,
     rank,
@@ -243,3 +247,52 @@ def test_the_same_is_the_same_from_both_sides():
         one, other = cell(ratio, seed=1), cell(1.0, seed=2)
         there, back = compare(one, other).answer(), compare(other, one).answer()
         assert {"slower": "faster", "faster": "slower"}.get(there, there) == back
+
+
+def test_pairs_of_processes_teach_what_their_noise_does_not_explain():
+    pairs = [(0.01, 0.005**2), (0.001, 0.004**2)]  # the second differs by less than its noise
+    learned = Spread(0.002).learned(pairs)
+    assert learned.std**2 == pytest.approx((8 * 0.002**2 + (0.01**2 - 0.005**2) / 2) / 10)
+    assert learned.freedom == 10
+    assert Spread(0.002, 100.0).learned(pairs) == learned, "a prior weighs as 8 pairs at most"
+
+
+def test_runs_that_differ_more_than_equal_code_teach_by_how_much():
+    draw, ratios = np.random.default_rng(0), [0.0, 0.3, -0.2, 0.25, -0.1]
+    runs = [
+        [Windows.of(np.exp(log + 0.1 * draw.standard_normal(24)), session=f"{n}") for log in (ratio, 0.0)]
+        for n, ratio in enumerate(ratios)
+    ]
+    single = [compare(Cell((one,), TIGHT), Cell((other,), TIGHT)) for one, other in runs]
+    found = compare(*(Cell(tuple(windows), TIGHT) for windows in zip(*runs, strict=True)))
+    assert found.log_ratio == pytest.approx(np.mean([each.log_ratio for each in single]))
+    assert found.noise == pytest.approx(sum(each.noise for each in single) / 25)
+    steps = [(a.log_ratio - b.log_ratio) ** 2 - a.noise - b.noise for a, b in pairwise(single)]
+    assert (found.placement, found.placement_freedom) == (pytest.approx(np.mean(steps) / 2 / 5), pytest.approx(8 / 3))
+
+
+def test_the_noise_of_two_totals_adds_up():
+    noisy, exact = [9.0, 11.0] * 4, [10.0] * 8
+    calls, spread = [1.0] * 8, Spread(0.018, 30.0)
+    once, twice = (compare_totals((noisy, calls), (other, calls), spread) for other in (exact, noisy))
+    assert once.noise == pytest.approx(8 / 7 * 8 / 80**2), (
+        "Cochran: n / (n - 1) of the squares over the square of the sum"
+    )
+    assert twice.noise == pytest.approx(2 * once.noise)
+    assert once.placement == pytest.approx(2 * 0.018**2)
+
+
+def test_the_slope_and_its_interval_are_those_of_the_line():
+    draw = np.random.default_rng(0).standard_normal(400)
+    line = fit_line(np.exp(1e-3 * np.arange(400) + 0.01 * draw))
+    assert (line.span, line.begin) == (399, pytest.approx(1.0, rel=0.01))
+    assert line.slope == pytest.approx((np.exp(0.399) - 1) / 399, rel=0.02)
+    low, high = line.interval
+    error = 0.01 / np.sqrt(400**3 / 12)  # of an ordinary least-squares slope
+    assert low < line.slope < high
+    assert line.reach / 399 == pytest.approx(1.96 * error, rel=0.3)
+
+
+def test_a_cell_alone_is_settled_where_its_time_is_known_to_the_resolution():
+    assert is_settled([cell(1.0)], 0.999)
+    assert not is_settled([cell(1.0, n=10, noise=0.05)], 0.999)
