@@ -46,15 +46,13 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.results.measured import LATE, LEAST_VALUES
+from profiling.results.measured import LATE, LEAST_VALUES, RESOLUTION
 
 Array = NDArray[np.float64]
 Answer = Literal["same", "faster", "slower", "undecided"]
 HoldsAnswer = Literal["yes", "no", "undecided"]
 Name = TypeVar("Name")
 
-#: Two times within this share of each other are the same.
-RESOLUTION = 0.01
 #: Probability of a false claim.
 FALSE = 0.05
 #: A trend is claimed below this p-value. It is that low since residuals around a curve of any shape understate noise

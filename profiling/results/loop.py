@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated
 
 from profiling.results.field import Section, about
-from profiling.results.judge import RESOLUTION
-from profiling.results.measured import ClockConditions, Deadline, Interval, SlowFrames, Summary
+from profiling.results.measured import RESOLUTION, ClockConditions, Deadline, Interval, SlowFrames, Summary
 
 
 class Gap(Section, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ Interval = tuple[float, float]
 #: Least number of independent values (samples, windows) whose median has a 95% interval: the true median lies between
 #: the least and the largest of n with probability 1 - 2 x 0.5^n, which is 97% for six and 94% for five.
 LEAST_VALUES = 6
+#: Two times within this share of each other are the same.
+RESOLUTION = 0.01
 #: Largest share of calls or frames (0 to 1) that may be late where a rate is held, unless `late` sets another.
 LATE = 0.01
 #: Least number of samples of a percentile: with fewer, none lies beyond it, and it is the longest under another name.
