@@ -280,6 +280,7 @@ def _launched_until_none_is_left(folder: Path, retries: int, launch: Launch) -> 
         except Exception as error:
             if [(job.state, job.tries) for job in read_sweep(folder).jobs] == before:
                 return f"the launcher failed: {reason_of(error).rstrip('.')}"
+            _wait_for_own_processes(folder)  # all that have lost their workers are seen together
 
 
 def _wait_for_own_processes(folder: Path) -> None:
