@@ -45,7 +45,7 @@ from profiling.results.verdicts import (
 _WIDE = 1.3
 #: Most characters of a next step in the table; a longer one is printed below it.
 _SHORT = 26
-_INTERVALS = "±, (low-high): 95% intervals. vs baseline: by neighbouring windows, not of the two medians."
+_INTERVALS, _RATIO = "±, (low-high): 95% intervals.", " vs baseline: by neighbouring windows, not of the two medians."
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: its time over that of the recipe, with the 95% "
     "interval over processes: equal code differs between them. "
@@ -134,7 +134,8 @@ def answer_section(data: RunData) -> Section:
     remarks = [f"{listed(names)}: {sentence}." for sentence, names in said.items()]
     remarks = remarks if data.records else ["No cell has ended yet."]
     cells = [record for answer in answers for record in answer.group]
-    notes = [_INTERVALS] if any(answer.p50 is not None for answer in answers) else []
+    ratio = _RATIO if any(answer.vs_baseline is not None for answer in answers) else ""
+    notes = [_INTERVALS + ratio] if any(answer.p50 is not None for answer in answers) else []
     tables = (Table("Answer", _columns(names), answers, notes, keys=1), cells_table(cells, data.groups))
     is_cold = any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells)
     legend = (_LEGEND, CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
@@ -221,11 +222,11 @@ def _judged_rates(record: Record) -> list[tuple[Deadline, Holds]]:
     return [(deadline, said) for deadline, said in rates if said is not None]
 
 
-def holds_words(said: Holds) -> str:
+def holds_words(said: Holds, noun: str = "calls") -> str:
     """Return the judgement on a rate with its evidence: `undecided: 2 of 100 late, 400 calls more would tell`."""
     evidence = f"{said.late} of {said.n:,} late"
     if said.answer == UNDECIDED:
-        more = f"{said.wanted:,} calls more" if said.wanted else "a quiet machine"  # others may have made them late
+        more = f"{said.wanted:,} {noun} more" if said.wanted else "a quiet machine"  # others may have made them late
         return f"{UNDECIDED}: {evidence}; {more} would tell"
     return f"{said.answer}: {evidence} (at most {percent(said.most)})"
 

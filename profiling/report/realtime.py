@@ -88,14 +88,16 @@ def _target_words(record: Record, loop: Realtime) -> str:
     rate = loop.too_slow_fps(loop.target_fps)
     if rate is not None and loop.frame_ms is not None and loop.frame_ms.p50 <= loop.budget_ms:
         return f"no, the application delivers {rate:.3g} frames/s"
-    return holds_words(said) if said.answer == UNDECIDED else said.answer
+    return holds_words(said, "frames") if said.answer == UNDECIDED else said.answer
 
 
 def _rate_words(record: Record) -> str:
     """Name the rates that are held, those that are not, and those that are undecided."""
     rates: dict[str, list[str]] = {"yes": [], "no": [], UNDECIDED: []}
+    target = record.realtime.target_fps if record.realtime is not None else None
     for each in record.deadlines:
-        if (said := holds_rate(record, each)) is not None:
+        said = holds_rate(record, each)
+        if said is not None and (said.answer, each.fps) != (UNDECIDED, target):  # which the first sentence says
             rates[said.answer].append(f"{each.fps:g}")
     words = ("Holds", "Does not hold", f"{UNDECIDED.capitalize()}:")
     return ". ".join(
@@ -197,7 +199,8 @@ _BUDGET = (
 def _parts(record: Record, loop: Realtime) -> Iterator[_Part]:
     """Yield the parts of a frame, and the frame itself where the means of its parts add up to its own."""
     parts = loop.budget.parts if loop.budget is not None else {}
-    yield from ((record, part, name) for name, part in parts.items())
+    named = {"wait": "wait for the device"}
+    yield from ((record, part, named.get(name, name)) for name, part in parts.items())
     if loop.frame_ms is not None and any(part.mean_ms is not None for part in parts.values()):
         yield record, BudgetPart(mean_ms=loop.frame_ms.mean, share=loop.frame_ms.p50 / loop.budget_ms), "frame"
 
