@@ -385,9 +385,8 @@ def measure(at: Conditions, options: argparse.Namespace) -> list[Judged]:
         for seed, works in enumerate(sessions(at.kind, options.pairs, options.planted)):
             session = timed(at, works, spreads, seed)
             results += session.judged()
-            print(
-                *(f"{time.monotonic() - began:.0f} s: {pair}" for pair in session.judged()), sep="\n", file=sys.stderr
-            )
+            for pair in session.judged():
+                print(f"{time.monotonic() - began:.0f} s: {pair}", file=sys.stderr, flush=True)
             if out is not None:
                 print(msgspec.json.encode(session).decode(), file=out, flush=True)
     print(f"{time.monotonic() - began:.0f} s in all; spreads learned: {spreads.pairs}", file=sys.stderr)

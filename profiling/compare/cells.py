@@ -129,6 +129,8 @@ def matched_cells(a: RunData, b: RunData) -> Iterator[CellComparison]:
 
 def _matched(cell: CellComparison, one: Record, two: Record) -> CellComparison:
     cell = replace(cell, a_ms=one.median_ms, b_ms=two.median_ms)
+    if one.status == two.status == "skipped":
+        return replace(cell, reason="skipped in both")
     if wrong := [f"{run} {_fault(record)}" for run, record in (("A", one), ("B", two)) if not record.is_correct]:
         return replace(cell, reason="; ".join(wrong), unmatched=one.is_correct)
     if without := [run for run, ms in (("A", cell.a_ms), ("B", cell.b_ms)) if not (ms and ms > 0)]:

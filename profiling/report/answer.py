@@ -226,7 +226,9 @@ def holds_words(said: Holds, noun: str = "calls") -> str:
     """Return the judgement on a rate with its evidence: `undecided: 2 of 100 late, 400 calls more would tell`."""
     evidence = f"{said.late} of {said.n:,} late"
     if said.answer == UNDECIDED:
-        more = f"{said.wanted:,} {noun} more" if said.wanted else "a quiet machine"  # others may have made them late
+        more = (
+            f"{said.wanted:,} {noun} more" if said.wanted else "a quiet machine"
+        )  # other processes may have caused the late ones
         return f"{UNDECIDED}: {evidence}; {more} would tell"
     return f"{said.answer}: {evidence} (at most {percent(said.most)})"
 

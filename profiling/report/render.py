@@ -41,7 +41,7 @@ def _answer_section(data: RunData) -> Section:
 
 
 def _skipped_section(data: RunData) -> Section:
-    """Return how many cells were skipped, with the most frequent reason; in a table which cells and why."""
+    """Return a line with the number of skipped cells and the most frequent reason, and a table of all reasons."""
     reasons: dict[str, list[Record]] = {}
     for record in data.records:
         if record.status == "skipped":

@@ -98,8 +98,9 @@ def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
             return f"{words}: {significant(min(known), 2)} ms", f"{advice}, measured {significant(min(known), 3)} ms"
         if step.wall_ms is not None:
             expected = significant(step.wall_ms, 2)
-            how, of = "at best" if step.variant is None else "expected", " of this stage" if call.stage else ""
-            return f"{words}: ~{expected} ms", f"{advice}, {how} {expected} ms{of}"
+            bound = "at best" if step.variant is None else "expected"
+            stage = " for this stage" if call.stage else ""
+            return f"{words}: ~{expected} ms", f"{advice}, {bound} {expected} ms{stage}"
         return words, advice
     return "", ""
 

@@ -277,7 +277,7 @@ def _is_long(text: str, most: int) -> bool:
 def _with_long(
     lines: Sequence[str], cells: Sequence[Sequence[str]], long: Sequence[Mapping[int, str]], width: int
 ) -> Iterator[str]:
-    """Yield the lines of a rendered part, each long name (by the place of its column) before the line of its row."""
+    """Yield the lines of a rendered table; `long` has the names, by column, that stand on a line above their row."""
     ruler = next(at for at, line in enumerate(lines) if line and not line.strip("- "))
     begins = [match.start() for match in re.finditer("-+", lines[ruler])]
     at = ruler + 1

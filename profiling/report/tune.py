@@ -21,7 +21,7 @@ TUNE = "tune"
 #: The front counts errors within this factor as equal: they differ only in the order in which sums are rounded.
 SAME_ERROR = 1.1
 
-_FRONT = f"no other beats these in time, error (by {SAME_ERROR:g}×) and seconds to prepare"
+_FRONT = f"best trade-offs between time, error (equal within {SAME_ERROR:g}×) and seconds to prepare"
 _NOTE = (
     "slower without it: time without the step over time of the winner. adds to preparing: from an empty cache; "
     "~: computed, where one of the two started from the cache of another recipe."

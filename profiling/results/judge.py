@@ -69,8 +69,8 @@ TRIM = 0.2
 #: Standard errors in the largest difference of windows that are apart (99.9%), the degrees of freedom of that, and the
 #: fewest windows: that all of 8 err to one side has a probability of 0.8%.
 APART, BOUNDED, APART_WINDOWS = 3.29, 1e6, 8
-#: Other processes are reported with a time if they took more than this share of it (0 to 1). An undecided pair names
-#: how many times as much would have to be measured up to this number, and says "over 10 times" beyond it.
+#: Other processes are reported with a time if they took more than this share of it (0 to 1). For an undecided pair
+#: `wants` states how many times as much would have to be measured, and "over 10 times" where it is more than that.
 NAMED_SHARE, MOST_TIMES = 0.02, 10.0
 #: Most that can be removed from a window, as a share of it.
 MOST_TAKEN = 0.999

@@ -134,7 +134,7 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
         return 1000 * (self.frames_per_tick or 1) / self.target_fps
 
     def too_slow_fps(self, fps: float) -> float | None:
-        """Return the delivered frames/s of an application's loop if they are fewer than `fps` by more than 1%."""
+        """Return the frames/s that an application's loop delivers if they are more than 1% below `fps`; else None."""
         if self.pace != "application" or self.frame_ms is None or self.gap_ms is None:
             return None
         rate = 1000 / (self.frame_ms.p50 + self.gap_ms.p50)

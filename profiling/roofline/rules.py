@@ -98,7 +98,7 @@ def _mend(e: Evidence) -> _Steps:
         if saved >= WORTH * e.wall_ms:
             cure = _CURES.get(found.kind, "use faster kernels")
             if e.few_blocks(found.blocks):
-                cure = f"split the work over more than {found.blocks:.0f} blocks on {e.here.multiprocessors} SMs"
+                cure = f"launch more than {found.blocks:.0f} blocks, to fill {e.here.multiprocessors} SMs"
             advice = f"{found.what}: {cure} (saves at most {milliseconds(saved)} of their {milliseconds(spent)} ms)"
             yield NextStep(words=found.what, advice=advice, wall_ms=e.wall_ms - saved)
 
@@ -114,7 +114,7 @@ def _other_dtype(e: Evidence) -> _Steps:
     """Propose the dtype in which bytes and FLOPs take least at the measured ceilings."""
     times = {}
     for dtype in {e.ceilings.dtype, *e.ceilings.other_flops_per_s} & set(_OTHERS.get(e.dtype, ())):
-        # 8 bits are for linear layers: convolutions and attention stay as they are.
+        # 8-bit arithmetic speeds up linear layers only: convolutions and attention keep their dtype.
         share = 1.0 if dtype in _BYTES else e.linear
         compute = e.compute * (1 - share + share * e.ceilings.flops_ceiling(e.dtype) / e.ceilings.flops_ceiling(dtype))
         times[dtype] = max(e.memory * _BYTES.get(dtype, _BYTES[e.dtype]) / _BYTES[e.dtype], compute)

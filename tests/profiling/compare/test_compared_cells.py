@@ -113,6 +113,7 @@ ZERO = cell("w", metrics=Metrics(wall_ms=summarize([0.0] * 9)))
         ([V, W], [V, failed("w")], "B is failed (planted)", 2),
         ([V, failed("w")], [V, W], "A is failed (planted)", 0),
         ([V, failed("w")], [V, failed("w")], "A is failed", 0),
+        ([V, replace(UNTIMED, status="skipped")], [V, replace(UNTIMED, status="skipped")], "skipped in both", 0),
         ([V, W], [V, replace(W, parity=WRONG)], "B fails its parity check", 2),
         ([V, UNTIMED], [V, UNTIMED], "no times in A and B", 0),
         ([V, W], [V, UNTIMED], "no times in B", 2),

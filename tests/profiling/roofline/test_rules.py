@@ -255,7 +255,7 @@ def test_one_slow_reduction_is_named_with_its_share_rate_and_grid():
     assert verdict.steps[0].words == "group norm reductions"
     assert verdict.steps[0].wall_ms == pytest.approx(10 - 5.2)
     assert verdict.steps[0].advice == (
-        "group norm reductions: split the work over more than 32 blocks on 132 SMs (saves at most 5.2 of their 5.6 ms)"
+        "group norm reductions: launch more than 32 blocks, to fill 132 SMs (saves at most 5.2 of their 5.6 ms)"
     )
     filled = judged(CAPTURED, findings=(reduction,), multiprocessors=30).steps[0].advice
     assert filled == "group norm reductions: use faster kernels (saves at most 5.2 of their 5.6 ms)", "no cure is known"
