@@ -102,6 +102,7 @@ def test_a_run_compared_with_itself_is_the_same_however_noisy(runs):
 
 V, W = (cell(name, noisy(1), turns="together") for name in "vw")
 UNTIMED = cell("w")
+SKIPPED = replace(UNTIMED, status="skipped", reason="needs a GPU")
 ZERO = cell("w", metrics=Metrics(wall_ms=summarize([0.0] * 9)))
 
 
@@ -113,7 +114,7 @@ ZERO = cell("w", metrics=Metrics(wall_ms=summarize([0.0] * 9)))
         ([V, W], [V, failed("w")], "B is failed (planted)", 2),
         ([V, failed("w")], [V, W], "A is failed (planted)", 0),
         ([V, failed("w")], [V, failed("w")], "A is failed", 0),
-        ([V, replace(UNTIMED, status="skipped")], [V, replace(UNTIMED, status="skipped")], "skipped in both", 0),
+        ([V, SKIPPED], [V, SKIPPED], "skipped in both", 0),
         ([V, W], [V, replace(W, parity=WRONG)], "B fails its parity check", 2),
         ([V, UNTIMED], [V, UNTIMED], "no times in A and B", 0),
         ([V, W], [V, UNTIMED], "no times in B", 2),
