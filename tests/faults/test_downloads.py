@@ -61,9 +61,9 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in (headers | {"Content-Length": str(len(body))} | server.headers).items():
             if value:
                 self.send_header(name, value)
-        self.end_headers()
         body = body[: server.cuts.pop(0) if server.cuts else None]
-        server.sent.append(len(body))
+        server.sent.append(len(body))  # Before the answer: a client that needs no body is done once it has the headers.
+        self.end_headers()
         for at in range(0, len(body), 100_000):
             self.wfile.write(body[at : at + 100_000])
             time.sleep(server.seconds_per_chunk)
