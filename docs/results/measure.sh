@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures what README and docs show, all from one revision: bash docs/results/measure.sh FOLDER [LANE...]
 # A lane is a list of runs on one GPU, in about 9 minutes: loop, quantised, decoders, others. Without a name all four run
-# at the same time, on GPUs 0 to 3 of one host, each on its own share of the cores. `search` and `packages` are
-# measured alone. docs/results/thin.py reduces a run to what is committed. Needs the packages of requirements.lock,
+# at the same time, on GPUs 0 to 3 of one host, each on its own share of the cores. `search`, `packages` and `tables` are
+# named. docs/results/thin.py reduces a run to what is committed. Needs the packages of requirements.lock,
 # `quantised` also torchao, `others` diffusers and transformers. EXTRA="scale=tiny device=cpu" tries the commands.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -49,7 +49,20 @@ packages() { # compiled ahead of time, beside torch.compile
     'metric=[parity,latency,memory]' seconds=20
 }
 
-lanes=(loop quantised decoders others) known=" ${lanes[*]} search packages "
+table() { # NAME BENCHMARK ARGUMENT...: the table that a benchmark prints, below its command, revision and date
+  local file=$out/$1.txt; shift
+  echo "python benchmarks/$* · git $(git rev-parse --short=12 HEAD) · $(date -u '+%F %H:%M')" >"$file"
+  echo >>"$file"
+  "$python" benchmarks/"$1" "${@:2}" >>"$file" 2>"$file.log"
+  echo "$(basename "$file"): exit code $? at $SECONDS s"
+}
+tables() {
+  table skinny_linear skinny_linear.py
+  table frame_recorder frame_recorder.py --device cuda
+  table regional regional.py
+}
+
+lanes=(loop quantised decoders others) known=" ${lanes[*]} search packages tables "
 for name; do [[ $known == *" $name "* ]] || { echo "error: $name is none of:$known" >&2; exit 2; }; done
 if [ $# -gt 0 ]; then
   for name; do "$name"; done
