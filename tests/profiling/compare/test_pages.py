@@ -26,14 +26,12 @@ def test_the_page_has_the_conclusion_first_and_what_differs(tmp_path):
     file = tmp_path / "page.html"
     assert compare_main.main([*map(str, two_runs(tmp_path, threads=8)), "--html", str(file)]) == 1
     page = file.read_text(encoding="utf-8")
-    sections = [attributes["id"] for attributes in Parsed(page).all("section")]
-    assert sections == ["verdict", "differences"]
+    assert [attributes["id"] for attributes in Parsed(page).all("section")] == ["verdict", "differences"]
     first = unescape(page.partition('id="verdict"')[2].partition("</section>")[0])
     assert "B is slower than A in 1 cell, by an estimate of more than 2% (exit code 1)." in first
-    variants = ["worse", "wild", "few", "broken", "better", "unchanged"]
-    assert [row[1] for row in rows_of(page, "verdict")] == variants
-    differing = rows_of(page, "differences")
-    assert differing[0] == ["all", "threads", "16", "8"]
+    assert [row[1] for row in rows_of(page, "verdict")] == ["worse", "wild", "few", "broken", "better", "unchanged"]
+    first, *differing = rows_of(page, "differences")
+    assert first == ["all", "threads", "16", "8"]
     assert ["net.worse", "peak memory MiB", "100", "300"] in differing
     assert {row[1] for row in differing} >= {"kernel only in B: new", "kernel only in A: old"}
 

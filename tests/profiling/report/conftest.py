@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from open_page import browser, heard, show
-from report_records import MIB, RESULTS, build, faster, stalled_loop
+from report_records import MIB, RESULTS, build, faster
 
 from profiling.report.render import PAGE_FILE, render_html
 from profiling.report.run_data import load_run
@@ -19,11 +19,6 @@ from profiling.results.record import Record
 __all__ = ["browser", "heard", "show"]
 
 COMMITTED = sorted(path.parent for path in RESULTS.glob("*/results.jsonl"))
-
-
-@pytest.fixture
-def stalled() -> dict[str, Any]:
-    return stalled_loop()
 
 
 @pytest.fixture
