@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from parsed_page import Parsed
 from planted_runs import ENVIRONMENT, cell, noisy, two_runs, write_run
 
 from profiling.compare import __main__ as command
@@ -49,19 +50,23 @@ def test_a_run_and_its_results_are_the_same(tmp_path, capsys):
 
 
 def test_the_conclusion_comes_first_and_what_matters_most_above_the_rest(tmp_path, capsys):
-    assert main([*map(str, two_runs(tmp_path, threads=8))]) == 1
+    page = tmp_path / "page.html"
+    assert main([*map(str, two_runs(tmp_path, threads=8)), "--html", str(page)]) == 1
     printed = capsys.readouterr().out
-    assert printed.splitlines()[:2] == [
-        "B is slower than A in 1 cell, by an estimate of more than 2% (exit code 1).",
-        "6 cells: 1 slower, 2 undecided, 1 not compared, 1 faster, 1 same.",
-    ]
+    conclusion, counts, *_ = printed.splitlines()
+    assert conclusion == "B is slower than A in 1 cell, by an estimate of more than 2% (exit code 1)."
+    assert counts == "6 cells: 1 slower, 2 undecided, 1 not compared, 1 faster, 1 same."
     variants = [line.split()[1] for line in printed.splitlines() if line.startswith("net ")]
     assert variants == ["worse", "wild", "few", "broken", "better", "unchanged"]
     assert row(printed, "worse").endswith("slower")
     assert "failed (out of memory)" in " ".join(printed.split())
-    assert re.search(r"all +threads +16 +8", printed)
+    assert re.search(r"\n[- ]+\nall +threads +16 +8", printed), "which explains most"
     assert re.search(r"net.worse +peak memory MiB +100 +300", printed)
+    assert set(re.findall("kernel only in .: ...", printed)) == {"kernel only in B: new", "kernel only in A: old"}
     assert max(map(len, printed.splitlines())) <= WIDTH
+    parsed = Parsed(page.read_text(encoding="utf-8"))
+    assert [attributes["id"] for attributes in parsed.all("section")] == ["verdict", "differences"]
+    assert conclusion in parsed.text
 
 
 def test_of_many_cells_those_that_are_the_same_are_left_out(tmp_path, capsys, monkeypatch):

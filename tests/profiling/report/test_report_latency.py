@@ -82,17 +82,16 @@ def test_spreads_stand_around_their_medians_and_a_wrong_one_is_pale(three: tuple
 
 
 def test_a_call_of_several_frames_has_their_budgets_and_a_training_step_none() -> None:
-    (rows,) = spreads(build("baseline", 120.0, frames_per_call=4)).values()
-    assert rows.levels == [(4000 / 60, "60 FPS"), (4000 / 120, "120 FPS")]
-    (rows,) = spreads(build("baseline", 120.0, training={"log": [], "eager_log": []})).values()
-    assert rows.levels == []
-
-
-def test_a_stalled_call_flattens_none_and_frames_of_a_loop_are_drawn_too() -> None:
-    stalled = build("compile", metrics=clocks(2.5, p99=180.0, max=9000.0))
-    drawn = spreads(build("baseline", 28.7), stalled, build_loop("cuda_graph"))
-    assert list(drawn) == ["world_model", "realtime"]
-    assert drawn["world_model"].end < 80
+    stalled = build("compile", component="stalled", metrics=clocks(2.5, p99=180.0, max=9000.0))
+    drawn = spreads(
+        build("baseline", 120.0, component="of four", frames_per_call=4),
+        build("baseline", 120.0, component="training", training={"log": [], "eager_log": []}),
+        *(build("baseline", 28.7, component="stalled"), stalled, build_loop("cuda_graph")),
+    )
+    assert list(drawn) == ["of four", "training", "stalled", "realtime"]
+    assert drawn["of four"].levels == [(4000 / 60, "60 FPS"), (4000 / 120, "120 FPS")]
+    assert drawn["training"].levels == []
+    assert drawn["stalled"].end < 80, "a stalled call flattens none"
     assert drawn["realtime"].rows[0].words == "9.000 ms, p99 9.100"
 
 

@@ -57,36 +57,25 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("| ").split("|")]
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "text"),
-    [
-        (2.5, "ms", "2.500"),
-        (28.714, "ms", "28.71"),
-        (12345.6, "ms", "12346"),
-        (9.9996, "ms", "10.00"),
-        (0.0000123, "ms", "1.230e-05"),
-        (36.62, "s", "36.6"),
-        (Estimate(6.014, 5.92, 6.2), "ratio", "6.01× ±3.1%"),
-        (Estimate(2.184, 2.182, 2.1861), "ms", "2.184 ±0.1%"),
-        (Estimate(7.0, 5.91, 9.83), "ratio", "7.0× (5.9-9.8)"),
-        (Estimate(-0.01, -0.1, 0.08), "number", "-0.010 (-0.10 to 0.080)"),
-        (Marked("~", 2.57), "s", "~2.57"),
-        (0.634, "percent", "63%"),
-        (0.0421, "percent", "4.2%"),
-        (0.0, "percent", "0%"),
-        (2.4, "count", "2.4"),
-        (308.0, "count", "308"),
-        (math.inf, "count", "never"),
-        (2_287_000.0, "number", "2,287,000"),
-        (0.01712, "error", "1.7e-02"),
-        *((size * 2**20, "MiB", text) for size, text in ((10.4, "10"), (9.96, "10"), (2.5, "2.5"), (0, "0"))),
-        (True, "flag", "yes"),
-        ("a\nb", "text", "a b"),
-        (None, "ms", ABSENT),
+SHOWN: dict[Kind, list[tuple[Any, str]]] = {
+    "ms": [(2.5, "2.500"), (28.714, "28.71"), (12345.6, "12346"), (9.9996, "10.00"), (0.0000123, "1.230e-05")],
+    "s": [(36.62, "36.6"), (Marked("~", 2.57), "~2.57"), (None, ABSENT)],
+    "ratio": [(Estimate(6.014, 5.92, 6.2), "6.01× ±3.1%"), (Estimate(7.0, 5.91, 9.83), "7.0× (5.9-9.8)")],
+    "number": [
+        *((2_287_000.0, "2,287,000"), (Estimate(2.184, 2.182, 2.1861), "2.184 ±0.1%")),
+        (Estimate(-0.01, -0.1, 0.08), "-0.010 (-0.10 to 0.080)"),
     ],
-)
-def test_a_value_is_shown_by_its_kind(value: Any, kind: Kind, text: str) -> None:
-    assert show(value, kind) == text
+    "percent": [(0.634, "63%"), (0.0421, "4.2%"), (0.0, "0%")],
+    "count": [(2.4, "2.4"), (308.0, "308"), (math.inf, "never")],
+    "error": [(0.01712, "1.7e-02")],
+    "MiB": [(2291 * 2**20, "2291"), (10.4 * 2**20, "10"), (9.96 * 2**20, "10"), (2.5 * 2**20, "2.5"), (0, "0")],
+    **{"flag": [(True, "yes")], "text": [("a\nb", "a b")]},
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_a_value_is_shown_by_its_kind(kind: Kind) -> None:
+    assert [show(value, kind) for value, _ in SHOWN[kind]] == [text for _, text in SHOWN[kind]]
 
 
 def test_words_around_numbers() -> None:

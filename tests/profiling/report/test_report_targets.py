@@ -122,39 +122,37 @@ def number(middle: float, half: float | None = None) -> dict[str, Any]:
     return {"p50": middle, "n": 15} | ({} if half is None else {"ci95": [middle - half, middle + half]})
 
 
+def calibration(**costs: Any) -> Record:
+    return build("eager", launches={"launch_calibration": {"rounds": 15, "elements": 1, **costs}, "operators": []})
+
+
 def test_launch_costs_with_their_intervals_by_chain() -> None:
-    linear = {
-        **{"rows": 1, "width": 64, "host_us_per_launch": number(5.5, 0.1)},
-        "starvation_note": "up to width 128 every operator works for less time than its call costs the host",
-    }
-    costs = {
-        **{"device": "cuda:0", "dtype": "bfloat16", "rounds": 15, "elements": 1, "linear": linear},
-        **{"host_us_per_launch": number(3.25, 0.05), "gpu_us_per_launch": number(1.75), "graph_us_per_node": number(1)},
-        "starvation_elements": number(4_120_000.0, 1000),
-    }
-    section = launches_section(run_data(build("eager", launches={"launch_calibration": costs, "operators": []})))
-    first, second = titled(section)["Launch costs"]
-    assert list(first.values())[:3] == ["elementwise", "1 element", "–"]
-    assert list(second.values())[:3] == ["linear", "width 64", "1"]
-    assert [row["host, a launch µs"] for row in (first, second)] == ["3.25 ±1.5%", "5.50 ±1.8%"]
-    assert (first["GPU, a launch µs"], second["GPU, a launch µs"]) == ("1.75", "–")
-    assert first["GPU idles below: elements"] == "4,120,000 ±0.1%"
-    assert not any("replay" in header for header in first), "what nobody measured has no column"
+    """A CPU has its own columns and no word of a GPU, and what nobody measured has no column."""
+    note = "up to width 128 every operator works for less time than its call costs the host"
+    on_gpu = calibration(
+        **{"device": "cuda:0", "dtype": "bfloat16", "host_us_per_launch": number(3.25, 0.05)},
+        **{"gpu_us_per_launch": number(1.75), "starvation_elements": number(4_120_000.0, 1000)},
+        linear={"rows": 1, "width": 64, "host_us_per_launch": number(5.5, 0.1), "starvation_note": note},
+    )
+    section = launches_section(run_data(on_gpu))
+    assert titled(section)["Launch costs"] == [
+        {
+            **{"chain": "elementwise", "size": "1 element", "rows": "–", "host, a launch µs": "3.25 ±1.5%"},
+            **{"GPU, a launch µs": "1.75", "GPU idles below: elements": "4,120,000 ±0.1%"},
+        },
+        {
+            **{"chain": "linear", "size": "width 64", "rows": "1", "host, a launch µs": "5.50 ±1.8%"},
+            **{"GPU, a launch µs": "–", "GPU idles below: elements": "–"},
+        },
+    ]
     assert "medians of 15 rounds" in section.lines[0]
-    assert "up to width 128 every operator works for less time" in section.lines[1]
-
-
-def test_a_cpu_has_its_own_columns_and_no_word_of_a_gpu() -> None:
+    assert section.lines[1] == f"linear: {note}."
     linear = {"rows": 1, "width": 1, "dispatch_us_per_operator": number(0.59), "dispatch_bound_width": number(91)}
-    costs = {
-        **{"device": "cpu", "dtype": "float32", "rounds": 15, "elements": 1, "linear": linear},
-        "dispatch_us_per_operator": number(0.41),
-    }
-    section = launches_section(run_data(build("eager", launches={"launch_calibration": costs, "operators": []})))
-    assert "GPU" not in str(titled(section))
-    assert [list(row.values()) for row in titled(section)["Launch costs"]] == [
-        ["elementwise", "1 element", "–", "0.410", "–"],
-        ["linear", "width 1", "1", "0.590", "91.00"],
+    on_cpu = calibration(device="cpu", dtype="float32", dispatch_us_per_operator=number(0.41), linear=linear)
+    found = titled(launches_section(run_data(on_cpu)))["Launch costs"]
+    assert "GPU" not in str(found)
+    assert [list(row.values()) for row in found] == [
+        *(["elementwise", "1 element", "–", "0.410", "–"], ["linear", "width 1", "1", "0.590", "91.00"])
     ]
 
 
