@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from open_page import browser, heard, show
-from report_records import MIB, RESULTS, build, faster
+from report_records import RESULTS, build, faster
 
 from profiling.report.render import PAGE_FILE, render_html
 from profiling.report.run_data import load_run
@@ -27,7 +27,7 @@ def three() -> tuple[Record, ...]:
     wrong = {"reference": "fp32 eager", "rel_l2": 1.2, "passed": False}
     return (
         build("baseline", 28.7),
-        build("compile", 2.5, speedup=faster(11.5), memory={"peak_allocated": 2506 * MIB}),
+        build("compile", 2.5, speedup=faster(11.5), memory={"peak_allocated": 2506, "peak_host_rss": 4096}),
         build("cuda_graph", 1.23, status="failed", reason="parity: error 1.2", parity=wrong, speedup=faster(23.3)),
     )
 

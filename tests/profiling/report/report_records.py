@@ -106,7 +106,7 @@ def rate(fps: int, late: int = 0, bursts: int | None = None, **changes: Any) -> 
 
 def rates(*held: int) -> dict[str, Any]:
     """Make the common frame rates of a loop of 600 frames, which all are late at those that are not held."""
-    return {f"{fps}": rate(fps, *(() if fps in held else (600, 1))) for fps in (24, 30, 60, 120)}
+    return {f"{fps}": rate(fps, *(() if fps in held else (600, 1))) for fps in (120, 60, 30, 24)}
 
 
 def frame_loop(p50: float = 9.0, **changes: Any) -> dict[str, Any]:
