@@ -60,6 +60,11 @@ def locked(content):
     content[content.index(b"PK\x01\x02") + 8] |= 1  # the flag of an encrypted member
 
 
+def array_alone(path):
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
 def flipped(content):
     content[200] ^= 0xFF
 
@@ -72,7 +77,7 @@ def flipped(content):
         lambda path: path.write_bytes(path.read_bytes()[:-100]),
         changed(flipped),
         changed(locked),
-        lambda path: np.save(path.open("wb"), np.zeros(3)),
+        array_alone,
         lambda path: np.savez(path, frame_ms=np.zeros(3), action_ms=np.zeros(2)),
         lambda path: np.savez(path, other=np.zeros(3)),
         lambda path: np.savez(path, frame_ms=np.array(["a", "b"])),
