@@ -10,16 +10,7 @@ from msgspec.structs import replace
 from profiling.results.explained import Idle, Kernel, TraceAnalysis
 from profiling.results.jsonl import append_record
 from profiling.results.loop import Realtime
-from profiling.results.measured import (
-    LatencyConditions,
-    Memory,
-    Metrics,
-    Parity,
-    Prepare,
-    Spread,
-    Turns,
-    Window,
-)
+from profiling.results.measured import LatencyConditions, Memory, Metrics, Parity, Prepare, Spread, Turns, Window
 from profiling.results.record import Record
 from profiling.results.stats import summarize
 
@@ -56,9 +47,7 @@ def cell(variant: str = "baseline", windows_ms: Sequence[float] = (), *, turns: 
     """
     planted = {
         **{"target": "generic_forward", "component": "net", "status": "ok", "metrics": Metrics()},
-        "dtype": "float32",
-        "scale": "full",
-        "frames_per_call": 1,
+        **{"dtype": "float32", "scale": "full", "frames_per_call": 1},
         "memory": Memory(peak_allocated=100 * MIB),
         "parity": PARITY,
         "prepare": Prepare(seconds=1.0, graphs=1),
@@ -79,24 +68,18 @@ def failed(variant: str, reason: str = "planted") -> Record:
 
 def loop(windows_ms: Sequence[float] = (), work: dict | None = None, **options) -> Record:
     """A loop of frames with these windows."""
-    section = Realtime(
-        **{
-            **{"frames": 50, "target_fps": 60.0, "pace": "free", "schedule": "sequential", "deliver": "host"},
-            "work": {"steps": 4, "guidance": 1.5} if work is None else work,
-            "frame_ms": summarize(windows_ms or [10.0]),
-            "windows_ms": tuple(windows_ms),
-            **options,
-        }
-    )
+    content = {
+        **{"frames": 50, "target_fps": 60.0, "pace": "free", "schedule": "sequential", "deliver": "host"},
+        "work": {"steps": 4, "guidance": 1.5} if work is None else work,
+        **{"frame_ms": summarize(windows_ms or [10.0]), "windows_ms": tuple(windows_ms)},
+    }
+    section = Realtime(**(content | options))
     return cell("v", realtime=section, target="realtime", component="realtime", parameters=1_188_129_600)
 
 
 def analysed(idle: Idle | None = None, **kernels: tuple[float, float]) -> TraceAnalysis:
     """A trace analysis of kernels: (launches a call, microseconds of a launch) by name."""
-    rows = [
-        Kernel(name=name, kind="pointwise", count=number, ms=us * number / 1e3)
-        for name, (number, us) in kernels.items()
-    ]
+    rows = (Kernel(name=name, kind="x", count=number, ms=us * number / 1e3) for name, (number, us) in kernels.items())
     return TraceAnalysis(kernels=tuple(rows), idle=idle)
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from parsed_page import Parsed
 from planted_runs import ENVIRONMENT, cell, noisy, two_runs, write_run
 
 from profiling.compare import __main__ as command
@@ -16,7 +17,6 @@ from profiling.report.table import WIDTH
 from profiling.results.jsonl import RESULTS_FILE
 
 ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "docs" / "results"
 WITHOUT = """
 import runpy, sys
 blocked, *arguments = sys.argv[1:]
@@ -27,72 +27,68 @@ runpy.run_module("profiling.compare", run_name="__main__")
 """
 
 
-def compare_without(blocked, *arguments):
-    command = [sys.executable, "-c", WITHOUT, blocked, *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-
-
 def row(text, variant):
     return next(line for line in text.splitlines() if variant in line.split())
 
 
-def test_a_run_compared_with_itself_without_torch(tmp_path):
+def test_the_text_needs_neither_torch_nor_jinja2(tmp_path):
+    options = [*two_runs(tmp_path), "--html", tmp_path / "page.html"]
+    command = [sys.executable, "-c", WITHOUT, "torch,triton,hydra,omegaconf,jinja2", *map(str, options)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "(exit code 1)" in done.stdout
+    assert re.search(r"error: .*page\.html was not written: \w+ is not installed\. .* -m pip install", done.stderr)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_and_its_results_are_the_same(tmp_path, capsys):
     run = write_run(tmp_path / "run", *(cell(name, noisy(1)) for name in "vw"))
-    done = compare_without("torch,triton,hydra,omegaconf", run, run / RESULTS_FILE)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("No cell of B is slower than A by more than 5% (exit code 0).\n2 cells: 2 same.\n")
-    assert "do not differ" in done.stdout
+    assert main([str(run), str(run / RESULTS_FILE)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("No cell of B is slower than A by more than 5% (exit code 0).\n2 cells: 2 same.\n")
+    assert "The recorded environments and options of the runs do not differ." in printed
 
 
 def test_the_conclusion_comes_first_and_what_matters_most_above_the_rest(tmp_path, capsys):
-    assert main([*map(str, two_runs(tmp_path, threads=8))]) == 1
+    page = tmp_path / "page.html"
+    assert main([*map(str, two_runs(tmp_path, threads=8)), "--html", str(page)]) == 1
     printed = capsys.readouterr().out
-    assert printed.splitlines()[:2] == [
-        "B is slower than A in 1 cell, by an estimate of more than 2% (exit code 1).",
-        "6 cells: 1 slower, 2 undecided, 1 not compared, 1 faster, 1 same.",
-    ]
-    assert [line.split()[1] for line in printed.splitlines() if line.startswith("net ")] == [
-        *("worse", "wild", "few", "broken", "better", "unchanged")
-    ]
+    conclusion, counts, *_ = printed.splitlines()
+    assert conclusion == "B is slower than A in 1 cell, by an estimate of more than 2% (exit code 1)."
+    assert counts == "6 cells: 1 slower, 2 undecided, 1 not compared, 1 faster, 1 same."
+    variants = [line.split()[1] for line in printed.splitlines() if line.startswith("net ")]
+    assert variants == ["worse", "wild", "few", "broken", "better", "unchanged"]
     assert row(printed, "worse").endswith("slower")
     assert "failed (out of memory)" in " ".join(printed.split())
-    assert re.search(r"all +threads +16 +8", printed)
+    assert re.search(r"\n[- ]+\nall +threads +16 +8", printed), "which explains most"
     assert re.search(r"net.worse +peak memory MiB +100 +300", printed)
+    assert set(re.findall("kernel only in .: ...", printed)) == {"kernel only in B: new", "kernel only in A: old"}
     assert max(map(len, printed.splitlines())) <= WIDTH
+    parsed = Parsed(page.read_text(encoding="utf-8"))
+    assert [attributes["id"] for attributes in parsed.all("section")] == ["verdict", "differences"]
+    assert conclusion in parsed.text
 
 
-def test_of_many_cells_those_that_are_the_same_are_counted(tmp_path, capsys):
+def test_of_many_cells_those_that_are_the_same_are_left_out(tmp_path, capsys, monkeypatch):
     before = [cell(f"v{n}", noisy(10, seed=n), turns="together") for n in range(20)]
     after = [cell(f"v{n}", noisy(12 if n == 7 else 10, seed=n + 50), turns="together") for n in range(20)]
-    assert main([str(write_run(tmp_path / "a", *before)), str(write_run(tmp_path / "b", *after))]) == 1
-    printed = capsys.readouterr().out
-    assert row(printed, "v7").endswith("slower")
-    assert "8 of 20 rows are left out here." in printed
+    runs = [str(write_run(tmp_path / name, *cells)) for name, cells in (("a", before), ("b", after))]
+    for most, left in ((40, 8), (1, 19)):
+        monkeypatch.setattr(command, "_CONSOLE", most)
+        assert main(runs) == 1
+        printed = capsys.readouterr().out
+        assert row(printed, "v7").endswith("slower")
+        assert f"{left} of 20 rows are left out here." in printed
 
 
-def test_of_many_cells_the_slower_ones_are_on_the_console(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "_CONSOLE", 1)
-    assert main([*map(str, two_runs(tmp_path))]) == 1
-    printed = capsys.readouterr().out
-    assert "5 of 6 rows are left out here." in printed
-    assert row(printed, "worse").endswith("slower")
-    assert "better" not in printed
-
-
-@pytest.mark.parametrize(
-    ("cells", "options", "code"),
-    [("*.better", (), 0), ("*", (), 1), ("*", ("--threshold", "0.1"), 2), ("*.broken", (), 2), ("*.unchanged", (), 0)],
-)
-def test_the_exit_code_and_a_page_that_changes_nothing(tmp_path, capsys, cells, options, code):
-    runs = [*map(str, two_runs(tmp_path)), "--cells", cells, *options]
-    for more in ((), ("--markdown",)):
-        assert main([*runs, *more]) == code
-        alone = capsys.readouterr().out
-        assert f"(exit code {code})" in alone
-        assert main([*runs, *more, "--html", str(tmp_path / "page.html")]) == code
-        printed = capsys.readouterr()
-        assert printed.out == alone
-        assert printed.err == f"open in a browser: {tmp_path / 'page.html'}\n"
+@pytest.mark.parametrize(("options", "code"), [(("--cells=*.better",), 0), ((), 1), (("--threshold=0.1",), 2)])
+def test_the_exit_code_and_a_page_that_changes_nothing(tmp_path, capsys, options, code):
+    arguments = [*map(str, two_runs(tmp_path)), *options, *(["--markdown"] if code == 2 else [])]
+    assert main(arguments) == code
+    alone = capsys.readouterr().out
+    assert f"(exit code {code})" in alone
+    assert main([*arguments, "--html", str(tmp_path / "page.html")]) == code
+    assert capsys.readouterr() == (alone, f"open in a browser: {tmp_path / 'page.html'}\n")
 
 
 def test_runs_without_a_common_cell_say_that_nothing_was_compared(tmp_path, capsys):
@@ -104,7 +100,6 @@ def test_runs_without_a_common_cell_say_that_nothing_was_compared(tmp_path, caps
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["{nothing}", "{run}"], "is no run"),
         (["{run}", "{empty}"], "is no run"),
         (["{run}", "{text}"], "holds no record"),
         (["{run}", "{run}", "--threshold", "2"], "2%"),
@@ -114,21 +109,30 @@ def test_runs_without_a_common_cell_say_that_nothing_was_compared(tmp_path, caps
 def test_wrong_input_is_one_line_and_code_two(tmp_path, capsys, arguments, error):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("no record\n")
-    places = {name: tmp_path / name for name in ("nothing", "empty", "text")}
-    places["run"] = write_run(tmp_path / "run", cell(windows_ms=noisy(1)))
+    write_run(tmp_path / "run", cell(windows_ms=noisy(1)))
+    places = {name: tmp_path / name for name in ("empty", "text", "run")}
     assert main([argument.format(**places) for argument in arguments]) == 2
+    assert error in only_line(capsys)
+
+
+def only_line(capsys):
+    """Return the line on stderr, where nothing is printed."""
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert len(printed.err.splitlines()) == 1
-    assert error in printed.err
+    (line,) = printed.err.splitlines()
+    return line
 
 
 def test_damage_is_reported_in_one_line_and_the_rest_is_compared(tmp_path, capsys):
     a, b = two_runs(tmp_path)
     with (b / RESULTS_FILE).open("a") as file:
         file.write('{"schema": 2, "target')
+    (a / "environment.json").unlink()
     assert main([str(a), str(b)]) == 1
-    assert "B: results.jsonl: 1 damaged or cut-off line skipped." in capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out.splitlines()
+    assert "B: results.jsonl: 1 damaged or cut-off line skipped." in printed
+    unknown = "differences in machine, versions and code are unknown"
+    assert f"A has no readable environment.json: {unknown}." in printed
 
 
 @pytest.mark.parametrize(("turns", "options", "limit"), [("x", (), 2), ("", (), 5), ("x", ("--threshold=0.05",), 5)])
@@ -153,11 +157,9 @@ def broken(*_):
 def test_an_unexpected_error_is_one_line_and_never_exit_code_one(runs, capsys, monkeypatch):
     monkeypatch.setattr(cells, "cell_changes", broken)
     assert main(runs) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert len(printed.err.splitlines()) == 1
-    assert "TypeError: planted" in printed.err
-    assert "--cells" in printed.err
+    line = only_line(capsys)
+    assert "TypeError: planted" in line
+    assert "--cells" in line
 
 
 @pytest.mark.parametrize(
@@ -168,9 +170,7 @@ def test_a_page_that_cannot_be_written_there_is_refused_first(tmp_path, capsys, 
     (tmp_path / "folder.html").mkdir()
     before = (tmp_path / "b" / RESULTS_FILE).read_bytes()
     assert main([*runs, "--html", str(tmp_path / name)]) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert error in printed.err
+    assert error in only_line(capsys)
     assert (tmp_path / "b" / RESULTS_FILE).read_bytes() == before
 
 
@@ -193,22 +193,11 @@ def test_a_page_that_fails_costs_neither_text_nor_exit_code(tmp_path, capsys, mo
     assert not (tmp_path / "page.html").exists()
 
 
-def test_the_text_needs_no_jinja2(tmp_path):
-    a, b = two_runs(tmp_path)
-    done = compare_without("torch,jinja2", a, b, "--html", tmp_path / "page.html")
-    assert done.returncode == 1
-    assert "(exit code 1)" in done.stdout
-    assert re.search(r"error: .*page\.html was not written: \w+ is not installed\. .* -m pip install", done.stderr)
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_every_environment_is_read(tmp_path, capsys):
-    """A value of another type anywhere in it is ignored, and the cells are compared."""
+    """Values of another type are ignored, and the cells are compared."""
     one = str(write_run(tmp_path / "whole", cell(windows_ms=noisy(1), turns="x")))
-    for number, key in enumerate(ENVIRONMENT):
-        for place, junk in enumerate(("text", 5, None, [1, 2], {}, True)):
-            environment = {**ENVIRONMENT, key: junk}
-            record = cell(windows_ms=noisy(1, seed=2), turns="x")
-            other = write_run(tmp_path / f"{number}_{place}", record, environment=environment)
-            assert main([one, str(other)]) == 0, (key, junk)
-            assert capsys.readouterr().err == ""
+    record = cell(windows_ms=noisy(1, seed=2), turns="x")
+    for number, junk in enumerate(("text", 5, None, [1, 2], {}, True)):
+        other = write_run(tmp_path / f"{number}", record, environment=dict.fromkeys(ENVIRONMENT, junk))
+        assert main([one, str(other)]) == 0, junk
+        assert capsys.readouterr().err == ""

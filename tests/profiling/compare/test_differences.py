@@ -1,5 +1,7 @@
 """What could explain a difference, and what else changed in a cell: planted one at a time."""
 
+from itertools import count
+
 import pytest
 from msgspec.structs import replace
 from planted_runs import ENVIRONMENT, MIB, PARITY, WARM, analysed, cell, loop, write_run
@@ -8,34 +10,28 @@ from profiling.compare.cells import read_run
 from profiling.compare.differences import cell_changes, run_differences
 from profiling.results.energy import Energy, EnergyWindow
 from profiling.results.explained import Idle
-from profiling.results.measured import Deadline, Memory, Prepare
-
-PLAIN = (cell(), cell())
+from profiling.results.measured import Deadline, Memory, Metrics, Prepare, Start, Starts
 
 
 @pytest.fixture
 def differences(tmp_path):
     """Return the differences between two runs."""
+    numbers = count()
 
-    def compare(other, *, a=ENVIRONMENT, configs=("", ""), records=PLAIN):
+    def compare(other, *, a=ENVIRONMENT, configs=("", "")):
+        sides = zip((a, other), configs, strict=True)
         runs = [
-            read_run(write_run(tmp_path / name, record, environment=environment, config=config))
-            for name, record, environment, config in zip("ab", records, (a, other), configs, strict=True)
+            read_run(write_run(tmp_path / f"{next(numbers)}", cell(), environment=environment, config=config))
+            for environment, config in sides
         ]
         return [(row.name, row.a, row.b) for row in run_differences(*runs)]
 
     return compare
 
 
-def test_equal_environments_do_not_differ(differences):
-    later = {**ENVIRONMENT, "captured_at": "2027", "command": "other", "dtype_reason": "auto"}
-    assert differences(later) == []
-
-
 def test_what_explains_most_comes_first(differences):
     other = {
-        "threads": 8,
-        "scale": "full",
+        **{"captured_at": "2027", "command": "other", "dtype_reason": "auto", "threads": 8, "scale": "full"},
         "versions": {"torch": "2.12.0", "driver": "590.2", "numpy": "2"},
         "user_git": {"revision": "b" * 40, "dirty": True, "diff": "1234567890"},
         "tool_git": {"revision": "f" * 40, "dirty": False},
@@ -52,82 +48,75 @@ def test_what_explains_most_comes_first(differences):
     ]
 
 
-def test_two_folders_outside_git_are_told_apart(differences):
+def test_checkouts_and_uncommitted_changes_of_a_revision_are_told_apart(differences):
     one, other = ({**ENVIRONMENT, "checkout": name} for name in ("A (before)", "B (after)"))
     assert differences(other, a=one) == [("checkout", "A (before)", "B (after)")]
-
-
-def test_options_of_the_runs(differences):
-    configs = (
-        "cell_timeout: 3\nvariant: {x: {mode: a}}\nonly: 1\n",
-        "cell_timeout: 4\nvariant: {x: {mode: b}}\n",
+    one, other = (
+        {**ENVIRONMENT, "user_git": {"revision": "a" * 40, "dirty": True, "diff": diff * 16}} for diff in "12"
     )
-    assert differences(ENVIRONMENT, configs=configs) == [("variant.x.mode", "a", "b")]
+    assert differences(one, a=one) == []
+    assert [name for name, *_ in differences(other, a=one)] == ["git, your code"]
 
 
 def test_options_are_compared_by_what_auto_was_resolved_to(differences):
-    typed = ("dtype: auto\nthreads: null\nschedule: auto\n", "dtype: float32\nthreads: 16\nschedule: fixed\n")
+    typed = (
+        "cell_timeout: 3\nvariant: {x: {mode: a}}\nonly: 1\ndtype: auto\nthreads: null\nschedule: auto\n",
+        "cell_timeout: 4\nvariant: {x: {mode: b}}\ndtype: float32\nthreads: 16\nschedule: fixed\n",
+    )
     one, other = ({**ENVIRONMENT, "dtype": dtype} for dtype in ("float16", "bfloat16"))
     assert differences(other, a=one, configs=typed) == [
-        ("dtype", "float16", "bfloat16"),
-        ("schedule", "auto", "fixed"),
+        *(("dtype", "float16", "bfloat16"), ("variant.x.mode", "a", "b"), ("schedule", "auto", "fixed"))
     ]
-
-
-@pytest.mark.parametrize("config", ["when: 2026-13-45\n", "a: [\n", "[" * 5_000])
-def test_a_config_that_cannot_be_read_is_skipped(differences, config):
-    assert differences(ENVIRONMENT, configs=(config, "when: 1\n")) == []
-
-
-@pytest.mark.parametrize(("diff", "changed"), [("1" * 16, False), ("2" * 16, True)])
-def test_uncommitted_changes_of_the_same_revision(differences, diff, changed):
-    one, two = ({**ENVIRONMENT, "user_git": {"revision": "a" * 40, "dirty": True, "diff": d}} for d in ("1" * 16, diff))
-    assert [name for name, *_ in differences(two, a=one)] == ["git, your code"] * changed
+    for unreadable in ("when: 2026-13-45\n", "a: [\n", "[" * 5_000):
+        assert differences(ENVIRONMENT, configs=(unreadable, "when: 1\n")) == []
 
 
 def changes(one, two):
     return [(row.name, row.a, row.b) for row in cell_changes(one, two)]
 
 
-def test_equal_cells_did_not_change():
-    assert changes(cell(windows_ms=[1.0, 2.0]), cell(windows_ms=[1.0, 2.0])) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "row"),
-    [
-        ({"memory": Memory(peak_allocated=150 * MIB)}, ("peak memory MiB", "100", "150")),
-        ({"prepare": Prepare(seconds=30.0, graphs=1)}, ("preparation s", "1.00", "30.0")),
-        ({"prepare": Prepare(seconds=1.04, graphs=2)}, ("FX graphs", "1", "2")),
-        ({"parity": replace(PARITY, rel_l2=0.002)}, ("relative L2 error", "1.0e-03", "2.0e-03")),
-        ({"dtype": "bfloat16"}, ("dtype", "float32", "bfloat16")),
-        ({"parity": None}, ("parity", "checked", "not checked")),
-    ],
-)
-def test_a_planted_change_is_the_one_shown(change, row):
-    assert changes(cell(), cell(**change)) == [row]
-
-
 def limited(**conditions):
-    return cell(metrics=replace(PLAIN[0].metrics, latency=replace(WARM, **conditions)))
+    return {"metrics": Metrics(latency=replace(WARM, **conditions))}
+
+
+def idle(host_ms):
+    return {"trace_analysis": analysed(Idle(host_ms=host_ms, between_ms=0.3))}
+
+
+def cold_start(seconds):
+    return {"starts": Starts(cold=Start(seconds=seconds, phases={}))}
+
+
+WARM_START = Prepare(seconds=0.1, graphs=1, cache="from compile", cold_s=30.0)
+CAPPED = limited(limited_share={"power cap": 0.9})
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "rows"),
+    ("before", "after", "row"),
     [
-        ({"limited_share": {}}, {"limited_share": {"power cap": 0.9}}, [("clocks limited: power cap", "0%", "90%")]),
-        ({"limited_share": {"power cap": 0.88}}, {"limited_share": {"power cap": 0.9}}, []),
-        ({"limited_share": None}, {"limited_share": {"power cap": 0.9}}, []),
-        ({"sm_clock_median_mhz": 1980}, {"sm_clock_median_mhz": 1750}, [("median SM clock MHz", "1980", "1750")]),
-        ({"sm_clock_median_mhz": 1980}, {"sm_clock_median_mhz": 1940}, []),
+        ({"windows_ms": [1.0, 2.0]}, {"windows_ms": [1.0, 2.0]}, None),
+        ({}, {"memory": Memory(peak_allocated=150 * MIB)}, ("peak memory MiB", "100", "150")),
+        ({}, {"prepare": Prepare(seconds=30.0, graphs=1)}, ("preparation s", "1.00", "30.0")),
+        ({}, {"prepare": WARM_START}, None),
+        ({}, {"prepare": Prepare(seconds=1.04, graphs=2)}, ("FX graphs", "1", "2")),
+        (cold_start(50.0), cold_start(80.0), ("cold start s", "50.0", "80.0")),
+        ({}, {"parity": replace(PARITY, rel_l2=0.002)}, ("relative L2 error", "1.0e-03", "2.0e-03")),
+        ({}, {"dtype": "bfloat16"}, ("dtype", "float32", "bfloat16")),
+        ({}, {"parity": None}, ("parity", "checked", "not checked")),
+        (idle(0.5), idle(0.1), ("idle, waiting for the host ms", "0.5000", "0.1000")),
+        ({}, idle(1.0), None),  # which one run alone measured
+        (limited(limited_share={}), CAPPED, ("clocks limited: power cap", "0%", "90%")),
+        (limited(limited_share={"power cap": 0.88}), CAPPED, None),
+        (limited(limited_share=None), CAPPED, None),
+        (
+            *(limited(sm_clock_median_mhz=1980), limited(sm_clock_median_mhz=1750)),
+            ("median SM clock MHz", "1980", "1750"),
+        ),
+        (limited(sm_clock_median_mhz=1980), limited(sm_clock_median_mhz=1940), None),
     ],
 )
-def test_conditions_that_changed(before, after, rows):
-    assert changes(limited(**before), limited(**after)) == rows
-
-
-def test_what_one_run_alone_measured_is_not_compared():
-    assert changes(cell(), cell(trace_analysis=analysed(Idle(host_ms=1.0, between_ms=0.1)))) == []
+def test_a_planted_change_is_the_one_shown(before, after, row):
+    assert changes(cell(**before), cell(**after)) == ([] if row is None else [row])
 
 
 def test_frame_rates_that_a_loop_no_longer_holds():
@@ -140,13 +129,7 @@ def test_frame_rates_that_a_loop_no_longer_holds():
 
 @pytest.mark.parametrize(
     ("joules", "said"),
-    [
-        (1.0, None),
-        (1.04, None),
-        (1.055, None),
-        (0.5, "0.5000 (less: 0.500× ±"),
-        (1.2, "1.200 (more: 1.20× ±"),
-    ],
+    [(1.055, None), (0.5, "0.5000 (less: 0.500× ±"), (1.2, "1.200 (more: 1.20× ±")],
 )
 def test_energy_is_compared_with_an_interval(joules, said):
     def measured(known):
@@ -159,41 +142,18 @@ def test_energy_is_compared_with_an_interval(joules, said):
     assert changes(measured(1.0), cell(energy=Energy(reason="no counter"))) == []
 
 
-def test_idle_time_that_changed():
-    one, two = (cell(trace_analysis=analysed(Idle(host_ms=ms, between_ms=0.3))) for ms in (0.5, 0.1))
-    assert changes(one, two) == [("idle, waiting for the host ms", "0.5000", "0.1000")]
-
-
-ONE = cell(
-    trace_analysis=analysed(kept=(2.0, 50.0), gone=(1.0, 30.0), slower=(4.0, 10.0), more=(1, 4.0), tiny=(1, 0.1))
-)
-TWO = cell(trace_analysis=analysed(kept=(2.0, 50.0), new=(1.0, 20.0), slower=(4.0, 25.0), more=(3, 4.0), tiny=(1, 0.2)))
-CHANGED = [
-    ("kernel changed: slower", "4 × 10.00 µs", "4 × 25.00 µs"),
-    ("kernel only in A: gone", "1 × 30.00 µs", "–"),
-    ("kernel only in B: new", "–", "1 × 20.00 µs"),
-    ("kernel changed: more", "1 × 4.000 µs", "3 × 4.000 µs"),
-]
-
-
 def test_kernels_that_changed():
-    assert changes(ONE, TWO) == CHANGED
-
-
-def test_names_that_were_shortened_to_the_same_are_added_up():
-    rest = analysed(kept=(2.0, 50.0), new=(1.0, 20.0), more=(3, 4.0), tiny=(1, 0.2)).kernels
-    half = analysed(slower=(2.0, 25.0)).kernels[0]
-    two = replace(TWO, trace_analysis=replace(analysed(), kernels=(half, half, *rest)))
-    assert changes(ONE, two) == CHANGED
-
-
-def test_kernels_of_one_record_alone_are_not_compared():
-    assert changes(ONE, replace(TWO, trace_analysis=None)) == []
-
-
-def test_the_kernels_that_changed_most_are_listed():
-    rows = changes(
-        cell(trace_analysis=analysed(a=(1, 1.0))),
-        cell(trace_analysis=analysed(**{f"k{i}": (1, i) for i in range(1, 21)})),
-    )
-    assert [name for name, *_ in rows] == [f"kernel only in B: k{i}" for i in range(20, 12, -1)]
+    before = analysed(kept=(2.0, 50.0), gone=(1.0, 30.0), slower=(4.0, 10.0), more=(1, 4.0), tiny=(1, 0.1))
+    after = analysed(kept=(2.0, 50.0), new=(1.0, 20.0), slower=(2.0, 25.0), more=(3, 4.0), tiny=(1, 0.2))
+    again = analysed(slower=(2.0, 25.0))  # names that were shortened to the same are added up
+    one, two = cell(trace_analysis=before), cell(trace_analysis=replace(after, kernels=after.kernels + again.kernels))
+    assert changes(one, two) == [
+        ("kernel changed: slower", "4 × 10.00 µs", "4 × 25.00 µs"),
+        ("kernel only in A: gone", "1 × 30.00 µs", "–"),
+        ("kernel only in B: new", "–", "1 × 20.00 µs"),
+        ("kernel changed: more", "1 × 4.000 µs", "3 × 4.000 µs"),
+    ]
+    assert changes(one, replace(two, trace_analysis=None)) == [], "of one record alone"
+    many = cell(trace_analysis=analysed(**{f"k{i}": (1, i) for i in range(1, 21)}))
+    most = [name for name, *_ in changes(cell(trace_analysis=analysed(a=(1, 1.0))), many)]
+    assert most == [f"kernel only in B: k{i}" for i in range(20, 12, -1)]

@@ -1,7 +1,7 @@
 """`python -m profiling.history`: the fastest correct variant of every run, in order."""
 
 import pytest
-from planted_runs import ENVIRONMENT, WRONG, cell, dated, failed, loop, noisy, write_run
+from planted_runs import WRONG, cell, dated, failed, loop, noisy, write_run
 
 from profiling import history
 from profiling.history import main, read_history
@@ -43,17 +43,12 @@ def test_the_fastest_correct_variant_run_by_run(runs):
 def test_runs_with_other_variants_have_no_ratio(runs):
     """The fastest of more variants would be called a gain of the code."""
     write_run(runs / "d", cell("v", noisy(5)), environment=dated("2026-01-04T00:00:00+00:00", "d"))
-    ((*_, point),) = read_history(runs).values()
-    assert (point.vs_first, point.vs_previous) == ("other variants", "other variants")
-
-
-def test_what_others_took_is_a_fact_beside_the_times(runs):
-    cells = (cell(name, noisy(6 + place), lost=0.38) for place, name in enumerate("vwx"))
-    write_run(runs / "d", *cells, environment=dated("2026-01-04T00:00:00+00:00", "d"))
-    ((*others, point),) = read_history(runs).values()
-    assert point.conditions == "38% of the CPU went to other processes"
-    assert point.vs_previous.startswith("undecided: ")
-    assert not any(each.conditions for each in others)
+    busy = (cell(name, noisy(6 + place), lost=0.38) for place, name in enumerate("vwx"))
+    write_run(runs / "deep" / "c", *busy, environment=dated("2026-01-02T12:00:00+00:00", "d"))
+    ((first, _, disturbed, _, other),) = read_history(runs).values()
+    assert (other.vs_first, other.vs_previous) == ("other variants", "other variants")
+    assert (first.conditions, disturbed.conditions) == (None, "38% of the CPU went to other processes")
+    assert disturbed.vs_previous.startswith("undecided: ")
 
 
 @pytest.mark.parametrize(("other_ms", "others"), [(5.0, "same: w"), (5.045, "undecided: w"), (6.0, None)])
@@ -64,16 +59,21 @@ def test_those_that_may_be_as_fast_are_named_with_the_leader(other_ms, others, t
 
 
 def test_what_does_not_compare_has_a_series_of_its_own(runs):
-    write_run(runs / "d", cell("v", noisy(0.1), scale="tiny"), environment=dated(DATE, "d"))
-    write_run(runs / "e", cell("v", noisy(0.1), dtype="bfloat16"), environment=None)
-    write_run(runs / "f", cell("v", noisy(0.1), parameters=2))
-    write_run(runs / "g", cell("v", noisy(0.1), frames_per_call=2))
-    assert sorted(map(len, read_history(runs).values())) == [1, 1, 1, 1, 3]
+    changed = {"scale": "tiny", "dtype": "bfloat16", "parameters": 2, "frames_per_call": 2}
+    for name, value in changed.items():
+        write_run(runs / name, cell("v", noisy(0.1), **{name: value}), environment=dated(DATE, "d"))
+    for name, config in (("d", ""), ("e", "training: {autocast: bfloat16}\n")):
+        write_run(runs / name, cell("v", noisy(0.1)), environment=None, config=config)
+    history = read_history(runs)
+    assert sorted(map(len, history.values())) == [1] * 6 + [3]
+    assert sum("autocast bfloat16" in title for title in history) == 1, "records of a training have its weights' dtype"
+    (undated,) = (points[0] for points in history.values() if points[0].run == "d")
+    assert (undated.date, undated.revision) == (None, None), "without an environment the times are left"
 
 
 @pytest.mark.parametrize(
     "option",
-    [{"work": {"steps": 1, "guidance": 1.5}}, {"deliver": "device"}, {"pace": "realtime"}, {"frames_per_tick": 4}],
+    [{"work": {"steps": 1, "guidance": 1.5}}, {"frames_per_tick": 4}],
 )
 def test_a_loop_of_different_work_has_a_series_of_its_own(tmp_path, option):
     for number, options in enumerate(({}, option, {"schedule": "overlap"})):
@@ -82,46 +82,27 @@ def test_a_loop_of_different_work_has_a_series_of_its_own(tmp_path, option):
     assert sorted([point.run for point in points] for points in series) == [["0", "2"], ["1"]]
 
 
-def test_autocast_has_a_series_of_its_own(tmp_path):
-    """The records of a training have the dtype of its weights."""
-    for name, config in (("a", ""), ("b", "training: {autocast: bfloat16}\n")):
-        write_run(tmp_path / name, cell(windows_ms=noisy(1)), config=config)
-    assert sorted("autocast bfloat16" in title for title in read_history(tmp_path)) == [False, True]
-
-
-@pytest.mark.parametrize("text", ['{"schema": 1, "target"', "garbage\n", "[1, 2]\n"])
-def test_a_run_that_cannot_be_read_is_skipped_with_a_line(runs, capsys, text):
-    (runs / "killed").mkdir()
-    (runs / "killed" / "results.jsonl").write_text(text)
-    assert main([str(runs)]) == 0
-    printed = capsys.readouterr()
-    assert [date in printed.out for date in ("2026-01-01", "2026-01-02", "2026-01-03")] == [True, True, True]
-    assert printed.err.startswith(f"skipped {runs / 'killed'}: ")
-    assert len(printed.err.splitlines()) == 1
-
-
-def test_an_unexpected_error_skips_the_run_that_raised_it(runs, capsys, monkeypatch):
-    load = history.read_run
+@pytest.mark.parametrize("text", ["garbage\n", None])
+def test_a_run_that_cannot_be_read_is_skipped_with_a_line(runs, capsys, monkeypatch, text):
+    killed, load = runs / "killed", history.read_run
+    killed.mkdir()
+    (killed / "results.jsonl").write_text(text or "{}")
 
     def fails_once(run):
-        if run.name == "c":
+        if run == killed and text is None:
             raise ValueError("planted")
         return load(run)
 
     monkeypatch.setattr(history, "read_run", fails_once)
     assert main([str(runs)]) == 0
     printed = capsys.readouterr()
-    assert "2026-01-02" not in printed.out
-    assert "ValueError: planted" in printed.err
-
-
-def test_the_table_fits_the_console(runs, capsys):
-    assert main([str(runs)]) == 0
-    printed = capsys.readouterr().out
-    (last,) = [line for line in printed.splitlines() if "2026-01-03" in line]
+    (*_, last) = lines = [line for line in printed.out.splitlines() if "2026-01-0" in line]
+    assert len(lines) == 3
     assert "1.60×" in last, "8 / 5"
     assert "0.800×" in last, "4 / 5"
-    assert max(map(len, printed.splitlines())) <= WIDTH
+    assert max(map(len, printed.out.splitlines())) <= WIDTH
+    (line,) = printed.err.splitlines()
+    assert line.startswith(f"skipped {killed}: {'' if text else 'ValueError: planted'}")
 
 
 def test_no_runs_is_one_line(tmp_path, capsys):
@@ -132,26 +113,16 @@ def test_no_runs_is_one_line(tmp_path, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_page_that_cannot_be_written_is_code_two_below_the_text(runs, capsys, monkeypatch):
+def test_a_page_that_cannot_be_written_is_code_two(runs, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
+    assert main([str(runs), "--html", str(runs / "nowhere" / "page.html")]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, len(printed.err.splitlines())) == ("", 1), "refused first"
     monkeypatch.setattr(render, "write_text", full)
     assert main([str(runs), "--html", str(runs / "page.html")]) == 2
     printed = capsys.readouterr()
     assert "2026-01-03" in printed.out
     assert "No space left on device" in printed.err
     assert not (runs / "page.html").exists()
-
-
-def test_a_page_without_a_folder_is_refused_first(runs, capsys):
-    assert main([str(runs), "--html", str(runs / "nowhere" / "page.html")]) == 2
-    printed = capsys.readouterr()
-    assert (printed.out, len(printed.err.splitlines())) == ("", 1)
-
-
-def test_an_environment_that_is_missing_leaves_the_times(tmp_path):
-    write_run(tmp_path / "run", cell(windows_ms=noisy(1)), environment=None)
-    (((point,),)) = read_history(tmp_path).values()
-    assert (point.date, point.revision) == (None, None)
-    assert ENVIRONMENT["captured_at"] is not None

@@ -59,9 +59,8 @@ def test_the_drift_of_the_machine_is_no_difference_and_a_slower_revision_is_foun
     assert cells[1].interval[0] < 1.2 < cells[1].interval[1]
 
 
-@pytest.mark.parametrize(("before", "after"), [(10.0, 10.5), (10.5, 10.0)])
-def test_a_difference_that_equal_code_shows_on_a_cpu_is_no_claim(tmp_path, before, after):
-    runs, _ = two_runs(tmp_path, {"baseline": Plan(before)}, {"baseline": Plan(after)})
+def test_a_difference_that_equal_code_shows_on_a_cpu_is_no_claim(tmp_path):
+    runs, _ = two_runs(tmp_path, {"baseline": Plan(10.0)}, {"baseline": Plan(10.5)})
     execute(runs)
     verdicts, code, (cell,) = compared(runs)
     assert (verdicts, code) == ([("baseline", "undecided")], 2)
@@ -106,17 +105,16 @@ def prepared(monkeypatch):
 
 def test_a_checkout_with_the_tool_in_it_brings_its_components(tmp_path, monkeypatch, prepared):
     """Steps, metrics and options are those of the working tree, in which the command was started."""
-    repository, text = (
-        tmp_path / "repository",
-        "net:\n  module: {{_target_: net.Net, width: {}}}\n  inputs: {{x: {{}}}}\n",
-    )
+    repository = tmp_path / "repository"
+    component, step, metric = (f"conf/{name}.yaml" for name in ("component/net", "step/graphs", "metric/latency"))
+    text = "net:\n  module: {{_target_: net.Net, width: {}}}\n  inputs: {{x: {{}}}}\n"
     shutil.copytree(ROOT / "conf", repository / "conf")
     for width in (1, 2):
-        files = {"conf/component/net.yaml": text.format(width), "conf/step/graphs.yaml": "cuda_graph: {}\n"}
-        commit(repository, {**files, "conf/metric/latency.yaml": "latency: {_target_: gone}\n"})
-    shutil.copy(ROOT / "conf" / "step" / "graphs.yaml", repository / "conf" / "step" / "graphs.yaml")
-    shutil.copy(ROOT / "conf" / "metric" / "latency.yaml", repository / "conf" / "metric" / "latency.yaml")
-    (repository / "conf" / "component" / "net.yaml").write_text(text.format(3))
+        replaced = {step: "cuda_graph: {}\n", metric: "latency: {_target_: gone}\n"}
+        commit(repository, {component: text.format(width), **replaced})
+    for name in (step, metric):
+        shutil.copy(ROOT / name, repository / name)
+    (repository / component).write_text(text.format(3))
     monkeypatch.chdir(repository)
     monkeypatch.setattr(measure, "CONF", repository / "conf")
     for names, widths in ((("HEAD~1", "HEAD"), [1, 2]), (("HEAD", "."), [2, 3])):
@@ -125,7 +123,8 @@ def test_a_checkout_with_the_tool_in_it_brings_its_components(tmp_path, monkeypa
         assert {run.config.metrics["latency"]["_target_"] for run in runs} == {"profiling.metrics.latency.Latency"}
 
 
-def test_a_checkpoint_that_git_ignores_is_that_of_the_working_directory(tmp_path, monkeypatch, prepared):
+def test_without_component_those_of_the_config_folder_are_measured(tmp_path, monkeypatch, prepared):
+    """A checkpoint that git ignores is that of the working directory."""
     repository = tmp_path / "repository"
     with_network(repository, 1, 2)
     yaml = (repository / "component" / "net.yaml").read_text() + "  checkpoint: weights.pt\n"
@@ -133,17 +132,12 @@ def test_a_checkpoint_that_git_ignores_is_that_of_the_working_directory(tmp_path
         commit(repository, {"component/net.yaml": yaml, ".gitignore": "*.pt\n"})
     (repository / "weights.pt").write_text("")
     monkeypatch.chdir(repository)
-    runs = prepared("HEAD~1", "HEAD", "component=[net]", config_folder=Path())
-    assert [run.config.components[0].checkpoint for run in runs] == [str(repository / "weights.pt")] * 2
-
-
-@pytest.mark.parametrize("given", [(), ("component=[world_model]",)])
-def test_without_component_those_of_the_config_folder_are_measured(tmp_path, monkeypatch, prepared, given):
-    with_network(tmp_path / "repository", 1, 2)
-    monkeypatch.chdir(tmp_path / "repository")
-    runs = prepared("HEAD~1", "HEAD", *given, config_folder=Path())
-    names = [[spec.name for spec in run.config.components] for run in runs]
-    assert names == [["world_model"] if given else ["net"]] * 2
+    for given, name in (((), "net"), (("component=[world_model]",), "world_model")):
+        runs = prepared("HEAD~1", "HEAD", *given, config_folder=Path())
+        assert [[spec.name for spec in run.config.components] for run in runs] == [[name]] * 2
+        if name == "net":
+            checkpoints = [run.config.components[0].checkpoint for run in runs]
+            assert checkpoints == [str(repository / "weights.pt")] * 2
 
 
 def test_two_revisions_of_a_repository(tmp_path, monkeypatch, capsys):

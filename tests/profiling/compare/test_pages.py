@@ -1,41 +1,14 @@
-"""The pages of `compare --html` and `history --html`: what the text says, safe against any name."""
+"""The pages of `compare --html` and `history --html` are safe against any name."""
 
-import re
-from html import escape, unescape
+from html import escape
 
 import pytest
 from hostile import ALL, CLOSING, MARKUP, SCRIPT, check_only_text
-from parsed_page import Parsed
-from planted_runs import ENVIRONMENT, MIB, analysed, cell, noisy, two_runs, write_run
+from planted_runs import ENVIRONMENT, MIB, analysed, cell, noisy, write_run
 
 from profiling import history
 from profiling.compare import __main__ as compare_main
 from profiling.results.measured import Memory
-
-
-def rows_of(page, section):
-    """Return the cells of every row below a header in a section."""
-    body = page.partition(f'<section id="{section}"')[2].partition("</section>")[0].replace("\u00a0", " ")
-    rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
-    return [
-        [unescape(re.sub("<wbr>", "", text)) for text in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in rows[1:]
-    ]
-
-
-def test_the_page_has_the_conclusion_first_and_what_differs(tmp_path):
-    file = tmp_path / "page.html"
-    assert compare_main.main([*map(str, two_runs(tmp_path, threads=8)), "--html", str(file)]) == 1
-    page = file.read_text(encoding="utf-8")
-    sections = [attributes["id"] for attributes in Parsed(page).all("section")]
-    assert sections == ["verdict", "differences"]
-    first = unescape(page.partition('id="verdict"')[2].partition("</section>")[0])
-    assert "B is slower than A in 1 cell, by an estimate of more than 2% (exit code 1)." in first
-    variants = ["worse", "wild", "few", "broken", "better", "unchanged"]
-    assert [row[1] for row in rows_of(page, "verdict")] == variants
-    differing = rows_of(page, "differences")
-    assert differing[0] == ["all", "threads", "16", "8"]
-    assert ["net.worse", "peak memory MiB", "100", "300"] in differing
-    assert {row[1] for row in differing} >= {"kernel only in B: new", "kernel only in A: old"}
 
 
 def attack(folder, letter, scale):

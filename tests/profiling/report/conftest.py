@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from open_page import browser, heard, show
-from report_records import MIB, RESULTS, build, faster, stalled_loop
+from report_records import RESULTS, build, faster
 
 from profiling.report.render import PAGE_FILE, render_html
 from profiling.report.run_data import load_run
@@ -22,17 +22,12 @@ COMMITTED = sorted(path.parent for path in RESULTS.glob("*/results.jsonl"))
 
 
 @pytest.fixture
-def stalled() -> dict[str, Any]:
-    return stalled_loop()
-
-
-@pytest.fixture
 def three() -> tuple[Record, ...]:
     """A baseline, a variant that is faster, and the fastest of all with a wrong answer."""
     wrong = {"reference": "fp32 eager", "rel_l2": 1.2, "passed": False}
     return (
         build("baseline", 28.7),
-        build("compile", 2.5, speedup=faster(11.5), memory={"peak_allocated": 2506 * MIB}),
+        build("compile", 2.5, speedup=faster(11.5), memory={"peak_allocated": 2506, "peak_host_rss": 4096}),
         build("cuda_graph", 1.23, status="failed", reason="parity: error 1.2", parity=wrong, speedup=faster(23.3)),
     )
 

@@ -59,9 +59,8 @@ def plant(folder: Path, *jobs: Job) -> Path:
     folder.mkdir(parents=True)
     planned = []
     for number, each in enumerate(jobs):
-        words = tuple(each.overrides.split())
-        job = SweepJob(number=number, folder=str(number), overrides=words, **{"state": each.state, **each.facts})
-        planned.append(SweepJob(number=number, folder=str(number), overrides=words))
+        planned.append(SweepJob(number=number, folder=str(number), overrides=tuple(each.overrides.split())))
+        job = replace(planned[-1], state=each.state, **each.facts)
         if each.state == "waiting" and not each.records:
             continue
         run = folder / job.folder

@@ -12,7 +12,6 @@ import numpy as np
 
 from profiling.report.answer import answer_section
 from profiling.report.cells import cells_section
-from profiling.report.charts import Chart, Figure
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import AnyTable
@@ -27,20 +26,12 @@ RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
 def summary(p50: float, n: int = 400, **changes: Any) -> dict[str, Any]:
     """Make a clock of `n` samples within 0.01% of `p50`."""
-    samples = [p50 * (1 + (-1) ** place * 1e-4) for place in range(n)]
-    clock = {
-        **{
-            "n": n,
-            "mean": p50,
-            "std": 0.019,
-            "min": max(p50 / 2, p50 - 0.04),
-            "p50": p50,
-            "p90": p50 + 0.02,
-            "p95": p50 + 0.03,
-        },
-        **{"p99": p50 + 0.1, "max": p50 + 0.2, "stopped_by": "interval", "samples": samples},
+    return {
+        **{"n": n, "mean": p50, "std": 0.019, "min": max(p50 / 2, p50 - 0.04), "p50": p50, "p90": p50 + 0.02},
+        **{"p95": p50 + 0.03, "p99": p50 + 0.1, "max": p50 + 0.2, "ci95": [p50 - 0.01, p50 + 0.01]},
+        **{"stopped_by": "interval", "samples": [p50 * (1 + (-1) ** place * 1e-4) for place in range(n)]},
+        **changes,
     }
-    return clock | {"ci95": [p50 - 0.01, p50 + 0.01]} | changes
 
 
 def clocks(p50: float, *, device: bool = True, **changes: Any) -> dict[str, Any]:
@@ -92,55 +83,52 @@ def in_turns(
     """
     draw = np.random.default_rng(list(variant.encode()))
     medians = p50 * np.exp(noise * draw.standard_normal(windows) + np.log(drift) * np.linspace(-0.5, 0.5, windows))
-    section = {
-        **{
-            "began": "now",
-            "beside": [],
-            "spread": {"kind": "device-bound", "std": std, "freedom": freedom, "learned": 3},
-        },
-        "windows": [
-            {"block": place, "start_s": place, "n": 400 // windows, "p50": ms, "cpu_lost_share": taken}
-            for place, ms in enumerate(medians.tolist())
-        ],
-    }
+    spread = {"kind": "device-bound", "std": std, "freedom": freedom, "learned": 3}
+    timed = [
+        {"block": place, "start_s": place, "n": 400 // windows, "p50": ms, "cpu_lost_share": taken}
+        for place, ms in enumerate(medians.tolist())
+    ]
     metrics = clocks(p50)
     metrics["latency"]["cpu_lost_share"] = taken
-    return build(variant, p50, metrics=metrics, turns=section, **changes)
+    turns = {"began": "now", "beside": [], "spread": spread, "windows": timed}
+    return build(variant, p50, metrics=metrics, turns=turns, **changes)
 
 
 def faster(ratio: float, **changes: Any) -> Mapping[str, Any]:
     return {"vs": "baseline", "wall": ratio, "ci95": [ratio - 0.1, ratio + 0.1], **changes}
 
 
+def rate(fps: int, late: int = 0, bursts: int | None = None, **changes: Any) -> dict[str, Any]:
+    """Make what a record says of a frame rate."""
+    known = {"fps": float(fps), "budget_ms": 1000 / fps, "misses": late, "bursts": late if bursts is None else bursts}
+    return known | {"longest_run": late, "longest_stall_ms": 1.25 if late else 0.0} | changes
+
+
+def rates(*held: int) -> dict[str, Any]:
+    """Make the common frame rates of a loop of 600 frames, which all are late at those that are not held."""
+    return {f"{fps}": rate(fps, *(() if fps in held else (600, 1))) for fps in (120, 60, 30, 24)}
+
+
 def frame_loop(p50: float = 9.0, **changes: Any) -> dict[str, Any]:
     """Make the section of a loop of 600 frames that holds 60 FPS and all below, or whatever `changes` make of it."""
-    held = {"misses": 0, "bursts": 0, "longest_run": 0, "longest_stall_ms": 0.0}
-    missed = {"misses": 600, "bursts": 1, "longest_run": 600, "longest_stall_ms": 1.25}
-    rates = {24: held, 30: held, 60: held, 120: missed}
-    parts: dict[str, dict[str, float]] = {
-        "world": {"device_ms": 4.0, "host_ms": 0.5, "share": 0.24},
-        "picture": {"device_ms": 3.0, "host_ms": 0.25, "share": 0.18},
-        "sound": {"device_ms": 1.0, "host_ms": 0.125, "share": 0.06},
-        "deliver": {"device_ms": 0.25, "host_ms": 0.0625, "share": 0.015},
-        "wait": {"host_ms": 7.5, "share": 0.45},
-        "rest": {"host_ms": 0.2, "share": 0.012},
-        "unaccounted": {"host_ms": 0.75, "share": 0.045},
+    times = {  # of stages, and of what else takes time: on the device, on the host, of the budget
+        **{"world": (4.0, 0.5, 0.24), "picture": (3.0, 0.25, 0.18), "sound": (1.0, 0.125, 0.06)},
+        **{"deliver": (0.25, 0.0625, 0.015), "wait": (None, 7.5, 0.45), "unaccounted": (None, 0.75, 0.045)},
+    }
+    parts = {
+        name: {"host_ms": host, "share": share} | ({"device_ms": device} if device else {})
+        for name, (device, host, share) in times.items()
     }
     flat = {"first": 700 * MIB, "last": 700 * MIB, "min": 690 * MIB, "max": 700 * MIB}
-    work = {"steps": 1, "commit": "fused"}
-    settings = {"work": work, "schedule": "sequential", "pace": "free", "deliver": "host"}
     section: dict[str, Any] = {
-        **{"frames": 600, "warmup_frames": 60, "target_fps": 60.0, **settings},
+        **{"frames": 600, "warmup_frames": 60, "target_fps": 60.0, "work": {"steps": 1, "commit": "fused"}},
+        **{"schedule": "sequential", "pace": "free", "deliver": "host"},
         "stages": ["world", "picture", "sound", "deliver"],
         "frame_ms": summary(p50, 600, std=0.1, min=8.5, p95=9.05, p99=9.1, max=9.5, samples=[]),
         "latency_ms": summary(9.2, 600, p99=9.4, samples=[]),
         "windows_ms": [p50 + 0.01 * (number % 3 - 1) for number in range(24)],
         **{"wall_fps": 110.25, "audio_rtf": 1.47, "late": 0, "sustained_fps": 109.2},
-        "budget": {"parts": parts},
-        "deadlines": {
-            str(rate): {"fps": float(rate), "budget_ms": 1000 / rate, **kept} for rate, kept in rates.items()
-        },
-        "underruns": {"0": 3, "1": 1, "2": 0, "3": 0},
+        **{"budget": {"parts": parts}, "deadlines": rates(24, 30, 60), "underruns": {"0": 3, "1": 1, "2": 0, "3": 0}},
         "steady": {"from_frame": 12, "settled": True, "p50": 8.99, "p99": 9.08},
         "slope": {"us_per_frame": -0.01, "ci95": [-0.1, 0.08], "growing": False},
         "slow": {"threshold_ms": 10.8, "count": 0, "causes": {}, "frames": []},
@@ -149,11 +137,11 @@ def frame_loop(p50: float = 9.0, **changes: Any) -> dict[str, Any]:
     return section | changes
 
 
-def stalled_loop() -> dict[str, Any]:
-    """Make the section of a loop in which 12 frames are late, and slow."""
+def stalled_loop(**changes: Any) -> dict[str, Any]:
+    """Make the section of a loop in which 12 frames are late, and slow, or whatever `changes` make of it."""
     section = frame_loop(late=12)
     section["frame_ms"] |= {"p99": 31.2, "max": 45.1}
-    section["deadlines"]["60"] |= {"misses": 12, "bursts": 11, "longest_run": 2, "longest_stall_ms": 28.43}
+    section["deadlines"]["60"] = rate(60, 12, 11, longest_run=2, longest_stall_ms=28.43)
     frames = [
         {"frame": 60, "ms": 45.1, "causes": ["recompile 0/1", "garbage collection"]},
         *({"frame": 100 + 20 * i, "ms": 40.0 - i, "causes": ["garbage collection"]} for i in range(8)),
@@ -161,7 +149,7 @@ def stalled_loop() -> dict[str, Any]:
     ]
     causes = {"not attributed": 3, "garbage collection": 9, "recompile 0/1": 1}
     section["slow"] = {"threshold_ms": 10.8, "count": 12, "causes": causes, "frames": frames}
-    return section
+    return section | changes
 
 
 def build_loop(variant: str, section: Mapping[str, Any] | None = None, **changes: Any) -> Record:
@@ -194,10 +182,3 @@ def cells(*records: Record) -> list[dict[str, str]]:
     data = run_data(*records)
     shown, details = titled(answer_section(data))["Cells"], titled(cells_section(data))["Cells in detail"]
     return [row | more for row, more in zip(shown, details, strict=True)]
-
-
-def drawn(chart: Chart) -> tuple[Figure, dict[str, list[tuple[float, float]]]]:
-    """Return the first figure of a chart, and the points of its series by name."""
-    figure = chart.views[0].figure
-    assert isinstance(figure, Figure)
-    return figure, {series.name: list(series.points) for series in (figure.line, *figure.marks)}

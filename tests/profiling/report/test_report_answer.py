@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from planted_sweep import Job, plant
-from report_records import build, build_loop, clocks, faster, frame_loop, in_turns, rows, run_data, titled
+from report_records import build, build_loop, clocks, faster, frame_loop, in_turns, rate, rows, run_data, titled
 
 from profiling.compare.cells import judged, matched_cells, read_run
 from profiling.history import read_history
@@ -41,24 +41,26 @@ def remarks(*records: Record) -> str:
 
 
 def test_the_fastest_correct_variant_with_its_speedup(three: tuple[Record, ...]) -> None:
-    table, cells = answer_section(run_data(*three)).tables
-    columns, _ = table.shown("console")
-    assert [column.header for column in columns] == [
-        *("component", "fastest correct", "p50 ms", "vs baseline", "holds")
-    ]
-    assert row_of(*three) == {
+    bad = build("compile", 0.1, status="invalid", reason="recompiled in the timed window")
+    lie = build("lie", 0.2, parity={"reference": "x", "passed": False})
+    assert row_of(*three, bad, lie) == {
         **{"component": "world_model", "fastest correct": "compile", "p50 ms": "2.500 ±0.1%"},
         **{"vs baseline": "11.5× ±2.6%", "holds": "≥ 120 FPS"},
     }
-    assert [column.title for column in cells.shown("console")[0]] == [
-        *("component", "variant", "mean", "std", "min", "max", "FPS", "peak", "rel. L2", "prepare")
-    ]
 
 
-def test_an_invalid_cell_is_never_fastest() -> None:
-    bad = build("compile", 0.1, status="invalid", reason="recompiled in the timed window")
-    lie = build("lie", 0.2, parity={"reference": "x", "passed": False})
-    assert row_of(build("baseline", 28.7), bad, lie)["fastest correct"] == "baseline"
+def test_what_has_no_speedup_says_why(three: tuple[Record, ...]) -> None:
+    compiled, wrong = build("compile", 2.5), build("baseline", 28.7, status="invalid", reason="throttled")
+    for group, fastest, said in (
+        ((compiled,), "compile", "no speedup is claimed: baseline did not run"),
+        ((wrong, compiled), "compile", "no speedup is claimed: baseline invalid"),
+        ((wrong, three[2]), "none", "no correct result"),
+        ((build("baseline", 2.0), compiled), "baseline", ""),
+        ((build("baseline", 2.0),), "baseline", ""),
+        ((build("baseline"),), "none", "no latency was measured"),
+    ):
+        row = row_of(*group)
+        assert (row["fastest correct"], row.get("vs baseline", "–"), remarks(*group)) == (fastest, "–", said)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +75,14 @@ def test_an_invalid_cell_is_never_fastest() -> None:
 def test_which_take_the_same_time_and_which_may_be_as_fast(
     ratio: float, noise: float, std: float, answer: str, wants: str
 ) -> None:
-    records = (
-        in_turns("baseline", 28.7, std=std),
-        in_turns("graph", 2.5, noise=noise, std=std),
-        in_turns("compile", 2.5 * ratio, noise=noise, std=std),
+    found = answer_of(
+        "net",
+        (
+            in_turns("baseline", 28.7, std=std),
+            in_turns("graph", 2.5, noise=noise, std=std),
+            in_turns("compile", 2.5 * ratio, noise=noise, std=std),
+        ),
     )
-    found = answer_of("net", records)
     assert found.ranking is not None
     assert (found.ranking.leader, found.ranking.answers["compile"]) == ("graph", answer)
     assert (found.same, found.undecided) == (["compile"] * (answer == "same"), ["compile"] * (answer == "undecided"))
@@ -89,9 +93,11 @@ def test_which_take_the_same_time_and_which_may_be_as_fast(
 
 
 def test_windows_that_are_too_few_and_busy_ones_decide_nothing() -> None:
-    assert "more time (seconds=) would tell" in remarks(
-        in_turns("baseline", 2.0, windows=3), in_turns("fx", 2.5, windows=3)
-    )
+    few = [in_turns(name, ms, windows=3) for name, ms in (("baseline", 2.0), ("fx", 2.5))]
+    loops = [build_loop(name, frame_loop(ms, windows_ms=[])) for name, ms in (("fx", 9.0), ("baseline", 12.0))]
+    for group, leader, other in ((few, "baseline", "fx"), (loops, "fx", "baseline")):
+        assert row_of(*group)["fastest correct"] == leader
+        assert f"whether {other} is as fast; more time (seconds=) would tell" in remarks(*group)
     busy = in_turns("baseline", 2.58, taken=0.38), in_turns("compile", 2.5)
     said = remarks(*busy)
     assert "undecided: whether baseline is as fast; a quiet machine would tell" in said
@@ -119,45 +125,12 @@ def test_a_speedup_has_the_interval_between_processes_and_a_bound_beside_others(
     assert (wide in remarks(*records)) == ("std" in slow)
 
 
-def test_no_speedup_without_a_correct_baseline() -> None:
-    compiled, wrong = build("compile", 2.5), build("baseline", 28.7, status="invalid", reason="throttled")
-    for group, why in (((compiled,), "did not run"), ((wrong, compiled), "invalid")):
-        assert "vs baseline" not in row_of(*group)
-        assert remarks(*group) == f"no speedup is claimed: baseline {why}"
-
-
-def test_the_baseline_may_win_and_has_no_speedup() -> None:
-    for group in ((build("baseline", 2.0), build("compile", 2.5)), (build("baseline", 2.0),)):
-        row = row_of(*group)
-        assert (row["fastest correct"], row.get("vs baseline", "–")) == ("baseline", "–")
-        assert not remarks(*group)
-
-
-def test_nothing_correct_nothing_timed_and_nothing_compared_is_said(three: tuple[Record, ...]) -> None:
-    wrong = build("baseline", 2.0, status="invalid", reason="recompiled")
-    assert row_of(wrong, three[2])["fastest correct"] == "none"
-    assert remarks(wrong, three[2]) == "no correct result"
-    assert remarks(build("baseline")) == "no latency was measured"
-    assert remarks(build("baseline", 28.7, parity=None)).startswith("not checked")
-
-
 def test_a_cell_that_drifts_says_so_and_its_interval_holds_both_ends() -> None:
     record = in_turns("baseline", 2.0, drift=1.2)
     assert remarks(record) == "baseline: drifting: 1.83 → 2.19 ms"
     wall = replace(record.metrics.wall_ms, min=1.8, max=2.3)
     record = replace(record, metrics=replace(record.metrics, wall_ms=wall))
     assert row_of(record)["p50 ms"] == "2.0 (1.8-2.3)"
-
-
-def test_a_loop_without_windows_is_named_and_decides_nothing() -> None:
-    quick, slow = (
-        build_loop("overlap", frame_loop(9.0, windows_ms=[])),
-        build_loop("baseline", frame_loop(12.0, windows_ms=[])),
-    )
-    assert row_of(quick, slow)["fastest correct"] == "overlap"
-    assert "whether baseline is as fast; more time (seconds=) would tell" in remarks(quick, slow)
-    timed = [build_loop(f"{ms}", frame_loop(ms, windows_ms=[ms] * 24)) for ms in (9.0, 30.0)]
-    assert answer_of("net", timed).undecided == []
 
 
 @pytest.mark.parametrize(
@@ -171,17 +144,7 @@ def test_a_loop_without_windows_is_named_and_decides_nothing() -> None:
     ],
 )
 def test_a_rate_is_held_undecided_or_missed(late: int, groups: int, n: int, taken: float, held: str) -> None:
-    rates = [
-        {
-            "fps": fps,
-            "budget_ms": 1e3 / fps,
-            "misses": late,
-            "bursts": groups,
-            "longest_run": 12,
-            "longest_stall_ms": 1.0,
-        }
-        for fps in (24.0, 30.0, 60.0, 120.0)
-    ]
+    rates = [rate(fps, late, groups) for fps in (24, 30, 60, 120)]
     conditions = QUIET | {"cpu_lost_share": taken}
     record = build("baseline", metrics=clocks(5.0, n=n) | {"rates": rates, "latency": conditions})
     assert held_rate(record) == held
@@ -195,10 +158,14 @@ def test_a_loop_is_judged_by_its_deadlines_and_a_training_step_by_none() -> None
     assert held_rate(build("baseline", 40.0)) == "24 FPS"
 
 
-def test_a_remark_on_several_components_is_one_line_that_names_them() -> None:
+def test_a_row_a_component_and_none_for_one_that_was_skipped() -> None:
     unchecked = [build("baseline", 2.0, component=name, parity=None) for name in ("a", "b")]
-    (line,) = answer_section(run_data(*unchecked, build("baseline", 2.0, component="c"))).lines
-    assert line.startswith("a and b: not checked")
+    skipped = build("compile", component="vae", status="skipped", reason="no GPU")
+    section = answer_section(run_data(*unchecked, build("baseline", 3.0, component="net"), skipped))
+    assert [row["component"] for row in rows(section.tables[0])] == ["a", "b", "net"]
+    (line,) = section.lines
+    assert line.startswith("a and b: not checked"), "one line for both"
+    assert answer_section(run_data()).lines == ("No cell has ended yet.",)
 
 
 def test_nothing_pays_where_no_speedup_is_claimed() -> None:
@@ -206,8 +173,7 @@ def test_nothing_pays_where_no_speedup_is_claimed() -> None:
         return titled(answer_section(run_data(*records)))["Cells"][1].get("pays after calls")
 
     paying = {"speedup": faster(2.5, break_even_calls=3334)}
-    baseline = in_turns("baseline", 5.0)
-    assert pays(baseline, in_turns("compile", 2.0, **paying)) == "3334"
+    assert pays(in_turns("baseline", 5.0), in_turns("compile", 2.0, **paying)) == "3334"
     assert pays(in_turns("baseline", 5.0, taken=0.6), in_turns("compile", 4.9, **paying)) is None
 
 
@@ -219,51 +185,39 @@ def test_a_percentile_needs_a_sample_beyond_it(n: int, percentiles: str) -> None
     assert " ".join(name for name in LEAST_FOR if wall.percentile(name) is not None) == percentiles
     timing = titled(answer_section(run_data(record)))["Cells"][0]
     assert timing["p99 ms"] == ("8.200" if n >= 100 else "max 40.00")
-
-
-def test_a_row_a_component_and_none_for_one_that_was_skipped() -> None:
-    skipped = build("compile", component="vae", status="skipped", reason="no GPU")
-    data = run_data(build("baseline", 2.0), build("baseline", 3.0, component="net"), skipped)
-    assert [row["component"] for row in rows(answer_section(data).tables[0])] == ["world_model", "net"]
-    assert answer_section(run_data()).lines == ("No cell has ended yet.",)
+    (row,) = csv.DictReader(io.StringIO(as_csv(run_data(record))))
+    assert row["p99_ms"] == ("8.2" if n >= 100 else "")
 
 
 def test_failures_have_their_reason_and_what_was_skipped_is_not_among_them() -> None:
     skipped = build("fx", component="a", status="skipped", reason="no CUDA device")
-    failed = build("broken", component="a", status="failed", reason="it | raised\nhere")
-    alike = build("torn", component="a", status="failed", reason="it | raised\nhere")
+    failed, alike = (build(name, component="a", status="failed", reason="it | raised\nhere") for name in ("b", "c"))
     data = run_data(skipped, failed, alike)
-    assert status_section(data).lines == ("a.broken and a.torn failed: it | raised here",)
-    assert "1 cell skipped: fx (no CUDA device)" in render_html(data)
-    assert "1 cell skipped: fx (no CUDA device)" in render_console(data)
+    assert status_section(data).lines == ("a.b and a.c failed: it | raised here",)
+    for text in (render_html(data), render_console(data)):
+        assert "1 cell skipped: fx (no CUDA device)" in text
     assert "| no CUDA device | a.fx" in render_markdown(data)
 
 
 def test_cells_and_notes_say_under_which_conditions_cells_ran() -> None:
-    steps = [
-        {
-            **{"kind": "transform", "name": "T", "seconds": 0.1},
-            "notes": ["2 of 2 replaced layers run without their kernel"],
-        },
-        {"kind": "compiler", "name": "Inductor", "seconds": 0.1, "notes": ["1 graph for 25 blocks"]},
-    ]
+    replaced = {"kind": "transform", "name": "T", "seconds": 0.1, "notes": ["2 of 2 run without their kernel"]}
+    compiled = {"kind": "compiler", "name": "Inductor", "seconds": 0.1, "notes": ["1 graph for 25 blocks"]}
     metrics = clocks(2.5) | {"latency": QUIET | {"settled": False, "gpu_lost_share": 0.05}}
     metrics["by_call_ms"] = {"first": 2.1, "middle": 2.3, "last": 2.8}
-    record = build(
-        "compile", metrics=metrics, prepare={"seconds": 1.0, "cache_hits": 2}, notes=["a note"], recipe=steps
-    )
+    known = {"prepare": {"seconds": 1.0, "cache_hits": 2}, "energy": {"reason": "the driver has no counter"}}
+    record = build("compile", metrics=metrics, notes=["a note"], recipe=[replaced, compiled], **known)
     assert titled(answer_section(run_data(record)))["Cells"][0]["conditions"] == (
         "5% of the GPU went to other processes; calls in a row take first 2.10, middle 2.30, last 2.80 ms; the "
         "warm-up ended at its limit, after 0.10 s"
     )
     assert notes_section(run_data(record)).lines == (
         "world_model.compile: a note",
-        "world_model.compile: 2 of 2 replaced layers run without their kernel",
+        "world_model.compile: 2 of 2 run without their kernel",
+        "world_model.compile: no energy: the driver has no counter",
         "world_model.compile: warm start (compiled from a cache); a cold start takes longer to prepare",
         "world_model: random weights; make checkpoints",
     )
-    *_, spread = notes_section(run_data(in_turns("compile", 2.5, std=0.004))).lines
-    assert spread == (
+    assert notes_section(run_data(in_turns("compile", 2.5, std=0.004))).lines[-1] == (
         "Equal code differs between processes by 0.4% (standard deviation; device-bound; learned from 3 pairs of "
         "processes)"
     )
@@ -292,28 +246,23 @@ def test_a_run_of_12_cells_prints_at_most_45_lines_each_within_100_columns() -> 
 
 
 def test_the_same_record_gives_the_same_verdict_everywhere(save: Save) -> None:
-    run = save(planted())
-    data = run_data(*planted())
-    answers = {each["component"]: each for each in json.loads(as_json(data))["answer"]}
+    data, result = run_data(*planted()), RunResult(save(planted()))
     cells = {(each["component"], each["variant"]): each for each in csv.DictReader(io.StringIO(as_csv(data)))}
-    result = RunResult(run)
     texts = {"console": render_console(data), "report.md": render_markdown(data), "python": str(result)}
-    texts["page"] = (
-        render_html(data).replace("\n", " ").replace("</tr>", "\n").replace("<wbr>", "").replace("\u00a0", " ")
-    )
+    page = render_html(data).replace("\n", " ").replace("</tr>", "\n")
+    texts["page"] = page.replace("<wbr>", "").replace("\u00a0", " ")
     texts = {name: re.sub(r"<[^>]*>|[\\|]", " ", text) for name, text in texts.items()}
-    for component, answer in answers.items():
-        best = result.best(component)
+    for answer in json.loads(as_json(data))["answer"]:
+        component, best = answer["component"], result.best(answer["component"])
         assert best is not None
         assert best.variant == answer["fastest_correct"]
         cell = cells[component, best.variant]
         assert {"speedup_low", "p50_high_ms", "vs_baseline", "holds"} <= cell.keys() & answer.keys()
         assert all(cell[name] == str(answer[name]) for name in cell.keys() & answer.keys() if cell[name])
-        shown = row_of(*(record for record in planted() if record.component == component))
-        assert shown["vs baseline"] == f"≥ {answer['speedup_low']:.1f}×"
+        vs_baseline = f"≥ {answer['speedup_low']:.1f}×"
         for name, text in texts.items():
-            words = (best.variant, shown["vs baseline"], answer["holds"])
-            assert any(all(word in line for word in (component, *words)) for line in text.splitlines()), name
+            words = (component, best.variant, vs_baseline, answer["holds"])
+            assert any(all(word in line for word in words) for line in text.splitlines()), name
             for remark in answer["remarks"]:
                 assert remark in " ".join(text.split()), (name, remark)
 
@@ -323,13 +272,11 @@ def test_every_target_names_the_same_leader_with_the_same_answers(tmp_path: Path
     run, history = sweep / "0", read_history(sweep / "0")
     searched = tune_section(run_data(*(replace(record, target="tune") for record in planted()))).lines
     for answer in load_sweep(sweep).answers:
-        group = [record for record in planted() if record.component == answer.component]
-        own = answer_of(answer.component, group)
+        own = answer_of(answer.component, [each for each in planted() if each.component == answer.component])
         assert own.ranking is not None
         assert answer.ranking is not None
         assert (answer.ranking.leader, answer.ranking.answers) == (own.ranking.leader, own.ranking.answers)
-        assert answer.holds == own.holds
-        assert answer.speedup == own.speedup
+        assert (answer.holds, answer.speedup) == (own.holds, own.speedup)
         assert next(answer.remarks()) == own.remarks[0]
         (point,) = (series[-1] for title, series in history.items() if title.startswith(f"{answer.component} "))
         assert point.variant == own.ranking.leader

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,25 +19,26 @@ from profiling.report.run_data import load_run
 pytestmark = pytest.mark.browser
 
 
-@cache
-def page_of(name: str) -> str:
-    return render_html(load_run(RESULTS / name))
-
-
 @pytest.fixture
 def shown(show: Open, tmp_path: Path) -> Open:
     """Open the page of a committed run."""
 
     def show_run(name: str, **options: Any) -> Any:
         file = tmp_path / PAGE_FILE
-        file.write_text(page_of(name), encoding="utf-8")
+        file.write_text(render_html(load_run(RESULTS / name)), encoding="utf-8")
         return show(file, **options)
 
     return show_run
 
 
-def column(table: Any, place: int) -> list[str]:
-    return table.locator(f"tbody tr:visible td:nth-child({place})").all_inner_texts()
+def place_of(table: Any, header: str) -> int:
+    """Return the number of a column, from 1."""
+    headers = [" ".join(text.split()) for text in table.locator("th").all_inner_texts()]
+    return headers.index(header) + 1
+
+
+def column(table: Any, header: str) -> list[str]:
+    return table.locator(f"tbody tr:visible td:nth-child({place_of(table, header)})").all_inner_texts()
 
 
 def unfolded(page: Any) -> Any:
@@ -47,9 +47,12 @@ def unfolded(page: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "committed", ["h200_energy", "h100_quantised", "h200_stream_img2img", "h100_tune_image_decoder"]
+    ("committed", "width", "scheme"),
+    [
+        *(("h200_energy", 1400, "light"), ("h100_quantised", 800, "dark")),
+        *(("h200_stream_img2img", 800, "light"), ("h100_tune_image_decoder", 1400, "dark")),
+    ],
 )
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (800, "dark")])
 def test_every_view_of_every_chart_is_drawn_inside_its_frame(
     committed: str, width: int, scheme: str, shown: Open
 ) -> None:
@@ -79,33 +82,27 @@ def test_a_table_is_on_demand_and_the_answer_is_not(shown: Open) -> None:
 def test_tables_sort_by_number_with_the_mouse_and_the_keyboard(shown: Open) -> None:
     page = unfolded(shown("h200_energy"))
     table = page.locator("#answer table").nth(1)
-    headers = table.locator("th").all_inner_texts()
-    place = next(i for i, header in enumerate(headers, 1) if " ".join(header.split()) == "p50 ms")
-    medians = [float(text) for text in column(table, place)]
+    medians = [float(text) for text in column(table, "p50 ms")]
     assert medians != sorted(medians)
-    button = table.locator(f"th:nth-child({place}) button")
+    button = table.locator(f"th:nth-child({place_of(table, 'p50 ms')}) button")
     button.click()
-    assert [float(text) for text in column(table, place)] == sorted(medians)
+    assert [float(text) for text in column(table, "p50 ms")] == sorted(medians)
     assert table.locator('th[aria-sort="ascending"]').count() == 1
     button.focus()
     page.keyboard.press("Enter")
-    assert [float(text) for text in column(table, place)] == sorted(medians, reverse=True)
+    assert [float(text) for text in column(table, "p50 ms")] == sorted(medians, reverse=True)
     table.locator("th:nth-child(2) button").click()
-    names = column(table, 2)
+    names = column(table, "variant")
     assert names == sorted(names)
     assert table.locator("th[aria-sort]").count() == 1
 
 
-PARITY = {"reference": "fp32 eager", "passed": True}
-
-
 def test_what_was_not_measured_stays_last(write_page: Callable[..., Path], show: Open) -> None:
-    records = [build("slow", 9.0), build("untimed", parity=PARITY), build("fast", 2.0)]
-    table = show(write_page(records)).locator("#answer table").nth(1)
-    place = table.locator("th").all_inner_texts().index("FPS") + 1
+    untimed = build("untimed", parity={"reference": "fp32 eager", "passed": True})
+    table = show(write_page([build("slow", 9.0), untimed, build("fast", 2.0)])).locator("#answer table").nth(1)
     for rates in (["111", "500", "–"], ["500", "111", "–"]):
-        table.locator(f"th:nth-child({place}) button").click()
-        assert column(table, place) == rates
+        table.locator(f"th:nth-child({place_of(table, 'FPS')}) button").click()
+        assert column(table, "FPS") == rates
 
 
 def test_both_colour_schemes(shown: Open) -> None:
@@ -188,42 +185,23 @@ def test_the_policy_stops_what_escaping_would_have_missed(shown: Open, heard: He
     heard.clear()
 
 
-@pytest.fixture
-def traced(write_page: Callable[..., Path], show: Open) -> Open:
-    """Open the page of three cells with what their traces say."""
-
-    def open_page(**options: Any) -> Any:
-        file = {"trace": "traces/net.json.gz"}
-        quiet = trace(waits=[], copies=[])
-        records = [
-            build("baseline", 2.0, trace_analysis=trace(), trace=file),
-            build("cuda_graph", 1.5, trace_analysis=quiet, trace=file),
-            build("baseline", 2.0, component="other", trace_analysis=many(40, 60)),
-        ]
-        return show(write_page(records, {"ceilings": CEILINGS}), **options)
-
-    return open_page
-
-
-def block_of(page: Any, title: str) -> Any:
-    return page.locator("#trace .table", has=page.get_by_role("region", name=title, exact=True))
-
-
-def named_column(block: Any, header: str) -> list[str]:
-    headers = [" ".join(text.split()) for text in block.locator("th").all_inner_texts()]
-    return block.locator(f"tbody tr:visible td:nth-child({headers.index(header) + 1})").all_inner_texts()
-
-
-def test_kernels_are_filtered_by_words_of_any_column(traced: Open) -> None:
-    block = block_of(unfolded(traced()), "Kernels by total time")
+def test_kernels_are_filtered_by_words_of_any_column(write_page: Callable[..., Path], show: Open) -> None:
+    records = [
+        build("baseline", 2.0, trace_analysis=trace()),
+        build("cuda_graph", 1.5, trace_analysis=trace()),
+        build("baseline", 2.0, component="other", trace_analysis=many(40, 60)),
+    ]
+    page = unfolded(show(write_page(records, {"ceilings": CEILINGS})))
+    region = page.get_by_role("region", name="Kernels by total time", exact=True)
+    block = page.locator("#trace .table", has=region)
     block.locator("input").fill("CUDA_GRAPH gemm")
-    assert named_column(block, "kernel") == ["nvjet_tst_64x8_64x16_4x1_v_bz_TNT"]
+    assert column(block, "kernel") == ["nvjet_tst_64x8_64x16_4x1_v_bz_TNT"]
     assert block.locator(".count").inner_text() == "1 of 48 rows"
     block.locator("input").fill("kernel_0037<")
-    assert len(named_column(block, "kernel")) == 1
+    assert len(column(block, "kernel")) == 1
     block.locator("th button", has_text="total ms").click()
-    assert len(named_column(block, "kernel")) == 1, "what is filtered stays so when it is sorted"
+    assert len(column(block, "kernel")) == 1, "what is filtered stays so when it is sorted"
     block.locator("input").fill("")
-    assert len(named_column(block, "kernel")) == 15
+    assert len(column(block, "kernel")) == 15
     block.get_by_role("button", name="show all 48 rows").click()
-    assert len(named_column(block, "kernel")) == 48
+    assert len(column(block, "kernel")) == 48

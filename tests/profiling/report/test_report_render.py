@@ -14,7 +14,10 @@ import pytest
 from report_records import build, build_loop
 
 from profiling.report.__main__ import main
-from profiling.report.render import write_report
+from profiling.report.render import render_console, sections_of, write_report
+from profiling.report.run_data import load_run
+from profiling.report.table import console, fits, markdown
+from profiling.results.jsonl import append_record
 from profiling.results.record import Record
 
 Save = Callable[[Sequence[Record]], Path]
@@ -37,16 +40,11 @@ runpy.run_module("profiling.report", run_name="__main__")
 """
 
 
-def report(run: Path) -> str:
-    return (run / "report.md").read_text(encoding="utf-8")
-
-
 def test_the_answer_comes_first_and_the_paths_last(three: tuple[Record, ...], save: Save) -> None:
     run = save([msgspec.structs.replace(record, scale="tiny") for record in three])
     (run / "environment.json").write_text(json.dumps(ENVIRONMENT))
     lines = write_report(run).text.splitlines()
-    assert lines[0].split()[:2] == ["component", "fastest"]
-    assert lines[3].split()[:2] == ["world_model", "compile"]
+    assert (lines[0].split()[:2], lines[3].split()[:2]) == (["component", "fastest"], ["world_model", "compile"])
     start = next(i for i, line in enumerate(lines) if line.startswith("NVIDIA"))
     assert " ".join(line.strip() for line in lines[start : start + 4]).startswith(
         "NVIDIA H200 · 132 SMs · 140 GiB · Some CPU · 16 cores · 8 threads torch 2.11.0 · CUDA 12.8 · python 3.11.9 "
@@ -55,45 +53,39 @@ def test_the_answer_comes_first_and_the_paths_last(three: tuple[Record, ...], sa
     assert "world_model.cuda_graph failed: parity: error 1.2" in lines
     assert lines[-2:] == [f"run: {run}", f"report: {run / 'report.html'}"]
     assert max(map(len, lines[:-2])) <= 100, "all but the paths, whose length is the user's"
-    assert "```bash\npython -m profiling.generic_forward component=world_model\n```" in report(run)
+    report, first = (run / "report.md").read_text(), (run / "report.html").read_bytes()
+    assert "## generic_forward: 2026-01-02" in report
+    assert "```bash\npython -m profiling.generic_forward component=world_model\n```" in report
+    assert str(run.parent) not in report
+    write_report(run)
+    assert (run / "report.html").read_bytes() == first
+    assert not list(run.glob(".*"))
 
 
 def test_committed_runs_fit_a_hundred_columns_and_show_the_same_tables_everywhere(committed: Path) -> None:
-    from profiling.report.render import render_console, render_markdown, sections_of
-    from profiling.report.run_data import load_run
-    from profiling.report.table import console, fits, markdown
-
-    data = load_run(committed)
-    sections = sections_of(data)
-    text, document = render_console(data), render_markdown(data)
+    data, document = load_run(committed), (committed / "report.md").read_text(encoding="utf-8")
+    assert max(len(line) for line in render_console(data).splitlines() if str(committed) not in line) <= 100
     details = render_console(data, details=True)
-    assert max(len(line) for line in text.splitlines() if str(committed) not in line) <= 100
-    for table in (table for section in sections for table in section.tables if table):
+    for table in (table for section in sections_of(data) for table in section.tables if table):
         if fits(table.depth, "report"):
             assert markdown(table) in document
             assert console(table, depth="report") in details
     assert "nan" not in details.split()
 
 
-def test_files_are_written_whole_and_name_no_outside_path(three: tuple[Record, ...], save: Save) -> None:
-    run = save(three)
-    write_report(run)
-    assert sorted(path.name for path in run.iterdir()) == ["report.html", "report.md", "results.jsonl"]
-    assert str(run.parent) not in report(run)
-    assert "## generic_forward: 2026-01-02" in report(run)
-    first = (run / "report.html").read_bytes()
-    write_report(run)
-    assert (run / "report.html").read_bytes() == first
-
-
-@pytest.mark.parametrize("content", ['{"device": "odd", "versions": 3, "scale": null}', '{"cut off": ', "[1]", ""])
-def test_a_damaged_environment_leaves_lines_out(save: Save, content: str) -> None:
-    run = save([build("baseline", 2.5)])
-    (run / "environment.json").write_text(content)
-    printed = write_report(run).text
-    assert "baseline" in printed
-    assert "environment.json is damaged" in printed
-    assert "None" not in report(run)
+def test_damaged_files_leave_lines_out(save: Save) -> None:
+    run = save([])
+    assert "No cell has ended yet." in write_report(run).text
+    append_record(run, build("baseline", 2.5))
+    with (run / "results.jsonl").open("ab") as file:
+        file.write(b'\xff{"cut off\n')
+    for content in ('{"device": "odd", "versions": 3, "scale": null}', '{"cut off": ', "[1]"):
+        (run / "environment.json").write_text(content)
+        printed = write_report(run).text
+        assert "baseline" in printed
+        assert "1 damaged or cut-off line skipped" in printed
+        assert "environment.json is damaged" in printed
+        assert "None" not in (run / "report.md").read_text()
 
 
 def test_a_long_reason_stands_in_full_and_names_its_log(save: Save) -> None:
@@ -103,7 +95,7 @@ def test_a_long_reason_stands_in_full_and_names_its_log(save: Save) -> None:
     (run / "cells" / "world_model.compile.log").touch()
     text = " ".join(write_report(run).text.split())
     assert f"world_model.compile failed: {reason} (log: cells/world_model.compile.log)" in text
-    assert "memory \\| tried" in report(run)
+    assert "memory \\| tried" in (run / "report.md").read_text()
 
 
 def test_a_folder_that_cannot_be_written_still_reports(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,33 +112,19 @@ def test_a_folder_that_cannot_be_written_still_reports(save: Save, monkeypatch: 
     lost = text.splitlines()[-1]
     assert lost.startswith("report.md and report.html could not be written: No space left on device.")
     assert lost.endswith(f"-m profiling.report {run}"), "what to type next"
-    assert report(run) == "old"
+    assert (run / "report.md").read_text() == "old"
     assert not list(run.glob(".*"))
 
 
-def test_a_run_without_a_finished_cell_and_bytes_that_are_no_unicode(save: Save) -> None:
-    run = save([])
-    assert "No cell has ended yet." in write_report(run).text
-    assert "No cell has ended yet." in report(run)
-    (run / "results.jsonl").write_bytes(b'\xff{"cut off\n')
-    assert "1 damaged or cut-off line skipped" in write_report(run).text
-
-
-def test_it_runs_where_torch_cannot_be_imported(three: tuple[Record, ...], save: Save) -> None:
+def test_it_runs_where_torch_cannot_be_imported_in_a_terminal_without_unicode(
+    three: tuple[Record, ...], save: Save
+) -> None:
     run = save([*three, build_loop("cuda_graph")])
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, str(run)], cwd=ROOT, capture_output=True, encoding="utf-8", timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert "compile" in done.stdout
-    assert (run / "report.html").is_file()
-
-
-def test_a_terminal_without_unicode_gets_no_traceback(three: tuple[Record, ...], save: Save) -> None:
-    command = [sys.executable, "-m", "profiling.report", str(save(three))]
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(run)]
     done = subprocess.run(command, cwd=ROOT, env={"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert b"11.5? ?2.6%" in done.stdout
+    assert (run / "report.html").is_file()
 
 
 def test_no_run_is_one_line_and_exit_code_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,20 +136,14 @@ def test_no_run_is_one_line_and_exit_code_two(tmp_path: Path, capsys: pytest.Cap
         assert "no run" in printed.err
 
 
-@pytest.mark.parametrize(
-    ("form", "mark"),
-    [
-        ("table", "run: "),
-        ("markdown", "## generic_forward"),
-        ("json", '"fastest_correct": "baseline"'),
-        ("csv", "p50_ms,"),
-        ("junit", '<testcase classname="world_model" name="baseline" time="0.002500000" />'),
-    ],
-)
-def test_one_format_prints_that_one_and_writes_nothing(
-    save: Save, capsys: pytest.CaptureFixture[str], form: str, mark: str
-) -> None:
+def test_one_format_prints_that_one_and_writes_nothing(save: Save, capsys: pytest.CaptureFixture[str]) -> None:
+    marks = {
+        **{"table": "run: ", "markdown": "## generic_forward", "csv": "p50_ms,"},
+        "json": '"fastest_correct": "baseline"',
+        "junit": '<testcase classname="world_model" name="baseline" time="0.002500000" />',
+    }
     run = save([build("baseline", 2.5)])
-    assert main([str(run), "--format", form]) == 0
-    assert mark in capsys.readouterr().out
+    for form, mark in marks.items():
+        assert main([str(run), "--format", form]) == 0
+        assert mark in capsys.readouterr().out
     assert [path.name for path in run.iterdir()] == ["results.jsonl"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from report_records import build, clocks, faster, run_data, titled
+from report_records import build, cells, clocks, faster, run_data, titled
 
 from profiling.report.cells import conditions_of
 from profiling.report.latency import latency_section
@@ -33,29 +33,23 @@ def cell(variant: str, per_call: float, seconds: float, **changes: Any) -> Recor
     return build(variant, **(content | changes))
 
 
-@pytest.fixture
-def sweep() -> tuple[Record, ...]:
-    """A baseline, a variant that pays after 3334 calls, one that never does, and one that is wrong."""
-    never = {"vs": "baseline", "wall": 0.5}
-    return (
-        cell("baseline", 0.010, 0.5),
-        cell("compile", 0.004, 20.5, speedup=faster(2.5, break_even_calls=3334)),
-        cell("cuda_graph", 0.020, 1.0, speedup=never),
-        cell("quantized", 0.001, 2.0, status="failed", reason="parity: too far", speedup=faster(10)),
-    )
+def values(row: dict[str, str]) -> list[str]:
+    return list(row.values())[2:]
 
 
 @pytest.mark.parametrize("of", ["cpu", "gpu"])
 def test_what_others_took_of_calls_in_a_row_is_a_condition(of: str) -> None:
-    record = cell("baseline", 0.010, 0.5, metrics=calls(0.010))
+    record = cell("baseline", 0.010, 0.5)
     assert conditions_of(record) == []
     slowed = structs.replace(record.metrics.calls, **{f"{of}_lost_share": 0.4})
     busy = structs.replace(record, metrics=structs.replace(record.metrics, calls=slowed))
     assert conditions_of(busy) == [f"calls in a row: 40% of the {of.upper()} went to other processes"]
 
 
-def values(row: dict[str, str]) -> list[str]:
-    return list(row.values())[2:]
+def test_a_preparation_beside_others_or_from_a_filled_cache_is_marked() -> None:
+    prepared = [{"seconds": 40.0}, {"seconds": 9.0, "cache": "from x", "cold_s": 38.0}, {"seconds": 60.0, "beside": 3}]
+    rows = cells(*(build(f"v{number}", 1.0, prepare=each) for number, each in enumerate(prepared)))
+    assert [row["prepare s"] for row in rows] == ["40.0", "~38.0", "~60.0"]
 
 
 @pytest.mark.parametrize(
@@ -71,58 +65,47 @@ def values(row: dict[str, str]) -> list[str]:
 def test_preparation_pays_after_the_calls_at_which_the_totals_cross(
     per_call: float, prepare: dict[str, float], shown: str
 ) -> None:
-    """From what both cells measured to the table, in which the totals cross between 3,333 and 3,334 calls."""
-    numbers = (3333, 3334)
+    """From what both cells measured to the table: 33.83 and 33.832 s of 3,333 calls, 33.84 and 33.836 s of 3,334."""
     eager, compiled = (
-        cell(name, each, 0.0, prepare=spent, metrics=calls(each, numbers, ()))
+        cell(name, each, 0.0, prepare=spent, metrics=calls(each, (3333, 3334), ()))
         for name, each, spent in (("baseline", 0.010, {"seconds": 0.5}), ("compile", per_call, prepare))
     )
-    compiled = with_speedup(compiled, eager)
-    section = shape_sweep_section(run_data(eager, compiled))
-    assert titled(section)[WITH][1].get("pays after calls", "–") == shown
-    if shown == "3334":
-        before, after = ([total_of(each, number) for each in (eager, compiled)] for number in numbers)
-        assert before[0] < before[1]
-        assert after[0] >= after[1]
+    row = titled(shape_sweep_section(run_data(eager, with_speedup(compiled, eager))))[WITH][1]
+    assert row.get("pays after calls", "–") == shown
+    assert row["3,333 calls, s"].startswith("~") == ("cold_s" in prepare)
 
 
-def total_of(record: Record, number: int) -> float:
-    assert record.prepare is not None
-    return record.prepare.from_cold + record.call_points[number].seconds
-
-
-def test_totals_with_preparation_hold_the_planted_numbers(sweep: tuple[Record, ...]) -> None:
-    found = titled(shape_sweep_section(run_data(*sweep)))
-    assert found[WITH][0] == {
+def test_totals_with_preparation_hold_the_planted_numbers() -> None:
+    """Of a baseline, a variant that pays after 3334 calls, one that never does, and one that is wrong."""
+    records = (
+        cell("baseline", 0.010, 0.5),
+        cell("compile", 0.004, 20.5, speedup=faster(2.5, break_even_calls=3334)),
+        cell("cuda_graph", 0.020, 1.0, speedup={"vs": "baseline", "wall": 0.5}),
+        cell("quantized", 0.001, 2.0, status="failed", reason="parity: too far", speedup=faster(10)),
+    )
+    section = shape_sweep_section(run_data(*records))
+    first, *others = titled(section)[WITH]
+    assert first == {
         **{"component": SHAPE, "variant": "baseline", "1 call, s": "0.510", "10 calls, s": "0.600"},
-        **{"100 calls, s": "1.50", "1,000 calls, s": "~10.5", "a call ms": "10.00"},
-        "pays after calls": "–",
+        **{"100 calls, s": "1.50", "1,000 calls, s": "~10.5", "a call ms": "10.00", "pays after calls": "–"},
     }
-    assert values(found[WITH][1]) == ["20.5", "20.5", "20.9", "~24.5", "4.000", "3334"]
-    assert values(found[WITH][2])[-2:] == ["20.00", "never"]
+    assert [values(row) for row in others] == [
+        ["20.5", "20.5", "20.9", "~24.5", "4.000", "3334"],
+        ["1.02", "1.20", "3.00", "~21.0", "20.00", "never"],
+        ["~~2.00~~", "~~2.01~~", "~~2.10~~", "~~~3.00~~", "~~1.000~~", "–"],
+    ]
+    assert any(line.startswith("~: computed") for line in section.legend)
+    without_baseline = titled(shape_sweep_section(run_data(*records[1:])))[WITH]
+    assert "pays after calls" not in without_baseline[0]
+    point = {"component": "clip", "axis": "batch", "value": "all"}
+    ranged = cell("baseline", 0.01, 0.5, metrics=calls(0.01, computed=()), point=point)
+    legend = shape_sweep_section(run_data(ranged)).legend
+    assert any("all shapes prepared in one process" in line for line in legend)
+    assert not any("computed" in line for line in legend)
 
 
-def test_a_wrong_answer_is_struck_out_and_pays_nothing(sweep: tuple[Record, ...]) -> None:
-    row = titled(shape_sweep_section(run_data(*sweep)))[WITH][3]
-    assert values(row) == ["~~2.00~~", "~~2.01~~", "~~2.10~~", "~~~3.00~~", "~~1.000~~", "–"]
-
-
-def test_what_was_computed_and_not_measured_is_explained_where_it_stands(sweep: tuple[Record, ...]) -> None:
-    assert any(line.startswith("~: computed") for line in shape_sweep_section(run_data(*sweep)).legend)
-    measured = cell("baseline", 0.01, 0.5, metrics=calls(0.01, computed=()))
-    assert not any("computed" in line for line in shape_sweep_section(run_data(measured)).legend)
-    ranged = cell("baseline", 0.01, 0.5, point={"component": "clip", "axis": "batch", "value": "all"})
-    assert any("all shapes prepared in one process" in line for line in shape_sweep_section(run_data(ranged)).legend)
-
-
-def test_without_a_correct_baseline_nothing_pays(sweep: tuple[Record, ...]) -> None:
-    found = titled(shape_sweep_section(run_data(*sweep[1:])))[WITH]
-    assert "pays after calls" not in found[0]
-
-
-def step(number: int, loss: float | None = 1.0, step_ms: float = 12.5, data_ms: float = 0.12) -> dict[str, Any]:
-    known = {"step": number, "loss": loss, "step_ms": step_ms, "data_ms": data_ms}
-    return {name: value for name, value in known.items() if value is not None}
+def step(number: int, loss: float | None, step_ms: float = 12.5, data_ms: float = 0.12) -> dict[str, Any]:
+    return {"step": number, "step_ms": step_ms, "data_ms": data_ms} | ({} if loss is None else {"loss": loss})
 
 
 def test_the_loss_stands_beside_that_of_eager() -> None:
@@ -139,112 +122,80 @@ def number(middle: float, half: float | None = None) -> dict[str, Any]:
     return {"p50": middle, "n": 15} | ({} if half is None else {"ci95": [middle - half, middle + half]})
 
 
-GPU: dict[str, Any] = {
-    "launch_calibration": {
-        **{"device": "cuda:0", "dtype": "bfloat16", "rounds": 15, "elements": 1},
-        **{"host_us_per_launch": number(3.25, 0.05), "gpu_us_per_launch": number(1.75), "graph_us_per_node": number(1)},
-        "starvation_elements": number(4_120_000.0, 1000),
-        "linear": {
-            **{"rows": 1, "width": 64, "host_us_per_launch": number(5.5, 0.1)},
-            "starvation_note": "up to width 128 every operator works for less time than its call costs the host",
-        },
-    },
-    "operators": [
-        {
-            "chain": "elementwise",
-            "elements": 1,
-            "host_us": number(3.25),
-            "gpu_us": number(1.3),
-            "pace_us": number(3.25),
-        },
-        {"chain": "linear", "width": 64, "host_us": number(5.5)},
-        {"chain": "linear", "width": 4096, "host_us": number(5.5), "gpu_us": number(9.02), "pace_us": number(9.0)},
-    ],
-}
-CPU = {
-    "launch_calibration": {
-        **{"device": "cpu", "dtype": "float32", "rounds": 15, "elements": 1, "dispatch_us_per_operator": number(0.41)},
-        "linear": {"rows": 1, "width": 1, "dispatch_us_per_operator": number(0.59), "dispatch_bound_width": number(91)},
-    },
-    "operators": [{"chain": "elementwise", "elements": 1, "host_us": number(0.41, 0.01)}],
-}
+def calibration(**costs: Any) -> Record:
+    return build("eager", launches={"launch_calibration": {"rounds": 15, "elements": 1, **costs}, "operators": []})
 
 
 def test_launch_costs_with_their_intervals_by_chain() -> None:
-    section = launches_section(run_data(build("eager", launches=GPU)))
-    first, second = titled(section)["Launch costs"]
-    assert list(first.values())[:3] == ["elementwise", "1 element", "–"]
-    assert list(second.values())[:3] == ["linear", "width 64", "1"]
-    assert [row["host, a launch µs"] for row in (first, second)] == ["3.25 ±1.5%", "5.50 ±1.8%"]
-    assert (first["GPU, a launch µs"], second["GPU, a launch µs"]) == ("1.75", "–")
-    assert first["GPU idles below: elements"] == "4,120,000 ±0.1%"
-    assert not any("replay" in header for header in first), "what nobody measured has no column"
+    """A CPU has its own columns and no word of a GPU, and what nobody measured has no column."""
+    note = "up to width 128 every operator works for less time than its call costs the host"
+    on_gpu = calibration(
+        **{"device": "cuda:0", "dtype": "bfloat16", "host_us_per_launch": number(3.25, 0.05)},
+        **{"gpu_us_per_launch": number(1.75), "starvation_elements": number(4_120_000.0, 1000)},
+        linear={"rows": 1, "width": 64, "host_us_per_launch": number(5.5, 0.1), "starvation_note": note},
+    )
+    section = launches_section(run_data(on_gpu))
+    assert titled(section)["Launch costs"] == [
+        {
+            **{"chain": "elementwise", "size": "1 element", "rows": "–", "host, a launch µs": "3.25 ±1.5%"},
+            **{"GPU, a launch µs": "1.75", "GPU idles below: elements": "4,120,000 ±0.1%"},
+        },
+        {
+            **{"chain": "linear", "size": "width 64", "rows": "1", "host, a launch µs": "5.50 ±1.8%"},
+            **{"GPU, a launch µs": "–", "GPU idles below: elements": "–"},
+        },
+    ]
     assert "medians of 15 rounds" in section.lines[0]
-    assert "up to width 128 every operator works for less time" in section.lines[1]
-
-
-def test_a_cpu_has_its_own_columns_and_no_word_of_a_gpu() -> None:
-    section = launches_section(run_data(build("eager", launches=CPU)))
-    assert "GPU" not in str(titled(section))
-    assert [list(row.values()) for row in titled(section)["Launch costs"]] == [
-        ["elementwise", "1 element", "–", "0.410", "–"],
-        ["linear", "width 1", "1", "0.590", "91.00"],
+    assert section.lines[1] == f"linear: {note}."
+    linear = {"rows": 1, "width": 1, "dispatch_us_per_operator": number(0.59), "dispatch_bound_width": number(91)}
+    on_cpu = calibration(device="cpu", dtype="float32", dispatch_us_per_operator=number(0.41), linear=linear)
+    found = titled(launches_section(run_data(on_cpu)))["Launch costs"]
+    assert "GPU" not in str(found)
+    assert [list(row.values()) for row in found] == [
+        *(["elementwise", "1 element", "–", "0.410", "–"], ["linear", "width 1", "1", "0.590", "91.00"])
     ]
 
 
-def compiled(folder: Path) -> Record:
+def test_what_the_compiler_did_and_said_with_links_to_traces(tmp_path: Path) -> None:
     log = {
         **{"index": "tl_out/x/index.html", "compile_seconds": 20.5, "phases": {"dynamo": 1.25, "inductor": 18.0}},
         "graph_breaks": [{"reason": "call to print", "file": "models/net.py", "line": 40}],
         **{"recompiles": [{"compile_id": "0/1", "reason": "size"}], "cudagraph_skips": ["mutated inputs"]},
     }
     for name in ("tl_out/x/index.html", "traces/x.json.gz"):
-        (folder / name).parent.mkdir(parents=True)
-        (folder / name).touch()
-    return build(
-        "compile",
-        2.5,
-        compile=log,
-        prepare={"seconds": 28.0, "graphs": 2, "graph_breaks": 1, "recompiles": 1},
-        trace={"trace": "traces/x.json.gz", "operators": "traces/x.txt"},
-    )
-
-
-def test_what_the_compiler_did_and_said(tmp_path: Path) -> None:
-    data = run_data(compiled(tmp_path), build("baseline", 3.0), folder=tmp_path)
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    prepare = {"seconds": 28.0, "graphs": 2, "graph_breaks": 1, "recompiles": 1}
+    traces = {"trace": "traces/x.json.gz", "operators": "traces/x.txt"}
+    compiled = build("compile", 2.5, compile=log, prepare=prepare, trace=traces)
+    data = run_data(compiled, build("baseline", 3.0), folder=tmp_path)
     (prepared,) = titled(starts_section(data)).values()
     assert values(prepared[0]) == ["28.0", "2", "1", "1"]
-    reasons = titled(recipes_section(data))["What the compiler reported"]
-    assert [values(row) for row in reasons] == [
+    section = recipes_section(data)
+    assert [values(row) for row in titled(section)["What the compiler reported"]] == [
         ["graph break", "–", "call to print", "models/net.py", "40"],
         ["recompile", "0/1", "size", "–", "–"],
         ["CUDA graph skipped", "–", "mutated inputs", "–", "–"],
     ]
-
-
-def test_traces_are_linked(tmp_path: Path) -> None:
-    data = run_data(compiled(tmp_path), folder=tmp_path)
-    *_, files = recipes_section(data).tables
+    *_, files = section.tables
     assert "ui.perfetto.dev" in files.notes[0]
     _, ((_, _, trace, operators, report),) = files.shown()
     assert (trace.href, operators.href, report.href) == ("traces/x.json.gz", None, "tl_out/x/index.html")
 
 
-@pytest.mark.parametrize(
-    ("path", "href"),
-    [
-        ("traces/a b#1.json.gz", "traces/a%20b%231.json.gz"),
-        *((path, None) for path in ("traces/missing.gz", "javascript:alert(1)", "../outside.txt", "/etc/passwd")),
-        *(("traces", None), ("a\0b", None)),
-    ],
-)
-def test_only_files_of_the_run_are_linked(path: str, href: str | None, tmp_path: Path) -> None:
+def test_only_files_of_the_run_are_linked(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "traces").mkdir(parents=True)
     (run / "traces" / "a b#1.json.gz").touch()
     (tmp_path / "outside.txt").touch()
-    link = linked_file(run, path)
-    assert (link.text, link.href) == (path, href)
+    hrefs = {
+        "traces/a b#1.json.gz": "traces/a%20b%231.json.gz",
+        **dict.fromkeys(("traces/missing.gz", "javascript:alert(1)", "../outside.txt", "/etc/passwd")),
+        **dict.fromkeys(("traces", "a\0b")),
+    }
+    for path, href in hrefs.items():
+        link = linked_file(run, path)
+        assert (link.text, link.href) == (path, href)
 
 
 def test_what_a_run_has_nothing_of_is_absent() -> None:

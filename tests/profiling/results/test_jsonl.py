@@ -20,17 +20,11 @@ GONE = {"metrics.latency.warmup_iterations", "hardware_counters.cache_control"}
 LINE = json.loads(encode_record(record(p50=2.0, metrics=Metrics(wall_ms=summary(2.0, samples=(1.0, 2.0, 3.0))))))
 
 
-def test_there_are_committed_runs():
-    assert RUNS
-
-
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: str(path.parent.relative_to(RESULTS)))
 def test_a_committed_run_loses_nothing(path):
     results = read_records(path)
     assert results.skipped_lines == 0
-    lines = path.read_text().splitlines()
-    assert len(lines) == len(results.records)
-    for line, typed in zip(lines, results.records, strict=True):
+    for line, typed in zip(path.read_text().splitlines(), results.records, strict=True):
         old, new = (dict(leaves(content)) for content in (json.loads(line), msgspec.to_builtins(typed)))
         old = {key: value for key, value in old.items() if key not in GONE}
         missing = {key: value for key, value in old.items() if value not in (None, False) and new.get(key) != value}
@@ -50,9 +44,7 @@ def test_appending_closes_a_line_that_was_cut_off(tmp_path):
     file = tmp_path / "results.jsonl"
     file.write_bytes(file.read_bytes() + encode_record(record("b"))[:50])
     append_record(tmp_path, record("c"))
-    results = read_records(tmp_path)
-    assert [each.variant for each in results.records] == ["a", "c"]
-    assert results.skipped_lines == 1
+    assert read_records(tmp_path) == ((record("a"), record("c")), 1)
 
 
 def test_what_is_not_finite_is_never_written(tmp_path):
@@ -70,33 +62,21 @@ def test_what_is_written_can_be_read(tmp_path, text):
     assert (read.weights, read.metrics.extra) == (known, {known: known})
 
 
-@pytest.mark.parametrize("line", [b"{}", b"[]", b"3", b"null", b"\xff\xfe", b'{"schema": 2}', b"[" * 100_000, b"{" * 9])
-def test_a_line_that_is_no_record_is_counted(tmp_path, line):
+def test_lines_that_are_no_record_are_counted(tmp_path):
+    damage = (b"{}", b"[]", b"3", b"\xff\xfe", b'{"schema": 2}', b"[" * 100_000, b"{" * 9)
+    good = [encode_record(record(name)) for name in "ab"]
     file = tmp_path / "results.jsonl"
-    file.write_bytes(
-        b"\xef\xbb\xbf" + encode_record(record("a")) + b"\r\n\n" + line + b"\n" + encode_record(record("b"))
-    )
-    results = read_records(file)
-    assert [each.variant for each in results.records] == ["a", "b"]
-    assert results.skipped_lines == 1
+    file.write_bytes(b"\n".join([b"\xef\xbb\xbf" + good[0] + b"\r", b"", *damage, good[1], b""]))
+    assert read_records(file) == ((record("a"), record("b")), len(damage))
 
 
-@pytest.mark.parametrize("schema", [0, 3, "two", None, [2]])
+@pytest.mark.parametrize("schema", [3, "two", None])
 def test_another_schema_is_an_error(tmp_path, schema):
+    with pytest.raises(InputError, match="no run"):
+        read_records(tmp_path)
     (tmp_path / "results.jsonl").write_text(json.dumps({**LINE, "schema": schema}))
     with pytest.raises(InputError, match="schema"):
         read_records(tmp_path)
-
-
-def test_a_folder_without_results_is_an_error(tmp_path):
-    with pytest.raises(InputError, match="no run"):
-        read_records(tmp_path)
-
-
-def test_fields_of_a_later_version_are_passed_over():
-    typed = decode_record(json.dumps({**LINE, "later": {"joules": 3}}).encode())
-    assert typed is not None
-    assert typed.wall_p50 == 2.0
 
 
 @pytest.mark.parametrize(
@@ -104,9 +84,7 @@ def test_fields_of_a_later_version_are_passed_over():
     [
         {"status": "fine"},
         {"reason": "though ok"},
-        {"variant": 3},
         {"status": "failed"},
-        {"parameters": "many"},
         {"parity": {"reference": "x", "passed": 1}},
         {"metrics": {"wall_ms": {"p50": float("nan")}}},
         {"metrics": {"extra": {"watts": float("inf")}}},
@@ -114,3 +92,5 @@ def test_fields_of_a_later_version_are_passed_over():
 )
 def test_a_line_that_does_not_validate_is_no_record(damage):
     assert decode_record(json.dumps({**LINE, **damage}).encode()) is None
+    of_a_later_version = {**LINE, "later": {"joules": 3}}
+    assert decode_record(json.dumps(of_a_later_version).encode()) == decode_record(json.dumps(LINE).encode())

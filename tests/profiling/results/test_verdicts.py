@@ -6,16 +6,8 @@ from make_record import record, summary
 from msgspec.structs import replace
 
 from profiling.results.explained import RecipeStep
-from profiling.results.measured import (
-    Control,
-    LatencyConditions,
-    Metrics,
-    Parity,
-    Round,
-    RoundSummary,
-    Turns,
-    Window,
-)
+from profiling.results.judge import DEFAULT_SPREADS
+from profiling.results.measured import Control, LatencyConditions, Metrics, Parity, Round, RoundSummary, Turns, Window
 from profiling.results.measured import Spread as StoredSpread
 from profiling.results.stats import rates_of_calls
 from profiling.results.verdicts import (
@@ -58,14 +50,19 @@ def timed(variant, ms, *, began="now", taken=0.0, std=0.002, noise=0.002, seed=0
 
 
 def test_records_that_took_turns_are_compared_by_their_windows():
-    eager, fast, equal = timed("baseline", 4.0, seed=1), timed("fast", 2.0, seed=2), timed("equal", 2.0, seed=3)
-    group = (eager, fast, equal)
-    assert speedup(fast, group).ratio == pytest.approx(2.0, rel=0.01)
-    assert speedup(fast, group).in_turns
+    times = {"baseline": 4.0, "fast": 2.0, "equal": 2.0}
+    group = [timed(name, ms, seed=seed) for seed, (name, ms) in enumerate(times.items(), 1)]
+    fast = group[1]
+    assert (speedup(fast, group).ratio, speedup(fast, group).in_turns) == (pytest.approx(2.0, rel=0.01), True)
     assert [answer_on(each, group) for each in group] == [None, "faster", "faster"]
     ranked = ranking(group)
     assert {ranked.leader, *ranked.named("same")} == {"fast", "equal"}
     assert ranked.named("slower") == ["baseline"]
+    one, of_another_run = timed("a", 1.03, seed=1), timed("b", 1.0, began="before", seed=2)
+    near, apart = (compare_records(one, other) for other in (timed("b", 1.0, seed=2), of_another_run))
+    assert (near.answer(), apart.in_turns) == ("slower", False)
+    (low, high), (near_low, near_high) = apart.interval(), near.interval()
+    assert high - low > 1.5 * (near_high - near_low), "two runs are known worse than turns"
 
 
 def test_what_is_undecided_among_many_is_undecided_against_the_baseline():
@@ -90,49 +87,35 @@ def test_a_wrong_record_neither_leads_nor_is_compared():
     assert ranking([record("a")]) is None
 
 
-def test_cells_of_two_runs_are_known_worse_than_those_in_turns():
-    one, other = timed("a", 1.03, seed=1), timed("b", 1.0, seed=2)
-    assert compare_records(one, other).answer() == "slower"
-    apart = compare_records(replace(one, turns=replace(one.turns, began="before")), other)
-    assert not apart.in_turns
-    (low, high), (near_low, near_high) = apart.interval(), compare_records(one, other).interval()
-    assert high - low > 1.5 * (near_high - near_low)
-
-
-def test_controls_are_further_placements():
+def test_controls_and_rounds_are_placements_and_samples_are_windows_where_there_were_no_turns():
     control = Control(windows=windows(2.0, seed=9, first=2))
     placed = placements_of(timed("a", 2.0, controls=(control,)))
-    assert [each.ms.size for each in placed] == [20, 20]
-    assert [int(each.turns[0]) for each in placed] == [0, 2]
+    assert [(each.ms.size, int(each.turns[0])) for each in placed] == [(20, 0), (20, 2)]
     assert placed[0].session == placed[1].session
-
-
-def test_rounds_are_placements_and_samples_are_windows_where_there_were_no_turns():
     samples = tuple(np.random.default_rng(0).normal(10.0, 0.1, 120))
     alone = record("a", 10.0, metrics=Metrics(wall_ms=summary(10.0, samples=samples)))
     (whole,) = placements_of(alone)
-    assert whole.ms.size == 24
-    assert not whole.session
+    assert (whole.ms.size, whole.session) == (24, "")
     rounds = tuple(Round(wall_ms=RoundSummary(n=40, mean=10.0, p50=10.0)) for _ in range(3))
     assert [each.ms.size for each in placements_of(replace(alone, rounds=rounds))] == [24] * 3
+
+
+CAPTURE = (RecipeStep(kind="capture", name="CudaGraph", seconds=1.0),)
 
 
 @pytest.mark.parametrize(
     ("device", "host", "recipe", "cores", "kind"),
     [
-        ("cpu", None, None, (), "CPU"),
-        ("cpu", None, None, (1,), "CPU, pinned"),
-        ("cuda:0", 9.0, None, (), "host-bound"),
-        ("cuda:0", 1.0, None, (), "device-bound"),
-        ("cuda:0", 9.0, (RecipeStep(kind="capture", name="CudaGraph", seconds=1.0),), (), "captured"),
+        *(("cpu", None, None, (), "CPU"), ("cpu", None, None, (1,), "CPU, pinned")),
+        *(("cuda:0", 9.0, None, (), "host-bound"), ("cuda:0", 1.0, None, (), "device-bound")),
+        ("cuda:0", 9.0, CAPTURE, (), "captured"),
     ],
 )
 def test_what_decides_how_much_processes_differ(device, host, recipe, cores, kind):
-    clocks = {"wall_ms": summary(10.0), "host_ms": None if host is None else summary(host)}
-    metrics = Metrics(**clocks, latency=replace(CONDITIONS, pinned_cores=cores))
+    latency = replace(CONDITIONS, pinned_cores=cores)
+    metrics = Metrics(wall_ms=summary(10.0), host_ms=host and summary(host), latency=latency)
     made = record("a", device=device, recipe=recipe, metrics=metrics)
-    assert spread_kind(made) == kind
-    assert spread_of(made).std > 0
+    assert (spread_kind(made), spread_of(made)) == (kind, DEFAULT_SPREADS[kind])
     assert spread_of(timed("a", 1.0, std=0.5)).std == 0.5, "what the run has stored"
 
 
@@ -167,13 +150,10 @@ def test_a_rate_is_held_by_the_bound_of_late_calls():
     assert said([10.0] * 100) == ["undecided", "undecided", "undecided", "no"]
     assert said([20.0] * 600, cpu_lost_share=0.6)[2] == "undecided", "without others it could be in time"
     assert said([20.0] * 600, cpu_lost_share=0.1)[2] == "no"
-    assert holds_rate(replace(calls([10.0] * 600), parity=WRONG), deadlines_of(calls([10.0] * 600))[0]) is None
-
-
-def test_late_sets_how_many_calls_may_be_late():
-    made = calls([10.0] * 600)
-    strict = replace(made, late=0.001)
-    assert holds_rate(strict, deadlines_of(strict)[0]).answer == "undecided"
+    quick = calls([10.0] * 600)
+    at_24 = deadlines_of(quick)[0]
+    assert holds_rate(replace(quick, late=0.001), at_24).answer == "undecided", "how many calls may be late"
+    assert holds_rate(replace(quick, parity=WRONG), at_24) is None
 
 
 def test_work_is_what_makes_times_comparable():

@@ -1,4 +1,4 @@
-"""The environment keeps what it knows; generated docs are fresh."""
+"""Files of a run: the environment keeps what it knows, each is written whole; and generated docs are fresh."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 from profiling.results import schema
 from profiling.results.environment import encode_environment, read_environment
 from profiling.results.record import leaves
+from profiling.results.run_folder import config_differences, write_text
 
 #: Fields that committed runs have and this version does not.
 GONE = {"device.clock_sm_max_mhz", "device.clock_memory_max_mhz"}
@@ -22,11 +23,11 @@ def test_a_committed_environment_loses_nothing(path):
     assert dict(leaves(new)) == {key: value for key, value in leaves(old) if key not in GONE}
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 100_000, b'{"seed": 3, "ceilings": {}}'])
-def test_an_environment_that_is_damaged_is_empty(tmp_path, text):
-    (tmp_path / "environment.json").write_bytes(text)
-    for run in (tmp_path, tmp_path / "absent"):
-        assert not read_environment(run).is_known
+@pytest.mark.parametrize("text", [None, b"{", b"[]", b"\xff", b"[" * 100_000, b'{"seed": 3, "ceilings": {}}'])
+def test_an_environment_that_is_damaged_or_absent_is_empty(tmp_path, text):
+    if text is not None:
+        (tmp_path / "environment.json").write_bytes(text)
+    assert not read_environment(tmp_path).is_known
 
 
 def test_the_generated_docs_are_fresh():
@@ -43,3 +44,21 @@ def test_every_field_says_what_it_means():
         if field != "schema" and not content.get("description")
     ]
     assert not silent
+
+
+def test_a_file_is_written_atomically(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "new \ud800")
+    assert path.read_text() == "old"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        write_text(tmp_path / "folder", "new")
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["a.txt", "folder"], "no partial file is left"
+
+
+def test_differences_are_named_by_their_key():
+    old = {"a": {"b": 1, "c": [1, 2]}, "resume": None, "cell_timeout": 5}
+    assert config_differences(old, {"a": {"b": 1, "c": [1, 2]}, "resume": "x", "cell_timeout": 9}) == []
+    assert config_differences(old, {"a": {"b": 2, "c": [1, 2]}, "d": 1}) == ["a.b", "d"]
