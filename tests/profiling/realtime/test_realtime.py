@@ -83,24 +83,15 @@ def test_paced_from_a_recording_with_a_short_window_of_sound_by_a_variant_that_d
 
 
 def test_overlapping_left_on_the_device_each_stage_by_a_variant_of_its_own(realtime):
-    outcome = realtime(
-        "variant=[baseline,own_unchanged,faulty_stale]",
-        HERE,
-        "mix={world:baseline,picture:own_unchanged,sound:faulty_stale}",
-        "loop.schedule=overlap",
-        "loop.deliver=device",
-        *FEW,
-    )
+    variants, mix = "baseline,own_unchanged,faulty_stale", "world:baseline,picture:own_unchanged,sound:faulty_stale"
+    placed = ("loop.schedule=overlap", "loop.deliver=device")
+    outcome = realtime(f"variant=[{variants}]", f"mix={{{mix}}}", *placed, HERE, *FEW)
     assert outcome.code == 1, outcome.out + outcome.err
     (record,) = read_records(outcome.folder).records
     assert (record.variant, record.status) == ("mixed", "failed")
     assert record.reason.startswith("sound: "), "the one stage that has the variant that is wrong"
-    assert {stage: check.passed for stage, check in record.parity.stages.items()} == {
-        "world": True,
-        "picture": True,
-        "sound": False,
-        "pipeline": False,
-    }
+    passed = {stage: check.passed for stage, check in record.parity.stages.items()}
+    assert passed == {"world": True, "picture": True, "sound": False, "pipeline": False}
     assert not record.parity.passed
     assert [(step.stage, step.name) for step in record.recipe] == [("picture", "unchanged")]
     assert record.realtime.stages == STAGES, "nothing is copied"

@@ -26,8 +26,7 @@ def play_frames(frames, number=1, work=lambda: None):
 
 
 def test_host_times_of_frames_and_stages(planted, make_recorder, tmp_path):
-    clock = planted(device=False)
-    frames = make_recorder()
+    clock, frames = planted(device=False), make_recorder()
     for number in range(40):
         with frames.frame():
             clock.work(1)
@@ -60,8 +59,7 @@ def test_host_times_of_frames_and_stages(planted, make_recorder, tmp_path):
 
 def test_a_loop_that_waits_for_the_device(planted, make_recorder, tmp_path):
     """The device works behind the host; its clock drifts, which must not move any deadline."""
-    device = planted(speed=1.001)
-    frames = make_recorder()
+    device, frames = planted(speed=1.001), make_recorder()
     for _ in range(500):
         with frames.frame():
             with frames.stage("world"):
@@ -81,8 +79,7 @@ def test_a_loop_that_waits_for_the_device(planted, make_recorder, tmp_path):
 
 
 def test_stages_share_a_mark_only_where_no_launch_fits_between_them(planted, make_recorder, tmp_path):
-    device = planted()
-    frames = make_recorder()
+    device, frames = planted(), make_recorder()
     for between_ms in (0.0, 0.003, 0.005):
         marks = device.marks
         with frames.frame():
@@ -102,8 +99,7 @@ def test_stages_share_a_mark_only_where_no_launch_fits_between_them(planted, mak
 
 def test_the_end_of_a_block_shares_the_mark_of_the_one_inside(planted, make_recorder, tmp_path):
     """But never its own first mark: a launch of a stage is not lost, however short the stage is."""
-    device = planted()
-    frames = make_recorder()
+    device, frames = planted(), make_recorder()
     for inside in (True, False):
         marks = device.marks
         with frames.frame(), frames.stage("world"):
@@ -123,8 +119,7 @@ def test_the_end_of_a_block_shares_the_mark_of_the_one_inside(planted, make_reco
 
 
 def test_a_loop_that_runs_ahead_of_the_device_never_waits_for_it(planted, make_recorder, tmp_path):
-    device = planted()
-    frames = make_recorder()
+    device, frames = planted(), make_recorder()
     for _ in range(20):
         with frames.frame(), frames.stage("world"):
             device.work(1)
@@ -155,8 +150,7 @@ def test_a_frame_leaves_no_work_to_the_garbage_collector(planted, make_recorder)
 
 
 def test_warm_up_frames_are_not_recorded(planted, make_recorder, tmp_path):
-    clock = planted(device=False)
-    frames = make_recorder(warmup_frames=3)
+    clock, frames = planted(device=False), make_recorder(warmup_frames=3)
     play_frames(frames, 3, lambda: clock.work(500))
     play_frames(frames, 7, lambda: clock.work(1))
     loop, series = saved(frames, tmp_path / "run")
@@ -165,8 +159,7 @@ def test_warm_up_frames_are_not_recorded(planted, make_recorder, tmp_path):
 
 
 def test_stages_of_worker_threads(planted, make_recorder, tmp_path):
-    clock = planted(device=False)
-    frames = make_recorder()
+    clock, frames = planted(device=False), make_recorder()
 
     def decode(name):
         with frames.stage(name):
@@ -205,8 +198,7 @@ def over():
 
 def test_what_never_ends_is_missing_and_all_other_frames_are_written(planted, make_recorder, tmp_path, over):
     """A stage of frame 10, and a frame of another thread, which are open until after the first save."""
-    clock = planted(device=False)
-    frames, threads = make_recorder(), []
+    clock, frames, threads = planted(device=False), make_recorder(), []
 
     def hang(block):
         opened = threading.Event()
@@ -240,8 +232,7 @@ def test_what_never_ends_is_missing_and_all_other_frames_are_written(planted, ma
 
 
 def test_a_frame_that_ends_after_others_were_saved_is_in_the_next_save(planted, make_recorder, tmp_path):
-    clock = planted(device=False)
-    frames = make_recorder()
+    clock, frames = planted(device=False), make_recorder()
 
     async def play(name, turns):
         with frames.frame(), frames.stage(name):
@@ -461,8 +452,7 @@ def test_a_stage_needs_a_name_that_can_be_written(make_recorder, tmp_path, name)
 @pytest.mark.parametrize("number", [40, 400])
 def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(planted, make_recorder, tmp_path, number):
     """So few that none tells that 99% are in time, or enough: the application is too slow."""
-    clock = planted(device=False)
-    frames = make_recorder()
+    clock, frames = planted(device=False), make_recorder()
     for _ in range(number):
         with frames.frame():
             clock.work(5)

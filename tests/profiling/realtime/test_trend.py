@@ -29,18 +29,6 @@ def direction(values):
     return 0 if not line.is_claimed() else 1 if line.slope > 0 else -1
 
 
-def test_the_interval_contains_the_planted_slope():
-    frames, inside = np.arange(500, dtype=np.float64), []
-    for seed in range(100):
-        values = 5 + 0.001 * frames + np.random.default_rng(seed).normal(0, 0.05, 500)
-        values[::50] += 40
-        line = line_of(values)
-        low, high = line.interval
-        inside.append(low <= 0.001 <= high)
-        assert low <= line.slope * (1 + 1e-9) <= high * (1 + 2e-9)
-    assert 88 <= sum(inside) <= 100
-
-
 @pytest.mark.parametrize("growth", [lambda t: t**3, lambda t: t**0.5, lambda t: np.clip(t - 0.5, 0, None)])
 def test_growth_of_any_shape_is_growth(growth):
     frame_ms = 10 + 10 * growth(np.arange(FRAMES) / FRAMES) + np.random.default_rng(0).normal(0, 0.05, FRAMES)
@@ -64,10 +52,8 @@ def test_noise_neither_grows_nor_falls(frames, memory):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_step_is_found_wherever_it_is_and_a_line_far_below_the_noise_of_a_frame(sign):
-    for at in (0.2, 0.5, 0.8):
-        step = 1 + 0.05 * sign * (np.arange(FRAMES) > at * FRAMES)  # 5% in noise of 1%
-        assert [direction(noise(FRAMES, seed=seed) * step) for seed in range(20)] == [sign] * 20
+def test_a_line_far_below_the_noise_of_a_frame_is_found(sign):
+    """3% over the frames, whose noise is 2%."""
     line = 1 + sign * np.linspace(0, 0.03, FRAMES)
     found = [direction(noise(FRAMES, share=0.02, seed=seed) * line) for seed in range(50)]
     assert found.count(sign) >= 45
