@@ -1,6 +1,7 @@
 """What a FrameMonitor says after a frame: which frames it looks at, and that it misses nothing in the others."""
 
 import gc
+import mmap
 import threading
 import time
 from contextlib import closing
@@ -48,6 +49,13 @@ def test_an_event_is_one_of_the_frame_in_which_it_was(monitor):
     assert [row["collections"] for row in rows] == [0, 0, 0, 0, 1, 0, 0, 0, 0]
     assert rows[4]["collection_ms"] > 0
     assert all(row.keys() == rows[0].keys() for row in rows), "and nothing is absent in the others"
+
+
+def test_memory_that_grows_is_that_of_the_process(monitor):
+    before, size = monitor(EVERY, 1.0)["host_rss"], 64 * 2**20
+    with mmap.mmap(-1, size) as pages:  # new ones, even if the allocator has free ones
+        pages.write(b"x" * size)
+        assert monitor(2 * EVERY, 1.0)["host_rss"] - before == pytest.approx(size, rel=0.1)
 
 
 def frame_with(monitor, frame, mhz):

@@ -1,16 +1,10 @@
-"""The loop on a clock that the test advances, where every time is known, and on the wall clock beside a monitor."""
-
-import mmap
-import time
+"""The loop on a clock that the test advances, where every time is known."""
 
 import numpy as np
 import pytest
-import torch
 from planted_series import loop
 
-from profiling.machine.gc_policy import gc_policy
-from profiling.metrics.monitor import FrameMonitor
-from profiling.realtime.play import Clock, FrameLoop, Pipeline, series_names
+from profiling.realtime.play import FrameLoop, Pipeline, series_names
 from profiling.realtime.summary import summarize_frames
 from profiling.results.frames import NAMES, Journal, read_series, recover_series, series_file
 
@@ -61,29 +55,6 @@ class FakeLoop(Pipeline):
         return {"only": self.frame_ms(frame)}
 
 
-class RealLoop(FakeLoop):
-    """A frame keeps the host busy for 2 ms of wall time and then does what is planted for it."""
-
-    def __init__(self, planted):
-        self.planted = planted
-
-    def begin(self, frame):
-        started = time.perf_counter()
-        while time.perf_counter() < started + 0.002:
-            pass
-        self.planted(frame)
-        return {"only": 1e3 * (time.perf_counter() - started)}
-
-    def finished(self, frame):
-        return True
-
-    def wait(self, frame):
-        pass
-
-    def device_ms(self, frame):
-        return {}
-
-
 @pytest.fixture
 def clock():
     return FakeClock()
@@ -97,7 +68,7 @@ def play(tmp_path, clock):
         clock.pass_ms(OBSERVE_MS)
         return {"switches": float(frame)}
 
-    def played(pipeline, frames, *, clock=clock, observe=observe, **how):
+    def played(pipeline, frames, **how):
         journal = Journal(tmp_path, CELL, series_names(pipeline))
         try:
             FrameLoop(pipeline, clock, observe, **how).run(range(frames), journal.append)
@@ -247,58 +218,15 @@ def test_a_crash_at_frame_100(play, clock, tmp_path, depth):
     assert recover_series(tmp_path, CELL) is None, "nothing is left to recover a second time"
 
 
-def test_an_interruption_between_two_frames_keeps_the_last_one(play, tmp_path):
-    class Interrupted(FakeClock):
-        def pause(self, until):
-            if round(1e6 * until) == 1_050_000:  # frame 5 of 10 ms is waited for
-                raise KeyboardInterrupt
-            super().pause(until)
+def test_an_interruption_between_two_frames_keeps_the_last_one(play, clock, tmp_path):
+    pause = clock.pause
 
-    clock = Interrupted()
+    def interrupted(until):
+        if round(1e6 * until) == 1_050_000:  # frame 5 of 10 ms is waited for
+            raise KeyboardInterrupt
+        pause(until)
+
+    clock.pause = interrupted
     with pytest.raises(KeyboardInterrupt):
-        play(FakeLoop(clock, lambda frame: 4.0), 10, clock=clock, observe=lambda frame, ms: {}, period=0.010)
+        play(FakeLoop(clock, lambda frame: 4.0), 10, period=0.010)
     assert recover_series(tmp_path, CELL)["delivered_ms"] == near(4, 14, 24, 34, 44)
-
-
-#: Causes that a shared machine may add to any frame.
-MACHINE = ("run-queue wait", "CPU stolen by another virtual machine", "stage only", "outside all", "not attributed")
-
-
-def monitored(play, planted):
-    """Return (series, section) of 120 frames on the wall clock, after which the machine is asked what happened."""
-    monitor = FrameMonitor(torch.device("cpu"))
-    try:
-        with gc_policy("off"):
-            monitor.start()
-            series = play(RealLoop(planted), 120, clock=Clock(), observe=monitor)
-    finally:
-        monitor.close()
-    return series, summarize_frames(series, loop(), events=monitor.events)
-
-
-def leaks(section):
-    return [kind for kind, memory in section.memory.items() if memory.leak]
-
-
-def test_a_loop_without_faults(play):
-    for _ in range(3):  # a shared machine may get slower for a while, but not three times
-        series, section = monitored(play, lambda frame: None)
-        for name in ("compiles", "captures", "graphs_recorded", "collections", "collection_ms"):
-            assert not series[name].any(), name
-        assert all(cause.startswith(MACHINE) for frame in section.slow.frames for cause in frame.causes)
-        if not section.slope.growing and not leaks(section):
-            return
-    pytest.fail("three loops of identical frames in a row were said to grow or to leak")
-
-
-def test_memory_that_grows(play):
-    kept, size = [], 256 * 1024
-
-    def planted(frame):
-        kept.append(mmap.mmap(-1, size))  # new pages, even if the allocator has free ones
-        kept[-1].write(b"x" * size)
-
-    series, section = monitored(play, planted)
-    assert leaks(section) == ["host_rss"]
-    assert section.memory["host_rss"].bytes_per_frame == pytest.approx(size, rel=0.1)
-    assert series["host_rss"][-1] - series["host_rss"][0] >= 0.9 * size * 119
