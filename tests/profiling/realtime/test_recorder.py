@@ -188,45 +188,33 @@ def test_a_stage_that_begins_too_late_is_said_to_be_lost(make_recorder, tmp_path
     assert record.notes[0] == "stages 'sound' that began after their frames had ended are not recorded"
 
 
-@pytest.fixture
-def over():
-    """An event that ends the threads of a test; it is set at the end of the test, too."""
-    event = threading.Event()
-    yield event
-    event.set()
+def entered(pool, block):
+    """Enter a block in the thread of a pool, and return it."""
+    return pool.submit(block.__enter__).result()
 
 
-def test_what_never_ends_is_missing_and_all_other_frames_are_written(planted, make_recorder, tmp_path, over):
+def left(pool, block):
+    pool.submit(block.__exit__, None, None, None).result()
+
+
+def test_what_never_ends_is_missing_and_all_other_frames_are_written(planted, make_recorder, tmp_path):
     """A stage of frame 10, and a frame of another thread, which are open until after the first save."""
-    clock, frames, threads = planted(device=False), make_recorder(), []
-
-    def hang(block):
-        opened = threading.Event()
-
-        def enter():
-            with block:
-                opened.set()
-                over.wait()
-
-        threads.append(threading.Thread(target=enter, daemon=True))
-        threads[-1].start()
-        opened.wait()
-
-    for number in range(600):
-        with frames.frame() as frame, frames.stage("world"):
-            clock.work(2 if number < 500 else 30)
-            if number == 10:
-                hang(frame.stage("upload"))
-        if number == 20:
-            hang(frames.frame())
-    assert len(frames._unread) < 300, "frames are not held in memory until it ends"
-    (first,) = frames.save(tmp_path / "run").records
+    clock, frames = planted(device=False), make_recorder()
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        for number in range(600):
+            with frames.frame() as frame, frames.stage("world"):
+                clock.work(2 if number < 500 else 30)
+                if number == 10:
+                    stage = entered(one, frame.stage("upload"))
+            if number == 20:
+                endless = entered(two, frames.frame())
+        assert len(frames._unread) < 300, "frames are not held in memory until it ends"
+        (first,) = frames.save(tmp_path / "run").records
+        left(one, stage)
+        left(two, endless)
     assert (first.realtime.frames, first.realtime.late) == (600, 100)
     missing = "1 stage had not ended when its frame was written, and is missing: 'upload'"
     assert first.notes == ("1 frame had not ended, and is missing", missing)
-    over.set()
-    for thread in threads:
-        thread.join()
     (again,) = frames.save(tmp_path / "again").records
     assert (again.realtime.frames, again.notes) == (601, (missing,))
 
@@ -347,22 +335,13 @@ def test_which_frame_a_stage_belongs_to(make_recorder):
         assert other.stage("x").frame is inner
         with pytest.raises(InputError, match="a frame is open here already"), frames.frame():
             pass
-        opened, go_on = threading.Event(), threading.Event()
-
-        def second():
-            with frames.frame():
-                opened.set()
-                go_on.wait()
-
-        thread = threading.Thread(target=second)
-        thread.start()
-        opened.wait()
-        with pytest.raises(InputError, match=r"several frames are open: use frame.stage"):
-            pool.submit(frames.stage, "x").result()
-        with pool.submit(outer.stage, "x").result() as stage:
-            assert stage.frame is outer
-        go_on.set()
-        thread.join()
+        with ThreadPoolExecutor(1) as second:
+            frame = entered(second, frames.frame())
+            with pytest.raises(InputError, match=r"several frames are open: use frame.stage"):
+                pool.submit(frames.stage, "x").result()
+            with pool.submit(outer.stage, "x").result() as stage:
+                assert stage.frame is outer
+            left(second, frame)
     assert outer.is_over
 
 
