@@ -26,7 +26,7 @@ def machine(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
-def test_jobs_get_whole_cores_next_to_their_gpu(machine, tmp_path):
+def test_jobs_get_whole_cores_next_to_their_gpu(machine, tmp_path, monkeypatch):
     gpus = [("GPU-a",), ("GPU-b",)]
     with held_place(tmp_path, gpus, 4) as first, held_place(tmp_path, gpus, 4) as second:
         assert (first.gpus, first.cpus, first.label) == (("GPU-a",), (0, 4, 1, 5), "cuda:0 H200")
@@ -40,14 +40,10 @@ def test_jobs_get_whole_cores_next_to_their_gpu(machine, tmp_path):
     with held_place(tmp_path, [()], None) as place:
         assert place == Place()
         assert (place.label, place.variables()) == (None, {})
-
-
-def test_a_free_gpu_waits_for_no_core_where_there_are_fewer_cores_than_gpus(machine, tmp_path, monkeypatch):
     monkeypatch.setattr(places, "physical_cores", lambda: [(0, 4)])
-    gpus = [("GPU-a",), ("GPU-b",)]
     with held_place(tmp_path, gpus, 2) as first, held_place(tmp_path, gpus, 2) as second:
         assert (first.gpus, first.cpus) == (("GPU-a",), (0, 4))
-        assert (second.gpus, second.cpus) == (("GPU-b",), ()), "it may use all cores of its process"
+        assert (second.gpus, second.cpus) == (("GPU-b",), ()), "it waits for no core, and may use all of its process"
 
 
 @pytest.mark.parametrize(("gpus", "cpus"), [([("GPU-a",)], None), ([("GPU-b",)], 8)], ids=["GPU", "cores"])

@@ -19,13 +19,9 @@ def composed(*overrides):
 PICTURE = "pipeline.stages.picture.component"
 BEFORE_ANY_CELL = {
     "two components": (f"{PICTURE}=[picture_stage]", "component=['picture_stage'] is none of"),
-    "near component": (f"{PICTURE}=picture_stag", "Did you mean 'picture_stage'"),
     "a component that was not chosen": ("component=[world_model_frame,sound_stage]", "Name it in component=[...] too"),
-    "no options": ("loop=fast", "must be a mapping"),
     "another option": ("+loop.frame=3", "Did you mean 'frames'"),
     "half a mix": ("mix={world:baseline,picture:baseline}", "sound:baseline}"),
-    "a mix of all": ("mix=baseline", "mix={world:baseline"),
-    "a mix of nothing": ("mix={world:baseline,picture:baseline,sound:[baseline]}", "mix.sound"),
     "another variant": ("mix={world:baseline,picture:compil,sound:baseline}", "Did you mean 'compile'"),
 }
 

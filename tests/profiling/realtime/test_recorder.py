@@ -219,15 +219,14 @@ def test_what_never_ends_is_missing_and_all_other_frames_are_written(planted, ma
     assert (again.realtime.frames, again.notes) == (601, (missing,))
 
 
-def test_a_frame_that_ends_after_others_were_saved_is_in_the_next_save(planted, make_recorder, tmp_path):
-    clock, frames = planted(device=False), make_recorder()
+def test_a_frame_that_ends_after_others_were_saved_is_in_the_next_save(make_recorder, tmp_path):
+    frames = make_recorder(device="cpu")
 
     async def play(name, turns):
-        with frames.frame(), frames.stage(name):
-            clock.work(1)
+        with frames.frame() as frame, frames.stage(name) as stage:
+            assert stage.frame is frame
             for _ in range(turns):
                 await asyncio.sleep(0)
-            clock.work(1)
 
     async def both():
         slow = asyncio.create_task(play("slow", 50))
@@ -237,10 +236,8 @@ def test_a_frame_that_ends_after_others_were_saved_is_in_the_next_save(planted, 
         await slow
 
     asyncio.run(both())
-    (record,) = frames.save(tmp_path / "second").records
-    assert record.realtime.frames == 2
-    assert record.notes == ()
-    assert set(record.realtime.stages) == {"quick", "slow"}
+    loop, _ = saved(frames, tmp_path / "second")
+    assert (loop.frames, set(loop.stages)) == (2, {"quick", "slow"})
 
 
 FORKS = """
