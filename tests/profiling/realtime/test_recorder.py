@@ -298,7 +298,7 @@ def test_no_recovery_is_promised_of_a_journal_that_was_removed(tmp_path, capfd):
     del frames
     gc.collect()
     said = f"5 frames were not saved, and their journal was removed from {tmp_path / 'journal'}.\n"
-    assert capfd.readouterr().err == said
+    assert said in capfd.readouterr().err  # recorders of other tests may end here, too
 
 
 def test_frames_of_several_threads(make_recorder, tmp_path):
