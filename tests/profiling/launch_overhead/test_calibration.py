@@ -1,15 +1,16 @@
 """The calibration on a device with planted costs, on this CPU, and with wrong options."""
 
 import gc
-import math
+import random
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from fake_device import FakeDevice, plant_graphs
 
 from profiling.errors import InputError
+from profiling.launch_overhead import sampling
 from profiling.launch_overhead.cell import ChainSamples, calibrate
 from profiling.launch_overhead.chains import Chain, make_chains
 from profiling.launch_overhead.options import CalibrationOptions
@@ -18,17 +19,66 @@ from profiling.launch_overhead.sampling import (
     StreamBlocker,
     Timing,
     call_repeatedly,
-    idle_sample,
     sample_rounds,
     samplers_of,
 )
-from profiling.metrics.clocks import CudaClock
+from profiling.metrics import clocks
 from profiling.results.explained import LaunchCosts
 from profiling.results.record import encode_sections
 
 COUNTS = (1, 50, 100, 200, 400)
 HOST_US, GPU_US = 4.0, 1.5
 SIZES = tuple(4**power for power in range(9))
+CPU = torch.device("cpu")
+
+
+class FakeDevice:
+    """Host and device timelines in microseconds; `depth` launches fit into the queue before the host waits.
+
+    The replay of a graph of n nodes takes the host 8 + 0.01 n and the device 5 + 1.2 n.
+    """
+
+    def __init__(self, monkeypatch, depth=1024, interrupt_share=0.0):
+        self.depth, self.interrupt_share, self.rng = depth, interrupt_share, random.Random(0)
+        self.host = self.free_at = 0.0
+        self.pending = []
+        device = self
+
+        class Event:
+            def __init__(self, *, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.at = max(device.free_at, device.host)
+
+            def query(self):
+                return device.host >= self.at
+
+            def elapsed_time(self, end):
+                return (end.at - self.at) / 1e3
+
+        def graph(_operator, nodes):
+            return SimpleNamespace(replay=lambda: self.launch(8 + 0.01 * nodes, 5 + 1.2 * nodes))
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
+        monkeypatch.setattr(clocks, "perf_counter_ns", lambda: self.host * 1e3)
+        monkeypatch.setattr(sampling, "_capture", graph)
+
+    def launch(self, host_us, gpu_us):
+        self.host += host_us + 300.0 * (self.rng.random() < self.interrupt_share)
+        self.pending = [end for end in self.pending if end > self.host]
+        if len(self.pending) >= self.depth:
+            self.host = self.pending[-self.depth]
+        self.free_at = max(self.free_at, self.host) + gpu_us
+        self.pending.append(self.free_at)
+
+    def sleep(self, cycles):
+        self.free_at = max(self.free_at, self.host) + cycles / 2000  # 2 GHz
+
+    def synchronize(self):
+        self.host = max(self.host, self.free_at)
 
 
 def gpu_us(size):
@@ -37,9 +87,7 @@ def gpu_us(size):
 
 
 def planted(monkeypatch, sizes=SIZES, **device):
-    fake = FakeDevice(**device)
-    fake.install(monkeypatch)
-    plant_graphs(fake, monkeypatch)
+    fake = FakeDevice(monkeypatch, **device)
     chain = Chain("elementwise", "elements", sizes, lambda size: partial(fake.launch, HOST_US, gpu_us(size)))
     times = sample_rounds(samplers_of((chain,), COUNTS, torch.device("cuda")), COUNTS, 9, 0, lambda line: None)
     return ChainSamples(chain, times)
@@ -65,13 +113,11 @@ def test_each_cost_is_found(monkeypatch, interrupts):
         assert cost.p50 == pytest.approx(value, rel=tolerance), key
         assert cost.n == 9
         assert cost.ci95[0] <= cost.p50 <= cost.ci95[1]
-
-
-def test_the_operators_show_where_the_device_waits(monkeypatch):
-    operators = planted(monkeypatch).operators()
+    operators = samples.operators()
     assert [operator.elements for operator in operators] == list(SIZES)
     for operator in operators:
-        assert operator.pace_us.p50 == pytest.approx(max(operator.host_us.p50, operator.gpu_us.p50), rel=0.02)
+        slower = max(HOST_US, gpu_us(operator.elements))
+        assert operator.pace_us.p50 == pytest.approx(slower, rel=0.02), "the slower of host and device sets the pace"
 
 
 @pytest.mark.parametrize(("sizes", "where"), [((1, 10, 100), "up to elements 100"), ((2**16, 2**18), "from elements")])
@@ -90,14 +136,21 @@ def test_samples_that_overflow_the_queue_are_absent(monkeypatch):
     assert all(np.isfinite(device[:, 0]).all() and np.isnan(device[:, 1:]).all() for device in queued)
 
 
+def test_a_blocker_that_ended_too_early_is_made_longer(monkeypatch):
+    device = FakeDevice(monkeypatch)
+    blocker, start = StreamBlocker(), device.host
+    launches = partial(call_repeatedly, partial(device.launch, 4.0, 1.5), 100)
+    assert blocker.sample(launches, milliseconds=0.1).device_us == pytest.approx(150)
+    assert device.host - start > 500, "0.1 ms is less than queueing takes, so there were more tries"
+
+
 def test_rounds_shuffle_the_counts_and_the_warm_up_is_dropped():
-    seen = []
+    seen, lines = [], []
 
     def sample(count):
         seen.append(count)
         return Timing(host_us=1000.0 if len(seen) <= 6 else 3.0 + 2 * count)
 
-    lines = []
     key = Series("elementwise", 1, "eager")
     times = sample_rounds({key: sample}, COUNTS, 4, 0, lines.append)
     assert lines == ["warm-up", "round 1 of 4", "round 2 of 4", "round 3 of 4", "round 4 of 4"]
@@ -108,60 +161,12 @@ def test_rounds_shuffle_the_counts_and_the_warm_up_is_dropped():
     assert times[key].host_lines().intercept == pytest.approx([3] * 4)
 
 
-@pytest.fixture
-def device(monkeypatch):
-    fake = FakeDevice()
-    fake.install(monkeypatch)
-    return fake
-
-
-def launches(device, count, *, host_us=4.0, gpu_us=1.5):
-    return partial(call_repeatedly, partial(device.launch, host_us, gpu_us), count)
-
-
-def test_on_an_idle_device_the_slower_of_the_two_sets_the_pace(device):
-    starved = idle_sample(CudaClock(), launches(device, 100))
-    assert starved.host_us == pytest.approx(400)
-    assert starved.device_us == pytest.approx(401.5)
-    busy = idle_sample(CudaClock(), launches(device, 100, gpu_us=9.0))
-    assert busy.host_us == pytest.approx(400)
-    assert busy.device_us == pytest.approx(904)
-
-
-def test_behind_the_blocker_only_the_device_is_timed(device):
-    timing = StreamBlocker().sample(launches(device, 100), milliseconds=2)
-    assert timing.device_us == pytest.approx(150)
-    assert math.isnan(timing.host_us)
-
-
-def test_a_blocker_that_ended_too_early_is_made_longer(device):
-    blocker = StreamBlocker()
-    start = device.host
-    assert blocker.sample(launches(device, 100), milliseconds=0.1).device_us == pytest.approx(150)
-    assert device.host - start > 500, "0.1 ms is less than queueing takes, so there were more tries"
-
-
-def test_a_full_queue_gives_no_time(device):
-    device.depth = 64
-    assert math.isnan(StreamBlocker().sample(launches(device, 100), milliseconds=2).device_us)
-    device.depth = 128
-    assert StreamBlocker().sample(launches(device, 100), milliseconds=2).device_us == pytest.approx(150)
-
-
-OPTIONS = CalibrationOptions(elements=(1, 1024, 2**20), widths=(1, 64, 512), counts=(1, 50, 100), rounds=5)
-CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def content():
+def test_both_chains_have_dispatch_costs_on_a_cpu_and_none_of_a_gpu():
+    options = CalibrationOptions(elements=[1, 1024, 2**20], widths=[1, 64, 512], counts=[1, 50, 100], rounds=5)
     collecting = []
-    content = calibrate(CPU, OPTIONS, on_progress=lambda line: collecting.append(gc.isenabled()))
+    content = calibrate(CPU, options, on_progress=lambda line: collecting.append(gc.isenabled()))
     assert not any(collecting)
     assert gc.isenabled()
-    return content
-
-
-def test_both_chains_have_dispatch_costs_and_none_of_a_gpu(content):
     fields = encode_sections(launches=content)["launches"]["launch_calibration"]
     calibration = content.launch_calibration
     for costs, names in ((calibration, fields), (calibration.linear, fields["linear"])):
@@ -169,8 +174,7 @@ def test_both_chains_have_dispatch_costs_and_none_of_a_gpu(content):
         assert costs.dispatch_us_per_operator.n == 5
         assert not [name for name in names if name.startswith(("host", "gpu", "graph", "starvation"))]
     # An operator on a million elements takes longer than its dispatch, on any machine.
-    elements = calibration.dispatch_bound_elements.p50
-    assert 1 < elements < 2**20
+    assert 1 < calibration.dispatch_bound_elements.p50 < 2**20
 
 
 def test_the_operators_compute_what_their_names_say():
@@ -185,32 +189,15 @@ def test_the_operators_compute_what_their_names_say():
     assert operator().data_ptr() == operator().data_ptr(), "into the same buffer"
 
 
-def test_lists_become_tuples_and_defaults_hold():
-    options = CalibrationOptions(elements=[1, 10], widths=[1, 2], counts=[1, 2, 3])
-    assert (options.elements, options.widths, options.counts) == ((1, 10), (1, 2), (1, 2, 3))
-    assert CalibrationOptions().elements is None
+WRONG = [
+    *({"elements": value} for value in ([1], [0, 2], "12", [1, 2**40])),
+    *({"widths": value} for value in ([2, 2], [1.5, 3])),
+    *({"counts": value} for value in ([1, 2], [1, 2, 5000], None)),
+    *({"rows": 0}, {"rounds": 2}, {"rounds": "many"}),
+]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"elements": [1]},
-        {"elements": [4, 2]},
-        {"elements": [0, 2]},
-        {"elements": "12"},
-        {"elements": [1, 2**40]},
-        {"widths": [2, 2]},
-        {"widths": [1.5, 3]},
-        {"widths": [True, 3]},
-        {"widths": 64},
-        {"counts": [1, 2]},
-        {"counts": [1, 2, 5000]},
-        {"counts": None},
-        {"rows": 0},
-        {"rounds": 2},
-        {"rounds": "many"},
-    ],
-)
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
 def test_nonsense_is_refused_on_one_line_that_names_it(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))) as caught:
         CalibrationOptions(**wrong)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from profiling.machine import run_queue
-from profiling.machine.run_queue import RunQueueMonitor
+from profiling.machine.run_queue import RunQueueMonitor, ThreadWaits
 
 
 class Machine:
@@ -26,9 +26,9 @@ class Machine:
     def threads(self, **ran_and_waited):
         """Set the seconds that each thread has run and waited so far."""
         for name, (ran, waited) in ran_and_waited.items():
-            (self.folder / name.lstrip("t")).mkdir(exist_ok=True)
-            text = f"{int(ran * 1e9)} {int(waited * 1e9)} 45\n"
-            (self.folder / name.lstrip("t") / "schedstat").write_text(text)
+            folder = self.folder / name.lstrip("t")
+            folder.mkdir(exist_ok=True)
+            (folder / "schedstat").write_text(f"{round(ran * 1e9)} {round(waited * 1e9)} 45\n")
 
 
 @pytest.fixture
@@ -47,14 +47,6 @@ def test_the_longest_wait_of_a_thread_that_works_and_stolen_ticks(machine):
     assert monitor.lost_share() == pytest.approx(0.35, abs=0.001)
     machine.threads(t1=(2.0, 200.0), t2=(2.0, 3.5))
     assert monitor.lost_share() == 1.0
-
-
-def test_the_calling_thread_counts_although_it_only_waited(machine):
-    machine.threads(t7=(0.0, 0.0))
-    monitor = RunQueueMonitor()
-    machine.now += 10
-    machine.threads(t7=(0.1, 4.0))
-    assert monitor.lost_share() == pytest.approx(0.4)
 
 
 def test_a_tick_of_stolen_time_in_a_short_window_is_none(machine):
@@ -78,95 +70,70 @@ def test_more_threads_than_cores_wait_for_each_other(machine, ran, lost):
     assert monitor.lost_share() == pytest.approx(lost)
 
 
-def test_a_thread_that_ended_does_not_reduce_the_wait(machine):
-    machine.threads(t1=(1.0, 1.0), t2=(1.0, 2.0))
+def test_threads_that_end_neither_reduce_the_wait_nor_hide_another(machine):
+    machine.threads(t1=(1.0, 1.0), t2=(1.0, 2.0), t7=(0.0, 0.0))
     monitor = RunQueueMonitor()
     machine.now += 10
-    machine.threads(t1=(6.0, 1.0), t2=(0.0, 0.0))
+    machine.threads(t1=(6.0, 1.0), t2=(0.0, 0.0))  # another thread has the number
     assert (monitor.lost_share(), monitor.wait_ms()) == (0.0, 0.0)
-
-
-def test_a_thread_that_ends_while_they_are_read_hides_no_other(machine):
-    machine.threads(t1=(1.0, 1.0), t2=(1.0, 2.0))
-    monitor = RunQueueMonitor()
-    (machine.folder / "1" / "schedstat").unlink()
-    machine.now += 10
+    machine.threads(t7=(0.1, 4.0))
+    assert monitor.lost_share() == pytest.approx(0.4), "the calling thread counts although it only waited"
+    (machine.folder / "1" / "schedstat").unlink()  # it ends while they are read
     machine.threads(t2=(6.0, 7.0))
     assert monitor.lost_share() == pytest.approx(0.5)
-    (machine.folder / "2" / "schedstat").unlink()
+    for thread in ("2", "7"):
+        (machine.folder / thread / "schedstat").unlink()
     assert monitor.lost_share() is monitor.wait_ms() is None, "a system that counts no waits"
 
 
-@pytest.mark.parametrize("text", ["", "1", "1 two 3"])
-def test_a_system_that_does_not_count_waits(machine, text):
+@pytest.mark.parametrize("text", [None, "", "1 two 3"])
+def test_a_system_that_does_not_count_waits(machine, monkeypatch, text):
     machine.threads(t1=(1.0, 1.0))
-    (machine.folder / "1" / "schedstat").write_text(text)
+    if text is None:  # a container without /proc
+        monkeypatch.setattr(run_queue, "_THREADS", machine.folder / "absent")
+    else:
+        (machine.folder / "1" / "schedstat").write_text(text)
     monitor = RunQueueMonitor()
     machine.now += 10
     assert monitor.lost_share() is None
+    if text is None:
+        assert ThreadWaits(workers=True).wait_ms() is None
 
 
-def test_a_system_without_threads_in_proc(machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(run_queue, "_THREADS", tmp_path / "absent")
-    monitor = RunQueueMonitor()
-    machine.now += 10
-    assert monitor.lost_share() is None
-
-
-#: Works in frames of 2 ms on one core, in the second half beside a rival; a second thread sleeps. Prints waits in ms.
+#: Works in frames of 2 ms on one core beside a rival; prints the ms of each frame and of its wait.
 FRAMES = """
-import json, os, subprocess, sys, threading, time
+import json, os, subprocess, sys, time
 from profiling.machine.run_queue import ThreadWaits
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
-def frame():
-    end = time.perf_counter() + 0.002
-    while time.perf_counter() < end:
+rival = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+time.sleep(0.3)
+waits, frames = ThreadWaits(workers=True), []
+for _ in range(200):
+    start = time.perf_counter()
+    while time.perf_counter() < start + 0.002:
         pass
-waits, series = ThreadWaits(workers=True), []
-for rival in (None, [sys.executable, "-c", "while True: pass"]):
-    process = None if rival is None else subprocess.Popen(rival)
-    time.sleep(0.3)
-    waits.wait_ms()
-    frames = []
-    for _ in range(200):
-        start = time.perf_counter()
-        frame()
-        frames.append((1e3 * (time.perf_counter() - start), waits.read()[0]))
-    series.append(frames)
-process.kill()
-print(json.dumps(series))
+    frames.append((1e3 * (time.perf_counter() - start), waits.read()[0]))
+rival.kill()
+print(json.dumps(frames))
 """
 
 
 def test_a_frame_waits_as_long_as_a_rival_took_its_core():
-    alone, shared = json.loads(subprocess.run([sys.executable, "-c", FRAMES], capture_output=True, check=True).stdout)
-    delayed = [(frame_ms, wait_ms) for frame_ms, wait_ms in shared if frame_ms > 3.5]
+    frames = json.loads(subprocess.run([sys.executable, "-c", FRAMES], capture_output=True, check=True).stdout)
+    delayed = [(frame_ms, wait_ms) for frame_ms, wait_ms in frames if frame_ms > 3.5]
     assert delayed, "the rival took the core at times"
     explained = sum(wait_ms for _, wait_ms in delayed) / sum(frame_ms - 2 for frame_ms, _ in delayed)
     assert 0.7 < explained < 1.3
-    assert all(wait_ms >= 0 for _, wait_ms in alone + shared)
+    assert all(wait_ms >= 0 for _, wait_ms in frames)
 
 
-def test_workers_count_if_they_ran_and_the_longest_wait_is_the_frames(monkeypatch, tmp_path):
-    now = [0.0]
-    monkeypatch.setattr(run_queue, "_THREADS", tmp_path)
-    monkeypatch.setattr(run_queue.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(run_queue.threading, "get_native_id", lambda: 1)
-
-    def threads(**ran_and_waited_ms):
-        for name, (ran, waited) in ran_and_waited_ms.items():
-            (tmp_path / name.lstrip("t")).mkdir(exist_ok=True)
-            (tmp_path / name.lstrip("t") / "schedstat").write_text(f"{int(ran * 1e6)} {int(waited * 1e6)} 1\n")
-
-    threads(t1=(0, 0), t2=(0, 0), t3=(0, 0))
-    every, own = run_queue.ThreadWaits(workers=True), run_queue.ThreadWaits(workers=False)
-    now[0] += 0.010
-    threads(t1=(5, 1), t2=(5, 3), t3=(0.1, 9))  # the third only woke up
+def test_workers_count_if_they_ran_and_the_longest_wait_is_the_frames(machine):
+    machine.threads(t7=(0, 0), t2=(0, 0), t3=(0, 0))
+    every, own = ThreadWaits(workers=True), ThreadWaits(workers=False)
+    machine.now += 0.010
+    machine.threads(t7=(0.005, 0.001), t2=(0.005, 0.003), t3=(0.0001, 0.009))  # the third only woke up
     assert (every.wait_ms(), own.wait_ms()) == (3.0, 1.0)
-    now[0] += 0.010
+    machine.now += 0.010
     assert (every.wait_ms(), own.wait_ms()) == (0.0, 0.0)
     for waits in (every, own):
         waits.close()
-    monkeypatch.setattr(run_queue, "_THREADS", tmp_path / "none")
-    assert run_queue.ThreadWaits(workers=True).wait_ms() is None, "a container without /proc"

@@ -53,17 +53,19 @@ def products_allowed(request):
     unset()
 
 
-@pytest.mark.parametrize("wanted", [True, False, None], ids=["allow", "forbid", "strict"])
-def test_tf32_is_set_and_restored(products_allowed, wanted):
+def older_flags():
+    try:
+        return torch.get_float32_matmul_precision(), BACKENDS.cudnn.allow_tf32
+    except RuntimeError:  # they differ from the newer interface
+        return None
+
+
+def test_tf32_is_set_and_restored(products_allowed):
     assert tf32_allowed() is products_allowed
-    before = state()
-    with kept_tf32():
-        assert state() == before
-        if wanted is None:
-            with strict_float32():
-                during, _ = state()
-            assert not {"tf32", "bf16"} & {value for (backend, _), value in during.items() if backend != "generic"}
-        else:
+    before, older = state(), older_flags()
+    for wanted in (True, False):
+        with kept_tf32():
+            assert state() == before
             set_tf32(wanted)
             during, _ = state()
             assert tf32_allowed() is wanted
@@ -71,17 +73,9 @@ def test_tf32_is_set_and_restored(products_allowed, wanted):
             assert BACKENDS.cuda.matmul.allow_tf32 is BACKENDS.cudnn.allow_tf32 is wanted
             cuda = {during["cuda", operator] for operator in ("matmul", "conv", "rnn")}
             assert cuda == {"tf32" if wanted else "ieee"}
+        assert state() == before
+        assert older in (None, older_flags())
+    with kept_tf32(), strict_float32():
+        during, _ = state()
+        assert not {"tf32", "bf16"} & {value for (backend, _), value in during.items() if backend != "generic"}
     assert state() == before
-
-
-def test_the_older_flags_are_restored(products_allowed):
-    def older():
-        try:
-            return torch.get_float32_matmul_precision(), BACKENDS.cudnn.allow_tf32
-        except RuntimeError:
-            return pytest.skip("they cannot be read")
-
-    before = older()
-    with kept_tf32():
-        set_tf32(not products_allowed)
-    assert older() == before

@@ -12,45 +12,26 @@ from profiling.metrics.metric import Subject
 from profiling.variants.variant import Step
 
 
-def clock(first, each):
-    """Return a row whose calls take `each` seconds and which costs `first` once; and the numbers it was asked for."""
+def rows_of(first, each, numbers, time_limit):
+    """Time rows whose calls take `each` seconds and which cost `first` once; and return the numbers that were asked."""
     asked = []
 
     def row(number):
         asked.append(number)
         return first + number * each
 
-    return row, asked
+    return time_rows(row, numbers, time_limit), asked
 
 
-def test_rows_beyond_the_time_limit_are_extrapolated_and_marked():
-    row, asked = clock(0.001, 0.01)
-    calls = time_rows(row, (1, 10, 100, 1000, 10000), time_limit=2.0)
-    points, per_call = calls.points, calls.seconds_per_call
-    assert [point.measured for point in points] == [True, True, True, False, False]
+def test_rows_beyond_the_time_limit_are_extrapolated_and_marked_but_for_one_call():
+    calls, asked = rows_of(0.001, 0.01, (1, 10, 100, 1000, 10000), time_limit=2.0)
+    assert [point.measured for point in calls.points] == [True, True, True, False, False]
     assert max(asked) == 100
-    assert per_call == pytest.approx(0.01, rel=0.01)
-    assert [point.seconds for point in points[:3]] == pytest.approx([0.011, 0.101, 1.001])
-    assert points[4].seconds == pytest.approx(100, rel=0.01)
-
-
-def test_what_others_took_of_the_rows_is_kept(monkeypatch):
-    class Busy:
-        def lost_share(self):
-            return 0.4
-
-    monkeypatch.setattr("profiling.metrics.calls.RunQueueMonitor", Busy)
-    component = component_of(lambda x: x)
-    subject = Subject(component, Step(component.call), None, None, 0)
-    measured = Calls(calls=(1, 10)).measure(subject).sections["calls"]
-    assert (measured.cpu_lost_share, measured.gpu_lost_share) == (0.4, None)
-    assert [point.calls for point in measured.points] == [1, 10]
-
-
-def test_one_call_is_always_measured():
-    row, asked = clock(0.0, 3.0)
-    points = time_rows(row, (1, 10), time_limit=0.5).points
-    assert [point.measured for point in points] == [True, False]
+    assert calls.seconds_per_call == pytest.approx(0.01, rel=0.01)
+    assert [point.seconds for point in calls.points[:3]] == pytest.approx([0.011, 0.101, 1.001])
+    assert calls.points[4].seconds == pytest.approx(100, rel=0.01)
+    calls, asked = rows_of(0.0, 3.0, (1, 10), time_limit=0.5)
+    assert [point.measured for point in calls.points] == [True, False]
     assert asked == [10, 1]
 
 
@@ -80,9 +61,11 @@ def subject_of(seen):
     return Subject(component, Step(run, advance=component.advance, rewind=component.rewind), None, None, 0)
 
 
-def test_no_call_of_a_row_goes_where_eager_has_not_been():
+def test_no_call_of_a_row_goes_where_eager_has_not_been_and_what_others_took_is_kept(monkeypatch):
+    monkeypatch.setattr("profiling.metrics.calls.RunQueueMonitor.lost_share", lambda self: 0.4)
     seen = []
     measured = Calls(calls=(1, 20)).measure(subject_of(seen)).sections["calls"]
+    assert (measured.cpu_lost_share, measured.gpu_lost_share) == (0.4, None)
     assert [point.calls for point in measured.points] == [1, 20]
     assert len(seen) == 10 + 3 + 3 * 20, "ten calls predict, and each short row is timed three times"
     assert len(set(seen)) == 8, "each call of a trajectory has its state and its inputs"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from playing import component_of
 from torch import nn
 
-from profiling.components.component import Component
 from profiling.components.outputs import OutputLog, difference, to_host
 from profiling.components.trajectory import learn
 from profiling.metrics import drift as drift_module
@@ -33,34 +33,29 @@ class Adds(nn.Module):
 
 
 def subject_of(error_per_call=0.0):
-    module = Adds()
-
     def make_inputs(generator):
         return {"x": torch.ones(4, dtype=torch.float64) + torch.rand(1, generator=generator).double()}
 
-    component = Component(
-        "adds", module, make_inputs(torch.Generator().manual_seed(0)), make_inputs, torch.device("cpu"),
-        torch.float64, 1, "random", warm_calls=0,
-    )  # fmt: skip
+    component = component_of(Adds(), make_inputs, dtype=torch.float64, warm_calls=0)
 
     def run():
-        module.total.mul_(1 + error_per_call)
+        component.module.total.mul_(1 + error_per_call)
         return component.call()
 
     return Subject(component, Step(run), None, None, 0)
 
 
-def test_a_step_that_is_eager_does_not_drift():
-    (section,) = Drift(calls=20).measure(subject_of()).sections.values()
-    assert section.rel_l2 == (0.0,) * 20
-
-
-def test_an_error_handed_on_grows_from_call_to_call():
-    section = Drift(calls=50).measure(subject_of(1e-4)).sections["drift"]
-    errors = section.rel_l2
+def test_an_error_handed_on_grows_from_call_to_call_and_a_tolerance_is_kept_or_the_cell_fails():
+    measured = Drift(calls=50, tolerance=1e-2).measure(subject_of(1e-4))
+    errors = measured.sections["drift"].rel_l2
     assert errors[0] == 0.0
     assert all(later > earlier for earlier, later in itertools.pairwise(errors))
-    assert section.max == errors[-1] == pytest.approx(49 / 2 * 1e-4, rel=0.05)
+    assert measured.sections["drift"].max == errors[-1] == pytest.approx(49 / 2 * 1e-4, rel=0.05)
+    assert measured.problem is None
+    status, reason = Drift(calls=50, tolerance=1e-3).measure(subject_of(1e-4)).problem
+    assert status == "failed"
+    assert "in call 49" in reason
+    assert Drift(calls=5).measure(subject_of(float("nan"))).problem[0] == "failed"
 
 
 def test_a_variant_that_changes_the_module_in_place_drifts_from_what_it_was():
@@ -72,32 +67,19 @@ def test_a_variant_that_changes_the_module_in_place_drifts_from_what_it_was():
     assert errors == pytest.approx([0.5] * 10)
 
 
-def test_a_tolerance_is_kept_or_the_cell_fails():
-    assert Drift(calls=50, tolerance=1e-2).measure(subject_of(1e-4)).problem is None
-    status, reason = Drift(calls=50, tolerance=1e-3).measure(subject_of(1e-4)).problem
-    assert status == "failed"
-    assert "in call 49" in reason
-
-
-def test_an_error_that_is_not_finite_fails():
-    assert Drift(calls=5).measure(subject_of(float("nan"))).problem[0] == "failed"
-
-
 @pytest.mark.parametrize("in_memory", [0, 2**28])
-def test_what_is_kept_of_many_calls_is_what_was_put_in_and_does_not_grow_the_host_memory(in_memory, monkeypatch):
+def test_outputs_of_many_calls_that_are_kept_on_the_disk_or_in_memory_are_what_was_put_in(in_memory, monkeypatch):
     monkeypatch.setattr("profiling.components.outputs.IN_MEMORY", in_memory)
     kept, dtypes = OutputLog(), (torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.uint8, torch.int64)
-    with torch.inference_mode():
-        calls = [
-            {"a": [torch.randn(2, 3).to(dtype) for dtype in dtypes], "text": "t", "none": None, "n": 0.5 * call}
-            for call in range(3)
-        ] + [{"empty": torch.empty(0, 4), "half": torch.randn(4, 6)[:, ::2]}]
-        for each in calls:
-            kept.append(to_host(output=each))
-        assert [
-            difference(*pair).error for pair in zip(kept, (to_host(output=each) for each in calls), strict=True)
-        ] == [0.0] * 4
-        assert len(list(kept)) == len(kept) == 4, "it can be read again"
+    calls = [
+        {"a": [torch.randn(2, 3).to(dtype) for dtype in dtypes], "text": "t", "none": None, "n": 0.5 * call}
+        for call in range(3)
+    ] + [{"empty": torch.empty(0, 4), "half": torch.randn(4, 6)[:, ::2]}]
+    for each in calls:
+        kept.append(to_host(output=each))
+    pairs = zip(kept, (to_host(output=each) for each in calls), strict=True)
+    assert [difference(*pair).error for pair in pairs] == [0.0] * 4
+    assert len(list(kept)) == len(kept) == 4, "it can be read again"
 
 
 def test_drift_compares_each_output_before_it_makes_the_next_one():

@@ -19,6 +19,7 @@ from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import Warmup
 from profiling.trace.counters import CompileCounters
 
+CUDA = torch.device("cuda", 0)
 WARMUP = Warmup(iterations=10, seconds=1.0, settled=True)
 
 
@@ -37,7 +38,7 @@ def test_clocks_and_the_share_of_limited_time_are_conditions(monkeypatch, calls)
     monkeypatch.setattr(nvml, "limited_ns", lambda device: next(counters))
     monkeypatch.setattr(nvml, "sm_clock_mhz", lambda device: next(clocks))
     monkeypatch.setattr(nvml, "perf_counter", lambda: next(seconds))
-    monitor = TimedWindowMonitor(torch.device("cuda", 0), calls)
+    monitor = TimedWindowMonitor(CUDA, calls)
     with monitor.window():
         monitor.read_clocks()
         monitor.read_clocks()
@@ -54,7 +55,7 @@ def test_the_share_of_limited_time_is_absent_where_it_is_not_known(monkeypatch, 
     times = iter([0.0, seconds])
     monkeypatch.setattr(nvml, "limited_ns", lambda device: counters)
     monkeypatch.setattr(nvml, "perf_counter", lambda: next(times))
-    assert nvml.ClockMonitor(torch.device("cuda", 0)).conditions().limited_share is None
+    assert nvml.ClockMonitor(CUDA).conditions().limited_share is None
 
 
 def test_counters_of_the_driver_are_read_by_the_ids_that_it_knows(monkeypatch):
@@ -70,23 +71,7 @@ def test_counters_of_the_driver_are_read_by_the_ids_that_it_knows(monkeypatch):
     monkeypatch.setattr(nvml, "_handle", lambda device: object())
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetFieldValues", fields)
     expected = {"power cap": 5, "software thermal slowdown": 6, "power brake": 7}
-    assert nvml.limited_ns(torch.device("cuda", 0)) == expected
-
-
-@pytest.mark.gpu
-def test_a_busy_gpu_reports_its_clocks_and_limits():
-    device = torch.device("cuda", 0)
-    matrix, monitor = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16), nvml.ClockMonitor(device)
-    end = time.perf_counter() + 1.5
-    while time.perf_counter() < end:
-        for _ in range(20):
-            matrix @ matrix
-        torch.cuda.synchronize()
-        monitor.read()
-    conditions = monitor.conditions()
-    assert 0 < conditions.sm_clock_min_mhz <= conditions.sm_clock_median_mhz <= conditions.sm_clock_max_mhz
-    assert conditions.limited_share is not None, "the driver has counters"
-    assert all(0 < share <= 1 for share in conditions.limited_share.values())
+    assert nvml.limited_ns(CUDA) == expected
 
 
 def test_an_allocator_retry_and_a_compile_are_another_program(monkeypatch, calls):
@@ -96,7 +81,7 @@ def test_an_allocator_retry_and_a_compile_are_another_program(monkeypatch, calls
     monkeypatch.setattr(nvml, "sm_clock_mhz", lambda device: None)
     counters = iter([CompileCounters(), CompileCounters(compiles=2, recompiles=1)])
     monkeypatch.setattr(latency, "snapshot", lambda: next(counters))
-    monitor = TimedWindowMonitor(torch.device("cuda", 0), calls)
+    monitor = TimedWindowMonitor(CUDA, calls)
     with monitor.window():
         pass
     reason = monitor.invalid_reason()
@@ -117,36 +102,26 @@ def test_waits_for_a_cpu_are_recorded_in_milliseconds(monkeypatch, calls):
     assert conditions.sm_clock_min_mhz is None
 
 
-@pytest.mark.parametrize(("running", "share"), [([1, 2], 0.3), ([1], 0.0), ([2], None)])
-def test_the_share_of_other_processes_is_known_only_where_this_one_can_be_told(monkeypatch, running, share):
-    busy = ((1, 90, 5), (2, 20, 6), (2, 40, 7))
-    samples = [SimpleNamespace(pid=pid, smUtil=percent, timeStamp=at) for pid, percent, at in busy]
+@pytest.mark.parametrize(
+    ("running", "beside", "beside_run"),
+    [([1, 2, 3], 0.85, 0.25), ([1, 2], 0.6, 0.0), ([1], 0.0, 0.0), ([2, 3], None, None)],
+)
+def test_the_share_of_others_is_known_only_where_this_process_can_be_told(monkeypatch, running, beside, beside_run):
+    """This is process 1; 2 is a cell of the same run, which waits for its turn; 3 is somebody else's."""
+    busy = ((1, 90, 5), (2, 40, 6), (2, 80, 7), (3, 25, 7))
+    samples = [SimpleNamespace(pid=pid, smUtil=use, timeStamp=at) for pid, use, at in busy if pid in running]
     processes = [SimpleNamespace(pid=pid) for pid in running]
-    monkeypatch.setattr(nvml, "_handle", lambda device: object())
-    monkeypatch.setattr(nvml.os, "getpid", lambda: 1)
-    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetProcessUtilization", lambda handle, since: samples)
-    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: processes)
-    monitor = nvml.OthersMonitor(torch.device("cuda", 0))
-    deadline = time.monotonic() + 20
-    while monitor.share() != share and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert monitor.share() == share
-    monitor.close()
-
-
-@pytest.mark.parametrize(("running", "share"), [([1, 2, 3], 0.3), ([1, 2], 0.0), ([1], 0.0), ([2, 3], None)])
-def test_other_cells_of_the_run_are_no_other_processes(monkeypatch, running, share):
-    """Process 2 is a cell of the same run, which waits for its turn; 3 is somebody else's."""
-    samples = [SimpleNamespace(pid=pid, smUtil=percent, timeStamp=5) for pid, percent in ((1, 90), (2, 60), (3, 30))]
-    samples = [sample for sample in samples if sample.pid in running]
     monkeypatch.setattr(nvml, "_handle", lambda device: object())
     monkeypatch.setattr(nvml.os, "getpid", lambda: 1)
     monkeypatch.setattr(nvml, "processes_of_run", lambda: frozenset({1, 2}))
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetProcessUtilization", lambda handle, since: samples)
-    monkeypatch.setattr(
-        nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: [SimpleNamespace(pid=p) for p in running]
-    )
-    assert nvml.share_beside_run(torch.device("cuda", 0), 0.1) == share
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: processes)
+    assert nvml.share_beside_run(CUDA, 0.1) == beside_run
+    with closing(nvml.OthersMonitor(CUDA)) as monitor:
+        deadline = time.monotonic() + 20
+        while monitor.share() != beside and time.monotonic() < deadline:  # a thread asks the driver
+            time.sleep(0.01)
+        assert monitor.share() == beside
 
 
 def test_the_cells_of_a_run_know_each_other(monkeypatch):
@@ -174,10 +149,26 @@ def test_the_cells_of_a_run_know_each_other(monkeypatch):
 
 
 @pytest.mark.gpu
+def test_a_busy_gpu_reports_its_clocks_and_limits():
+    device = torch.device("cuda", 0)
+    matrix, monitor = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16), nvml.ClockMonitor(device)
+    end = time.perf_counter() + 1.5
+    while time.perf_counter() < end:
+        for _ in range(20):
+            matrix @ matrix
+        torch.cuda.synchronize()
+        monitor.read()
+    conditions = monitor.conditions()
+    assert 0 < conditions.sm_clock_min_mhz <= conditions.sm_clock_median_mhz <= conditions.sm_clock_max_mhz
+    assert conditions.limited_share is not None, "the driver has counters"
+    assert all(0 < share <= 1 for share in conditions.limited_share.values())
+
+
+@pytest.mark.gpu
 @pytest.mark.alone
 def test_a_malloc_takes_longer_the_larger_it_is():
-    per_call, per_byte = malloc_cost(torch.device("cuda", 0))
+    per_call, per_byte = malloc_cost(CUDA)
     assert 0 < per_call + 2**26 * per_byte < 1000
     before = torch.cuda.mem_get_info(0)[0]
-    malloc_cost.__wrapped__(torch.device("cuda", 0))
+    malloc_cost.__wrapped__(CUDA)
     assert torch.cuda.mem_get_info(0)[0] == before, "what was allocated is free again"

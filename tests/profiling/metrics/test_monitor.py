@@ -1,6 +1,7 @@
 """What a FrameMonitor says after a frame: which frames it looks at, and that it misses nothing in the others."""
 
 import gc
+import mmap
 import threading
 import time
 from contextlib import closing
@@ -50,7 +51,23 @@ def test_an_event_is_one_of_the_frame_in_which_it_was(monitor):
     assert all(row.keys() == rows[0].keys() for row in rows), "and nothing is absent in the others"
 
 
-def test_a_driver_that_is_asked_apart_holds_up_no_frame(monkeypatch):
+def test_memory_that_grows_is_that_of_the_process(monitor):
+    before, size = monitor(EVERY, 1.0)["host_rss"], 64 * 2**20
+    with mmap.mmap(-1, size) as pages:  # new ones, even if the allocator has free ones
+        pages.write(b"x" * size)
+        assert monitor(2 * EVERY, 1.0)["host_rss"] - before == pytest.approx(size, rel=0.1)
+
+
+def frame_with(monitor, frame, mhz):
+    """Return the number of the first frame from `frame` on that has this answer of the driver."""
+    deadline = time.monotonic() + 20
+    while monitor(frame, 1.0).get("sm_clock_mhz") != mhz:
+        assert time.monotonic() < deadline, "the driver's answer is in no frame"
+        frame += 1
+    return frame
+
+
+def test_a_driver_that_is_asked_apart_holds_up_no_frame_and_its_failure_is_said_once(monkeypatch):
     """Its answer is that of the frame that ends next."""
     may_answer, asked_in = threading.Event(), []
 
@@ -58,6 +75,9 @@ def test_a_driver_that_is_asked_apart_holds_up_no_frame(monkeypatch):
         asked_in.append(threading.current_thread())
         assert may_answer.wait(20)
         return 1755
+
+    def fails(device):
+        raise RuntimeError("the driver is gone")
 
     sizes = {"all": {"current": 0}}
     stats = {"num_alloc_retries": 0, "num_device_alloc": 0, "allocated_bytes": sizes, "reserved_bytes": sizes}
@@ -67,30 +87,11 @@ def test_a_driver_that_is_asked_apart_holds_up_no_frame(monkeypatch):
     with closing(FrameMonitor(torch.device("cuda", 0), every=EVERY, apart=True)) as monitor:
         assert not any("sm_clock_mhz" in monitor(frame, 1.0) for frame in range(3 * EVERY))
         may_answer.set()
-        deadline, frame = time.monotonic() + 20, 3 * EVERY + 1
-        while (row := monitor(frame, 1.0)).get("sm_clock_mhz") != 1755 and time.monotonic() < deadline:
-            frame += 1
-        assert row["sm_clock_mhz"] == 1755
+        frame = frame_with(monitor, 3 * EVERY + 1, 1755)
         assert "sm_clock_mhz" not in monitor(frame + 1, 1.0)
         assert monitor.clocks().sm_clock_median_mhz == 1755
-    assert threading.current_thread() not in asked_in
-
-
-def test_a_driver_that_fails_apart_is_said_by_the_next_frame_once(monkeypatch):
-    def fails(device):
-        raise RuntimeError("the driver is gone")
-
-    sizes = {"all": {"current": 0}}
-    stats = {"num_alloc_retries": 0, "num_device_alloc": 0, "allocated_bytes": sizes, "reserved_bytes": sizes}
-    monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", lambda device: stats)
-    monkeypatch.setattr(nvml, "_handle", lambda device: None)
-    monkeypatch.setattr(nvml, "sm_clock_mhz", fails)
-    with closing(FrameMonitor(torch.device("cuda", 0), every=EVERY, apart=True)) as monitor:
-        deadline, said = time.monotonic() + 20, []
-        while not said and time.monotonic() < deadline:
-            try:
-                monitor(0, 1.0)
-            except RuntimeError as error:
-                said.append(str(error))
-        assert said == ["the driver is gone"]
+        assert threading.current_thread() not in asked_in
+        monkeypatch.setattr(nvml, "sm_clock_mhz", fails)
+        with pytest.raises(RuntimeError, match="the driver is gone"):
+            frame_with(monitor, frame + 2, "no answer any more")
         monitor(1, 1.0)

@@ -65,41 +65,31 @@ def test_a_slow_step_ends_at_the_time_limit():
 
 def test_a_wider_interval_is_enough_sooner():
     times = [10 + 0.5 * ((i * 7919) % 13) for i in range(5000)]
-    tight, _, _ = run(times, SamplingLimits(interval=0.005, max_seconds=1e6))
-    loose, _, _ = run(times, SamplingLimits(interval=0.05, max_seconds=1e6))
+    tight, loose = (run(times, SamplingLimits(interval=share, max_seconds=1e6))[0] for share in (0.005, 0.05))
     assert len(loose) < len(tight)
 
 
-def warm(times, activity=lambda: 0, **limits):
-    clock = FakeClock(times)
-    return warm_up(clock.take, activity, SamplingLimits(**limits), clock.now)
+RAMP = [100.0 * 0.8**i + 10 for i in range(30)]
+GROWING = [1.2**i for i in range(50)]
 
 
-def test_a_ramp_is_warmed_through():
-    ramp = [100.0 * 0.8**i + 10 for i in range(30)]
-    warmup = warm(itertools.chain(ramp, itertools.repeat(10.0)), warmup_max_seconds=1e6)
-    assert warmup.settled
-    assert warmup.iterations > 10
-
-
-def test_steady_times_settle_at_once():
-    warmup = warm(itertools.repeat(50.0), warmup_min_iterations=10)
-    assert warmup.settled
-    assert warmup.iterations == 10, "two windows of five"
-
-
-def test_it_goes_on_while_something_compiles():
-    compiles = itertools.count()
-    warmup = warm(itertools.repeat(50.0), activity=lambda: min(next(compiles), 40), warmup_max_seconds=1e6)
-    assert warmup.settled
-    assert warmup.iterations > 50
-
-
-def test_times_that_never_settle_are_marked():
-    growing = (1.2**i for i in itertools.count())
-    warmup = warm(growing, warmup_max_iterations=40, warmup_max_seconds=1e9)
-    assert not warmup.settled
-    assert warmup.iterations == 40
+@pytest.mark.parametrize(
+    ("times", "compiles", "settled", "iterations"),
+    [
+        (RAMP, 0, True, range(11, 99)),
+        ([], 0, True, [10]),  # two windows of five
+        ([], 40, True, range(51, 999)),  # it goes on while something compiles
+        (GROWING, 0, False, [40]),  # the most
+    ],
+    ids=["ramp", "steady", "compiles", "never"],
+)
+def test_the_warm_up_ends_when_times_have_settled_and_nothing_compiles(times, compiles, settled, iterations):
+    clock, looks = FakeClock(itertools.chain(times, itertools.repeat(50.0 if not times else 10.0))), itertools.count()
+    limits = {"warmup_min_iterations": 10, "warmup_max_iterations": 40 if times is GROWING else 10**6}
+    limits = SamplingLimits(**limits, warmup_max_seconds=1e9)
+    warmup = warm_up(clock.take, lambda: min(next(looks), compiles), limits, clock.now)
+    assert warmup.settled is settled
+    assert warmup.iterations in iterations
 
 
 def test_no_loop_can_have_more_iterations_than_its_most():
@@ -114,8 +104,7 @@ def test_no_loop_can_have_more_iterations_than_its_most():
 def test_a_window_ends_with_its_time_or_its_calls_and_has_at_least_one(turn, count):
     clock = FakeClock(itertools.repeat(10.0))
     clock.seconds = 5.0
-    samples = collect_window(clock.take, turn, clock.now)
-    assert len(samples) == pytest.approx(count, abs=1)
+    assert len(collect_window(clock.take, turn, clock.now)) == pytest.approx(count, abs=1)
 
 
 def test_a_tenth_of_a_window_is_spent_on_untimed_calls_before_it():
@@ -130,13 +119,10 @@ def test_the_summary_of_windows_holds_all_samples_and_an_interval_with_their_dri
     windows = [
         WindowSamples(start_s=0.0, wall_ms=tuple(10.0 + block + i / 100 for i in range(20))) for block in range(8)
     ]
-    summary = summaries(windows, "decided")["wall_ms"]
+    (summary,) = summaries(windows, "decided").values()
     assert (summary.n, summary.stopped_by) == (160, "decided")
     assert summary.samples[:2] == (10.0, 10.01)
     assert summary.ci95[0] < 13 < 14.5 < summary.ci95[1]
-    alone = summaries([WindowSamples(start_s=0.0, wall_ms=summary.samples)], None)["wall_ms"]
-    assert set(summaries(windows, None)) == {"wall_ms"}
-    assert alone.p50 == summary.p50
 
 
 @pytest.mark.parametrize(("first", "names"), [(1.02, set()), (1.2, {"first", "middle", "last"})])

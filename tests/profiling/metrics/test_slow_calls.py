@@ -69,17 +69,9 @@ def late(excess_ms: float = EXCESS_MS) -> list[float]:
     return [usual(call) + excess_ms * (call == FAULT) for call in range(CALLS)]
 
 
-CAUSES = {
-    "compile_ms": "compile",
-    "capture_ms": "CUDA graph captured",
-    "malloc_ms": "cudaMalloc",
-    "collection_ms": "garbage collection",
-    "run_queue_ms": "run-queue wait",
-    "steal_ms": "CPU stolen by another virtual machine",
-}
-
-
-@pytest.mark.parametrize(("name", "cause"), CAUSES.items())
+@pytest.mark.parametrize(
+    ("name", "cause"), [("collection_ms", "garbage collection"), ("run_queue_ms", "run-queue wait")]
+)
 def test_a_cause_is_named_only_where_it_took_half_of_the_excess_of_a_call(name: str, cause: str) -> None:
     slow, readings = explained({FAULT: {name: 16.0}}, late())
     assert (slow.count, slow.causes) == (1, {cause: 1})
@@ -100,17 +92,16 @@ def test_a_lower_clock_explains_what_it_can_of_a_call(clock: float, cause: str) 
 @pytest.mark.parametrize(("share", "cause"), [(0.9, "another process on the GPU"), (0.3, "not attributed")])
 def test_other_processes_explain_the_calls_of_the_windows_in_which_they_ran(share: float, cause: str) -> None:
     """The driver is asked after each window: cells that wait for their turn must not run a thread."""
-    shares = iter([0.0, 0.0, share])
     walls = late()
     with closing(CallMonitor(torch.device("cpu"))) as calls:
         calls._monitor.close()
         calls._monitor = counted = Counted({}, {})  # type: ignore[assignment]
-        for window in range(3):
+        for window, others in enumerate((0.0, 0.0, share)):
             counted.readings = 0
             calls.begin()
             for wall in walls[100 * window : 100 * (window + 1)]:
                 calls(wall)
-            calls.end(next(shares))
+            calls.end(others)
         slow = calls.slow_calls(walls)
     assert (slow.count, slow.causes) == (1, {cause: 1})
 
@@ -175,17 +166,6 @@ def test_a_collection_inside_a_timed_call() -> None:
     assert len(heap) == 300_000
 
 
-def test_a_collection_too_short_to_explain_a_timed_call() -> None:
-    gc.collect()
-    gc.freeze()
-    try:
-        slow = timed(lambda: (time.sleep(0.1), gc.collect(0)))
-    finally:
-        gc.unfreeze()
-    assert named(slow) == set()
-    assert slow.frames[0].ms >= 100
-
-
 def test_a_recompile_inside_a_timed_call_by_its_id() -> None:
     compiled = torch.compile(lambda x: x * 2 + 1, backend="eager", dynamic=False)
     compiled(torch.ones(4))
@@ -194,46 +174,28 @@ def test_a_recompile_inside_a_timed_call_by_its_id() -> None:
     assert cause.endswith("/1")
 
 
-def slept_ms() -> float:
-    start = time.perf_counter()
-    time.sleep(0.08)
-    return 1e3 * (time.perf_counter() - start)
-
-
-def test_a_capture_inside_a_timed_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = 0.0
-    monkeypatch.setattr(engine, "capture_seconds", lambda: seconds)
-
-    def capture() -> None:
-        nonlocal seconds
-        seconds += slept_ms() / 1e3
-
-    assert named(timed(capture)) == {"CUDA graph captured"}
-
-
-def of_the_planted(slow: SlowFrames) -> set[str]:
-    """Return the causes of the planted call, and of others that the machine made as long."""
-    return {cause for call in slow.frames if call.ms >= 80 for cause in call.causes}
-
-
-@pytest.mark.parametrize("share", [0.8, 0.2])
-def test_steal_inside_a_timed_call(share: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cause", ["CUDA graph captured", "CPU stolen by another virtual machine", "run-queue wait"])
+def test_what_is_counted_inside_a_timed_call(cause: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A call sleeps for 80 ms, of which a counter says that 80% went to one cause."""
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "statm").write_text("1 1 1")
-    stat = tmp_path / "stat"
+    stat, seconds, waits = tmp_path / "stat", [0.0], list[float]()
     stat.write_text("cpu 1 1 1 1 1 1 1 100")
     monkeypatch.setattr(monitor, "PROC", tmp_path)
     monkeypatch.setattr(monitor.os, "cpu_count", lambda: 1)
-
-    def steal() -> None:
-        stat.write_text(f"cpu 1 1 1 1 1 1 1 {100 + round(share * slept_ms() / 10)}")
-
-    assert ("CPU stolen by another virtual machine" in of_the_planted(timed(steal))) is (share > 0.5)
-
-
-@pytest.mark.parametrize("share", [0.8, 0.2])
-def test_a_run_queue_wait_inside_a_timed_call(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
+    monkeypatch.setattr(engine, "capture_seconds", lambda: seconds[0])
     monkeypatch.setattr(monitor.ThreadWaits, "wait_ms", lambda self: waits.pop() if waits else 0.0)
-    slow = timed(lambda: waits.append(share * slept_ms()))
-    assert ("run-queue wait" in of_the_planted(slow)) is (share > 0.5)
+
+    def slow_call() -> None:
+        start = time.perf_counter()
+        time.sleep(0.08)
+        took_ms = 0.8e3 * (time.perf_counter() - start)
+        if cause == "run-queue wait":
+            waits.append(took_ms)
+        elif cause == "CUDA graph captured":
+            seconds[0] += took_ms / 1e3
+        else:
+            stat.write_text(f"cpu 1 1 1 1 1 1 1 {100 + round(took_ms / 10)}")
+
+    planted = [call for call in timed(slow_call).frames if call.ms >= 80]  # the machine may make others as long
+    assert cause in {name for call in planted for name in call.causes}

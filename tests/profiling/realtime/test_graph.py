@@ -1,4 +1,7 @@
-"""The node `pipeline` of a config: its order, what it depends on, and every mistake in it in one line."""
+"""The node `pipeline` of a config: its order, what it depends on, and mistakes in it, each in one line.
+
+Further ones are in the table of wrong input in `tests/faults`.
+"""
 
 import pytest
 
@@ -57,34 +60,13 @@ def test_when_the_inputs_of_a_frame_were_sampled():
 
 WRONG = {
     "no mapping": (5, "pipeline=5: must be a mapping"),
-    "an unknown key": (node(delivr=["decode"]), "pipeline.delivr is unknown. Did you mean 'deliver'?"),
-    "a key of a stage": (node(stages__decode__evry=2), "stages.decode.evry is unknown. Did you mean 'every'?"),
-    "a key of a source": (node(sources__camera__perod=2), "sources.camera.perod is unknown. Did you mean 'period'?"),
-    "a component": (
-        node(stages__decode__component="decodr"),
-        "decodr is none of the components encoder, network, decod",
-    ),
-    "a stage": (
-        node(stages__decode__inputs__z="denois"),
-        "there is no stage or source denois. Did you mean 'denoise'?",
-    ),
-    "a delivered stage": (node(deliver=["decod"]), "there is no stage decod. Did you mean 'decode'"),
     "nothing delivered": (node(deliver=[]), "pipeline.deliver is empty"),
     "a delivered source": (node(deliver=["camera.image"]), "pipeline.deliver=camera.image: name stages"),
     "no stages": (node(stages={}), "pipeline.stages is empty"),
-    "a cycle": (
-        node(stages__encode__inputs__last="decode"),
-        "decode reads denoise reads encode reads decode in the same tick, which is a cycle",
-    ),
+    "a cycle": (node(stages__encode__inputs__last="decode"), "decode reads denoise reads encode reads decode in the"),
     "itself": (node(stages__decode__inputs__z="decode"), "decode reads decode in the same tick, which is a cycle"),
-    "a key of no source": (
-        node(stages__encode__inputs__image="camera.imag"),
-        "the source has no imag. Did you mean 'im",
-    ),
     "a source without a key": (node(stages__encode__inputs__image="camera"), "read a key of the source as camera.KEY"),
-    "a source without values": (node(sources__camera={}), "sources.camera has no values"),
     "a factory without a target": (node(sources__camera={"make": {"x": 1}}), "sources.camera.make has no _target_"),
-    "no edge": (node(stages__decode__inputs__z="denoise@-2"), "z=denoise@-2 is no edge"),
     "integers without a range": (node(stages__decode__inputs__z="integers"), "{distribution: integers, low: 0"),
     "an empty range": (
         node(stages__decode__inputs__z={"distribution": "uniform", "low": 2, "high": 1}),
@@ -93,11 +75,7 @@ WRONG = {
     "values without calls": (node(stages__denoise__inputs__t=[1.0, 0.5, 0.2]), "a list needs repeat=3"),
     "again without repeat": (node(stages__decode__again={"z": "normal"}), "add repeat"),
     "again of no input": (node(stages__denoise__again={"y": "denoise"}), "inputs has no y"),
-    "every nothing": (node(stages__decode__every=0), "stages.decode.every=0 must be a whole number, at least 1"),
-    "a priority": (
-        node(stages__decode__priority=3),
-        "stages.decode.priority=3 must be a whole number, -5 to 0",
-    ),
+    "a priority": (node(stages__decode__priority=3), "stages.decode.priority=3 must be a whole number, -5 to 0"),
     "frames": (node(frames_per_tick=0), "pipeline.frames_per_tick=0 must be a whole number, at least 1"),
     "a rate": (node(frame_rate=-1), "pipeline.frame_rate=-1 must be"),
     "a taken name": (node(stages__wait={"component": "decoder"}), "pipeline.stages.wait: this name is taken"),

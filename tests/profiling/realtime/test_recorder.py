@@ -19,9 +19,14 @@ from profiling.report.answer import held_rate
 from profiling.report.realtime import verdict
 
 
+def play_frames(frames, number=1, work=lambda: None):
+    for _ in range(number):
+        with frames.frame():
+            work()
+
+
 def test_host_times_of_frames_and_stages(planted, make_recorder, tmp_path):
-    clock = planted(device=False)
-    frames = make_recorder()
+    clock, frames = planted(device=False), make_recorder()
     for number in range(40):
         with frames.frame():
             clock.work(1)
@@ -54,8 +59,7 @@ def test_host_times_of_frames_and_stages(planted, make_recorder, tmp_path):
 
 def test_a_loop_that_waits_for_the_device(planted, make_recorder, tmp_path):
     """The device works behind the host; its clock drifts, which must not move any deadline."""
-    device = planted(speed=1.001)
-    frames = make_recorder()
+    device, frames = planted(speed=1.001), make_recorder()
     for _ in range(500):
         with frames.frame():
             with frames.stage("world"):
@@ -75,8 +79,7 @@ def test_a_loop_that_waits_for_the_device(planted, make_recorder, tmp_path):
 
 
 def test_stages_share_a_mark_only_where_no_launch_fits_between_them(planted, make_recorder, tmp_path):
-    device = planted()
-    frames = make_recorder()
+    device, frames = planted(), make_recorder()
     for between_ms in (0.0, 0.003, 0.005):
         marks = device.marks
         with frames.frame():
@@ -96,8 +99,7 @@ def test_stages_share_a_mark_only_where_no_launch_fits_between_them(planted, mak
 
 def test_the_end_of_a_block_shares_the_mark_of_the_one_inside(planted, make_recorder, tmp_path):
     """But never its own first mark: a launch of a stage is not lost, however short the stage is."""
-    device = planted()
-    frames = make_recorder()
+    device, frames = planted(), make_recorder()
     for inside in (True, False):
         marks = device.marks
         with frames.frame(), frames.stage("world"):
@@ -116,27 +118,18 @@ def test_the_end_of_a_block_shares_the_mark_of_the_one_inside(planted, make_reco
     assert device.in_use == 1, "every event but the last is used again"
 
 
-def test_a_loop_that_runs_ahead_of_the_device(planted, make_recorder, tmp_path):
-    device = planted()
-    frames = make_recorder()
+def test_a_loop_that_runs_ahead_of_the_device_never_waits_for_it(planted, make_recorder, tmp_path):
+    device, frames = planted(), make_recorder()
     for _ in range(20):
         with frames.frame(), frames.stage("world"):
             device.work(1)
             device.launch(20)
+    assert device.now == 20
     loop, series = saved(frames, tmp_path / "run")
     np.testing.assert_allclose(series["device_world_ms"][1:], 20)
     np.testing.assert_allclose(series["frame_ms"][1:], 20, err_msg="a frame counts from the delivery before")
     np.testing.assert_allclose(series["latency_ms"], 21 + 19 * np.arange(20), err_msg="the queue grows")
     assert loop.late == 20
-
-
-def test_times_of_a_frame_never_wait_for_the_device(planted, make_recorder):
-    device = planted()
-    frames = make_recorder()
-    for _ in range(3):
-        with frames.frame():
-            device.launch(1000)
-    assert device.now == 0
 
 
 def test_a_frame_leaves_no_work_to_the_garbage_collector(planted, make_recorder):
@@ -157,19 +150,16 @@ def test_a_frame_leaves_no_work_to_the_garbage_collector(planted, make_recorder)
 
 
 def test_warm_up_frames_are_not_recorded(planted, make_recorder, tmp_path):
-    clock = planted(device=False)
-    frames = make_recorder(warmup_frames=3)
-    for number in range(10):
-        with frames.frame():
-            clock.work(500 if number < 3 else 1)
+    clock, frames = planted(device=False), make_recorder(warmup_frames=3)
+    play_frames(frames, 3, lambda: clock.work(500))
+    play_frames(frames, 7, lambda: clock.work(1))
     loop, series = saved(frames, tmp_path / "run")
     assert (loop.frames, loop.warmup_frames, loop.late) == (7, 3, 0)
     assert series["action_ms"][0] == 0
 
 
 def test_stages_of_worker_threads(planted, make_recorder, tmp_path):
-    clock = planted(device=False)
-    frames = make_recorder()
+    clock, frames = planted(device=False), make_recorder()
 
     def decode(name):
         with frames.stage(name):
@@ -198,85 +188,45 @@ def test_a_stage_that_begins_too_late_is_said_to_be_lost(make_recorder, tmp_path
     assert record.notes[0] == "stages 'sound' that began after their frames had ended are not recorded"
 
 
-@pytest.fixture
-def hang():
-    """Run functions in threads, which are given an event that `hang.end()` sets, or the end of the test."""
-    over, threads = threading.Event(), []
-
-    def run(function):
-        threads.append(threading.Thread(target=function, args=(over,), daemon=True))
-        threads[-1].start()
-
-    def end():
-        over.set()
-        for thread in threads:
-            thread.join()
-
-    run.end = end
-    yield run
-    end()
+def entered(pool, block):
+    """Enter a block in the thread of a pool, and return it."""
+    return pool.submit(block.__enter__).result()
 
 
-def test_a_stage_that_never_ends_is_missing_and_its_frame_and_all_later_ones_are_written(
-    planted, make_recorder, tmp_path, hang
-):
-    clock = planted(device=False)
-    frames, opened = make_recorder(), threading.Event()
-    for number in range(600):
-        with frames.frame() as frame, frames.stage("world"):
-            clock.work(2 if number < 500 else 30)
-            if number == 10:
+def left(pool, block):
+    pool.submit(block.__exit__, None, None, None).result()
 
-                def upload(over, frame=frame):
-                    with frame.stage("upload"):
-                        opened.set()
-                        over.wait()
 
-                hang(upload)
-                opened.wait()
-    assert len(frames._unread) < 300, "frames are not held in memory until it ends"
-    (record,) = frames.save(tmp_path / "run").records
-    assert (record.realtime.frames, record.realtime.late) == (600, 100)
+def test_what_never_ends_is_missing_and_all_other_frames_are_written(planted, make_recorder, tmp_path):
+    """A stage of frame 10, and a frame of another thread, which are open until after the first save."""
+    clock, frames = planted(device=False), make_recorder()
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        for number in range(600):
+            with frames.frame() as frame, frames.stage("world"):
+                clock.work(2 if number < 500 else 30)
+                if number == 10:
+                    stage = entered(one, frame.stage("upload"))
+            if number == 20:
+                endless = entered(two, frames.frame())
+        assert len(frames._unread) < 300, "frames are not held in memory until it ends"
+        (first,) = frames.save(tmp_path / "run").records
+        left(one, stage)
+        left(two, endless)
+    assert (first.realtime.frames, first.realtime.late) == (600, 100)
     missing = "1 stage had not ended when its frame was written, and is missing: 'upload'"
-    assert missing in record.notes
-    hang.end()
-    (record,) = frames.save(tmp_path / "again").records
-    assert [note for note in record.notes if "stage" in note] == [missing]
+    assert first.notes == ("1 frame had not ended, and is missing", missing)
+    (again,) = frames.save(tmp_path / "again").records
+    assert (again.realtime.frames, again.notes) == (601, (missing,))
 
 
-def test_a_frame_that_never_ends_is_missing_and_the_others_are_written(planted, make_recorder, tmp_path, hang):
-    clock = planted(device=False)
-    frames, opened = make_recorder(), threading.Event()
-
-    def endless(over):
-        with frames.frame():
-            opened.set()
-            over.wait()
-
-    hang(endless)
-    opened.wait()
-    for _ in range(30):
-        with frames.frame():
-            clock.work(2)
-    (record,) = frames.save(tmp_path / "run").records
-    assert record.realtime.frames == 30
-    assert "1 frame had not ended, and is missing" in record.notes
-    for _ in range(600):
-        with frames.frame():
-            clock.work(2)
-    assert len(frames._unread) < 300
-
-
-def test_a_frame_that_ends_after_others_were_saved_is_in_the_next_save(planted, make_recorder, tmp_path):
-    clock = planted(device=False)
-    frames = make_recorder()
+def test_a_frame_that_ends_after_others_were_saved_is_in_the_next_save(make_recorder, tmp_path):
+    frames = make_recorder(device="cpu")
 
     async def play(name, turns):
-        with frames.frame(), frames.stage(name):
-            clock.work(1)
+        with frames.frame() as frame, frames.stage(name) as stage:
+            assert stage.frame is frame
             for _ in range(turns):
                 await asyncio.sleep(0)
-            clock.work(1)
 
     async def both():
         slow = asyncio.create_task(play("slow", 50))
@@ -286,10 +236,8 @@ def test_a_frame_that_ends_after_others_were_saved_is_in_the_next_save(planted, 
         await slow
 
     asyncio.run(both())
-    (record,) = frames.save(tmp_path / "second").records
-    assert record.realtime.frames == 2
-    assert record.notes == ()
-    assert set(record.realtime.stages) == {"quick", "slow"}
+    loop, _ = saved(frames, tmp_path / "second")
+    assert (loop.frames, set(loop.stages)) == (2, {"quick", "slow"})
 
 
 FORKS = """
@@ -343,22 +291,14 @@ def test_a_folder_that_is_removed_loses_no_frame_of_a_process_that_lives(make_re
     assert "the folder of the journal was removed while frames were recorded" in record.notes
 
 
-REMOVED = """
-import shutil
-import profiling
-
-frames = profiling.FrameRecorder(fps=60, device="cpu", folder="journal")
-for _ in range(5):
-    with frames.frame():
-        pass
-shutil.rmtree("journal")
-"""
-
-
-def test_no_recovery_is_promised_of_a_journal_that_was_removed(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    done = script(REMOVED, tmp_path)
-    assert done.stderr == f"5 frames were not saved, and their journal was removed from {tmp_path / 'journal'}.\n"
+def test_no_recovery_is_promised_of_a_journal_that_was_removed(tmp_path, capfd):
+    frames = FrameRecorder(device="cpu", folder=tmp_path / "journal")
+    play_frames(frames, 5)
+    shutil.rmtree(tmp_path / "journal")
+    del frames
+    gc.collect()
+    said = f"5 frames were not saved, and their journal was removed from {tmp_path / 'journal'}.\n"
+    assert said in capfd.readouterr().err  # recorders of other tests may end here, too
 
 
 def test_frames_of_several_threads(make_recorder, tmp_path):
@@ -392,49 +332,19 @@ def test_which_frame_a_stage_belongs_to(make_recorder):
         assert other.stage("x").frame is inner
         with pytest.raises(InputError, match="a frame is open here already"), frames.frame():
             pass
-        opened, go_on = threading.Event(), threading.Event()
-
-        def second():
-            with frames.frame():
-                opened.set()
-                go_on.wait()
-
-        thread = threading.Thread(target=second)
-        thread.start()
-        opened.wait()
-        with pytest.raises(InputError, match=r"several frames are open: use frame.stage"):
-            pool.submit(frames.stage, "x").result()
-        with pool.submit(outer.stage, "x").result() as stage:
-            assert stage.frame is outer
-        go_on.set()
-        thread.join()
+        with ThreadPoolExecutor(1) as second:
+            frame = entered(second, frames.frame())
+            with pytest.raises(InputError, match=r"several frames are open: use frame.stage"):
+                pool.submit(frames.stage, "x").result()
+            with pool.submit(outer.stage, "x").result() as stage:
+                assert stage.frame is outer
+            left(second, frame)
     assert outer.is_over
-
-
-def test_frames_of_asyncio_tasks(make_recorder, tmp_path):
-    frames = make_recorder(device="cpu")
-
-    async def play(number):
-        for _ in range(5):
-            with frames.frame() as frame:
-                await asyncio.sleep(0)
-                with frames.stage(f"task {number}") as stage:
-                    assert stage.frame is frame
-                    await asyncio.sleep(0)
-
-    async def both():
-        await asyncio.gather(play(0), play(1))
-
-    asyncio.run(both())
-    loop, _ = saved(frames, tmp_path / "run")
-    assert loop.frames == 10
 
 
 def test_saving_twice_and_going_on(make_recorder, tmp_path, capsys):
     frames = make_recorder(device="cpu")
-    for _ in range(10):
-        with frames.frame():
-            pass
+    play_frames(frames, 10)
     assert frames.save(tmp_path / "a").records[0].realtime.frames == 10
     with frames.frame():
         assert frames.save(tmp_path / "a").records[0].realtime.frames == 10, "a frame that is open is not one of them"
@@ -446,13 +356,16 @@ def test_saving_twice_and_going_on(make_recorder, tmp_path, capsys):
     assert "<table>" in result._repr_mimebundle_()["text/html"]
     assert report([str(tmp_path / "a")]) == 0
     assert compare([str(tmp_path / "a"), str(tmp_path / "b")]) in (0, 2)
-    capsys.readouterr()
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "notes.txt").write_text("mine")
-    for folder, message in (("c", r"c is not empty: it holds notes\.txt"), ("a", "a holds a run already")):
-        other = make_recorder(device="cpu")
-        with other.frame():
-            pass
+
+
+def test_a_folder_that_holds_something_else_is_refused(make_recorder, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    first, other = make_recorder(device="cpu"), make_recorder(device="cpu")
+    play_frames(first)
+    first.save(tmp_path / "run")
+    play_frames(other)
+    for folder, message in (("mine", r"mine is not empty: it holds notes\.txt"), ("run", "run holds a run already")):
         with pytest.raises(InputError, match=message):
             other.save(tmp_path / folder)
         with pytest.raises(InputError, match=message):
@@ -462,19 +375,17 @@ def test_saving_twice_and_going_on(make_recorder, tmp_path, capsys):
 def test_files_are_tidied_up(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     with FrameRecorder(device="cpu") as frames:
-        with frames.frame():
-            pass
+        play_frames(frames)
         assert list(tmp_path.glob("runs/realtime/*/cells/loop.recorded.frames.part"))
         frames.save("mine")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
     FrameRecorder().close()
-    with FrameRecorder(device="cpu") as frames, frames.frame():
-        pass
+    with FrameRecorder(device="cpu") as frames:
+        play_frames(frames)
     frames.save("later")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["later", "mine"]
     with FrameRecorder(device="cpu", folder="other") as frames:
-        with frames.frame():
-            pass
+        play_frames(frames)
         frames.save()
     assert [path.name for path in (tmp_path / "other" / "cells").iterdir()] == ["loop.recorded.frames.npz"]
     assert capfd.readouterr().err == ""
@@ -505,9 +416,7 @@ def test_a_wrong_option_is_one_line(options, message):
         FrameRecorder(**options)
 
 
-@pytest.mark.parametrize(
-    "name", ["", " ", "rest", "wait", "unaccounted", 5, None, "\ud800", "a\0b", "a\nb", "x" * 70_000]
-)
+@pytest.mark.parametrize("name", [" ", "rest", 5, "\ud800", "a\nb", "x" * 70_000])
 def test_a_stage_needs_a_name_that_can_be_written(make_recorder, tmp_path, name):
     frames = make_recorder(device="cpu")
     with frames.frame(), pytest.raises(InputError, match=r"the name must be .* text") as caught, frames.stage(name):
@@ -519,8 +428,7 @@ def test_a_stage_needs_a_name_that_can_be_written(make_recorder, tmp_path, name)
 @pytest.mark.parametrize("number", [40, 400])
 def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(planted, make_recorder, tmp_path, number):
     """So few that none tells that 99% are in time, or enough: the application is too slow."""
-    clock = planted(device=False)
-    frames = make_recorder()
+    clock, frames = planted(device=False), make_recorder()
     for _ in range(number):
         with frames.frame():
             clock.work(5)
@@ -534,17 +442,6 @@ def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(planted, make_record
     assert (held_rate(record) == "30 FPS") == (number == 400), "the first screen says the same"
 
 
-def test_the_rate_of_a_loop_whose_frames_are_late(planted, make_recorder, tmp_path):
-    clock = planted(device=False)
-    frames = make_recorder()
-    for _ in range(400):
-        with frames.frame():
-            clock.work(25)
-    (record,) = frames.save(tmp_path / "run").records
-    assert verdict(record).startswith("60 FPS: no. Every frame misses its 16.7 ms budget")
-    assert "Holds 24 and 30 FPS. Does not hold 60 and 120 FPS" in verdict(record)
-
-
 ALONE = """
 import sys
 import profiling
@@ -552,7 +449,7 @@ frames = profiling.FrameRecorder(fps=60)
 for _ in range(3):
     with frames.frame(), frames.stage("world"):
         pass
-large = {"torch", "hydra", "omegaconf", "scipy", "torch._dynamo"} & set(sys.modules)
+large = {"torch", "hydra", "omegaconf", "scipy"} & set(sys.modules)
 frames.save("run")
 sys.exit(" ".join(large | ({"torch", "hydra"} & set(sys.modules))) or None)
 """

@@ -111,12 +111,3 @@ def test_a_capture_inside_a_stage_is_left_alone(tmp_path):
     assert np.isfinite(series["device_replay_ms"][1:]).all()
     assert np.isnan(series["device_capture/inside_ms"]).all()
     assert torch.equal(y, x * 2)
-
-
-def test_events_are_used_again(tmp_path):
-    with FrameRecorder(fps=60, folder=tmp_path / "journal") as frames:
-        for _ in range(2000):
-            with frames.frame(), frames.stage("world"):
-                torch.cuda._sleep(1000)
-            torch.cuda.synchronize()
-        assert len(frames.timer._idle) < 20

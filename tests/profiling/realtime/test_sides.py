@@ -4,6 +4,7 @@ import weakref
 
 import pytest
 import torch
+from torch import nn
 
 from profiling.components.build import build
 from profiling.components.spec import ComponentSpec, Settings
@@ -12,34 +13,41 @@ from profiling.realtime.loop import Loop
 from profiling.realtime.options import LoopOptions
 
 
-@pytest.mark.parametrize("has_room", [True, False])
-@pytest.mark.parametrize("policy", ["snapshot", "reset"])
+class Accumulates(nn.Module):
+    """Adds a third to its state in each call, in the dtype of its weight, and returns the state and the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.register_buffer("state", torch.zeros(1, 1))
+
+    def forward(self, x):
+        self.state += (torch.ones_like(self.state) / 3).to(self.layer.weight.dtype)
+        return self.state + 0 * x
+
+
+class AccumulatesAnew(Accumulates):
+    """As above, with a method that begins anew."""
+
+    def reset(self):
+        self.state.zero_()
+
+
+def first_output(sides):
+    (output,) = [
+        leaf for path, leaf in next(iter(sides.log)).items() if leaf.numbers is not None and path[0] == "output"
+    ]
+    return float(output.numbers)
+
+
+@pytest.mark.parametrize(("policy", "has_room"), [("snapshot", True), ("snapshot", False), ("reset", True)])
 def test_the_reference_begins_with_the_state_of_the_run(monkeypatch, policy, has_room):
     """S0 is a third in bfloat16, which float32 would not reach by itself; then each side goes on in its own dtype."""
     monkeypatch.setattr("profiling.components.sides.has_room_beside", lambda *_: has_room)
-    target = "planted_stages.Accumulates" if policy == "snapshot" else "planted_stages.AccumulatesAnew"
-    inputs = {"x": {"shape": [1, 1]}}
-    spec = ComponentSpec("net", {"_target_": target}, inputs, state=policy)
+    target = f"{__name__}.{'Accumulates' if policy == 'snapshot' else 'AccumulatesAnew'}"
+    spec = ComponentSpec("net", {"_target_": target}, {"x": {"shape": [1, 1]}}, state=policy)
     graph = parse_graph({"stages": {"a": {"component": "net", "inputs": {"x": "normal"}}}, "deliver": ["a"]}, ["net"])
     settings = Settings(device="cpu", dtype="bfloat16", checkpoint="random")
-    prepared = Loop(graph, LoopOptions(), settings, 9).sides(lambda: {"a": build(spec, settings)})
-    third = float(torch.tensor(1 / 3).bfloat16())
-    assert prepared.whole is not None
-    for name, reference in (("a", prepared.references["a"]), ("pipeline", prepared.whole)):
-        for sides, kind in ((reference.outputs, torch.float32), (reference.eager, torch.bfloat16)):
-            first = [
-                float(leaf.numbers)
-                for path, leaf in next(iter(sides.log)).items()
-                if leaf.numbers is not None and path[0] == "output"
-            ]
-            assert first == [float(torch.tensor(third, dtype=kind) + torch.tensor(1 / 3, dtype=kind))], (name, kind)
-    assert prepared.whole.calls == 8, "two sessions of four ticks"
-
-
-def test_without_room_the_module_of_the_run_is_freed_before_that_of_the_reference_is_built(monkeypatch):
-    monkeypatch.setattr("profiling.components.sides.has_room_beside", lambda *_: False)
-    settings = Settings(device="cpu", dtype="bfloat16", checkpoint="random")
-    spec = ComponentSpec("net", {"_target_": "planted_stages.Accumulates"}, {"x": {"shape": [1, 1]}})
     built, alive = [], []
 
     def load():
@@ -48,6 +56,11 @@ def test_without_room_the_module_of_the_run_is_freed_before_that_of_the_referenc
         built.append(weakref.ref(blueprint.module))
         return {"a": blueprint}
 
-    graph = parse_graph({"stages": {"a": {"component": "net", "inputs": {"x": "normal"}}}, "deliver": ["a"]}, ["net"])
-    Loop(graph, LoopOptions(), settings, 9).sides(load)
-    assert alive == [0, 0, 0]
+    prepared = Loop(graph, LoopOptions(), settings, 9).sides(load)
+    if not has_room:
+        assert alive == [0, 0, 0], "the module of the run is freed before that of the reference is built"
+    third = float(torch.tensor(1 / 3).bfloat16())
+    for reference in (prepared.references["a"], prepared.whole):
+        for sides, kind in ((reference.outputs, torch.float32), (reference.eager, torch.bfloat16)):
+            assert first_output(sides) == float(torch.tensor(third, dtype=kind) + torch.tensor(1 / 3, dtype=kind))
+    assert prepared.whole.calls == 8, "two sessions of four ticks"

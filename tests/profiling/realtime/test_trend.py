@@ -18,9 +18,8 @@ def test_stalls_do_not_move_the_steady_part(frame):
     assert (steady.from_frame, steady.settled) == (0, True)
 
 
-@pytest.mark.parametrize("shape", [np.linspace(1, 2, 600), np.where(np.arange(600) < 450, 1.0, 1.5)])
-def test_what_never_settles(shape):
-    steady = find_steady(noise(FRAMES) * shape)
+def test_what_settles_in_the_second_half_never_does():
+    steady = find_steady(noise(FRAMES) * np.where(np.arange(600) < 450, 1.0, 1.5))
     assert (steady.from_frame, steady.settled) == (0, False)
 
 
@@ -30,46 +29,21 @@ def direction(values):
     return 0 if not line.is_claimed() else 1 if line.slope > 0 else -1
 
 
-def test_the_interval_contains_the_planted_slope():
-    frames, inside = np.arange(500, dtype=np.float64), []
-    for seed in range(100):
-        values = 5 + 0.001 * frames + np.random.default_rng(seed).normal(0, 0.05, 500)
-        values[::50] += 40
-        line = line_of(values)
-        low, high = line.interval
-        inside.append(low <= 0.001 <= high)
-        assert low <= line.slope * (1 + 1e-9) <= high * (1 + 2e-9)
-    assert 88 <= sum(inside) <= 100
-
-
-def test_a_machine_that_is_slower_for_a_while_is_no_slope():
-    """Noise that keeps 0.95 of itself from frame to frame: parts of 27 neighbours keep 0.25."""
-    around, claimed = 0, 0
-    for seed in range(200):
-        drift = lfilter([1.0], [1.0, -0.95], np.random.default_rng(seed).normal(0, 0.01, 840))[200:]
-        line = line_of(5 + drift)
-        around += line.interval[0] <= 0 <= line.interval[1]
-        claimed += line.is_claimed(0.0)
-    assert around >= 180, "of 200"
-    assert claimed <= 3
-
-
-@pytest.mark.parametrize("frames", [600, 10_000])
 @pytest.mark.parametrize("growth", [lambda t: t**3, lambda t: t**0.5, lambda t: np.clip(t - 0.5, 0, None)])
-def test_growth_of_any_shape_is_growth(growth, frames):
-    time = np.arange(frames) / frames
-    frame_ms = 10 + 10 * growth(time) + np.random.default_rng(0).normal(0, 0.05, frames)
+def test_growth_of_any_shape_is_growth(growth):
+    frame_ms = 10 + 10 * growth(np.arange(FRAMES) / FRAMES) + np.random.default_rng(0).normal(0, 0.05, FRAMES)
     slope = slope_section({"frame_ms": frame_ms}, find_steady(frame_ms).from_frame)
     assert slope.growing
     assert slope.stages == {}, "none was measured"
     assert slope.ci95[0] > 0
 
 
-@pytest.mark.parametrize(
-    ("frames", "memory"), [(FRAMES, 0.0), (FRAMES, 0.5), (FRAMES, 0.9), (FRAMES, 0.95), (60, 0.0), (60, 0.3), (12, 0.0)]
-)
+@pytest.mark.parametrize(("frames", "memory"), [(FRAMES, 0.0), (FRAMES, 0.95), (60, 0.3), (12, 0.0)])
 def test_noise_neither_grows_nor_falls(frames, memory):
-    """Noise of 5% that keeps `memory` of itself from frame to frame; each claim is false in at most 1%."""
+    """Noise of 5% that keeps `memory` of itself from frame to frame; each claim is false in at most 1%.
+
+    Memory of 0.95 is that of a machine that is slower for a while: parts of 27 neighbours keep 0.25.
+    """
     found = []
     for seed in range(1000):
         noise = np.random.default_rng(seed).normal(0, 0.05 * (1 - memory**2) ** 0.5, frames + 200)
@@ -77,30 +51,19 @@ def test_noise_neither_grows_nor_falls(frames, memory):
     assert max(found.count(1), found.count(-1)) <= 10
 
 
-@pytest.mark.parametrize("at", [0.2, 0.5, 0.8])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_step_is_found_wherever_it_is(sign, at):
-    """5% up or down in noise of 1%."""
-    step = 1 + 0.05 * sign * (np.arange(FRAMES) > at * FRAMES)
-    assert [direction(noise(FRAMES, seed=seed) * step) for seed in range(20)] == [sign] * 20
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_line_far_below_the_noise_of_a_frame_is_found(sign):
     """3% over the frames, whose noise is 2%."""
-    found = [
-        direction(noise(FRAMES, share=0.02, seed=seed) * (1 + sign * np.linspace(0, 0.03, FRAMES)))
-        for seed in range(50)
-    ]
+    line = 1 + sign * np.linspace(0, 0.03, FRAMES)
+    found = [direction(noise(FRAMES, share=0.02, seed=seed) * line) for seed in range(50)]
     assert found.count(sign) >= 45
 
 
 @pytest.mark.parametrize(
     ("grown", "stages"),
     [
-        (("host_world_ms",), {"world": {"host"}}),
-        (("device_sound_ms",), {"sound": {"device"}}),
         (("host_sound_ms", "device_sound_ms"), {"sound": {"host", "device"}}),
+        (("device_world_ms",), {"world": {"device"}}),
         (("rest_ms",), {"rest": {"host"}}),
         (("gap_ms",), {}),
     ],
@@ -109,16 +72,15 @@ def test_the_stages_that_grow_along(grown, stages):
     """0.5 µs a frame in the frames and in the planted stages; the others stay the same."""
     frame_ms, growth = noise(FRAMES), 5e-4 * np.arange(FRAMES)
     series = series_of(frame_ms)
+    assert slope_section(series, 0).stages == {}, "nothing grows"
     series |= {f"host_{stage}_ms": noise(FRAMES, base_ms=0.3, share=0.1, seed=7) for stage in ("world", "sound")}
     series["device_picture_ms"][::7] = np.nan  # not measured in each frame
     for name in ("frame_ms", *grown):
         series[name] = series[name] + growth
-    slope = slope_section(series, 0)
     clocks = {
         stage: {clock: us for clock in ("host", "device") if (us := getattr(growth, clock)) is not None}
-        for stage, growth in slope.stages.items()
+        for stage, growth in slope_section(series, 0).stages.items()
     }
     assert {stage: set(slopes) for stage, slopes in clocks.items()} == stages
     for slopes in clocks.values():
         assert list(slopes.values()) == pytest.approx([0.5] * len(slopes), rel=0.2)
-    assert slope_section(series_of(frame_ms), 0).stages == {}, "nothing grows"

@@ -54,11 +54,6 @@ def test_a_step_reads_and_writes_weights_and_moments(device):
     assert 0 <= counts.bytes["state_read"] - 2 * WEIGHT <= 4, "momentum, and the learning rate"
     assert counts.bytes["state_written"] == 2 * 2 * WEIGHT, "weights and momentum"
     assert counts.traffic_bytes > counts.bytes["total"], "also gradients"
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_two_moments_are_twice_the_state(device):
-    counts = work(device, partial(torch.optim.AdamW, lr=0.1, fused=device == "cuda"))
-    assert counts.bytes["weights"] == 2 * WEIGHT
-    assert 0 <= counts.bytes["state_read"] - 4 * WEIGHT <= 32, "and step numbers"
-    assert 0 <= counts.bytes["state_written"] - 6 * WEIGHT <= 16
+    two = work(device, partial(torch.optim.AdamW, lr=0.1, fused=device == "cuda"))
+    assert 0 <= two.bytes["state_read"] - 4 * WEIGHT <= 32, "two moments, and step numbers"
+    assert 0 <= two.bytes["state_written"] - 6 * WEIGHT <= 16

@@ -24,10 +24,8 @@ from profiling.training_step.trajectory import (
 )
 
 OPTIONS = TrainingOptions(steps=12, log_every=5, batches=3, workers=0, lr_changes=[[6, 0.1]])
-OPTIMIZERS = {
-    "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3, fused=True),
-    "adamw": partial(torch.optim.AdamW, lr=0.01, capturable=True),
-}
+SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3, fused=True)
+ADAMW = partial(torch.optim.AdamW, lr=0.01, capturable=True)
 
 
 class Loss(nn.Module):
@@ -49,10 +47,10 @@ class WithDropout(Loss):
         return (nn.functional.dropout(self.net(x), 0.5) - y).square().mean()
 
 
-def make_step(kind="sgd", options=OPTIONS, model=Loss):
+def make_step(optimizer=SGD, options=OPTIONS, model=Loss):
     torch.manual_seed(0)
     model = model().train()
-    step = TrainingStep(model, make_optimizer(OPTIMIZERS[kind], model, torch.device("cpu")), options)
+    step = TrainingStep(model, make_optimizer(optimizer, model, torch.device("cpu")), options)
     initialise_optimizer(step)
     return step
 
@@ -65,175 +63,110 @@ def trained(step, run=None, options=OPTIONS):
     return Trainer(step, inputs, loader, options, rounding=0.0).train(lambda: run(inputs))
 
 
-def as_eager(path, *nearby):
-    return replace(path, nearby=nearby)
+def compared(path, eager, start, *nearby):
+    """Return the check of a trajectory; `nearby` are eager's own from weights perturbed by a rounding error."""
+    return compare_trajectories(path, replace(eager, nearby=nearby), start, OPTIONS)
 
 
-def by_hand(kind, clip=None):
-    """The same training as a plain loop, with a float learning rate."""
+@pytest.mark.parametrize(("make", "clip"), [(SGD, 0.05), (ADAMW, None)], ids=["clipped SGD", "AdamW"])
+def test_the_step_trains_as_a_plain_loop_does(make, clip):
+    """One written by hand, with a float learning rate."""
+    options = replace(OPTIONS, clip_norm=clip)
+    trajectory = trained(make_step(make, options), options=options)
     torch.manual_seed(0)
-    model = Loss().train()
-    make = OPTIMIZERS[kind]
-    options = {**make.keywords, "capturable": False} if kind == "adamw" else make.keywords
+    model, losses = Loss().train(), []
+    options = {key: value for key, value in make.keywords.items() if key != "capturable"}
     optimizer = make.func(model.parameters(), **options)
-    losses = []
     for number in range(12):
         if number == 6:
             for group in optimizer.param_groups:
                 group["lr"] *= 0.1
-        batch = draw(torch.Generator().manual_seed(3 + number % 3))
         optimizer.zero_grad()
-        loss = model(**batch)
+        loss = model(**draw(torch.Generator().manual_seed(3 + number % 3)))
         loss.backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         losses.append(loss.item())
-    return losses, torch.cat([p.detach().double().flatten() for p in model.parameters()])
-
-
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("clip", [None, 0.05])
-def test_the_step_trains_as_a_plain_loop_does(kind, clip):
-    options = replace(OPTIONS, clip_norm=clip)
-    trajectory = trained(make_step(kind, options), options=options)
-    losses, weights = by_hand(kind, clip)
     assert trajectory.losses == pytest.approx(losses, rel=1e-5)
+    weights = torch.cat([p.detach().double().flatten() for p in model.parameters()])
     torch.testing.assert_close(trajectory.weights, weights, rtol=1e-4, atol=1e-6)
     assert [row.step for row in trajectory.log] == [0, 5, 10, 11]
 
 
-def test_training_from_a_restored_snapshot_is_the_same():
-    step = make_step()
-    start = Snapshot(step)
-    first = trained(step)
-    start.restore()
-    assert torch.equal(Snapshot(step).weights(), start.weights())
-    second = trained(step)
-    assert second.losses == first.losses
-    assert torch.equal(second.weights, first.weights)
-    start.restore(noise=1e-6)
-    error = (Snapshot(step).weights() - start.weights()).abs() / start.weights().abs().clamp_min(1e-12)
-    assert 0 < error.max() <= 2e-6
+def forgets_the_schedule(step, given, kept):
+    with torch.no_grad():
+        for rate in step.learning_rates():
+            rate.fill_(kept.setdefault("rate", float(rate)))
+    return step(**given)
 
 
-def forgets_the_schedule(step):
-    rates = [float(rate) for rate in step.learning_rates()]
-
-    def run(given):
-        with torch.no_grad():
-            for rate, first in zip(step.learning_rates(), rates, strict=True):
-                rate.fill_(first)
-        return step(**given)
-
-    return run
+def sees_a_stale_batch(step, given, kept):
+    batch = {name: kept.get(name, tensor).clone() for name, tensor in given.items()}
+    kept.update({name: tensor.clone() for name, tensor in given.items()})
+    return step(**batch)
 
 
-def sees_a_stale_batch(step):
-    last = {}
-
-    def run(given):
-        batch = {name: last.get(name, tensor).clone() for name, tensor in given.items()}
-        last.update({name: tensor.clone() for name, tensor in given.items()})
-        return step(**batch)
-
-    return run
+def norms_in_eval(step, given, kept):
+    step.model.net[1].momentum = 0.0  # running statistics that never move
+    return step(**given)
 
 
-def skips_a_step(step):
-    seen = []
-
-    def run(given):
-        seen.append(1)
-        return step(**given) if len(seen) != 4 else step.model(**given).detach()
-
-    return run
-
-
-def norms_in_eval(step):
-    def run(given):
-        step.model.net[1].momentum = 0.0  # running statistics that never move
-        return step(**given)
-
-    return run
-
-
-FAULTS = {
-    "statistics": norms_in_eval,
-    "schedule": forgets_the_schedule,
-    "stale batch": sees_a_stale_batch,
-    "skipped step": skips_a_step,
-}
-
-
-@pytest.mark.parametrize("fault", [None, *FAULTS])
+@pytest.mark.parametrize("fault", [None, norms_in_eval, forgets_the_schedule, sees_a_stale_batch])
 def test_only_the_right_training_passes(fault):
     step = make_step()
     start = Snapshot(step)
     eager = trained(step)
     start.restore(noise=1e-7)
+    error = (Snapshot(step).weights() - start.weights()).abs() / start.weights().abs().clamp_min(1e-12)
+    assert 0 < error.max() <= 2e-7
     nearby = trained(step)
     start.restore()
-    trajectory = trained(step, FAULTS[fault](step) if fault else None)
-    parity = compare_trajectories(trajectory, as_eager(eager, nearby), start, OPTIONS)
+    kept = {}
+    path = trained(step, fault and (lambda given: fault(step, given, kept)))
+    parity = compared(path, eager, start, nearby)
     assert parity.passed is (fault is None), parity
     assert (parity.rel_l2 == parity.statistics_rel_l2 == 0) is (fault is None)
 
 
-def test_nan_never_passes():
+def test_nan_never_passes_and_chaos_widens_the_tolerance_by_the_distance_of_eager_from_itself():
     step = make_step()
     start = Snapshot(step)
     eager = trained(step)
-    for broken in (
-        replace(eager, weights=eager.weights * math.nan),
-        replace(eager, losses=[math.nan, *eager.losses[1:]]),
-    ):
-        parity = compare_trajectories(broken, as_eager(eager, eager), start, OPTIONS)
+    chaotic = replace(eager, weights=eager.weights * math.nan)
+    for broken in (chaotic, replace(eager, losses=[math.nan, *eager.losses[1:]])):
+        parity = compared(broken, eager, start, eager)
         assert parity.passed is False
         assert encode_sections(parity=structs.asdict(parity)), "no number that a record cannot hold"
-    chaotic = replace(eager, weights=eager.weights * math.nan)
-    assert compare_trajectories(eager, as_eager(chaotic, eager), start, OPTIONS).passed is False
-
-
-def test_chaos_widens_the_tolerance_by_the_distance_of_eager_from_itself():
-    step = make_step()
-    start = Snapshot(step)
-    eager = trained(step)
+    assert compared(eager, chaotic, start, eager).passed is False
     travelled = (eager.weights - start.weights()).norm()
-    away = replace(eager, weights=eager.weights + 0.2 * travelled / len(eager.weights) ** 0.5)
-    assert compare_trajectories(away, as_eager(eager, eager), start, OPTIONS).passed is False
-    assert compare_trajectories(away, as_eager(eager, eager, away), start, OPTIONS).passed is True
-    far = replace(eager, weights=eager.weights + 0.8 * travelled / len(eager.weights) ** 0.5)
-    parity = compare_trajectories(far, as_eager(eager, far), start, OPTIONS)
+    away, far = (
+        replace(eager, weights=eager.weights + share * travelled / len(eager.weights) ** 0.5) for share in (0.2, 0.8)
+    )
+    assert compared(away, eager, start, eager).passed is False
+    assert compared(away, eager, start, eager, away).passed is True
+    parity = compared(far, eager, start, far)
     assert (parity.weights_judged, parity.passed) == (False, True), "only the losses can be compared"
     other_losses = replace(far, losses=[loss * 1.1 for loss in eager.losses])
-    assert compare_trajectories(other_losses, as_eager(eager, other_losses), start, OPTIONS).passed is False
+    assert compared(other_losses, eager, start, other_losses).passed is False
 
 
 def test_a_step_that_draws_random_numbers_is_judged_by_how_much_eager_losses_differ():
     step = make_step(model=WithDropout)
     start = Snapshot(step)
     eager, *nearby, other = [(start.restore(), trained(step))[1] for _ in range(5)]
-    parity = compare_trajectories(other, as_eager(eager, *nearby), start, OPTIONS)
+    parity = compared(other, eager, start, *nearby)
     assert eager.is_random
     assert parity.passed, parity
     assert parity.loss_error > OPTIONS.loss_tolerance, "the losses differ by chance"
     far = replace(other, losses=[10 * loss for loss in eager.losses])
-    assert compare_trajectories(far, as_eager(eager, *nearby), start, OPTIONS).passed is False
+    assert compared(far, eager, start, *nearby).passed is False
     assert trained(make_step()).is_random is False
 
 
 WRONG = [
-    {"steps": 1},
-    {"log_every": 0},
-    {"batches": 0},
-    {"workers": -1},
-    {"clip_norm": 0},
-    {"autocast": "float64"},
-    {"tolerance": -1},
-    {"lr_changes": [[50, 0.1]]},
-    {"lr_changes": [[5, 0]]},
-    {"lr_changes": [5]},
+    *({"steps": 1}, {"workers": -1}, {"clip_norm": 0}, {"autocast": "float64"}, {"tolerance": -1}),
+    *({"lr_changes": changes} for changes in ([[50, 0.1]], [[5, 0]], [5])),
 ]
 
 
