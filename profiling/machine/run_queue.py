@@ -184,11 +184,11 @@ class ThreadWaits:
             if thread not in self._files:
                 self._files[thread] = os.open(_THREADS / thread / "schedstat", os.O_RDONLY)
             ran, waited, _ = os.pread(self._files[thread], 96, 0).split()
+            return int(ran), int(waited)
         except (OSError, ValueError):
             if thread in self._files:
                 os.close(self._files.pop(thread))
             return None
-        return int(ran), int(waited)
 
 
 def _thread_seconds() -> dict[int, tuple[float, float]] | None:

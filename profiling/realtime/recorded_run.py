@@ -147,7 +147,8 @@ class RecordedRun:
             said = f". FrameRecorder.recover({str(self._folder)!r}) does."
             if not self._journal.is_on_disk:
                 said = f", and their journal was removed from {self._folder}."
-            print(f"{self._rows - self._saved_rows} frames were not saved{said}", file=sys.stderr)
+            left = self._rows - self._saved_rows
+            print(f"{left} frame{' was' if left == 1 else 's were'} not saved{said}", file=sys.stderr)
 
     def save(
         self, folder: Path | None, device: str, monitor: FrameMonitor | None, missing: Sequence[str] = ()
