@@ -70,15 +70,13 @@ def server(tmp_path, monkeypatch):
 def start(server, tmp_path):
     """Return a function that starts a task; its output is in the file `log`."""
 
-    def run(script, environment=None, descriptors=(), modules=()):
+    def run(script, environment=None, modules=()):
         task = Path(tempfile.mkdtemp(dir=tmp_path)) / "task.py"
         task.write_text(script)
         with (tmp_path / "log").open("wb") as log:
             read_end, write_end = os.pipe()
             try:
-                return server.start(
-                    task, log.fileno(), (write_end, *descriptors), environment or dict(os.environ), modules
-                )
+                return server.start(task, log.fileno(), (write_end,), environment or dict(os.environ), modules)
             finally:
                 os.close(read_end)
                 os.close(write_end)
