@@ -27,14 +27,14 @@ def test_cuda_without_cuda(profile):
 
 
 def test_a_bad_cell_costs_no_good_one(profile):
-    outcome = profile("component=[raises,net]", "variant=[baseline,faulty_raise]", "isolation=none")
+    outcome = profile("component=[raises,net_made]", "variant=[baseline,faulty_raise]", "isolation=none")
     assert outcome.code == 2
     reasons = {cell: record.reason for cell, record in outcome.records.items()}
     assert "never works" in reasons["raises", "baseline"]
     assert "never works" in reasons["raises", "faulty_raise"], "the component failed before, with baseline"
     assert outcome.records["raises", "faulty_raise"].prepare is None
-    assert reasons["net", "baseline"] is None
-    assert "planted" in reasons["net", "faulty_raise"]
+    assert reasons["net_made", "baseline"] is None, "its inputs are from code"
+    assert "planted" in reasons["net_made", "faulty_raise"]
 
 
 class Evil:
