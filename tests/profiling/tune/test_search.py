@@ -214,18 +214,12 @@ def test_a_recipe_that_runs_out_of_memory_beside_others_is_tried_alone(others, s
     space = space_of("half", "fifth_off", "large", large={"seconds": 9.0})
     _, records, _ = searched(tmp_path / "run", space, cells)
     assert {record.status for record in records.values()} == {"ok"}, records["large"].reason
-    assert ("large", "alone") in cells.log or (others, step) == (1, "ready")
+    assert cells.held == {}
     if (others, step) == (1, "ready"):
         assert "large" in fastest_correct(records.values()).variant
-    assert cells.held == {}
-
-
-def test_the_only_recipe_that_runs_out_of_memory_beside_the_baseline_is_tried_alone(tmp_path):
-    cells = cells_of()
-    cells.plans["large"] = Plan(2.0, happens=needs_room(cells, 0))
-    _, records, _ = searched(tmp_path / "run", space_of("large"), cells)
-    assert (records["large"].status, records["large"].speedup.wall > 3) == ("ok", True)
-    assert "alone: beside other variants it ran out of memory" in records["large"].notes[0]
+    else:
+        assert ("large", "alone") in cells.log
+        assert "alone: beside other variants it ran out of memory" in records["large"].notes[0]
 
 
 def test_without_budget_to_try_it_alone_its_row_says_so(tmp_path):
@@ -349,8 +343,8 @@ def test_what_another_device_did_not_try_is_tried_by_the_first_one(tmp_path):
     own, other = space.shares(2)
     _, theirs, _ = searched(folder / "devices" / "b", other, cells_of(), 20.0)
     assert theirs["third"].reason == NOT_TRIED
-    cells = cells_of({"half": 0.5, "third": 0.33})
-    _, records, _ = searched(folder, space, cells, others=OtherSearches(folder / "devices", frozenset(own.steps)))
+    others = OtherSearches(folder / "devices", frozenset(own.steps))
+    _, records, _ = searched(folder, space, cells_of({"half": 0.5, "third": 0.33}), others=others)
     assert fastest_correct(records.values()).variant == "third"
 
 
@@ -368,11 +362,10 @@ def test_the_searches_on_other_devices_end_with_a_process_that_is_killed(tmp_pat
     started = [sys.executable, "-c", KILLED, "component=[image_decoder]", "scale=tiny", str(tmp_path)]
     killed = subprocess.run(started, stdout=subprocess.PIPE, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL
-    other = int(killed.stdout)
+    other, deadline = int(killed.stdout), time.monotonic() + 10
+    while psutil.pid_exists(other) and time.monotonic() < deadline:
+        time.sleep(0.05)
     try:
-        deadline = time.monotonic() + 10
-        while psutil.pid_exists(other) and time.monotonic() < deadline:
-            time.sleep(0.05)
         assert not psutil.pid_exists(other)
     finally:
         with suppress(ProcessLookupError):
