@@ -122,7 +122,9 @@ def test_inputs_that_a_call_writes_to_are_written_to_by_a_prepared_step():
         for place in range(3):
             fresh = {"x": torch.randn(1, 4), "at": torch.tensor([place])}
             torch.testing.assert_close(step(**{**mine, **fresh}), module(**{**theirs, **fresh}))
-    torch.testing.assert_close(mine, theirs)
+        others = [{"states": [torch.zeros(4)], **fresh} for _ in range(2)]  # another session's
+        torch.testing.assert_close(step(**{**mine, **others[0]}), module(**{**theirs, **others[1]}))
+    torch.testing.assert_close((mine, others[0]), (theirs, others[1]))
     assert not given["memory"].any(), "preparing writes to copies"
     assert not given["states"][0].any()
 
