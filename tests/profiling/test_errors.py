@@ -1,3 +1,5 @@
+"""The words of errors: what is near, which command to type, and one line of whatever was raised."""
+
 import os
 import subprocess
 import sys
@@ -16,8 +18,7 @@ def test_near_words_are_offered():
     assert did_you_mean("trace1", ["trace2", "trace3"]) == " Did you mean 'trace3' or 'trace2'?"
 
 
-@pytest.mark.parametrize("activated", [True, False])
-@pytest.mark.parametrize("below", [True, False])
+@pytest.mark.parametrize(("activated", "below"), [(True, True), (False, True), (False, False)])
 def test_a_printed_command_starts_this_interpreter(monkeypatch, tmp_path, activated, below):
     interpreter = tmp_path / "my venv" / "bin" / "python"
     interpreter.parent.mkdir(parents=True)
@@ -40,10 +41,7 @@ def test_a_missing_optional_package_is_named_with_the_command_that_installs_it(m
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (
-            "backend='inductor' raised:\nLoweringException: no kernel\n  target: x",
-            "backend='inductor' raised: LoweringException: no kernel",
-        ),
+        ("'inductor' raised:\nLoweringException: no kernel\n  x", "'inductor' raised: LoweringException: no kernel"),
         ("one line\nmore", "one line"),
         ("\n\n  late", "late"),
         ("announced:", "announced:"),
@@ -54,7 +52,7 @@ def test_a_reason_goes_on_where_its_line_announces_the_next(text, reason):
     assert reason_of(RuntimeError(text)) == f"RuntimeError: {reason}"
 
 
-@pytest.mark.parametrize("value", [10**5000, -(10**5000), [10**5000]], ids=["positive", "negative", "listed"])
+@pytest.mark.parametrize("value", [10**5000, [10**5000]], ids=["plain", "listed"])
 def test_an_int_that_has_no_text_in_python_is_refused_in_one_line(value):
     with pytest.raises(InputError, match=r"^calls=a number of thousands of digits must "):
         Calls(calls=value)

@@ -1,4 +1,4 @@
-"""Imports run downward, folder by folder; what reads results needs no torch; networks know nothing of the harness."""
+"""Imports run downward, what reads results needs no torch, networks know no harness; docs/architecture.md is right."""
 
 import ast
 import re
@@ -8,7 +8,11 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+import pytest
+from as_user import OUTSIDE, QUICK, ROOT
+
+import profiling.generic_forward
+from profiling.cli.app import launch
 
 _READERS = {"errors", "results"}
 _SHARED = {*_READERS, "machine", "components"}
@@ -147,3 +151,46 @@ def test_the_harness_names_no_network():
         }
         found = [word for word in words if _OF_ONE_NETWORK.search(word)]
         assert found == [], path
+
+
+def drawn():
+    """Return {hop: (file, function)} of the page."""
+    section = (ROOT / "docs/architecture.md").read_text().split("\n## How a cell is run\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| `([\w/]+\.py)` \| `(\w+)` \|", section, re.MULTILINE)
+    return {int(hop): (str(ROOT / "profiling" / file), function) for hop, file, function in rows}
+
+
+def calls_of(wanted, run):
+    """Return the calls of these functions by `run`, in their order."""
+    called = []
+
+    def note(frame, event, _):
+        key = frame.f_code.co_filename, frame.f_code.co_name
+        if event == "call" and key in wanted:
+            called.append(key)
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_a_cell_takes_the_hops_of_the_page_in_their_order(isolation, tmp_path, monkeypatch):
+    hops = drawn()
+    assert list(hops) == list(range(1, len(hops) + 1))
+    assert len(hops) <= 12
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(OUTSIDE))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{OUTSIDE}")
+    given = ("component=[net]", "variant=[baseline]", f"isolation={isolation}", f"hydra.run.dir={tmp_path / 'run'}")
+    monkeypatch.setattr(sys, "argv", ["-", f"--config-dir={OUTSIDE}", *QUICK, *given])
+    codes = []
+    run = lambda: codes.append(launch("generic_forward", profiling.generic_forward.run))  # noqa: E731
+    called = iter(calls_of({*hops.values()}, run))
+    assert codes == [0]
+    for hop, at in hops.items():  # the probe takes some of them before
+        if hop not in ((9, 10) if isolation == "process" else (5, 6, 7, 8)):
+            assert at in called, f"hop {hop} follows the one before it"

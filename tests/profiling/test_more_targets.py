@@ -46,17 +46,20 @@ def test_the_default_sweep_is_that_of_the_component():
     assert [len(p.extra_inputs) for p in sweep()] == [0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 3]
 
 
-AXES = {
-    "a batch": (("component=[image_decoder]", "values=[1,3]"), {"batch": 3, "frames": 1}, 3),
-    "a window": (("component=[world_model]", "axis=frames", "values=[1,5]"), {"batch": 1, "frames": 5}, 5),
-    "tokens, not frames": (("component=[clip_text]", "axis=tokens", "values=[7,9]"), {"batch": 1, "tokens": 9}, 1),
-}
+CODES = {"dtype": "int64", "distribution": "integers", "low": 0, "high": 2048}
 
 
-@pytest.mark.parametrize("case", AXES)
-def test_an_axis_is_an_argument_of_the_inputs(case):
-    overrides, inputs, frames = AXES[case]
-    last = sweep(*overrides, "together=false")[-1].at("full")
+@pytest.mark.parametrize(
+    ("component", "axis", "inputs", "frames"),
+    [
+        ("image_decoder", "batch", {"batch": 9, "frames": 1}, 9),
+        ("world_model", "frames", {"batch": 1, "frames": 9}, 9),
+        ("clip_text", "tokens", {"batch": 1, "tokens": 9}, 1),  # which are no frames
+        ("mimi_decoder", "codes.2", {"codes": CODES | {"shape": [1, 8, 9]}}, 9),
+    ],
+)
+def test_an_axis_is_an_argument_of_the_inputs_or_a_dimension_of_a_shape(component, axis, inputs, frames):
+    last = sweep(f"component=[{component}]", f"axis={axis}", "values=[5,9]", "together=false")[-1].at("full")
     assert {key: value for key, value in last.inputs.items() if key != "_target_"} == inputs
     assert last.frames_per_call == frames
 
@@ -70,16 +73,11 @@ def test_points_use_the_weights_of_their_component():
         assert find_weights(point, settings) == (path, hint)
 
 
-def test_an_axis_can_be_a_dimension_of_a_shape():
-    first, last = sweep("component=[mimi_decoder]", "axis=codes.2", "values=[25,50]", "together=false")
-    assert first.inputs["codes"]["shape"] == [1, 8, 25]
-    assert last.inputs["codes"]["shape"] == [1, 8, 50]
-    assert last.frames_per_call == 50
+def test_the_batch_of_a_training_is_that_of_all_its_inputs_at_every_scale():
     (both,) = sweep("component=[resnet50_training]", "values=[2]", "together=false")
     assert both.inputs["pixel_values"]["shape"][0] == both.inputs["labels"]["shape"][0] == both.frames_per_call == 2
     tiny = both.at("tiny")
-    assert tiny.inputs["pixel_values"]["shape"] == [2, 3, 32, 32]
-    assert tiny.frames_per_call == 2
+    assert (tiny.inputs["pixel_values"]["shape"], tiny.frames_per_call) == ([2, 3, 32, 32], 2)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +110,7 @@ def test_a_shape_sweep_runs_reports_and_resumes(tmp_path):
             assert record.parity.passed
     assert records["net@batch=1-4", "baseline"].metrics.other_shapes.rel_l2_to_eager == 0
     assert "Total time with preparation" in text
-    again = started("shape_sweep", folder, *arguments, f"resume={folder}")
-    assert "6 of 6 cells done" in again
+    assert "6 of 6 cells done" in started("shape_sweep", folder, *arguments, f"resume={folder}")
 
 
 def test_every_prepared_shape_is_checked(tmp_path):
@@ -132,35 +129,23 @@ def test_every_prepared_shape_is_checked(tmp_path):
     assert "parity" in records["net@batch=1", "own_wrong_with_one_row"].reason
 
 
-def test_a_training_step_without_loader_processes(tmp_path):
-    options = ("component=[world_model_training]", "training.steps=6", "training.workers=0", *QUICK_LATENCY)
+def test_a_training_step_runs_and_reports(tmp_path):
+    folder = tmp_path / "run"
+    options = ("training.steps=6", "training.log_every=2", "training.workers=1", "training.lr_changes=[[3,0.1]]")
     autocast = ("training.autocast=bfloat16", "training.tolerance=1", "training.loss_tolerance=1", "ceilings=auto")
-    started("training_step", tmp_path / "run", "variant=[baseline]", "scale=tiny", *options, *autocast)
-    (record,) = read_records(tmp_path / "run").records
+    cells = ("component=[world_model_training]", "variant=[baseline,cuda_graph]", "scale=tiny")
+    started("training_step", folder, *cells, *options, *autocast, *QUICK_LATENCY)
+    records = {record.cell: record for record in read_records(folder).records}
+    record = records["world_model_training", "baseline"]
+    assert record.parity.passed
+    assert [row.step for row in record.training.log] == [0, 2, 4, 5]
+    assert {"dataloader", "model", "ready", "prepared", "training"} <= set(record.memory.phases)
+    assert records["world_model_training", "cuda_graph"].status == "skipped"
+    assert "Logged steps of training" in (folder / "report.md").read_text()
     roofline = record.roofline
     assert roofline.roofline_ms > 0
     assert roofline.bytes["state_written"] >= 2 * roofline.bytes["weights"], "weights and momentum"
-    assert json.loads((tmp_path / "run" / "environment.json").read_text())["ceilings"]["dtype"] == "bfloat16"
-
-
-def test_a_training_step_runs_and_reports(tmp_path):
-    folder = tmp_path / "run"
-    options = (
-        "component=[resnet50_training]",
-        "training.steps=6",
-        "training.log_every=2",
-        "training.workers=1",
-        "training.lr_changes=[[3,0.1]]",
-    )
-    started("training_step", folder, "variant=[baseline,cuda_graph]", "scale=tiny", *options, *QUICK_LATENCY)
-    records = {record.cell: record for record in read_records(folder).records}
-    record = records["resnet50_training", "baseline"]
-    assert record.parity.passed
-    assert record.parity.rel_l2 == 0
-    assert [row.step for row in record.training.log] == [0, 2, 4, 5]
-    assert {"dataloader", "model", "ready", "prepared", "training"} <= set(record.memory.phases)
-    assert records["resnet50_training", "cuda_graph"].status == "skipped"
-    assert "Logged steps of training" in (folder / "report.md").read_text()
+    assert json.loads((folder / "environment.json").read_text())["ceilings"]["dtype"] == "bfloat16"
 
 
 def test_launch_costs_are_measured_and_shown(tmp_path):

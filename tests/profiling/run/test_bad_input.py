@@ -1,5 +1,6 @@
 """Bad input: one line that says what to type next, exit code 2, and nothing that was finished is lost."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -27,14 +28,14 @@ def test_cuda_without_cuda(profile):
 
 
 def test_a_bad_cell_costs_no_good_one(profile):
-    outcome = profile("component=[raises,net]", "variant=[baseline,faulty_raise]", "isolation=none")
+    outcome = profile("component=[raises,net_made]", "variant=[baseline,faulty_raise]", "isolation=none")
     assert outcome.code == 2
     reasons = {cell: record.reason for cell, record in outcome.records.items()}
     assert "never works" in reasons["raises", "baseline"]
     assert "never works" in reasons["raises", "faulty_raise"], "the component failed before, with baseline"
     assert outcome.records["raises", "faulty_raise"].prepare is None
-    assert reasons["net", "baseline"] is None
-    assert "planted" in reasons["net", "faulty_raise"]
+    assert reasons["net_made", "baseline"] is None, "its inputs are from code"
+    assert "planted" in reasons["net_made", "faulty_raise"]
 
 
 class Evil:
@@ -76,32 +77,24 @@ for target in sys.argv[1:]:
 TARGETS = sorted(path.stem for path in (ROOT / "conf").glob("*.yaml"))
 
 
-@pytest.fixture(scope="module")
-def helps():
+def test_help_fits_a_screen_and_imports_no_large_library():
+    """It answers in less than a second because it imports neither torch nor numpy nor a chart library."""
     targets = ["checkpoints", *(name for name in TARGETS if name != "tune"), "tune"]
     done = subprocess.run([sys.executable, "-c", HELP, *targets], env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return {target: (said, large) for target, said, large in map(json.loads, done.stdout.splitlines())}
-
-
-@pytest.mark.parametrize("target", [*TARGETS, "checkpoints"])
-def test_help_fits_a_screen_and_imports_no_large_library(helps, target):
-    """It answers in less than a second because it imports neither torch nor numpy nor a chart library."""
-    said, large = helps[target]
-    assert target == "tune" or not large  # the help of tune still imports numpy
-    lines = said.replace(python_command(), ".venv/bin/python").splitlines()
-    assert len(lines) <= 46
-    assert max(map(len, lines)) <= 100
-    if target == "checkpoints":
-        return
-    assert f"-m profiling.{target} [KEY=VALUE" in said
-    for word in ("device=auto", "resume=RUN", "Examples", "130"):
-        assert word in said
-    for group in ("component", "metric") if target == "generic_forward" else ():
-        for path in (ROOT / "conf" / group).glob("*.yaml"):
-            assert path.stem in said.split(), f"{group} {path.stem} is not in the help"
-    if target in ("generic_forward", "tune"):
-        assert set(step_nodes()) <= set(said.split())
+    helps = {target: (said, large) for target, said, large in map(json.loads, done.stdout.splitlines())}
+    for target, (said, large) in helps.items():
+        assert target == "tune" or not large, target  # the help of tune still imports numpy
+        lines = said.replace(python_command(), ".venv/bin/python").splitlines()
+        assert len(lines) <= 46, target
+        assert max(map(len, lines)) <= 100, target
+        if target != "checkpoints":
+            for words in (f"-m profiling.{target} [KEY=VALUE", "device=auto", "resume=RUN", "Examples", "130"):
+                assert words in said, target
+    said = helps["generic_forward"][0].split()
+    shipped = {path.stem for group in ("component", "metric") for path in (ROOT / "conf" / group).glob("*.yaml")}
+    assert shipped | set(step_nodes()) <= set(said)
+    assert set(step_nodes()) <= set(helps["tune"][0].split())
 
 
 def test_a_reader_that_closes_the_pipe_is_no_error():
@@ -112,24 +105,19 @@ def test_a_reader_that_closes_the_pipe_is_no_error():
         assert process.stderr.read() == b""
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("cuda:0", "bfloat16"), ("cuda:1", "float32")])
-def test_the_dtype_of_a_run_is_what_its_own_gpu_supports(monkeypatch, device, dtype):
+def test_the_dtype_of_a_run_is_what_its_own_gpu_supports(monkeypatch):
     """A machine whose second GPU has no bfloat16."""
     current = [0]
 
-    class Switched:
-        def __init__(self, device):
-            self.index = device.index
-
-        def __enter__(self):
-            current.append(self.index)
-
-        def __exit__(self, *_):
-            current.pop()
+    @contextlib.contextmanager
+    def switched(device):
+        current.append(device.index)
+        yield
+        current.pop()
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "device", Switched)
+    monkeypatch.setattr(torch.cuda, "device", switched)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: current[-1] == 0)
-    settings, _ = resolve(Settings(device=device))
-    assert (settings.device, settings.dtype) == (device, dtype)
+    chosen = [resolve(Settings(device=device))[0] for device in ("cuda:0", "cuda:1")]
+    assert [(each.device, each.dtype) for each in chosen] == [("cuda:0", "bfloat16"), ("cuda:1", "float32")]

@@ -1,4 +1,4 @@
-"""What the process of a cell tells of itself, and what it leaves as it was."""
+"""What the process of a cell is told, what it tells of itself, and what it leaves as it was."""
 
 import dataclasses
 import gc
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from profiling.components.spec import ComponentSpec, Settings
+from profiling.errors import InputError
 from profiling.machine.memory import held_before
 from profiling.metrics.latency import TimedWindowMonitor
 from profiling.metrics.monitor import CallMonitor
@@ -15,7 +16,7 @@ from profiling.metrics.sampling import Ready, Turn, WindowSamples
 from profiling.run import worker
 from profiling.run.job import FORWARD, Job
 from profiling.run.process import InProcess
-from profiling.run.task import Cell
+from profiling.run.task import Cell, Counters, Probe, Start, read_task, write_task
 from profiling.run.worker import _with_own_memory
 
 CPU = torch.device("cpu")
@@ -88,3 +89,31 @@ def test_the_process_of_a_waiting_cell_can_be_given_up(monkeypatch, tmp_path):
     next(session)
     session.close()
     assert ended == [JOB.variant]
+
+
+@pytest.mark.parametrize(
+    ("error", "ran_out"),
+    [
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_a_cell_that_lacked_memory_may_be_tried_again_alone(monkeypatch, error, ran_out):
+    def fails(settings):
+        raise InputError("component net: forward failed") from error
+
+    monkeypatch.setattr(worker, "set_process_state", fails)
+    events = []
+    worker.perform(Cell(job=JOB), events.append)
+    assert [event.out_of_memory for event in events] == [ran_out]
+
+
+@pytest.mark.parametrize("kind", [Start, Counters, Probe])
+def test_a_task_is_read_as_it_was_written(tmp_path, kind):
+    options = {"scale": float("inf"), "many": 10**30, "nested": {"list": [1, None, "x"]}}
+    spec = ComponentSpec("net", {"_target_": "n", **options}, {"x": {"shape": [1], "low": -2.5}})
+    job = Job("t", spec, "v", options, {"m": {"_target_": "x.Y"}}, Settings(threads=3), "run", FORWARD)
+    given = {"jobs": (job, job)} if kind is Probe else {"job": job}
+    task = kind(**given, **({"began": 1.25} if kind is Start else {}))
+    write_task(task, tmp_path / "task.json")
+    assert read_task(tmp_path / "task.json") == task

@@ -23,73 +23,79 @@ def check(tmp_path):
 def outcome(tmp_path_factory):
     """A check of several components at once."""
     folder = tmp_path_factory.mktemp("check")
-    words = ("component=[counts,net,position,passed]", "variant=[baseline,compile]", "check=true")
+    words = ("component=[counts,net,position,passed,assigns_state]", "variant=[baseline,compile]", "check=true")
     outcome = outcome_of(folder / "run", *words, quick=CPU)
     assert outcome.code == 0, outcome.err
-    assert len(outcome.records) == 4, "one for all variants"
+    assert len(outcome.records) == 5, "one for all variants"
     return outcome
+
+
+def call_of(outcome, name):
+    return outcome.records[name, "check"].check.calls[name]
+
+
+def says(outcome, *sentences):
+    text = " ".join(outcome.out.split())
+    for sentence in sentences:
+        assert sentence in text
 
 
 def test_a_component(outcome):
     record = outcome.records["counts", "check"]
-    assert record.metrics.wall_ms is None
-    assert record.prepare is None
-    call = record.check.calls["counts"]
-    assert [(each.path, each.dtype, each.shape, each.device) for each in call.inputs] == [
-        ("x", "float32", (16, 8), "cpu")
-    ]
+    assert (record.metrics.wall_ms, record.prepare) == (None, None)
+    call = call_of(outcome, "counts")
+    (given,) = call.inputs
+    assert (given.path, given.dtype, given.shape, given.device) == ("x", "float32", (16, 8), "cpu")
     assert [each.dtype for each in call.outputs] == ["float32"]
     assert (call.parameters, call.parameter_bytes, call.parameter_dtypes) == (72, 288, {"float32": 72})
     assert {each.path: each.changed for each in call.state} == {"calls": True, "scale": False}
     assert call.captured is None
-    line = next(
-        n for n, text in enumerate((OUTSIDE / "faulty_modules.py").read_text().splitlines(), 1) if "[x[:" in text
-    )
+    code = (OUTSIDE / "faulty_modules.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(code, 1) if "[x[:" in text)
     assert {(each.hinders, each.line) for each in call.obstacles} == {("cuda_graph", line), ("compile", line)}
-    for words in ("72 float32", "a call changes calls.", f"faulty_modules.py:{line}", "nothing was timed"):
-        assert words in outcome.out
+    says(outcome, "72 float32", "a call changes calls.", f"faulty_modules.py:{line}", "nothing was timed")
     assert "Answer" not in outcome.out
 
 
 def test_a_component_that_can_be_captured(outcome):
-    assert outcome.records["net", "check"].check.calls["net"].obstacles == ()
-    assert "no capture can be tried here" in outcome.out
-    assert "one call is 1 graph, without a break" in outcome.out
-    assert {each.path for each in outcome.records["net", "check"].check.calls["net"].outputs} == {
-        *("answer.picture", "answer.score", "hidden.0", "hidden.1.0")
-    }
+    call = call_of(outcome, "net")
+    assert call.obstacles == ()
+    says(outcome, "no capture can be tried here", "one call is 1 graph, without a break")
+    assert {each.path for each in call.outputs} == {"answer.picture", "answer.score", "hidden.0", "hidden.1.0"}
 
 
-def test_state_that_is_assigned_and_a_module_that_is_not_compiled(check):
-    outcome = check("component=[assigns_state]")
-    call = outcome.records["assigns_state", "check"].check.calls["assigns_state"]
+def test_state_that_is_assigned_and_a_module_that_is_not_compiled(outcome):
+    call = call_of(outcome, "assigns_state")
     assert {each.path: (each.shape, each.changed) for each in call.state} == {"hidden": ((1, 1, 8), True)}
     assert [each.hinders for each in call.obstacles] == ["cuda_graph", "compile"]
     assert call.compiled_graphs == 0
-    text = " ".join(outcome.out.split())
-    for words in (
-        "a call changes hidden.",
-        "`hidden` is assigned anew by each call",
-        "LSTM (measure it with cuda_graph)",
-    ):
-        assert words in text
-    assert not any(words in text for words in ("graph break", "without a break", "nothing stands in its way"))
+    says(outcome, "a call changes hidden.", "`hidden` is assigned anew by each call")
+    says(outcome, "LSTM (measure it with cuda_graph)")
 
 
 def test_what_calls_change_is_printed(outcome):
-    text = " ".join(outcome.out.split())
-    for words in (
+    says(
+        outcome,
         "`pos` 1 → 2 → 3 → 4 → …: torch.compile may compile once a value; a CUDA graph freezes it",
         "inputs that the call writes to (state: carried over from call to call): inputs['cache']",
         "weights that the call writes to: layer.weight",
-    ):
-        assert words in text
-    call = outcome.records["position", "check"].check.calls["position"]
+    )
+    call = call_of(outcome, "position")
     (obstacle,) = call.obstacles
     assert obstacle.hinders == "cuda_graph"
     assert obstacle.reason.startswith("`pos` is a Python number that each call changes (1 → 2")
     assert "self.pos.add_(1)" in obstacle.advice
     assert (call.calls, call.warm_calls) == (8, 1)
+
+
+def checked(module, **others):
+    def make(generator):
+        return {"x": torch.randn(4, 8, generator=generator), **others}
+
+    component = Component("net", module, make(torch.Generator()), make, torch.device("cpu"), torch.float32, 1, "random")
+    with torch.inference_mode():
+        learn(component)
+        return check_call(component)
 
 
 class Cache:
@@ -108,20 +114,9 @@ class Reads(nn.Module):
 
 
 def test_the_state_of_a_cache_among_the_inputs_is_listed_and_each_tensor_once():
-    def make(generator):
-        return {"x": torch.randn(4, 8, generator=generator), "cache": cache}
-
-    cache, device = Cache(), torch.device("cpu")
-    inputs = make(torch.Generator())
-    component = Component("reads", Reads(), inputs, make, device, torch.float32, 1, "random")
-    with torch.inference_mode():
-        learn(component)
-        call = check_call(component)
-    assert [(each.path, each.changed) for each in call.state] == [
-        ("scale", False),
-        ("inputs['cache'].rows", True),
-        ("inputs['cache'].at", False),
-    ]
+    call = checked(Reads(), cache=Cache())
+    paths = {"scale": False, "inputs['cache'].rows": True, "inputs['cache'].at": False}
+    assert [(each.path, each.changed) for each in call.state] == [*paths.items()]
     assert [each.path for each in call.inputs] == ["x", "cache"]
 
 
@@ -149,16 +144,6 @@ class OfAGraph(nn.Module):
 
     def forward(self, x):
         return self.edges @ x
-
-
-def checked(module):
-    def make(generator):
-        return {"x": torch.randn(4, 8, generator=generator)}
-
-    component = Component("net", module, make(torch.Generator()), make, torch.device("cpu"), torch.float32, 1, "random")
-    with torch.inference_mode():
-        learn(component)
-        return check_call(component)
 
 
 def test_a_function_that_dynamo_leaves_eager_names_the_graph_break():
@@ -194,6 +179,5 @@ def test_a_training_step(check):
 
 def test_every_point_of_a_sweep(check):
     outcome = check("component=[net]", "values=[1,2]", "together=false", target="shape_sweep")
-    assert [record.check.calls[name].inputs[0].shape for (name, _), record in outcome.records.items()] == [
-        *((1, 8), (2, 8))
-    ]
+    calls = [record.check.calls[name] for (name, _), record in outcome.records.items()]
+    assert [call.inputs[0].shape for call in calls] == [(1, 8), (2, 8)]

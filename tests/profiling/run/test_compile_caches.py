@@ -1,6 +1,5 @@
 """Which cells share a compiler's cache, what the record says of it, and that what they share is right."""
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -55,14 +54,16 @@ def test_a_cell_with_the_same_compiler_starts_from_what_the_first_one_left():
     assert not folder(first).exists()
 
 
-def test_a_cache_that_is_not_filled_yet_is_no_others(tmp_path):
+def test_a_cache_that_is_not_filled_yet_is_no_others():
     """Two compiles into one folder at a time would each be called cold, and be none."""
     caches = CompileCaches()
-    same = {"compiler": COMPILER, "capture": None, "tolerance": None}
-    with caches.lease(task("compile", **same)) as first, caches.lease(task("again", **same)) as second:
+    leases = (caches.lease(task(name, compiler=COMPILER)) for name in ("compile", "again"))
+    with next(leases) as first, next(leases) as second:
         assert folder(first) != folder(second)
+        prepared(first, COLD)
         assert prepared(second, COLD).cache == "cold"
     assert not folder(second).exists(), "its own ends with it"
+    caches.clear()
 
 
 @pytest.mark.parametrize(
@@ -102,15 +103,6 @@ def test_inductors_own_cache_is_neither():
         assert not leased.variables
         assert prepared(leased, COLD) == COLD
         assert prepared(leased, WARM).is_warm
-
-
-def test_a_cell_that_found_nothing_in_the_cache_is_cold():
-    caches = CompileCaches()
-    with ExitStack() as stack:
-        first, second = (stack.enter_context(caches.lease(task(name, compiler=COMPILER))) for name in "ab")
-        prepared(first, COLD)
-        assert prepared(second, COLD).cache == "cold"
-    caches.clear()
 
 
 def test_a_cell_that_compiles_nothing_says_nothing():

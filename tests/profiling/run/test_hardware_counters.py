@@ -47,16 +47,9 @@ def traced(tmp_path):
         events.append({**place, "args": {"grid": list(grid), "block": [128, 1, 1]}})
         begin += us
     (tmp_path / "traces" / "net.baseline.json").write_text(json.dumps({"traceEvents": events}))
-    (tmp_path / "environment.json").write_text(
-        json.dumps(
-            {
-                "ceilings": {
-                    **{"dtype": "float32", "copy_bytes_per_s": 4e12, "read_bytes_per_s": 4e12},
-                    **{"bandwidth": [[10**9, 4e12]], "matmul_flops_per_s": 8e14, "launch_us": 4.0, "seconds": 1.0},
-                }
-            }
-        )
-    )
+    ceilings = {"dtype": "float32", "copy_bytes_per_s": 4e12, "read_bytes_per_s": 4e12, "bandwidth": [[10**9, 4e12]]}
+    ceilings |= {"matmul_flops_per_s": 8e14, "launch_us": 4.0, "seconds": 1.0}
+    (tmp_path / "environment.json").write_text(json.dumps({"ceilings": ceilings}))
     kernels = [
         {"name": GEMM, "class": "gemm", "ms": 0.4, "share": 0.8, "count": 3, "mean_us": 133.3, "gbps": 3600.0},
         {"name": NORM, "class": "reduction", "ms": 0.1, "share": 0.2, "count": 1, "mean_us": 100.0, "gbps": 500.0},
@@ -64,7 +57,7 @@ def traced(tmp_path):
     return {"trace": {"trace": "traces/net.baseline.json"}, "trace_analysis": {"kernels": kernels, "kernel_ms": 0.5}}
 
 
-def measure(folder, sections, **options):
+def measure(folder, sections):
     return CounterPass(folder, set()).measure(Counters(job=job(folder)), sections, os.environ)
 
 
@@ -95,19 +88,15 @@ def test_counters_are_weighted_by_the_time_of_their_launches(tmp_path, traced, m
     assert not list((tmp_path / "cells").glob("*.json"))  # the job's file
 
 
-def test_a_kernel_that_ncu_did_not_meet_has_no_counters(tmp_path, traced, monkeypatch):
-    install(tmp_path / "bin", monkeypatch, printed((GEMM, "(132, 1, 1)", counters(140, dram=80))))
-    gemm, norm = measure(tmp_path, traced).kernels
-    assert (gemm.launches, norm.launches) == (1, 0)
-    assert (norm.dram, norm.bound_by_counters, norm.bound_by_trace) == (None, None, "neither")
-
-
 def test_few_launches_do_not_say_what_bounds_a_kernel(tmp_path, traced, monkeypatch):
-    """Of 300 and 100 us, in launches of two grids, only those of the short ones were met."""
+    """Of 300 and 100 us, in launches of two grids, only those of the short ones were met; of the norm, none."""
     install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=80))))
-    gemm, _ = measure(tmp_path, traced).kernels
-    assert (gemm.covered, gemm.dram) == (0.25, 0.8)
+    gemm, norm = measure(tmp_path, traced).kernels
+    assert (gemm.launches, gemm.covered, gemm.dram) == (1, 0.25, 0.8)
     assert (gemm.bound_by_counters, gemm.bound_by_trace) == (None, "memory bandwidth")
+    assert (norm.launches, norm.dram, norm.bound_by_counters, norm.bound_by_trace) == (0, None, None, "neither")
+    with pytest.raises(NoCountersError, match="no trace names the kernels"):
+        measure(tmp_path, {})
 
 
 def test_a_grid_that_the_trace_does_not_have_needs_an_equal_name():
@@ -143,32 +132,21 @@ def test_a_kernel_whose_long_name_the_trace_leaves_mangled_is_met(tmp_path, trac
     assert f"regex:^({GEMM}|norm_kernel)$" in seen.read_text().splitlines()
 
 
-def test_without_a_trace_nothing_is_measured(tmp_path):
-    with pytest.raises(NoCountersError, match="no trace names the kernels"):
-        measure(tmp_path, {})
-
-
-def test_the_longest_kernels_are_chosen():
+def test_the_longest_kernels_are_chosen_and_those_that_a_record_cannot_tell_apart_are_one():
     kernels = [Kernel(name=f"k{index}", kind="gemm", ms=1.0 + index, share=0.05, count=1) for index in range(15)]
     copies = Kernel(name="Memcpy DtoD (Device -> Device)", kind="copy", ms=99.0, share=0.2)
     short = Kernel(name="short", kind="other", ms=98.0, share=0.001)
     chosen = longest((*kernels, copies, short))
     assert [kernel.name for kernel in chosen] == [f"k{index}" for index in range(14, 5, -1)]
-
-
-def test_kernels_whose_names_a_record_cannot_tell_apart_are_one():
-    twice = [
-        Kernel(name="k", kind="gemm", ms=ms, share=ms / 4, count=2, gbps=gbps) for ms, gbps in ((3, 100), (1, 500))
-    ]
+    numbers = ((3, 100), (1, 500))
+    twice = [Kernel(name="k", kind="gemm", ms=ms, share=ms / 4, count=2, gbps=gbps) for ms, gbps in numbers]
     (kernel,) = longest(twice)
     assert (kernel.ms, kernel.share, kernel.count, kernel.mean_us) == (4, 1.0, 4, 1000)
     assert (kernel.gbps, kernel.tflops) == (200, None)
 
 
-@pytest.fixture
-def session(tmp_path, traced, monkeypatch):
-    """Perform a cell whose process sends the traced sections; return what reached the record's process."""
-
+@pytest.mark.parametrize("of", [Cell, Probe])
+def test_the_section_is_sent_after_a_cell_has_ended_and_the_probe_is_not_measured(tmp_path, traced, monkeypatch, of):
     def worker(task, files, timeout, on_event, environment, own, **_):
         on_event(Sections(encode_sections(**traced)))
         on_event(End("ok"))
@@ -176,28 +154,15 @@ def session(tmp_path, traced, monkeypatch):
         yield  # a generator
 
     monkeypatch.setattr(process.child, "perform", worker)
-
-    def perform(of=Cell):
-        events = []
-        cells = Isolated(tmp_path, trace=True, caches=CompileCaches(), timeout=60, counters=True)
-        task = Probe(jobs=(job(tmp_path),)) if of is Probe else Cell(job=job(tmp_path))
-        performed = process.perform(cells, task, "net.baseline", events.append)
-        return performed, events
-
-    return perform
-
-
-def test_the_section_is_sent_after_the_cell_has_ended(tmp_path, session, monkeypatch):
     install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=40))))
-    performed, events = session()
-    assert performed.notes == ()
-    assert [type(each) for each in events] == [Sections, End, Phase, Sections]
-    assert events[2] == Phase("counters")
-    assert list(events[3].sections) == ["hardware_counters"]
-
-
-def test_the_probe_is_not_measured(session):
-    assert session(Probe)[0].notes == ()
+    cells = Isolated(tmp_path, trace=True, caches=CompileCaches(), timeout=60, counters=True)
+    task, events = Probe(jobs=(job(tmp_path),)) if of is Probe else Cell(job=job(tmp_path)), []
+    assert process.perform(cells, task, "net.baseline", events.append).notes == ()
+    measured = [] if of is Probe else [Phase, Sections]
+    assert [type(each) for each in events] == [Sections, End, *measured]
+    if measured:
+        assert events[2] == Phase("counters")
+        assert list(events[3].sections) == ["hardware_counters"]
 
 
 def test_the_measured_process_builds_and_calls_the_cell(tmp_path, traced, monkeypatch):

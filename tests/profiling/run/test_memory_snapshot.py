@@ -1,10 +1,10 @@
 """memory_snapshot=true: it is recorded after everything that is measured, and sends nothing but itself."""
 
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
+from make_record import record
 from torch import nn
 
 from profiling.components.component import Component
@@ -12,7 +12,7 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.report.recipes import recipes_section
 from profiling.report.run_data import load_run
 from profiling.results.jsonl import append_record
-from profiling.results.record import Record, record_with
+from profiling.results.record import record_with
 from profiling.run import cell as cell_module
 from profiling.run.cell import Cell
 from profiling.run.events import Sections
@@ -24,11 +24,11 @@ BASELINE = {"_target_": "profiling.variants.recipe.Recipe"}
 class Loud(nn.Linear):
     """Says when it is called."""
 
-    def __init__(self, events: list[str]) -> None:
+    def __init__(self, events):
         super().__init__(2, 2)
         self.say = lambda: events.append("call")  # the list itself would be state of the module
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         self.say()
         return super().forward(x)
 
@@ -36,11 +36,10 @@ class Loud(nn.Linear):
 @pytest.fixture
 def planted(tmp_path, monkeypatch):
     """A cell on a device that is not there, whose steps and events are listed; `run` runs it."""
-    events: list[str] = []
-    sent: list[Sections] = []
+    events, sent = [], []
 
     @contextmanager
-    def history(file: Path):
+    def history(file):
         events.append("recording begins")
         file.parent.mkdir()
         try:
@@ -52,24 +51,21 @@ def planted(tmp_path, monkeypatch):
     monkeypatch.setattr(cell_module, "memory_history", history)
 
     class Planted(Cell):
-        def measure(self) -> None:
+        def measure(self):
             events.append("measured")
             if self.job.component.name == "greedy":
                 raise torch.OutOfMemoryError("no room")
 
         def components(self):
             events.append("built again")
-            inputs = {"x": torch.zeros(1, 2)}
-            module = Loud(events)
-            one = Component("net", module, inputs, lambda generator: inputs, torch.device("cpu"), torch.float32, 1, "")
-            return {"net": one}
+            inputs, cpu = {"x": torch.zeros(1, 2)}, torch.device("cpu")
+            return {"net": Component("net", Loud(events), inputs, lambda _: inputs, cpu, torch.float32, 1, "")}
 
     def run(name="net", *, device="cuda:0"):
         spec = ComponentSpec(name=name, module={"_target_": "torch.nn.Linear"}, inputs={"x": {"shape": [1]}})
         settings = Settings(device=device, memory_snapshot=True)
         job = Job("generic_forward", spec, "baseline", BASELINE, {}, settings, str(tmp_path), {})
-        emit = lambda event: sent.append(event) if isinstance(event, Sections) else None  # noqa: E731
-        return Planted(job, emit).run()
+        return Planted(job, lambda event: sent.append(event) if isinstance(event, Sections) else None).run()
 
     return run, events, sent
 
@@ -79,10 +75,7 @@ def test_it_is_recorded_after_everything_that_is_measured(planted, tmp_path):
     assert run().status == "ok"
     assert events == ["measured", "recording begins", "built again", *["call"] * 5, "snapshot is written"]
     assert [list(each.sections) for each in sent] == [["memory_snapshot"]]  # no time is written a second time
-    record = record_with(
-        Record(target="generic_forward", component="net", variant="baseline", status="ok"), sent[0].sections
-    )
-    append_record(tmp_path, record)
+    append_record(tmp_path, record_with(record(), sent[0].sections))
     data = load_run(tmp_path)
     (table,) = (table for table in recipes_section(data).tables if table)
     assert [cell.href for cell in table.shown()[1][0] if cell.href] == ["memory/net.baseline.pickle"]

@@ -27,12 +27,12 @@ def printed(kind, *, terminal):
 
 
 def test_plain_lines_elsewhere():
-    lines = printed(Progress, terminal=False).splitlines()
-    assert lines[0].startswith("run: probing the device")
-    assert any("[1/2] c · v: timing" in line for line in lines)
-    assert any("[1/2] c · v: ok, wall p50 1.25 ms" in line for line in lines)
-    assert "[2/2] c · w [x]: failed: because of [this]" in lines[-1]
-    assert not any("\x1b" in line for line in lines)
+    text = printed(Progress, terminal=False)
+    assert text.startswith("run: probing the device")
+    assert "[1/2] c · v: timing" in text
+    assert "[1/2] c · v: ok, wall p50 1.25 ms" in text
+    assert "[2/2] c · w [x]: failed: because of [this]" in text.splitlines()[-1]
+    assert "\x1b" not in text
 
 
 def test_what_is_done_twice_has_one_line():
@@ -47,8 +47,7 @@ def test_what_is_done_twice_has_one_line():
 
 
 def test_nothing_is_redrawn_while_calls_are_timed():
-    text = io.StringIO()
-    progress = LiveProgress(Console(file=text, force_terminal=True, width=200))
+    progress = LiveProgress(Console(file=io.StringIO(), force_terminal=True, width=200))
     before, drawing = set(threading.enumerate()), []
     progress.begin("c · v", 1, 2)
     for phase in ("load", "latency", "memory", "turns", "frames"):
@@ -59,7 +58,6 @@ def test_nothing_is_redrawn_while_calls_are_timed():
         drawing.append(any(thread.is_alive() for thread in threads))
     assert drawing == [True, False, True, False, False]
     progress.close()
-    assert "[1/2] c · v: timing (" in text.getvalue()
 
 
 def test_a_live_line_on_a_terminal_leaves_its_ending():

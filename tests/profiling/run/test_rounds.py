@@ -38,7 +38,9 @@ def measured(samples, variant="v", **conditions) -> Record:
 
 def test_the_record_of_two_rounds_holds_the_samples_of_both():
     limits = ({"power": 0.2}, {"power": 0.6, "heat": 0.1})
-    first = with_round(None, measured([1.0, 3.0], descheduled=2, sm_clock_min_mhz=5, limited_share=limits[0]), 1, 2)
+    alone = measured([1.0, 3.0], descheduled=2, sm_clock_min_mhz=5, limited_share=limits[0])
+    assert (rounds_done(alone), samples_by_round(alone)) == (1, ((1.0, 3.0),))
+    first = with_round(None, alone, 1, 2)
     assert (rounds_done(first), len(first.rounds)) == (1, 1)
     second = measured([5.0, 7.0, 9.0], settled=False, descheduled=3, sm_clock_min_mhz=4, limited_share=limits[1])
     both = decode_record(encode_record(with_round(first, second, 2, 2)))
@@ -61,8 +63,8 @@ def test_the_record_of_two_rounds_holds_the_samples_of_both():
     assert three.descheduled is None, "the third round did not measure it"
 
 
-def test_slow_calls_of_all_rounds_are_added() -> None:
-    def with_slow(samples: list[float], call: int, **cause_ms: float) -> Record:
+def test_slow_calls_of_all_rounds_are_added():
+    def with_slow(samples, call, **cause_ms):
         frame = SlowFrame(frame=call, ms=max(samples), causes=tuple(cause_ms))
         slow = SlowFrames(
             threshold_ms=2.0, count=1, causes=dict.fromkeys(cause_ms, 1), cause_ms=cause_ms, frames=(frame,)
@@ -94,12 +96,6 @@ def test_a_round_of_a_loop_keeps_the_summary_of_its_frames():
     assert (kept.wall_ms, kept.prepare) == (None, None)
 
 
-def test_a_record_without_rounds_is_one():
-    alone = measured([1.0, 2.0])
-    assert rounds_done(alone) == 1
-    assert samples_by_round(alone) == ((1.0, 2.0),)
-
-
 def test_a_speedup_is_the_ratio_of_medians_of_two_cells_that_are_ok_and_timed():
     baseline, faster = measured([4.0] * 20, "baseline"), measured([2.0] * 20)
     speedup = with_speedup(faster, baseline).speedup
@@ -117,18 +113,13 @@ def prepared(variant, seconds, call_s):
 
 def test_the_break_even_is_where_the_totals_cross():
     baseline, compiled = prepared("baseline", 0.5, 0.010), prepared("compile", 20.5, 0.004)
-    calls = break_even_calls(compiled, baseline)
-
-    def total(cell, number):
-        return cell.prepare.seconds + number * cell.metrics.calls.seconds_per_call
-
-    assert total(compiled, calls) <= total(baseline, calls)
-    assert total(compiled, calls - 1) > total(baseline, calls - 1)
+    assert break_even_calls(compiled, baseline) == 3334, "20 s at 6 ms a call"
     assert break_even_calls(prepared("slow", 20.5, 0.010), baseline) is None
     assert break_even_calls(record(), baseline) is None
 
 
-CELLS = ("component=[net,net_made]", "variant=[baseline]", "isolation=none", "rounds=2")
+#: The second keeps tensors of its first call, which the reference in float32 must not find.
+CELLS = ("component=[net,caches]", "variant=[baseline]", "isolation=none", "rounds=2", "dtype=bfloat16")
 
 
 def of_its_first_round(done: Record) -> Record:
@@ -149,22 +140,22 @@ def cells_and_rounds(lines):
 def test_rounds_take_turns_and_a_run_resumes_in_the_middle(profile, capsys):
     first = profile(*CELLS)
     assert first.code == 0, first.err
-    assert re.findall(r"/4\] (\w+) · baseline · round (\d): ok", first.err) == [
-        *(("net", "1"), ("net_made", "1"), ("net", "2"), ("net_made", "2"))
-    ]
-    assert cells_and_rounds(first.lines) == [("net", 2), ("net_made", 2)]
+    order = [("net", "1"), ("caches", "1"), ("net", "2"), ("caches", "2")]
+    assert re.findall(r"/4\] (\w+) · baseline · round (\d): ok", first.err) == order
+    assert cells_and_rounds(first.lines) == [("net", 2), ("caches", 2)]
     for cell, record in first.records.items():
         wall = record.metrics.wall_ms
+        assert 0 < record.parity.rel_l2 < 0.02, cell
         assert len(record.rounds) == 2, cell
         assert sum(part.wall_ms.n for part in record.rounds) == wall.n == len(wall.samples)
-    before = first.records["net_made", "baseline"].metrics.wall_ms.samples
+    before = first.records["caches", "baseline"].metrics.wall_ms.samples
 
-    append_record(first.folder, of_its_first_round(first.records["net_made", "baseline"]))  # as if stopped in the last
+    append_record(first.folder, of_its_first_round(first.records["caches", "baseline"]))  # as if stopped in the last
     second = profile(*CELLS, f"resume={first.folder}", folder=first.folder)
     assert second.code == 0, second.err
     assert "3 of 4 rounds of cells done, 1 left" in second.err
-    assert cells_and_rounds(second.lines) == [("net", 2), ("net_made", 2)]
-    record = second.records["net_made", "baseline"]
+    assert cells_and_rounds(second.lines) == [("net", 2), ("caches", 2)]
+    record = second.records["caches", "baseline"]
     kept = record.rounds[0].wall_ms.n
     samples = record.metrics.wall_ms.samples
     assert samples[:kept] == before[:kept], "the first round does not run again"
@@ -174,15 +165,6 @@ def test_rounds_take_turns_and_a_run_resumes_in_the_middle(profile, capsys):
     printed = capsys.readouterr().out
     assert "2 same" in printed
     assert "One round" not in printed
-
-
-def test_a_cell_that_fails_in_a_round_runs_in_no_other(profile):
-    outcome = profile("component=[net]", "variant=[baseline,faulty_raise]", "isolation=none", "rounds=2")
-    assert outcome.code == 1
-    assert {line["variant"]: line["status"] for line in outcome.lines} == {"faulty_raise": "failed", "baseline": "ok"}
-    reason = outcome.records["net", "faulty_raise"].reason
-    assert reason.startswith("round 1 of 2: ")
-    assert "planted failure" in reason
 
 
 def test_a_loop_keeps_the_frames_of_every_round(realtime):

@@ -44,17 +44,13 @@ def test_a_step_is_prepared_for_their_other_shapes_only():
     assert first.min() >= 0  # uniform
     assert second.min() < 0  # normal, as the inputs are
     assert not torch.equal(second, component.inputs["x"])
-
-
-def test_at_scale_tiny_there_are_others():
-    component = build(SPEC.at("tiny"), SETTINGS).component(0)
-    assert [tuple(each["x"].shape) for each in component.warmup_inputs] == [(3, 8)]
+    tiny = build(SPEC.at("tiny"), SETTINGS).component(0)
+    assert [tuple(each["x"].shape) for each in tiny.warmup_inputs] == [(3, 8)]
 
 
 def test_they_run_before_timing_and_are_recorded(profile):
-    outcome = profile(
-        "component=[remembers]", "variant=[baseline,compile]", "isolation=none", "metric=[parity,latency]"
-    )
+    variants = ("variant=[baseline,compile]", "isolation=none", "metric=[parity,latency]")
+    outcome = profile("component=[remembers]", *variants)
     assert outcome.code == 0, outcome.out
     for record in outcome.records.values():
         assert record.parity.passed

@@ -1,5 +1,6 @@
 """The recipes that steps make together."""
 
+import pytest
 from planted_recipes import space_of
 from test_conf import composed
 
@@ -11,13 +12,11 @@ from profiling.variants.recipe import Recipe
 from profiling.variants.steps import read_steps
 
 
-def shipped(*overrides):
-    config, space, _ = checked(composed("component=[image_decoder]", *overrides, target="tune"))
-    return config, space
-
-
-def test_a_recipe_merges_its_steps_in_their_order():
-    _, space = shipped()
+def test_recipes_of_the_shipped_steps_can_be_made_and_merge_them_in_their_order():
+    config, space, _ = checked(composed("component=[image_decoder]", target="tune"))
+    assert len(config.variants) == 1 + len(space.steps)
+    for name, node in config.variants.items():
+        assert isinstance(instantiate(as_recipe(node), name), Recipe)
     chosen = frozenset(("cuda_graph", "compile", "pdl", "channels_last", "freezing"))
     assert space.name(chosen) == "channels_last+compile+freezing+pdl+cuda_graph"
     recipe = space.recipe(chosen)
@@ -25,13 +24,6 @@ def test_a_recipe_merges_its_steps_in_their_order():
     assert recipe["compiler"]["options"] == {"freezing": True, "triton.enable_pdl": True}
     assert recipe["capture"]["warmup"] == 3
     assert space.chosen(space.name(chosen)) == chosen
-
-
-def test_every_shipped_recipe_that_is_probed_can_be_made():
-    config, space = shipped()
-    assert len(config.variants) == 1 + len(space.steps)
-    for name, node in config.variants.items():
-        assert isinstance(instantiate(as_recipe(node), name), Recipe)
 
 
 def test_neighbours_have_one_step_more_or_an_alternative():
@@ -69,34 +61,21 @@ def test_an_inexact_step_needs_a_limit_which_becomes_the_tolerance():
     assert space.recipe(frozenset("b"))["tolerance"] is None
 
 
-def test_why_a_step_is_left_out_has_no_end_of_its_own():
-    option = {"options": {"freezing": True}, "rules": {"needs": ["compiler"]}}
-    alone = Space.of(read_steps({"option": option}), ["option"], None)
-    assert alone.excluded() == {"option": "needs compiler, which is not among the steps"}
-    near = {"option": option, "compile": {"_target_": "c", "rules": {"kind": "compiler"}}}
-    space = Space.of(read_steps(near), [*near], None)
-    assert space.excluded()["option"].endswith("among the steps. Did you mean 'compile'?")
+@pytest.mark.parametrize(("others", "near"), [({}, ""), ({"compile": {"_target_": "c"}}, ". Did you mean 'compile'?")])
+def test_why_an_option_without_its_compiler_is_left_out(others, near):
+    nodes = {"option": {"options": {"freezing": True}, "rules": {"needs": ["compiler"]}}, **others}
+    space = Space.of(read_steps(nodes), [*nodes], None)
+    assert space.excluded() == {"option": f"needs compiler, which is not among the steps{near}"}
 
 
 def test_seconds_are_scaled_by_what_was_measured_for_the_step_or_its_kind():
-    space = space_of(
-        "a",
-        "b",
-        "slow",
-        "slower",
-        **{
-            "a": {"seconds": 2.0},
-            "b": {"seconds": 1.0},
-            "slow": {"kind": "compiler", "seconds": 30.0},
-            "slower": {"kind": "compiler", "seconds": 60.0},
-        },
-    )
+    compilers = {"slow": {"kind": "compiler", "seconds": 30.0}, "slower": {"kind": "compiler", "seconds": 60.0}}
+    rules = {"a": {"seconds": 2.0}, "b": {"seconds": 1.0}, **compilers}
+    space = space_of(*rules, **rules)
     both = frozenset({"a", "slow"})
     assert space.seconds(both, {}) == 32.0
     assert space.seconds(both, {}, 0.25) == 8.0
-    assert space.seconds(both, {frozenset("a"): 1.0}, 0.25) == 1.0 + 7.5, (
-        "what a transform takes says nothing of compilers"
-    )
+    assert space.seconds(both, {frozenset("a"): 1.0}, 0.25) == 1.0 + 7.5, "a transform says nothing of compilers"
     measured = {both: 16.0}
     assert space.seconds(frozenset({"slow", "slower"}), measured) == 45.0
     assert space.seconds(frozenset("b"), measured) == 0.5

@@ -1,0 +1,423 @@
+"""From Python: a step that an application calls; it follows inputs and state, or is refused."""
+
+import copy
+import gc
+import importlib
+import threading
+import weakref
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from as_user import OUTSIDE
+from test_api import QUICK, Net, inputs
+from torch import nn
+
+import profiling
+from profiling.errors import InputError, WrongOutputError
+from profiling.trace.counters import snapshot
+from profiling.variants.inductor import Inductor
+from profiling.variants.recipe import Compiler, Outcome, Recipe
+from profiling.variants.variant import Step, Variant
+
+
+class Shared(nn.Module):
+    """Returns its input itself, a view of it, and a tensor of its own that each call overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("out", torch.zeros(4, 8))
+
+    def forward(self, x, scale=1.0):
+        self.out.copy_(x * scale)
+        return x, {"view": x[:2]}, self.out
+
+
+def test_a_prepared_step_runs_on_new_inputs_and_leaves_the_module_in_its_mode():
+    module = Net()
+    module.body[2].eval()
+    with profiling.prepare(module, inputs(), variant="baseline") as step:
+        for seed in (1, 2):
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+            with torch.inference_mode():
+                expected = module(x)["y"]
+            assert torch.equal(step(x=x)["y"], expected)
+            assert torch.equal(step(x)["parts"][0], expected[:, :2])
+        assert not any(part.training for part in module.modules())
+    assert [part.training for part in module.body] == [True, True, False]
+    for use in (lambda: step(x=x), step.reset):
+        with pytest.raises(InputError, match="this step is closed"):
+            use()
+
+
+def test_outputs_stay_unless_they_are_not_cloned():
+    step = profiling.prepare(Shared(), inputs(), variant=Recipe())
+    first, second = step(x=torch.ones(4, 8)), step(x=torch.zeros(4, 8))
+    for one, zero in ((first[0], second[0]), (first[1]["view"], second[1]["view"]), (first[2], second[2])):
+        assert (one.min(), zero.max(), one.is_inference()) == (1, 0, False)
+    raw = profiling.prepare(Shared(), inputs(), variant="baseline", clone=False)
+    assert raw(x=torch.ones(4, 8))[0].data_ptr() == raw(x=torch.zeros(4, 8))[0].data_ptr()
+
+
+class TakesATuple(nn.LSTM):
+    """Refuses a list in place of its state, takes a dict, and a flag."""
+
+    def forward(self, x, state, options, *, double=False):
+        assert type(state) is tuple
+        output, state = super().forward(x, state)
+        return (output * options["gain"][0] if double else output), state
+
+
+def test_a_wrong_call_of_a_prepared_step_is_one_line():
+    torch.manual_seed(0)
+    module = TakesATuple(4, 4)
+    state, x = tuple(torch.randn(2, 1, 1, 4)), torch.randn(3, 1, 4)
+    given = {"x": x, "state": state, "options": {"gain": [torch.tensor(2.0)]}, "double": True}
+    wrong = {
+        r"step: x is float32 \[5, 1, 4\], it was prepared for float32 \[3, 1, 4\]": {"x": torch.ones(5, 1, 4)},
+        "step: x is float64": {"x": x.double()},
+        r"step\(.*\): more \(2\.0\) is new\. It was prepared with x, state, ": {"more": 2.0},
+        "double is False, it was prepared for True": {"double": False},
+        r"state\.1 \(float32 \[1, 1, 4\]\) is missing. It was prepared with x, ": {"state": state[:1]},
+        r"options\['gain'\]\[0\] is float32 \[3\]": {"options": {"gain": [torch.zeros(3)]}},
+        r"options\.gain\.0 is 2\.0, and was float32 \[\]": {"options": {"gain": [2.0]}},
+    }
+    with profiling.prepare(module, given, variant="baseline") as step:
+        fresh = {**given, "state": tuple(torch.randn(2, 1, 1, 4))}
+        torch.testing.assert_close(step(**fresh), module(**fresh))
+        for says, change in wrong.items():
+            with pytest.raises(InputError, match=says):
+                step(**{**given, **change})
+        with pytest.raises(InputError, match=r"step\(\): x .* is missing"):
+            step()
+        for args, named in ((range(5), {}), ((x,), {"x": x})):
+            with pytest.raises(InputError, match=r"do not fit forward\(x.* by its name: step\(x=\.\.\.,"):
+                step(*args, **named)
+    (note,) = profiling.profile(module, given, ["baseline"], **QUICK).records[0].notes
+    assert note.startswith("parity was checked with the same options['gain'][0] that")
+
+
+class Remembers(nn.Module):
+    """Writes a row into a memory among its inputs, and updates a state among them."""
+
+    def __init__(self):
+        super().__init__()
+        self.key = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x, memory, at, states):
+        states[0].mul_(0.5).add_(x[0])
+        memory.index_copy_(0, at, self.key(x))
+        return memory.mean(0) + states[0]
+
+
+def test_inputs_that_a_call_writes_to_are_written_to_by_a_prepared_step():
+    """Of zeros the written row is zeros, too: preparing sees that the memory is written to, but no other values."""
+    torch.manual_seed(0)
+    module = Remembers().eval()
+    given = {"x": torch.zeros(1, 4), "memory": torch.zeros(8, 4), "at": torch.tensor([0]), "states": [torch.zeros(4)]}
+    mine, theirs = copy.deepcopy(given), copy.deepcopy(given)
+    with profiling.prepare(module, given, variant="baseline") as step, torch.no_grad():
+        for place in range(3):
+            fresh = {"x": torch.randn(1, 4), "at": torch.tensor([place])}
+            torch.testing.assert_close(step(**{**mine, **fresh}), module(**{**theirs, **fresh}))
+        others = [{"states": [torch.zeros(4)], **fresh} for _ in range(2)]  # another session's
+        torch.testing.assert_close(step(**{**mine, **others[0]}), module(**{**theirs, **others[1]}))
+    torch.testing.assert_close((mine, others[0]), (theirs, others[1]))
+    assert not given["memory"].any(), "preparing writes to copies"
+    assert not given["states"][0].any()
+
+
+class Caches(nn.Module):
+    """Makes a table in its first call, and adds to a cache in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table, self.made = nn.Linear(8, 8), None, 0
+        self.register_buffer("cache", torch.zeros(8, 8))
+
+    def forward(self, x):
+        if self.table is None:
+            self.table, self.made = torch.eye(8, dtype=x.dtype), self.made + 1
+        self.cache.add_(x.mean() * self.table)
+        return self.layer(x) @ self.table + self.cache[0]
+
+
+def test_a_prepared_step_is_the_one_that_is_measured_also_where_the_first_call_makes_state():
+    (record,) = profiling.profile(Caches(), inputs(), ["compile"], **QUICK).records
+    assert record.status == "ok"
+    module, given = Caches(), inputs()
+    torch.manual_seed(5)
+    random_state = torch.random.get_rng_state()
+    before = snapshot()
+    with profiling.prepare(module, given, "compile") as step:
+        assert snapshot().since(before).graphs == record.prepare.graphs
+        assert (module.made, module.cache.abs().max().item()) == (0, 0.0), "values are put back"
+        assert torch.equal(torch.random.get_rng_state(), random_state)
+        table, before = module.table, snapshot()
+        assert table is not None, "what the first calls made stays"
+        outputs = [step(**given) for _ in range(3)]
+        assert snapshot().since(before).graphs == 0
+        assert module.table is table
+        fresh = Caches()
+        fresh.load_state_dict(module.state_dict() | {"cache": torch.zeros(8, 8)})
+        for output in outputs:
+            torch.testing.assert_close(output, fresh(**given))
+
+
+class Streams(nn.Module):
+    """Counts calls in a number and a parameter, and adds its inputs up in a buffer that it had, and in a new one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.pos, self.made = nn.Linear(4, 4), 0, None
+        self.register_buffer("total", torch.zeros(4))
+        self.calls = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    def forward(self, x):
+        if self.made is None:
+            self.made = x.new_zeros(4)
+        self.pos += 1
+        self.calls += 1
+        self.total += x.mean(0)
+        self.made += x.mean(0)
+        return self.layer(x) + self.total + self.made + self.pos + self.calls
+
+
+def test_a_session_of_a_prepared_step():
+    torch.manual_seed(0)
+    module, x = Streams(), torch.randn(2, 4)
+    other = copy.deepcopy(module)
+    state = lambda: (module.pos, module.calls.item(), module.total.tolist(), module.made.tolist())  # noqa: E731
+    with torch.inference_mode():
+        module(x), other(x)
+    begun = state()
+    with profiling.prepare(module, {"x": x}, variant="baseline") as step, torch.inference_mode():
+        assert state() == begun
+        expected = [other(x) for _ in range(3)]
+        for _ in range(2):
+            torch.testing.assert_close([step(x) for _ in range(3)], expected)
+            assert module.pos == 4
+            step.reset()
+            assert state() == begun
+        step(x)
+    assert module.pos == 2, "closing leaves the session where it is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeats(Variant):
+    """Stands for a graph: makes the device's work of a call again, and none of what Python does in one."""
+
+    def __call__(self, component, folder):
+        layer, scale = component.module.layer, component.module.scale()
+        return Step(run=lambda: layer(component.inputs["x"]) * scale)
+
+
+CALLS = 0
+
+
+class CountsOutside(nn.Module):
+    """Counts its calls in a global variable, or in that of a closure: no walk of its attributes finds either."""
+
+    def __init__(self, scale) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), scale
+
+    def forward(self, x):
+        return self.layer(x) * self.scale()
+
+
+def in_a_global():
+    global CALLS
+    CALLS += 1
+    return CALLS
+
+
+def in_a_closure():
+    calls = 0
+
+    def count():
+        nonlocal calls
+        calls += 1
+        return calls % 2 + 1
+
+    return count
+
+
+@pytest.mark.parametrize("scale", [in_a_global, in_a_closure()], ids=["global", "closure"])
+def test_a_step_that_repeats_a_number_outside_of_the_module_is_refused(scale):
+    with pytest.raises(WrongOutputError, match=r"the prepared step is refused: .*(from call \d on|two eager calls)"):
+        profiling.prepare(CountsOutside(scale), {"x": torch.ones(2, 4)}, Repeats())
+
+
+def test_a_first_value_that_is_not_zero_is_refused():
+    class Largest(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.largest = nn.Linear(4, 4), None
+            nn.init.constant_(self.layer.bias, -9.0)  # its outputs are below 0
+
+        def forward(self, x):
+            if self.largest is None:
+                self.largest = torch.full((2, 4), -100.0)
+            self.largest.copy_(torch.maximum(self.largest, self.layer(x)))
+            return self.largest.clone()
+
+    with pytest.raises(WrongOutputError, match=r"`largest` is made in the first call.*register_buffer"):
+        profiling.prepare(Largest(), {"x": torch.ones(2, 4)}, variant="baseline")
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return torch.randn_like(x)
+
+
+def test_of_random_outputs_a_compiled_step_is_handed_out_with_a_warning():
+    with (
+        pytest.warns(UserWarning, match=r"cannot tell: .*fallback_random"),
+        profiling.prepare(Noise(), {"x": torch.ones(2, 4)}, variant="compile") as step,
+    ):
+        assert step(torch.ones(2, 4)).shape == (2, 4)
+
+
+def test_a_second_thread_is_refused():
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x):
+            inside.set()
+            go_on.wait(20)
+            return x * 2
+
+    go_on.set()
+    with profiling.prepare(Waits(), {"x": torch.ones(2)}, variant="baseline") as step:
+        inside.clear()
+        go_on.clear()
+        first = threading.Thread(target=step, args=(torch.ones(2),))
+        first.start()
+        inside.wait(20)
+        with pytest.raises(RuntimeError, match=r"another thread is in a call of this step"):
+            step(torch.ones(2))
+        go_on.set()
+        first.join()
+        assert step(torch.ones(2)).tolist() == [2, 2]
+
+
+@dataclass(frozen=True)
+class Replayed(Compiler):
+    """Stands for what runs none of the module's Python code."""
+
+    runs_no_python: ClassVar[bool] = True
+
+    def compile(self, module, examples, folder, written):
+        return Outcome(lambda x: module.layer(x), changed=1)
+
+
+class CountsCalls(nn.Module):
+    """Counts its calls for statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x)
+
+
+def test_a_counter_that_outputs_do_not_depend_on_is_allowed():
+    given, recipe = {"x": torch.ones(2, 4)}, Recipe(compiler=Replayed())
+    refusal = r"Replayed cannot follow the module's state: `calls` is a Python number that each call changes \(\d → \d"
+    with pytest.raises(InputError, match=refusal):
+        profiling.prepare(CountsCalls(), given, recipe)
+    profiling.prepare(CountsCalls(), given, recipe, allow=["calls"]).close()
+    for allow, status in (((), "skipped"), (["calls"], "ok")):
+        both = profiling.profile(CountsCalls(), given, {"baseline": Recipe(), "mine": recipe}, allow=allow, **QUICK)
+        assert {record.variant: record.status for record in both.records} == {"baseline": "ok", "mine": status}
+
+
+def test_the_limit_of_recompiles_names_the_number_and_its_line(monkeypatch):
+    monkeypatch.syspath_prepend(str(OUTSIDE))
+    module = importlib.import_module("stateful_nets").Position()
+    x = torch.ones(2, 8)
+    with pytest.warns(UserWarning, match=r"torch\.compile recompiles in each call: self\.pos == \d"):
+        step = profiling.prepare(module, {"x": x}, variant="compile")
+    says = r"self\.pos == \d+ no longer holds at tests/data/outside/stateful_nets\.py:\d"
+    with step, torch._dynamo.config.patch(recompile_limit=11), pytest.raises(RuntimeError, match=says):
+        [step(x) for _ in range(16)]
+
+
+def test_what_cannot_be_prepared_is_one_line():
+    with pytest.raises(InputError, match=r"variant='compile\+cuda_graph' cannot run here: CUDA graphs need a CUDA"):
+        profiling.prepare(Net(), inputs())
+    module = Net()
+    with pytest.raises(InputError, match=r"Net\.forward raised RuntimeError: mat1 and mat2 .*x float32 \[4, 9\]"):
+        profiling.prepare(module, {"x": torch.ones(4, 9)}, variant="baseline")
+    assert (module.training, module.calls.item()) == (True, 0), "as it was before the call that failed"
+    with pytest.raises(InputError, match=r"is not a torch\.nn\.Module"):
+        profiling.prepare(Net, inputs(), variant="baseline")
+    with pytest.raises(InputError, match=r"does not apply .* torch\.compile compiled nothing.* variant='baseline'"):
+        profiling.prepare(nn.Identity(), {"input": torch.ones(2)}, variant="compile")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndsBadly(Variant):
+    """Call the module; its step cannot be closed."""
+
+    def __call__(self, component, folder):
+        def close():
+            raise RuntimeError("planted")
+
+        return Step(run=component.call, close=close)
+
+
+def test_a_step_that_cannot_be_closed_leaves_the_module_as_it_was():
+    module = Net()
+    step = profiling.prepare(module, inputs(), EndsBadly())
+    assert not module.training
+    with pytest.raises(RuntimeError, match="planted"):
+        step.close()
+    assert module.training
+    with pytest.raises(InputError, match="this step is closed"):
+        step(**inputs())
+
+
+def with_another_layer(module):
+    layer = nn.Linear(4, 4)
+    layer.load_state_dict(module[0].state_dict())
+    module[0] = layer
+    return module
+
+
+def test_layers_that_a_transform_replaces_are_not_held():
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    replaced = weakref.ref(module[0])
+    with profiling.prepare(module, {"input": torch.ones(2, 4)}, Recipe(transforms=[with_another_layer])):
+        gc.collect()
+        assert replaced() is None
+        assert not module[1].training
+    assert module[1].training
+
+
+def test_compiled_steps_may_be_closed_in_any_order(tmp_path):
+    config = torch._dynamo.config
+    before = config.recompile_limit, config.fail_on_recompile_limit_hit
+    first, second = ExitStack(), ExitStack()
+    for stack in (first, second):
+        stack.enter_context(Inductor().flags(tmp_path))
+    first.close()
+    assert config.fail_on_recompile_limit_hit
+    second.close()
+    assert (config.recompile_limit, config.fail_on_recompile_limit_hit) == before
+
+
+def test_a_prepared_step_under_autocast():
+    module, x = nn.Linear(8, 8), torch.randn(4, 8)
+    with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+        expected = module(x)
+    with profiling.prepare(module, {"input": x}, "baseline", autocast=torch.bfloat16) as step:
+        output = step(input=x)
+        assert output.dtype == torch.bfloat16
+        torch.testing.assert_close(output, expected)
+    assert type(module) is nn.Linear
