@@ -35,7 +35,7 @@ def test_a_resident_dies(tmp_path):
 
 
 @promise("dies")
-@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("step", [1, 3])
 def test_all_residents_die(tmp_path, step):
     dying = FakeCells({name: Plan(happens={step: dies}) for name in ("baseline", "v", "w")})
     run = run_of(tmp_path / "run", dying)
@@ -46,20 +46,15 @@ def test_all_residents_die(tmp_path, step):
 
 
 @promise("dies")
-def test_a_cell_that_is_never_ready(tmp_path):
-    run = run_of(tmp_path / "run", three(v=Plan(happens={"ready": dies})))
+@pytest.mark.parametrize("others", [("v",), ("v", "w")])
+def test_cells_that_are_never_ready(tmp_path, others):
+    run = run_of(tmp_path / "run", three(**{name: Plan(happens={"ready": dies}) for name in others}))
     assert run.execute() == 1
     records = rows(run)
-    assert (records["v"].status, records["v"].turns) == ("failed", None)
-    assert records["w"].turns.beside == ("baseline",)
-
-
-@promise("dies")
-def test_the_last_one_is_timed_alone(tmp_path):
-    run = run_of(tmp_path / "run", three(v=Plan(happens={"ready": dies}), w=Plan(happens={"ready": dies})))
-    assert run.execute() == 1
-    baseline = rows(run)["baseline"]
-    assert (baseline.status, baseline.turns.beside, baseline.turns.stopped_by) == ("ok", (), "decided")
+    assert {(records[name].status, records[name].turns) for name in others} == {("failed", None)}
+    baseline = records["baseline"]
+    assert (baseline.status, baseline.turns.stopped_by) == ("ok", "decided"), "the last one is timed alone"
+    assert baseline.turns.beside == tuple(name for name in ("v", "w") if name not in others)
 
 
 @promise("interrupt")
@@ -196,21 +191,19 @@ GOOD = ("Explains", {"what": "none"})
 
 
 @promise("raises")
-def test_the_baseline_raises_beside_a_variant(in_process):
-    code, records = in_process(baseline=("Armed", {}), v=("Arms", {"calls": 10}), w=GOOD)
+@pytest.mark.parametrize(
+    ("raising", "cells"),
+    [
+        ("baseline", {"baseline": ("Armed", {}), "v": ("Arms", {"calls": 10}), "w": GOOD}),
+        ("v", {"baseline": ("Arms", {"calls": 20}), "v": ("Armed", {}), "w": GOOD}),
+    ],
+)
+def test_one_of_two_cells_in_this_process_raises(in_process, raising, cells):
+    code, records = in_process(**cells)
     assert code == 1
-    assert [record.status for record in records.values()] == ["failed", "ok", "ok"]
-    assert "planted in a window" in records["baseline"].reason
-    assert all(len(records[name].turns.windows) > 3 for name in ("v", "w"))
-
-
-@promise("raises")
-def test_a_variant_raises_beside_the_baseline(in_process):
-    code, records = in_process(baseline=("Arms", {"calls": 20}), v=("Armed", {}), w=GOOD)
-    assert code == 1
-    assert [record.status for record in records.values()] == ["ok", "failed", "ok"]
-    assert "planted in a window" in records["v"].reason
-    assert records["w"].turns.beside == ("baseline", "v")
+    assert {name for name, record in records.items() if record.status == "failed"} == {raising}
+    assert "planted in a window" in records[raising].reason
+    assert all(len(record.turns.windows) > 3 for name, record in records.items() if name != raising)
 
 
 @promise("interrupt")
