@@ -24,7 +24,6 @@ import pytest
 from as_user import OUTSIDE, ROOT
 from make_record import record
 from table import promise
-from unprivileged import as_nobody, reachable_folder
 
 from profiling import generic_forward, history
 from profiling.cli import app
@@ -581,16 +580,6 @@ def test_a_cut_journal(tmp_path, capsys, damage):
 
 
 # Disks and folders that fail.
-
-
-@promise("full disk")
-def test_resume_in_a_read_only_folder():
-    with reachable_folder() as folder:
-        (folder / "mine").touch()
-        folder.chmod(0o555)
-        with as_nobody(), pytest.raises(InputError, match="cannot be written: Permission denied"):
-            claimed(folder, str(folder), print).__enter__()
-        assert list(content(folder)) == ["mine"]
 
 
 @promise("full disk")
