@@ -616,38 +616,28 @@ def test_a_disk_that_fills_up(start):
 
 @promise("full disk")
 def test_a_folder_that_is_deleted(start, tmp_path):
-    def deletes(job, send):
-        shutil.rmtree(tmp_path / "run")
-        measures(job, send)
-
-    ended = start(cell=deletes)
+    ended = start(cell=lambda job, send: shutil.rmtree(tmp_path / "run"))
     assert ended.code == 2
     assert "results.jsonl" in ended.err.splitlines()[-1]
     assert "Traceback" not in ended.err
 
 
 @promise("full disk")
-def test_a_report_that_cannot_be_written(start, monkeypatch):
-    write = render.write_text
+@promise("interrupt")
+def test_a_report_that_cannot_be_written_or_is_interrupted(start, tmp_path, monkeypatch):
+    write, fault = render.write_text, OSError(errno.ENOSPC, "No space left on device")
 
-    def full(path, text):
+    def fails(path, text):
         if path.name == "report.html":
-            raise OSError(28, "No space left on device")
+            raise fault
         write(path, text)
 
-    monkeypatch.setattr(render, "write_text", full)
+    monkeypatch.setattr(render, "write_text", fails)
     ended = start()
     assert ended.code == 1
     assert "report.html could not be written: No space left on device" in ended.out
-
-
-@promise("interrupt")
-def test_an_interrupt_while_the_report_is_written(start, monkeypatch):
-    def interrupted(path, text):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(render, "write_text", interrupted)
-    ended = start()
+    fault = KeyboardInterrupt()
+    ended = start(folder=tmp_path / "again")
     assert ended.code == 130
     assert "interrupted while the report was written; the records are complete" in ended.err
     assert f"-m profiling.report {ended.folder}" in ended.err
