@@ -66,29 +66,19 @@ def test_a_wrong_command(repository, capsys, arguments, says):
 
 
 @promise("revision")
-def test_outside_a_repository(tmp_path, monkeypatch, capsys):
+def test_outside_a_repository_or_without_git(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert "is not in a git repository" in refused(capsys, "HEAD~1", "HEAD", *ASKED)
-
-
-@promise("revision")
-def test_without_git(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "git is not installed" in refused(capsys, "HEAD~1", "HEAD", *ASKED)
 
 
 @promise("revision")
-def test_a_component_of_one_revision(repository, capsys):
-    commit(repository, {"component/other.yaml": COMPONENT.format(name="other")})
+def test_what_one_revision_lacks(repository, monkeypatch, capsys):
+    commit(repository, {"component/other.yaml": COMPONENT.format(name="other"), "sub/text.txt": "new"})
     error = refused(capsys, "HEAD~1", "HEAD", "--config-dir=.", "component=[other]")
     assert "A (HEAD~1): there is no component 'other'." in error
     assert "Only what all checkouts have can be compared." in error
-
-
-@promise("revision")
-def test_a_folder_that_a_revision_lacks(repository, monkeypatch, capsys):
-    commit(repository, {"sub/text.txt": "new"})
     monkeypatch.chdir(repository / "sub")
     assert "HEAD~1 has no folder sub. Start the command in" in refused(capsys, "HEAD~1", "HEAD", *ASKED)
     assert is_clean(repository)
@@ -103,13 +93,9 @@ def test_overrides_for_runs(repository, capsys):
 
 
 @promise("foreign files")
-def test_a_folder_that_is_not_empty(repository, capsys):
+def test_a_folder_that_is_not_empty_or_cannot_be_made(repository, capsys):
     error = refused(capsys, "HEAD~1", "HEAD", *ASKED, f"hydra.run.dir={repository / 'component'}")
     assert "is not empty: it holds net.yaml" in error
-
-
-@promise("foreign files")
-def test_a_folder_that_cannot_be_made(repository, capsys):
     error = refused(capsys, "HEAD~1", "HEAD", *ASKED, "hydra.run.dir=user_net.py/runs")
     assert "cannot write" in error
     assert "hydra.run.dir=FOLDER" in error

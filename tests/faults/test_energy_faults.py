@@ -48,21 +48,15 @@ def test_a_counter_that_cannot_tell(gpu, shows, says):  # noqa: F811
 
 
 @promise("energy")
-def test_a_part_of_a_gpu(gpu, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(nvml, "is_mig", lambda device: True)
-    assert "MIG is on" in measured().reason
-
-
-@promise("energy")
-def test_others_before_the_calls(gpu):  # noqa: F811
+def test_a_part_of_a_gpu_and_others_that_use_it(gpu, monkeypatch):  # noqa: F811
+    with monkeypatch.context() as patched:
+        patched.setattr(nvml, "is_mig", lambda device: True)
+        assert "MIG is on" in measured().reason
+    with monkeypatch.context() as patched:
+        patched.setattr(nvml, "share_beside_run", lambda device, seconds: 0.3)
+        assert "other processes used the GPU for 30% of the time" in measured().reason
     gpu.use = 0.1
     assert "other processes use the GPU (10%)" in measured().reason
-
-
-@promise("energy")
-def test_others_beside_the_calls(gpu, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(nvml, "share_beside_run", lambda device, seconds: 0.3)
-    assert "other processes used the GPU for 30% of the time" in measured().reason
 
 
 @promise("energy")

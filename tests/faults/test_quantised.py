@@ -42,28 +42,19 @@ def test_nothing_to_quantise_is_skipped(net, tmp_path):
 
 
 @promise("missing package")
-def test_without_torchao_its_cells_are_skipped(monkeypatch):
-    monkeypatch.setattr("profiling.errors.find_spec", lambda name: None)
-    reason = Recipe(transforms=[Quantize(config=INT8)]).unavailable(torch.device("cpu"))
-    assert reason is not None
-    assert reason.startswith("torchao is not installed. To install it:")
-
-
-@promise("missing package")
-def test_a_folder_named_like_an_extra_is_no_package(monkeypatch, tmp_path):
+def test_a_missing_package_and_a_folder_of_its_name(monkeypatch, tmp_path):
     (tmp_path / "some_extra").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    reason = missing_package("some_extra")
-    assert reason is not None
-    assert reason.startswith("some_extra is not installed.")
+    assert str(missing_package("some_extra")).startswith("some_extra is not installed.")
+    monkeypatch.setattr("profiling.errors.find_spec", lambda name: None)
+    reason = Recipe(transforms=[Quantize(config=INT8)]).unavailable(torch.device("cpu"))
+    assert str(reason).startswith("torchao is not installed. To install it:")
 
 
 @promise("kernel")
 def test_a_kernel_that_cannot_run_is_not_silent(net, tmp_path):
-    transform, says = (
-        ReplaceLinears(layer=partial(SkinnyLinear, weights="bf16")),
-        "1 of 1 replaced layers run without their kernel",
-    )
+    transform = ReplaceLinears(layer=partial(SkinnyLinear, weights="bf16"))
+    says = "1 of 1 replaced layers run without their kernel"
     on_a_gpu = SimpleNamespace(device=torch.device("cuda"), inputs=net.inputs, keep_state=net.keep_state)
     with pytest.raises(NothingChangedError, match=f"did nothing: {says}"):
         _applied(transform, "ReplaceLinears", deepcopy(net.module), on_a_gpu)
@@ -96,10 +87,7 @@ class Leaves:
     """A transform of a user's own that finds nothing to do."""
 
     def choices(self, module):
-        return [
-            SimpleNamespace(name="0", shape=(64, 64), left="not included"),
-            SimpleNamespace(name="1", shape=(30, 64), left="too small"),
-        ]
+        return [SimpleNamespace(name="0", shape=(64, 64), left="not included")]
 
     def __call__(self, module):
         return module
@@ -107,7 +95,7 @@ class Leaves:
 
 @promise("does not apply")
 def test_a_transform_that_did_nothing_is_skipped(net, tmp_path):
-    with pytest.raises(NothingChangedError, match=r"did nothing: 0 \[64, 64\]: not included; 1 \[30, 64\]"):
+    with pytest.raises(NothingChangedError, match=r"did nothing: 0 \[64, 64\]: not included"):
         Recipe(transforms=[Leaves()]).prepare(net, tmp_path)
 
 

@@ -68,18 +68,18 @@ def test_a_copy_does_not_fit(monkeypatch):
 
 
 @promise("no float32")
-def test_memory_runs_out():
-    record, note = parity_of(NoRoomForFloat32())
-    assert (record.status, record.parity.reference) == ("ok", WIDENED)
-    assert "memory ran out in float32" in note
-
-
-@promise("no float32")
-def test_half_precision_only():
-    record, note = parity_of(HalfOnly())
-    assert (record.status, record.parity.reference) == ("ok", EAGER)
-    assert record.parity.tolerance == 4 * torch.finfo(torch.bfloat16).eps / 2
-    assert "RuntimeError: planted: only half precision is supported" in note
+@pytest.mark.parametrize(
+    ("module", "kind", "says"),
+    [
+        (NoRoomForFloat32, WIDENED, "memory ran out in float32"),
+        (HalfOnly, EAGER, "RuntimeError: planted: only half precision is supported"),
+    ],
+)
+def test_no_float32(module, kind, says):
+    record, note = parity_of(module())
+    assert (record.status, record.parity.reference) == ("ok", kind)
+    assert says in note
+    assert kind != EAGER or record.parity.tolerance == 4 * torch.finfo(torch.bfloat16).eps / 2
 
 
 @promise("no float32")
@@ -87,16 +87,6 @@ def test_a_wrong_variant_against_eager():
     record, _ = parity_of(HalfOnly(), "Off")
     assert record.status == "failed"
     assert "against the eager bfloat16 reference, allowed 0.01" in record.reason
-
-
-def spec(cast: str, target: str = f"{__name__}.Net") -> ComponentSpec:
-    return ComponentSpec(name="net", module={"_target_": target}, inputs={"x": {"shape": [4, 64]}}, cast=cast)
-
-
-@promise("option")
-def test_an_unknown_cast():
-    with pytest.raises(InputError, match=r"component\.net\.cast.*modul.*module"):
-        spec("modul")
 
 
 def hooked() -> nn.Module:
@@ -107,6 +97,8 @@ def hooked() -> nn.Module:
 
 @promise("option")
 def test_autocast_that_calls_would_miss():
-    blueprint = build(spec("autocast", f"{__name__}.hooked"), Settings(device="cpu", dtype="bfloat16", scale="full"))
+    module = {"_target_": f"{__name__}.hooked"}
+    spec = ComponentSpec(name="net", module=module, inputs={"x": {"shape": [4, 64]}}, cast="autocast")
+    blueprint = build(spec, Settings(device="cpu", dtype="bfloat16", scale="full"))
     with pytest.raises(InputError, match=r"cannot run under autocast\. Use cast: module"):
         blueprint.cast("run")

@@ -34,10 +34,6 @@ def sweep(tmp_path: Path) -> Path:
     return folder
 
 
-def damage(folder: Path, file: str, text: str) -> None:
-    (folder / file).write_text(text)
-
-
 @promise("damaged sweep")
 @pytest.mark.parametrize(
     ("file", "text", "words"),
@@ -51,7 +47,7 @@ def damage(folder: Path, file: str, text: str) -> None:
 def test_damage_in_one_run_costs_that_run(
     sweep: Path, file: str, text: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    damage(sweep, file, text)
+    (sweep / file).write_text(text)
     assert report.main([str(sweep)]) == 0
     out = capsys.readouterr().out
     line = next(line for line in out.splitlines() if line.startswith("job 0 (seed=0)"))
@@ -62,7 +58,7 @@ def test_damage_in_one_run_costs_that_run(
 
 @promise("damaged sweep")
 def test_a_cut_off_plan(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    damage(sweep, SWEEP_FILE, '{"schema": 1, "jobs"')
+    (sweep / SWEEP_FILE).write_text('{"schema": 1, "jobs"')
     assert report.main([str(sweep)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert report.main([str(sweep / "1")]) == 0
@@ -72,20 +68,16 @@ def test_a_cut_off_plan(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_a_folder_outside(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = json.loads((sweep / SWEEP_FILE).read_text())
     plan["jobs"][0]["folder"] = "../elsewhere"
-    damage(sweep, SWEEP_FILE, json.dumps(plan))
+    (sweep / SWEEP_FILE).write_text(json.dumps(plan))
     assert report.main([str(sweep)]) == 0
     assert "../elsewhere lies outside of the sweep" in capsys.readouterr().out
 
 
 @promise("sweep option")
-def test_a_format_that_only_runs_have(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_only_runs_have(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(sweep), "--format", "junit"]) == 2
     assert "--format junit is of a run" in capsys.readouterr().err
     assert not (sweep / "report.md").exists()
-
-
-@promise("sweep option")
-def test_a_run_and_a_sweep(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main([str(sweep / "0"), str(sweep)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "-m profiling.history" in line

@@ -1,8 +1,12 @@
-"""State that calls change."""
+"""Networks with state that calls change, with noise, or that cannot be captured."""
+
+from pathlib import Path
 
 import pytest
 from as_user import outcome_of
 from table import promise
+
+from profiling.results.jsonl import read_records
 
 
 def stateful(*kinds: str) -> tuple[str, ...]:
@@ -61,6 +65,7 @@ def test_dropout_in_train_mode(records):
     assert "+step.compile.options.fallback_random=true" in compiled.reason
 
 
+@promise("other weights")
 def test_dropout_of_a_compiler_that_draws_the_numbers_of_eager(profile):
     option = "+step.compile.options.fallback_random=true"
     done = profile(*stateful("dropout"), option, "variant=[baseline,compile]")
@@ -78,10 +83,66 @@ def test_a_check_says_that_calls_cannot_be_compared(profile):
 
 
 @promise("option")
-@pytest.mark.parametrize(
-    ("state", "words"), [("reset", "has no method reset()"), ("snapshots", "is none of snapshot, reset, none")]
-)
-def test_a_wrong_policy(profile, state, words):
-    done = profile(*stateful("cache"), f"+component.cache.state={state}", "variant=[baseline]")
+def test_a_module_without_reset(profile):
+    done = profile(*stateful("cache"), "+component.cache.state=reset", "variant=[baseline]")
     assert done.code == 2
-    assert words in done.out + done.err
+    assert "has no method reset()" in done.out + done.err
+
+
+#: Component, obstacle, and the line of code that is named.
+NETWORKS = (
+    ("syncs", "it waits for the GPU", "y.sum().item()"),
+    ("host_tensor", "makes a tensor on the CPU", "torch.arange"),
+    ("counts", "the shape of its result", "x[x[:, 0] > 0]"),
+)
+
+
+@promise("capture")
+@pytest.mark.parametrize(("component", "reason", "code"), NETWORKS)
+def test_a_network_that_cannot_be_captured(started, component, reason, code):
+    quick = ("device=cpu", "threads=1", "isolation=none", "check=true", "hydra.run.dir=run")
+    assert started(f"component=[{component}]", quick=quick)[0] == 0
+    (record,) = read_records(Path("run")).records
+    (found,) = (each for each in record.check.calls[component].obstacles if each.hinders == "cuda_graph")
+    assert reason in found.reason
+    assert code in found.code
+    assert found.advice
+
+
+LOOP = ("pipeline=remembering", "variant=[baseline]", "device=cpu", "threads=1", "isolation=none", "ceilings=off")
+
+
+@pytest.fixture
+def looped(started):
+    """Play the pipeline of a network with warm-up inputs, or of another class in its place; return the records."""
+
+    def play(*words, kind=None):
+        other = (f"component.remembers.module._target_=faulty_modules.{kind}", "component.remembers.warmup_inputs=[]")
+        words = ("hydra.run.dir=run", *words, *other * (kind is not None))
+        code, err = started(words, target="realtime", quick=LOOP)
+        assert code == 0, err
+        return {record.variant: record for record in read_records(Path("run")).records}
+
+    return play
+
+
+@promise("growing state")
+def test_state_that_grows_in_a_loop(looped):
+    record = looped("loop.frames=40", kind="Grows")["baseline"]
+    (sign,) = (sign for sign in record.realtime.unsteady if "state" in sign)
+    assert "the state of the stage only grew" in sign
+    assert "the warm-up did not reach the steady state" in Path("run/report.md").read_text()
+
+
+@promise("noise")
+def test_a_stage_that_draws_noise(looped):
+    records = looped("variant=[baseline,compile]", "loop.frames=3", kind="Noisy")
+    errors = {variant: record.parity.stages["pipeline"].rel_l2 for variant, record in records.items()}
+    assert errors["baseline"] == 0, "the numbers that the reference draws"
+    assert errors["compile"] > 1e-3, "numbers of inductor's own"
+
+
+@promise("capture")
+def test_overlap_on_a_cpu(looped):
+    record = looped("loop.frames=3", "loop.schedule=overlap")["baseline"]
+    assert any("a CPU runs the stages in turn" in note for note in record.notes)

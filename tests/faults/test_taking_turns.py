@@ -1,25 +1,17 @@
 """Variants that take turns."""
 
-import sys
-import time
-from types import SimpleNamespace
-
 import pytest
 from as_user import OUTSIDE
 from fake_cells import SETTINGS, FakeCells, Plan, Silent, dies, ends, interrupts, run_of
 from table import promise
 
 from profiling.components.spec import ComponentSpec
-from profiling.metrics.sampling import Turn
 from profiling.results.jsonl import read_records
 from profiling.results.record import NOT_ENDED
 from profiling.results.verdicts import compare_records
-from profiling.run import child
 from profiling.run.child import Performed
-from profiling.run.job import FORWARD, Job, RunConfig
-from profiling.run.process import Isolated
+from profiling.run.job import RunConfig
 from profiling.run.runner import Run
-from profiling.run.task import Cell
 
 
 def three(**plans):
@@ -43,7 +35,7 @@ def test_a_resident_dies(tmp_path):
 
 
 @promise("dies")
-@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("step", [1, 3])
 def test_all_residents_die(tmp_path, step):
     dying = FakeCells({name: Plan(happens={step: dies}) for name in ("baseline", "v", "w")})
     run = run_of(tmp_path / "run", dying)
@@ -54,20 +46,15 @@ def test_all_residents_die(tmp_path, step):
 
 
 @promise("dies")
-def test_a_cell_that_is_never_ready(tmp_path):
-    run = run_of(tmp_path / "run", three(v=Plan(happens={"ready": dies})))
+@pytest.mark.parametrize("others", [("v",), ("v", "w")])
+def test_cells_that_are_never_ready(tmp_path, others):
+    run = run_of(tmp_path / "run", three(**{name: Plan(happens={"ready": dies}) for name in others}))
     assert run.execute() == 1
     records = rows(run)
-    assert (records["v"].status, records["v"].turns) == ("failed", None)
-    assert records["w"].turns.beside == ("baseline",)
-
-
-@promise("dies")
-def test_the_last_one_is_timed_alone(tmp_path):
-    run = run_of(tmp_path / "run", three(v=Plan(happens={"ready": dies}), w=Plan(happens={"ready": dies})))
-    assert run.execute() == 1
-    baseline = rows(run)["baseline"]
-    assert (baseline.status, baseline.turns.beside, baseline.turns.stopped_by) == ("ok", (), "decided")
+    assert {(records[name].status, records[name].turns) for name in others} == {("failed", None)}
+    baseline = records["baseline"]
+    assert (baseline.status, baseline.turns.stopped_by) == ("ok", "decided"), "the last one is timed alone"
+    assert baseline.turns.beside == tuple(name for name in ("v", "w") if name not in others)
 
 
 @promise("interrupt")
@@ -204,21 +191,19 @@ GOOD = ("Explains", {"what": "none"})
 
 
 @promise("raises")
-def test_the_baseline_raises_beside_a_variant(in_process):
-    code, records = in_process(baseline=("Armed", {}), v=("Arms", {"calls": 10}), w=GOOD)
+@pytest.mark.parametrize(
+    ("raising", "cells"),
+    [
+        ("baseline", {"baseline": ("Armed", {}), "v": ("Arms", {"calls": 10}), "w": GOOD}),
+        ("v", {"baseline": ("Arms", {"calls": 20}), "v": ("Armed", {}), "w": GOOD}),
+    ],
+)
+def test_one_of_two_cells_in_this_process_raises(in_process, raising, cells):
+    code, records = in_process(**cells)
     assert code == 1
-    assert [record.status for record in records.values()] == ["failed", "ok", "ok"]
-    assert "planted in a window" in records["baseline"].reason
-    assert all(len(records[name].turns.windows) > 3 for name in ("v", "w"))
-
-
-@promise("raises")
-def test_a_variant_raises_beside_the_baseline(in_process):
-    code, records = in_process(baseline=("Arms", {"calls": 20}), v=("Armed", {}), w=GOOD)
-    assert code == 1
-    assert [record.status for record in records.values()] == ["ok", "failed", "ok"]
-    assert "planted in a window" in records["v"].reason
-    assert records["w"].turns.beside == ("baseline", "v")
+    assert {name for name, record in records.items() if record.status == "failed"} == {raising}
+    assert "planted in a window" in records[raising].reason
+    assert all(len(record.turns.windows) > 3 for name, record in records.items() if name != raising)
 
 
 @promise("interrupt")
@@ -226,94 +211,3 @@ def test_an_interrupt_beside_the_baseline(in_process):
     code, records = in_process(baseline=GOOD, v=GOOD, w=("Raises", {"fault": "interrupt", "where": "step"}))
     assert code == 130
     assert all("interrupted" in record.reason for record in records.values())
-
-
-# Real processes, whose place is taken by a short script.
-
-NET = Job("t", ComponentSpec("net", {"_target_": "n"}, {"x": {"shape": [1]}}), "v", {}, {}, SETTINGS, "run", FORWARD)
-
-CHANNEL = """
-import json, os, sys, time
-FD, TURNS, N = int(sys.argv[4]), int(sys.argv[6]), iter(range(10**9))
-
-def send(**event):
-    os.write(FD, (json.dumps([next(N), event]) + "\\n").encode())
-
-def turn():
-    line = b""
-    while not line.endswith(b"\\n"):
-        line += os.read(TURNS, 1)
-    return json.loads(line)
-
-READY = dict(call_s=0.01, min_iterations=1, max_iterations=9, max_seconds=9.0, used={}, free={})
-"""
-
-
-@pytest.fixture
-def session(monkeypatch, tmp_path):
-    """Return a function that opens a session whose process is a Python script."""
-    opened = []
-    executors = {}
-
-    def start(script, *, timeout=60.0, name="net.tried"):
-        program = tmp_path / f"{name}.py"
-        program.write_text(f"#!{sys._base_executable} -IS\n{CHANNEL}{script}\n")
-        program.chmod(0o755)
-        monkeypatch.setattr(child, "sys", SimpleNamespace(executable=str(program)))
-        executor = executors.setdefault(timeout, Isolated(tmp_path, trace=False, timeout=timeout))
-        opened.append(executor.session(Cell(job=NET), name, lambda event: None))
-        return opened[-1]
-
-    yield start
-    for each in opened:
-        each.close()
-
-
-def ended(session, turn=None):
-    with pytest.raises(StopIteration) as end:
-        child.advance(session, turn)
-    return end.value.value
-
-
-TAKES_TURNS = """
-send(event="waiting", ready=READY)
-while turn().get("seconds"):
-    send(event="waiting", window=dict(start_s=time.perf_counter(), wall_ms=[1.0, 2.0]))
-send(event="end", status="ok")
-"""
-
-
-def test_processes_take_turns(session):
-    one, two = session(TAKES_TURNS, name="net.one"), session(TAKES_TURNS, name="net.two")
-    assert child.advance(one).ready.max_iterations == child.advance(two).ready.max_iterations == 9
-    before = time.perf_counter()
-    for each in (one, two, two, one):
-        window = child.advance(each, Turn(seconds=0.1, calls=5)).window
-        assert window.wall_ms == (1.0, 2.0)
-        assert before < window.start_s < time.perf_counter(), "both processes have the same clock"
-    assert ended(one, Turn()) == Performed()
-    assert ended(two, Turn()) == Performed()
-
-
-@promise("hangs")
-def test_waiting_is_not_hanging(session):
-    waiting = session(TAKES_TURNS, timeout=2.0)
-    child.advance(waiting)
-    time.sleep(2.2)
-    assert child.advance(waiting, Turn(seconds=0.1, calls=5)).window is not None
-    assert ended(waiting, Turn()) == Performed()
-
-
-@promise("hangs")
-def test_a_turn_that_hangs(session):
-    hangs = session('send(event="waiting", ready=READY)\nturn()\ntime.sleep(60)', timeout=1.0)
-    child.advance(hangs)
-    assert "cell_timeout" in ended(hangs, Turn(seconds=0.1, calls=5)).death
-
-
-@promise("dies")
-def test_a_process_that_dies_while_it_waits(session):
-    dead = session('send(event="waiting", ready=READY)\nos._exit(7)')
-    child.advance(dead)
-    time.sleep(0.5)
-    assert "exited with code 7" in ended(dead, Turn(seconds=0.1, calls=5)).death

@@ -1,0 +1,231 @@
+"""What surrounds a command: files that are no runs, environment variables, streams, signals, other programs."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from as_user import QUICK, ROOT, command, environment
+from table import promise
+
+import profiling
+import profiling.compare.__main__ as compare
+import profiling.report.__main__ as report
+from profiling import history
+from profiling.errors import shell_words
+from profiling.machine import run_queue
+from profiling.metrics import memory, monitor
+from profiling.metrics.latency import Latency
+from profiling.metrics.parity import Parity
+from profiling.results.jsonl import append_record, read_records
+from profiling.results.record import Record
+from profiling.results.verdicts import answer_on, taken
+from profiling.variants.recipe import Recipe
+
+NET = ("component=[net]", "variant=[baseline]")
+RECORD = Record(target="generic_forward", component="net", variant="baseline", status="ok")
+
+
+def folder_with_endless_results(path):
+    path.mkdir()
+    (path / "results.jsonl").symlink_to("/dev/zero")
+
+
+def folder_with_100_gb(path):
+    path.mkdir()
+    (path / "results.jsonl").touch()
+    os.truncate(path / "results.jsonl", 10**11)
+
+
+def folder_of_another_program(path):
+    path.mkdir()
+    (path / "results.jsonl").write_text('{"loss": 1}\n')
+    (path / "report.md").write_text("mine")
+
+
+SPECIAL = {
+    "nothing": lambda path: None,
+    "an empty folder": lambda path: path.mkdir(),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a FIFO": os.mkfifo,
+    "bytes that are no records": lambda path: path.write_bytes(bytes(range(256)) * 10),
+    "an empty file": lambda path: path.touch(),
+    "a folder in place of the records": lambda path: (path / "results.jsonl").mkdir(parents=True),
+    "an endless device in place of the records": folder_with_endless_results,
+    "records of 100 GB": folder_with_100_gb,
+    "a folder of another program": folder_of_another_program,
+}
+
+
+@promise("damaged run")
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [pytest.param(make, id=what) for what, make in SPECIAL.items()])
+def test_no_run(make, tmp_path, capsys):
+    make(tmp_path / "given")
+    before = {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")}
+    for main in (report.main, compare.main, history.main):
+        assert main([str(tmp_path / "given")] * (2 if main is compare.main else 1)) == 2, main
+        (line,) = (line for line in capsys.readouterr().err.splitlines() if not line.startswith("skipped "))
+        assert line.startswith("error: ")
+    assert {path: path.lstat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+@promise("damaged run")
+@pytest.mark.timeout(30)
+def test_fifos_inside_a_run(tmp_path, capsys):
+    append_record(tmp_path, RECORD)
+    os.mkfifo(tmp_path / "environment.json")
+    os.mkfifo(tmp_path / "config.yaml")
+    assert report.main([str(tmp_path)]) == 0
+    compare.main([str(tmp_path)] * 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+ENVIRONMENTS = {
+    "no HOME, no TMPDIR, no such PYTHONPATH": {
+        "HOME": None,
+        "TMPDIR": "/nonexistent",
+        "PYTHONPATH": f"/nonexistent::{os.fsdecode(bytes([255]))}",
+        "COLUMNS": "0",
+    },
+    "no UTF-8": {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "COLUMNS": "-5"},
+    "COLUMNS is larger than an integer of C": {"COLUMNS": "9" * 30},
+    "COLUMNS is no number": {"COLUMNS": "\u00b2"},
+}
+
+
+@promise("surroundings")
+@pytest.mark.parametrize("variables", [pytest.param(variables, id=what) for what, variables in ENVIRONMENTS.items()])
+def test_environments(variables, tmp_path):
+    """A command as a process, which is cheap for a report: it imports no torch."""
+    append_record(tmp_path, RECORD)
+    path = f"{ROOT}{os.pathsep}{variables.get('PYTHONPATH', '')}"
+    given = {**os.environ, **variables, "PYTHONPATH": path}
+    env = {name: value for name, value in given.items() if value is not None}
+    done = subprocess.run([sys.executable, "-m", "profiling.report", tmp_path], env=env, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"net: no latency was measured." in done.stdout
+    assert done.stderr == b""
+
+
+STREAMS = {
+    "standard output is a full disk": (">/dev/full", 2, "cannot be written"),
+    "standard output is closed": (">&-", 0, ""),
+    "standard error is a full disk": ("2>/dev/full", 0, ""),
+    "all three standard streams are closed": ("<&- >&- 2>&-", 0, ""),
+    "the reader of standard output is gone": ("| true", 0, ""),
+}
+
+
+@promise("streams")
+@pytest.mark.parametrize(("streams", "code", "says"), [pytest.param(*case, id=what) for what, case in STREAMS.items()])
+def test_streams(streams, code, says, tmp_path):
+    append_record(tmp_path, RECORD)
+    line = f"set -o pipefail; {shell_words([sys.executable, '-m', 'profiling.report', tmp_path])} {streams}"
+    done = subprocess.run(["bash", "-c", line], env=environment(), capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == bool(says)
+    assert (tmp_path / "report.html").exists()
+
+
+@promise("streams")
+@pytest.mark.slow
+def test_a_run_without_streams(tmp_path):
+    line = f"{shell_words(command(tmp_path / 'run', *NET, 'isolation=none'))} <&- >&- 2>&-"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment())
+    assert done.returncode == 0
+    assert [record.status for record in read_records(tmp_path / "run").records] == ["ok"]
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+@promise("interrupt")
+@pytest.mark.parametrize(
+    ("number", "handler", "code"),
+    [
+        (signal.SIGTERM, signal.SIG_DFL, 130),
+        (signal.SIGHUP, signal.SIG_DFL, 130),
+        (signal.SIGHUP, signal.SIG_IGN, 0),  # under nohup
+    ],
+)
+def test_signals(started, number, handler, code):
+    def run(cfg, folder):
+        os.kill(os.getpid(), number)
+        time.sleep(0.5)
+        return 0
+
+    signal.signal(number, handler)
+    assert started(NET, run=run)[0] == code
+
+
+@promise("surroundings")
+def test_no_working_directory(started, tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    try:
+        code, err = started(NET)
+    finally:
+        os.chdir(tmp_path)
+    assert code == 2
+    assert "the working directory was deleted" in err
+
+
+@promise("surroundings")
+def test_no_proc(started, tmp_path, monkeypatch):
+    nowhere = tmp_path / "proc"
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(nowhere))
+    monkeypatch.setattr(run_queue, "_THREADS", nowhere / "self" / "task")
+    monkeypatch.setattr(memory, "reset_peak_host_rss", lambda: False)
+    monkeypatch.setattr(monitor, "PROC", nowhere)
+    code, err = started((*QUICK, *NET, "isolation=none", "metric=[latency,memory]", "hydra.run.dir=run"))
+    assert code == 0, err
+    (record,) = read_records(Path("run")).records
+    assert record.wall_p50 is not None
+    assert record.memory.peak_host_rss is None
+    assert {kinds.host_rss for kinds in record.memory.phases.values()} == {None}
+    frames = monitor.FrameMonitor(torch.device("cpu"))
+    assert "host_rss" not in frames(0, 1.0)
+    frames.close()
+
+
+#: Computes all the time, on the core of the process that started it, and ends with that process.
+RIVAL = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"
+
+
+@pytest.fixture
+def rival():
+    """Another process that wants the core on which this thread runs."""
+    if run_queue.RunQueueMonitor().lost_share() is None:
+        pytest.skip("this system does not count waits")
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    torch.set_num_threads(1)
+    os.sched_setaffinity(0, {min(cores)})
+    process = subprocess.Popen([sys.executable, "-c", RIVAL])
+    yield process
+    process.kill()
+    process.wait()
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(threads)
+
+
+@promise("busy")
+def test_a_rival_on_the_same_core_is_measured_and_nothing_is_claimed(rival):
+    limits = Latency(min_iterations=10, max_seconds=0.8, warmup_max_seconds=0.5)
+    metrics = {"parity": Parity(), "latency": limits}
+    variants = {"baseline": Recipe(), "again": Recipe()}
+    module, inputs = torch.nn.Linear(1024, 1024), {"input": torch.randn(128, 1024)}  # longer than a time slice
+    result = profiling.profile(module, inputs, variants, metrics=metrics, ceilings="off", quiet=True)
+    base, again = result.records
+    others = taken(base)
+    assert others is not None
+    assert others.share > 0.2, "a fair scheduler gives each a half, and less where tests run beside"
+    assert answer_on(again, (base, again)) == "undecided"
+    assert {window.cpu_lost_share is not None for window in base.turns.windows} == {True}
+    assert "% of the CPU went to other processes" in str(result)
