@@ -8,7 +8,7 @@ import pytest
 import torch
 from reference_data import STATE_DICTS, TINY
 
-from models.audio_vae import AudioVAEParams, build_audio_vae
+from models.audio_vae import AudioVAEParams
 from models.image_vae import ImageVAEParams, build_image_decoder
 from models.playback import build_picture_stage, build_sound_stage, build_world_model_frame, build_world_model_step
 from models.world_model import WorldModelParams, build_world_model
@@ -42,7 +42,6 @@ def test_full_sizes_are_the_published_configs(name, params):
         (ImageVAEParams, {"encoder_blocks_per_stage": (1, 0)}, "counts of at least 1"),
         (ImageVAEParams, {"sample_size": (1, 2, 3)}, "a height and a width"),
         (ImageVAEParams, {"sample_size": (720, 1280)}, r"\[720, 1280\] is 16:9, where only \[360, 640\]"),
-        (ImageVAEParams, {"sample_size": (480, 854)}, r"\[480, 854\] is 16:9"),
         (AudioVAEParams, {"strides": (3, 2)}, "the last stride"),
         (AudioVAEParams, {"strides": (0, 1)}, "at least 1"),
         (AudioVAEParams, {"ch_0": 12}, "multiple of 8"),
@@ -60,10 +59,8 @@ def test_a_config_that_makes_no_network_is_refused(params, change, message):
     [
         (partial(build_world_model_step, context_frames=0), WorldModelParams, "weigths", "'weights'"),
         (partial(build_world_model_frame, context_frames=0), WorldModelParams, "n_button", "'n_buttons'"),
-        (build_world_model, WorldModelParams, "n_mouse_axis", "'n_mouse_axes'"),
         (build_image_decoder, ImageVAEParams, "ch_maximum", "'ch_max'"),
         (build_picture_stage, ImageVAEParams, "checkpoint_grad", "'checkpoint_grads'"),
-        (build_audio_vae, AudioVAEParams, "stride", "'strides'"),
         (partial(build_sound_stage, window=4), AudioVAEParams, "decoder", None),
     ],
     ids=lambda value: str(value)[:20],
@@ -77,10 +74,7 @@ def test_a_key_that_no_factory_knows_is_refused(factory, params, given, near):
 
 def test_configs_of_other_networks_are_refused():
     config = vars(WorldModelParams.tiny())
-    for change, message in (
-        ({"patch_size": 2}, "patch_size must be 1"),
-        ({"causal": True}, "causal must be false"),
-    ):
+    for change, message in (({"patch_size": 2}, "patch_size must be 1"), ({"causal": True}, "causal must be false")):
         with pytest.raises(ValueError, match=message):
             build_world_model(**config, **change)
     layers = {key: value for key, value in config.items() if key != "n_layers"}
@@ -88,7 +82,7 @@ def test_configs_of_other_networks_are_refused():
         build_world_model(**layers, n_layer=config["n_layers"])
 
 
-@pytest.mark.parametrize("size", [(360, 640), (256, 256), (256, 384), 128])
+@pytest.mark.parametrize("size", [(360, 640), (256, 384), 128])
 def test_other_image_sizes_are_accepted(size):
     params = dataclasses.replace(ImageVAEParams.tiny(), sample_size=size)
     assert params.landscape == (size == (360, 640))
