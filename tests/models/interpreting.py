@@ -10,14 +10,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def interpret(module, function, interpreter="1"):
-    """Call `module.function()` in that process; a failure there fails the test.
-
-    With `interpreter="0"` kernels can be compiled there, and none can run.
-    """
+def interpret(module, function):
+    """Call `module.function()` in that process; a failure there fails the test."""
     pytest.importorskip("triton")
     paths = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "TRITON_INTERPRET": interpreter, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
     # Older versions of torch wrap compiled kernels only.
     code = f"import torch; torch.library.wrap_triton = lambda kernel: kernel; import {module} as m; m.{function}()"
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)

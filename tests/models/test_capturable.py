@@ -37,7 +37,7 @@ class OneDeviceMode(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", TINY)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_stays_near_fp32_and_on_its_device(name, dtype):
     module, inputs = tiny_network(name, dtype)
     with torch.no_grad():
@@ -50,7 +50,7 @@ def test_low_precision_stays_near_fp32_and_on_its_device(name, dtype):
     with torch.no_grad(), OneDeviceMode("meta") as mode:
         outputs = flat(module(**{key: value.to("meta") for key, value in inputs.items()}))
     assert mode.operations > 20
-    assert all(output.dtype == dtype for output in outputs)
+    assert all(output.dtype == dtype for output in (*outputs, *rounded))
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -63,16 +63,6 @@ def test_compiles_into_one_graph(name):
     with torch.no_grad():
         for actual, expected in zip(flat(compiled(**inputs)), flat(module(**inputs)), strict=True):
             assert relative_error(actual, expected) < 2e-2  # aot_eager takes bicubic apart and rounds in between
-
-
-@pytest.mark.slow  # .ci/run compiles the tiny networks in a run of the main job, too
-def test_inductor_gives_the_same_numbers():
-    torch._dynamo.reset()
-    module, inputs = tiny_network("world_model")
-    compiled = torch.compile(module, fullgraph=True)
-    with torch.no_grad():
-        for actual, expected in zip(flat(compiled(**inputs)), flat(module(**inputs)), strict=True):
-            torch.testing.assert_close(actual, expected, rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -9,7 +9,11 @@ from typing import Any
 
 import numpy
 import torch
+from playing import component_of
 from torch import nn
+
+from profiling.components.component import Component
+from profiling.components.trajectory import learn
 
 
 @dataclass
@@ -34,6 +38,13 @@ class Stateful(nn.Module):
 
     def forward(self, x):
         return KINDS[self.kind].call(self, x)
+
+
+def learned(module: nn.Module, make=None, **fields: Any) -> Component:
+    """Return a component of the module of which is known what its calls change."""
+    component = component_of(module, make, **fields)
+    learn(component)
+    return component
 
 
 def kind(refused: str | None = None, *, moves: bool = True, **attributes: Any):

@@ -3,22 +3,14 @@
 import numpy
 import pytest
 import torch
-from kinds_of_state import Stateful
+from kinds_of_state import Stateful, learned
 from playing import component_of
 from torch import nn
 
 import profiling
-from profiling.components.component import Component
 from profiling.components.outputs import difference
 from profiling.components.trajectory import learn, played
 from profiling.errors import InputError
-
-
-def learned(module: nn.Module, make=None, **fields) -> Component:
-    component = component_of(module, make, **fields)
-    with torch.inference_mode():
-        learn(component)
-    return component
 
 
 def test_an_ignored_counter_is_accepted_and_the_numbers_below_it():

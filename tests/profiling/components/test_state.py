@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kinds_of_state import KINDS, Stateful
+from kinds_of_state import KINDS, Stateful, learned
 from playing import Net, component_of
 from torch import nn
 
@@ -15,14 +15,8 @@ from profiling.components.component import Component
 from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.snapshot import same
 from profiling.components.state import Snapshot, State
-from profiling.components.trajectory import inputs_of, learn, play
+from profiling.components.trajectory import inputs_of, play
 from profiling.graphs.engine import CudaGraphed
-
-
-def learned(module: nn.Module, make=None, **fields) -> Component:
-    component = component_of(module, make, **fields)
-    learn(component)
-    return component
 
 
 def outputs_of(component: Component, calls: int = 3) -> list[Outputs]:

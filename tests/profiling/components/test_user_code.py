@@ -25,10 +25,8 @@ SITE = sysconfig.get_paths()["purelib"]
         (f"{SITE}/triton/runtime/jit.py", False),
         (f"{sysconfig.get_paths()['stdlib']}/contextlib.py", False),
         (user_code.__file__, False),
-        (torch.nn.functional.__file__, False),
         ("/tmp/torchinductor_me/ab/cab.py", False),
         ("<string>", False),
-        ("<eval_with_key>.3", False),
     ],
 )
 def test_which_files_are_the_users(file, expected):
@@ -57,12 +55,9 @@ def test_the_raising_line_is_the_innermost_of_the_user():
     assert line.number == fails.__code__.co_firstlineno + 1
     assert str(line).startswith(f"{short_path(__file__, Path.cwd())}:{line.number} (")
     assert raising_line(None) is None
-
-
-def test_a_traceback_without_a_line_of_the_user_has_none():
     with pytest.raises(NameError) as caught:
         eval("missing")
-    assert raising_line(caught.value.__traceback__.tb_next) is None
+    assert raising_line(caught.value.__traceback__.tb_next) is None, "no line of the user is in it"
 
 
 def test_paths_are_short():
