@@ -5,7 +5,7 @@ import json
 import math
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,11 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Return ‖actual - expected‖ / ‖expected‖."""
     actual, expected = actual.double(), expected.double()
     return float((actual - expected).norm() / expected.norm())
+
+
+def worst_error(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    """Return the largest relative error of an output."""
+    return max(relative_error(*pair) for pair in zip(actual, expected, strict=True))
 
 
 def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:

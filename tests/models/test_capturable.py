@@ -2,20 +2,13 @@
 
 import pytest
 import torch
-from reference_data import FULL_SIZE, STATE_DICTS, TINY, as_float32, captured, flat, relative_error, tiny_network
+from reference_data import TINY, as_float32, captured, flat, relative_error, tiny_network, worst_error
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models import audio_vae, image_vae, world_model
-from models.initialisation import randomise
+from models.image_vae import group_variance
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-FULL_INPUTS = {
-    "world_model_1b": (world_model.world_model_inputs, 1),
-    "world_model_200m": (world_model.world_model_inputs, 3),
-    "image_decoder": (image_vae.image_decoder_inputs, 1),
-    "audio_decoder": (audio_vae.audio_decoder_inputs, 120),
-}
 
 
 class OneDeviceMode(TorchDispatchMode):
@@ -61,8 +54,9 @@ def test_compiles_into_one_graph(name):
     backend = "aot_eager" if name in ("world_model", "image_decoder", "audio_decoder") else "eager"
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     with torch.no_grad():
-        for actual, expected in zip(flat(compiled(**inputs)), flat(module(**inputs)), strict=True):
-            assert relative_error(actual, expected) < 2e-2  # aot_eager takes bicubic apart and rounds in between
+        assert (
+            worst_error(flat(compiled(**inputs)), flat(module(**inputs))) < 2e-2
+        )  # aot_eager takes bicubic apart and rounds in between
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -100,27 +94,7 @@ def test_tiny_networks_replay(name, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", FULL_SIZE)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_full_size_networks_replay(name, dtype):
-    config, factory, prefix = FULL_SIZE[name]
-    with torch.device("meta"):
-        module = factory(**STATE_DICTS[config]["config"]).to(dtype)
-    module.to_empty(device="cuda")
-    randomise(module, 0, prefix)
-    make_inputs, frames = FULL_INPUTS[name]
-    generator = torch.Generator("cuda").manual_seed(0)
-    inputs, others = (
-        make_inputs(module, batch=1, frames=frames, generator=generator, device="cuda", dtype=dtype) for _ in range(2)
-    )
-    with torch.inference_mode():
-        check_replay(module, inputs, others)
-
-
-@pytest.mark.gpu
 def test_narrow_variance_is_that_of_fp32():
-    from models.image_vae import group_variance
-
     x = torch.randn(2, 32, 4096, device="cuda").bfloat16() + 5
     with torch.inference_mode():
         actual = group_variance(x)

@@ -155,11 +155,8 @@ def test_the_dtype_of_most_elements():
     "call",
     [
         lambda x: x @ x.bfloat16(),
-        nn.Linear(2, 2).bfloat16(),
-        nn.Conv1d(2, 2, 1).bfloat16(),
-        nn.LayerNorm(2).bfloat16(),
-        nn.LSTM(2, 2).bfloat16(),
-        lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None].bfloat16(), x[None].bfloat16()),
+        *(layer.bfloat16() for layer in (nn.Linear(2, 2), nn.Conv1d(2, 2, 1), nn.LayerNorm(2), nn.LSTM(2, 2))),
+        lambda x: F.scaled_dot_product_attention(x[None], x[None].bfloat16(), x[None].bfloat16()),
         lambda x: x.index_copy_(0, torch.tensor([0]), x[:1].bfloat16()),
         lambda x: torch.lerp(x, x.half(), 0.5),
     ],
