@@ -1,8 +1,11 @@
-"""Published reference numbers with their networks, and tiny networks that stand for all kinds."""
+"""Published reference numbers with their networks, tiny networks that stand for all kinds, and ways to run kernels."""
 
 import hashlib
 import json
 import math
+import os
+import subprocess
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +22,8 @@ from models import audio_vae, clip, image_vae, world_model
 from models.hub import randomise_library
 from models.initialisation import randomise
 
-FOLDER = Path(__file__).parents[1] / "data" / "reference"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "data" / "reference"
 STATE_DICTS = json.loads((FOLDER / "state_dicts.json").read_text())
 TOLERANCE = {"rtol": 1e-3, "atol": 2e-4}
 WORLD_MODEL_INPUTS = ("x", "audio", "t", "mouse", "btn")
@@ -146,6 +150,17 @@ def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     with torch.cuda.graph(graph):
         outputs = call()
     return graph, outputs
+
+
+def interpret(module, function):
+    """Call `module.function()` in a process whose Triton interprets kernels; a failure there fails the test."""
+    pytest.importorskip("triton")
+    paths = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    # Older versions of torch wrap compiled kernels only.
+    code = f"import torch; torch.library.wrap_triton = lambda kernel: kernel; import {module} as m; m.{function}()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def small_sample(name: str) -> tuple[nn.Module, dict[str, Tensor]]:

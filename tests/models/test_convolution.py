@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 import torch
-from interpreting import interpret
-from reference_data import captured, relative_error
+from reference_data import captured, interpret, relative_error
 from torch.nn import functional as F
 
 from models.kernels.activations import activated

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 import torch
-from interpreting import interpret
-from reference_data import captured, relative_error, worst_error
+from reference_data import captured, interpret, relative_error, worst_error
 from test_cached_world_model import SMALL, WIDE, build, generate
 from test_cached_world_model import draw_inputs as draw_frames
 from test_skinny_linear import put_in_8_bits

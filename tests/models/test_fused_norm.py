@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 import torch
-from interpreting import interpret
-from reference_data import captured, relative_error
+from reference_data import captured, interpret, relative_error
 
 from models.kernels.fused_norm import MOST_IN_REGISTERS, channels_last, fused_norm, misfit, moments, reference
 

@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from interpreting import interpret
 from naive_ring import attended, newest_frames, written_ring
-from reference_data import captured, relative_error
+from reference_data import captured, interpret, relative_error
 from test_ring_attention import random_ring
 
 from models.kernels.ring_attention import ring_attention, visibility

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 import torch
-from interpreting import interpret
-from reference_data import captured, relative_error, worst_error
+from reference_data import captured, interpret, relative_error, worst_error
 
 from models.attention import QKNorm, rotate
 from models.kernels.ring_attention import ring_attention, visibility

@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 import torch
-from interpreting import interpret
-from reference_data import captured, relative_error, worst_error
+from reference_data import captured, interpret, relative_error, worst_error
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
