@@ -1,5 +1,6 @@
 """Components from diffusers and transformers: sizes, sensitivity, state, what a capture needs, a run."""
 
+import functools
 import sys
 
 import pytest
@@ -58,16 +59,7 @@ def outputs_of(component, call=None, **changes):
     return torch.cat([output.flatten().float() for output in outputs if output.is_floating_point()])
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    made = {}
-
-    def get(name):
-        if name not in made:
-            made[name] = component(name)
-        return made[name]
-
-    return get
+tiny = functools.cache(component)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -78,29 +70,27 @@ def test_full_size_is_the_published_one(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_output_depends_on_every_input(name, tiny):
-    component = tiny(name)
-    expected = call(component)
-    fresh = component.make_inputs(torch.Generator().manual_seed(1))
-    for key in component.inputs:
-        assert relative_error(call(component, **{key: fresh[key]}), expected) > 0.05, key
+def test_the_output_depends_on_every_input(name):
+    made = tiny(name)
+    expected = call(made)
+    fresh = made.make_inputs(torch.Generator().manual_seed(1))
+    for key in made.inputs:
+        assert relative_error(call(made, **{key: fresh[key]}), expected) > 0.05, key
 
 
 @pytest.mark.parametrize("name", STATE)
-def test_a_call_reads_and_changes_its_state_and_reset_restores_it(name, tiny):
-    component = tiny(name)
-    first = call(component)
-    second = outputs_of(component)
+def test_a_call_reads_and_changes_its_state_and_reset_restores_it(name):
+    made = tiny(name)
+    first, second = call(made), outputs_of(made)
     assert relative_error(second, first) > 0.01, "the first call left something behind"
-    torch.testing.assert_close(call(component), first)
-    component.reset()
-    component.module.get_buffer(STATE[name]).mul_(-1)
-    assert relative_error(outputs_of(component), first) > 1e-3
-    torch.testing.assert_close(call(component), first)
+    made.reset()
+    made.module.get_buffer(STATE[name]).mul_(-1)
+    assert relative_error(outputs_of(made), first) > 1e-3
+    torch.testing.assert_close(call(made), first)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_half_precision_stays_near_fp32_keeps_constants_and_stays_on_its_device(name, tiny):
+def test_half_precision_stays_near_fp32_keeps_constants_and_stays_on_its_device(name):
     half = component(name, torch.bfloat16)
     assert relative_error(call(half), call(tiny(name))) < 0.1
     precise = {key for key, tensor in half.module.state_dict(keep_vars=True).items() if tensor.dtype == torch.float32}
