@@ -1,11 +1,14 @@
-"""Published reference numbers with their networks, and tiny networks that stand for all kinds."""
+"""Published reference numbers with their networks, tiny networks that stand for all kinds, and ways to run kernels."""
 
 import hashlib
 import json
 import math
+import os
+import subprocess
+import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,8 @@ from models import audio_vae, clip, image_vae, world_model
 from models.hub import randomise_library
 from models.initialisation import randomise
 
-FOLDER = Path(__file__).parents[1] / "data" / "reference"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "data" / "reference"
 STATE_DICTS = json.loads((FOLDER / "state_dicts.json").read_text())
 TOLERANCE = {"rtol": 1e-3, "atol": 2e-4}
 WORLD_MODEL_INPUTS = ("x", "audio", "t", "mouse", "btn")
@@ -73,23 +77,19 @@ def reference_weights(module: nn.Module, seed: int, prefix: str = "") -> None:
 
 
 def name_differences(state_dict: Mapping[str, Tensor], digests: Mapping[str, str]) -> list[str]:
-    """Return how the names and shapes of a state dict differ from the published ones, of which digests are stored.
+    """Return how the names and shapes of a state dict differ from the published ones, of each top-level module.
 
-    `digests` holds those of each top-level module, in the order of the sorted names. A name or shape that is not
-    published is given in full, and a missing one by the names before and after it.
+    Only digests of the published ones are stored, so that a missing name is not known.
     """
-    differences, found = [], defaultdict(dict)
-    for name in sorted(state_dict):
-        entry = f"{name} {list(state_dict[name].shape)}"
+    found = defaultdict(dict)
+    for name, tensor in state_dict.items():
+        entry = f"{name} {list(tensor.shape)}"
         found[name.partition(".")[0]][hashlib.sha256(entry.encode()).hexdigest()[:6]] = entry
+    differences = []
     for module in sorted({*found, *digests}):
-        here, published = found[module], digests.get(module, "").split()
-        differences += [f"not published: {entry}" for digest, entry in here.items() if digest not in published]
-        for place, digest in enumerate(published):
-            if digest not in here:
-                before = next((here[each] for each in reversed(published[:place]) if each in here), "the first")
-                after = next((here[each] for each in published[place:] if each in here), "the last")
-                differences.append(f"missing: {module}, name {place + 1} of {len(published)}: {before} < it < {after}")
+        published = set(digests.get(module, "").split())
+        differences += [f"not published: {entry}" for digest, entry in found[module].items() if digest not in published]
+        differences += [f"missing: a name of {module}" for _ in published - found[module].keys()]
     return differences
 
 
@@ -133,6 +133,11 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
+def worst_error(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+    """Return the largest relative error of an output."""
+    return max(relative_error(*pair) for pair in zip(actual, expected, strict=True))
+
+
 def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Return a CUDA graph of `call()`, and its static outputs."""
     stream = torch.cuda.Stream()
@@ -145,6 +150,17 @@ def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     with torch.cuda.graph(graph):
         outputs = call()
     return graph, outputs
+
+
+def interpret(module, function):
+    """Call `module.function()` in a process whose Triton interprets kernels; a failure there fails the test."""
+    pytest.importorskip("triton")
+    paths = [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    # Older versions of torch wrap compiled kernels only.
+    code = f"import torch; torch.library.wrap_triton = lambda kernel: kernel; import {module} as m; m.{function}()"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def small_sample(name: str) -> tuple[nn.Module, dict[str, Tensor]]:

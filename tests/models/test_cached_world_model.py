@@ -14,13 +14,12 @@ from models.cached_world_model import CachedWorldModel, FrameOptions
 from models.initialisation import randomise
 from models.kernels.modulated_norm import modulated_norm
 from models.world_model import WorldModel, WorldModelParams, world_model_inputs
-from profiling.graphs import CudaGraphed
 
 SMALL = WorldModelParams(2, 8, 6, n_layers=2, n_heads=2, d_model=64, tokens_per_frame=5, n_buttons=3, n_frames=4)
 #: In which the frame rotation does not repeat early: 7 frames and heads of 64.
 WIDE = WorldModelParams(2, 8, 6, n_layers=3, n_heads=2, d_model=128, tokens_per_frame=5, n_buttons=3, n_frames=7)
-SHORTEST = WorldModelParams(1, 4, 3, n_layers=2, n_heads=1, d_model=16, tokens_per_frame=2, n_buttons=2, n_frames=2)
-SIZES = {"small": SMALL, "wide": WIDE, "shortest": SHORTEST}
+#: With heads of 8, which have a single frequency an axis.
+SHORTEST = WorldModelParams(1, 4, 3, n_layers=2, n_heads=2, d_model=16, tokens_per_frame=2, n_buttons=2, n_frames=2)
 NAMES = ("x", "audio", "mouse", "btn")
 
 
@@ -120,40 +119,38 @@ def check(params, frames, first=0, **options):
         torch.testing.assert_close(actual.double(), expected[:, start:], rtol=1e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize(("name", "steps"), [("small", 1), ("small", 4), ("wide", 2), ("shortest", 1), ("shortest", 4)])
-def test_three_windows_equal_one_pass(name, steps):
-    check(SIZES[name], 3 * SIZES[name].n_frames + 1, steps=steps)
+@pytest.mark.parametrize(("params", "steps"), [(SMALL, 1), (SMALL, 4), (SHORTEST, 2)], ids=str)
+def test_three_windows_equal_one_pass(params, steps):
+    check(params, 3 * params.n_frames + 1, steps=steps)
 
 
-@pytest.mark.parametrize("options", [{"commit": "separate"}, {"batch": 2}, {"t_commit": 0.2, "steps": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"batch": 2}, {"t_commit": 0.2, "steps": 2}], ids=str)
 def test_options_equal_one_pass(options):
     check(WIDE, 15, **options)
 
 
-@pytest.mark.parametrize("first", [100_000, 1_000_000_007])
-def test_late_frames_equal_one_pass(first):
+def test_late_frames_equal_one_pass():
     """After a window of the past at that place, compared with the same one pass: only distances may matter."""
-    check(WIDE, 21, first=first, steps=2)
+    check(WIDE, 21, first=1_000_000_007, steps=2)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_fused_and_separate_commits_give_the_same_numbers(steps):
-    options = {"steps": steps, "guidance": 1.5, "batch": 2}
-    sequence = draw_inputs(WIDE, 20, batch=2)
-    fused, separate = (generate(build(WIDE, commit=commit, **options), sequence) for commit in ("fused", "separate"))
-    for one, other in zip(fused, separate, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("options", [{}, {"steps": 3, "guidance": 1.5}], ids=str)
+def test_fused_and_separate_commits_give_the_same_numbers(options):
+    sequence = draw_inputs(SMALL, 10, batch=2)
+    models = (build(SMALL, commit=commit, batch=2, **options) for commit in ("fused", "separate"))
+    fused, separate = (generate(model, sequence) for model in models)
+    torch.testing.assert_close(fused, separate, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("commit", ["fused", "separate"])
 @pytest.mark.parametrize("scale", [0.0, 1.0])
-def test_guidance_of_zero_is_the_model_without_controls_and_of_one_the_model_itself(commit, scale):
+def test_guidance_of_zero_is_the_model_without_controls_and_of_one_the_model_itself(scale):
     """Over three windows: the unconditional branch embeds mouse = 0 and buttons = 0, and caches its own keys."""
     sequence = draw_inputs(SMALL, 3 * SMALL.n_frames, batch=2)
-    options = {"steps": 2, "commit": commit, "batch": 2}
+    options = {"steps": 2, "batch": 2}
     expected = generate(build(SMALL, **options), [*sequence[:2], *(scale * control for control in sequence[2:])])
-    for one, other in zip(generate(build(SMALL, guidance=scale, **options), sequence), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        generate(build(SMALL, guidance=scale, **options), sequence), expected, rtol=1e-3, atol=1e-4
+    )
 
 
 def test_guidance_is_linear_in_its_scale():
@@ -163,14 +160,6 @@ def test_guidance_is_linear_in_its_scale():
     torch.testing.assert_close(scales[3.0], scales[0.0] + 3 * (scales[1.0] - scales[0.0]), rtol=1e-4, atol=1e-4)
 
 
-def test_a_denoising_pass_is_guided_for_every_sequence_of_a_batch():
-    model, (x, audio, mouse, btn) = build(SMALL, guidance=1.5, batch=2), draw_inputs(SMALL, 1, batch=2)
-    noise = x[:, 0], audio[:, 0]
-    velocity = model.denoise(*noise, torch.ones(2), mouse[:, 0], btn[:, 0])
-    for start, one, frame in zip(noise, velocity, model.frame(*noise, mouse[:, 0], btn[:, 0]), strict=True):
-        torch.testing.assert_close(start - one, frame, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(("count", "first"), [(3, 1), (1, 100), (0, 0), (4, -4)])
 def test_prefill_that_leaves_slots_of_the_window_unwritten_is_refused(count, first):
     model, frames = build(SMALL), draw_inputs(SMALL, 4)
@@ -178,8 +167,7 @@ def test_prefill_that_leaves_slots_of_the_window_unwritten_is_refused(count, fir
         model.prefill(*(tensor[:, :count] for tensor in frames), first_frame=first)
 
 
-@pytest.mark.parametrize("commit", ["fused", "separate"])
-@pytest.mark.parametrize("count", [1, 3, 4, 5, 11])
+@pytest.mark.parametrize(("commit", "count"), [("fused", 1), ("fused", 4), ("fused", 11), ("separate", 5)])
 def test_prefill_is_the_past_that_frames_make(commit, count):
     whole, begun = build(SMALL, commit=commit), build(SMALL, commit=commit)
     sequence = draw_inputs(SMALL, count + 6)
@@ -189,20 +177,18 @@ def test_prefill_is_the_past_that_frames_make(commit, count):
         torch.testing.assert_close(one, other[:, count:], rtol=1e-4, atol=1e-5)
 
 
-def test_a_denoising_call_leaves_the_past_alone():
-    model, sequence = build(SMALL), draw_inputs(SMALL, 9)
-    model.prefill(*(tensor[:, :6] for tensor in sequence))
+def test_a_denoising_call_is_guided_and_leaves_the_past_alone():
+    options, sequence = {"guidance": 1.5, "batch": 2}, draw_inputs(SMALL, 9, batch=2)
+    model, expected = build(SMALL, **options), build(SMALL, **options)
+    for each in (model, expected):
+        each.prefill(*(tensor[:, :6] for tensor in sequence))
     x, audio, mouse, btn = (tensor[:, 6] for tensor in sequence)
-    expected = build(SMALL)
-    expected.prefill(*(tensor[:, :6] for tensor in sequence))
-    first = model.denoise(x, audio, torch.ones(1), mouse, btn)
-    again = model.denoise(x, audio, torch.ones(1), mouse, btn)
-    frame = model.frame(x, audio, mouse, btn)
-    for one, other, noise, latent in zip(first, again, (x, audio), frame, strict=True):
+    first, again = (model.denoise(x, audio, torch.ones(2), mouse, btn) for _ in range(2))
+    for one, other, noise, latent in zip(first, again, (x, audio), model.frame(x, audio, mouse, btn), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
         torch.testing.assert_close(noise - one, latent, rtol=1e-4, atol=1e-5)
-    rest = [tensor[:, 6:] for tensor in sequence]
-    for one, other in zip(generate(model, [t[:, 1:] for t in rest]), generate(expected, rest), strict=True):
+    later = generate(model, [tensor[:, 7:] for tensor in sequence])
+    for one, other in zip(later, generate(expected, [tensor[:, 6:] for tensor in sequence]), strict=True):
         torch.testing.assert_close(one, other[:, 1:], rtol=1e-4, atol=1e-5)
 
 
@@ -211,8 +197,7 @@ def test_reset_starts_again_in_place():
     places = [tensor.data_ptr() for tensor in model.state_tensors()]
     first = generate(model, sequence)
     model.reset()
-    for one, other in zip(generate(model, sequence), first, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(generate(model, sequence), first, rtol=0, atol=0)
     assert [tensor.data_ptr() for tensor in model.state_tensors()] == places
 
 
@@ -247,11 +232,7 @@ def test_a_prepared_step_follows_eager_over_three_windows(variant):
         assert max(relative_error(step(**call)[0], twin(**call)[0]) for call in calls) < 1e-4
 
 
-@pytest.mark.parametrize(
-    "how",
-    [lambda m: m.to(torch.bfloat16).float(), lambda m: m.double(), copy.deepcopy],
-    ids=["cast", "widened", "copied"],
-)
+@pytest.mark.parametrize("how", [lambda m: m.to(torch.bfloat16).double(), copy.deepcopy], ids=["cast", "copied"])
 def test_merged_weights_are_loaded_and_saved_by_the_names_of_the_layers(how):
     """A state dict shares memory with the product's weight, so that what is written into it is loaded."""
     model, window = how(build(SMALL)), WorldModel(SMALL)
@@ -273,9 +254,7 @@ def test_a_state_dict_that_does_not_fit_is_refused_by_the_names_of_the_layers():
     with pytest.raises(RuntimeError, match="Missing key") as error:
         model.load_state_dict(state_dict)
     assert 'Missing key(s) in state_dict: "transformer.blocks.1.gate1.fc_c.bias"' in str(error.value)
-    assert f"size mismatch for proj_out.norm.fc.weight: [3, 64], and {[2 * SMALL.d_model, 64]} is needed" in str(
-        error.value
-    )
+    assert "size mismatch for proj_out.norm.fc.weight: [3, 64], and [128, 64] is needed" in str(error.value)
     state_dict["transformer.blocks.1.gate1.fc_c.bias"] = lost
     del state_dict["proj_out.norm.fc.weight"]
     before = model.state_dict()["proj_out.norm.fc.weight"].clone()
@@ -283,21 +262,15 @@ def test_a_state_dict_that_does_not_fit_is_refused_by_the_names_of_the_layers():
     assert torch.equal(model.state_dict()["proj_out.norm.fc.weight"], before)
 
 
-def test_a_part_of_a_larger_module_is_loaded_too():
-    whole, other = (torch.nn.ModuleDict({"net": build(SMALL)}) for _ in range(2))
-    randomise(other, 5)
-    whole.load_state_dict(other.state_dict())
-    assert "net.transformer.blocks.0.adaln1.fc.weight" in whole.state_dict()
-    assert torch.equal(whole["net"].modulation.linear.weight, other["net"].modulation.linear.weight)
-
-
-def test_a_model_on_the_meta_device_takes_the_tensors_that_it_is_given():
-    with torch.device("meta"):
-        model = CachedWorldModel(SMALL, FrameOptions())
-    given = build(SMALL).state_dict()
-    model.load_state_dict(given, assign=True)
-    assert not model.modulation.linear.weight.is_meta
-    assert torch.equal(model.state_dict()["audio_proj_out.norm.fc.bias"], given["audio_proj_out.norm.fc.bias"])
+def test_a_part_of_a_larger_module_and_a_model_on_the_meta_device_are_loaded_too():
+    given = torch.nn.ModuleDict({"net": build(SMALL)})
+    randomise(given, 5)
+    for made, assign in ((lambda: build(SMALL), False), (lambda: CachedWorldModel(SMALL, FrameOptions()), True)):
+        with torch.device("meta" if assign else "cpu"):
+            whole = torch.nn.ModuleDict({"net": made()})
+        whole.load_state_dict(given.state_dict(), assign=assign)
+        assert "net.transformer.blocks.0.adaln1.fc.weight" in whole.state_dict()
+        assert torch.equal(whole["net"].modulation.linear.weight, given["net"].modulation.linear.weight)
 
 
 @pytest.mark.parametrize("weights", ["int8", "float8_e4m3"])
@@ -336,56 +309,18 @@ def test_a_state_dict_of_weights_that_torchao_quantised():
 def test_parameters_and_names_are_those_of_the_window_form():
     with torch.device("meta"):
         window, cached = WorldModel(WorldModelParams.full()), CachedWorldModel(WorldModelParams.full(), FrameOptions())
-    assert window.state_dict().keys() == cached.state_dict().keys()
-    assert sum(parameter.numel() for parameter in cached.parameters()) == 1_093_823_296
+    shapes = [{name: tensor.shape for name, tensor in each.state_dict().items()} for each in (window, cached)]
+    assert shapes[0] == shapes[1]
 
 
 @pytest.mark.parametrize(
     ("options", "word"),
-    [
-        ({"steps": 0}, "steps"),
-        ({"commit": "x"}, "fused"),
-        ({"t_commit": 2.0}, "t_commit"),
-        ({"kernel": "x"}, "sdpa"),
-    ],
+    [({"steps": 0}, "steps"), ({"commit": "x"}, "fused"), ({"t_commit": 2.0}, "t_commit"), ({"kernel": "x"}, "sdpa")],
     ids=str,
 )
 def test_wrong_options_say_what_there_is(options, word):
     with pytest.raises(ValueError, match=word):
         FrameOptions(**options)
-
-
-class Frames(torch.nn.Module):
-    """Frames as calls."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x, audio, mouse, btn):
-        return self.model.frame(x, audio, mouse, btn)
-
-
-@pytest.mark.gpu
-@torch.inference_mode()
-def test_a_hundred_thousand_frames_later():
-    """The last frames, from a graph captured at the first, equal one pass in float64 over all that they can see."""
-    model = build(SMALL).cuda()
-    graphed = CudaGraphed(Frames(model))
-    sequence = [tensor.cuda() for tensor in draw_inputs(SMALL, 50)]
-    frames = []
-    for frame in range(100_000):
-        result = graphed(*(tensor[:, frame % 50] for tensor in sequence))
-        if frame >= 100_000 - 40:
-            frames.append(result)
-    assert int(model.position) == 100_000
-    assert graphed.counters.recorded == 1
-    clean = [torch.stack(parts, 1).cpu().double() for parts in zip(*frames, strict=True)]
-    order = [frame % 50 for frame in range(100_000 - 40, 100_000)]
-    noise = [tensor[:, order].cpu().double() for tensor in sequence]
-    velocity = one_pass(build(SMALL, torch.float64), clean, noise[:2], 1.0, noise[2:], first=100_000 - 40)
-    for actual, start, v in zip(clean, noise, velocity, strict=False):
-        torch.testing.assert_close(actual[:, -20:], (start - v)[:, -20:], rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.gpu

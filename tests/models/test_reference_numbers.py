@@ -17,21 +17,10 @@ from reference_data import (
     small_sample,
 )
 
-from models import world_model
 from models.world_model import WorldModel
 
 #: Full-size config -> component.
 SIZES = {"world_model_1b": "world_model", "world_model_200m": "world_model_200m"}
-PUBLISHED = {
-    "world_model_1b": 1_093_823_296,
-    "world_model_200m": 262_250_816,
-    "image_decoder": 73_355_776,
-    "audio_decoder": 20_950_528,
-}
-
-
-def trained(module):
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
 @pytest.mark.parametrize("name", STATE_DICTS)
@@ -40,38 +29,11 @@ def test_names_and_shapes_are_the_published_ones(name):
     with torch.device("meta"):
         module = factory_of(name)(**entry["config"])
     assert name_differences(module.state_dict(), entry["digests"]) == []
-    assert trained(module) == entry["trainable_parameters"]
+    assert sum(each.numel() for each in module.parameters() if each.requires_grad) == entry["trainable_parameters"]
     if isinstance(module, WorldModel) and name in SIZES:
         shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
         assert module.published_shapes()[SIZES[name]]() == shapes
 
-
-def test_a_difference_from_the_published_names_is_named():
-    entry = STATE_DICTS["world_model_small"]
-    with torch.device("meta"):
-        names = world_model.build_world_model(**entry["config"]).state_dict()
-    names["pos_enc.p"] = torch.empty(3, 64, device="meta")
-    names["proj_in.biass"] = torch.empty(64, device="meta")
-    del names["t_embed.mlp.fc1.weight"]
-    assert name_differences(names, entry["digests"]) == [
-        "not published: pos_enc.p [3, 64]",
-        "missing: pos_enc, name 1 of 1: the first < it < the last",
-        "not published: proj_in.biass [64]",
-        "missing: t_embed, name 2 of 4: t_embed.mlp.fc1.bias [256] < it < t_embed.mlp.fc2.bias [64]",
-    ]
-
-
-@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
-def test_published_counts(name, count):
-    config, factory, _ = FULL_SIZE[name]
-    with torch.device("meta"):
-        assert trained(factory(**STATE_DICTS[config]["config"])) == count
-
-
-SLICES = {
-    "x[:,:,::8,::8]": lambda x: x[:, :, ::8, ::8],
-    "x[:,:,::49]": lambda x: x[:, :, ::49],
-}
 
 # Relative L2 error that 16-bit weights and activations may cause. The audio decoder's snakes take the sine of what has
 # passed through 30 of them, so it feels rounding most: in the small one, rounding its weights alone makes 3%.
@@ -114,8 +76,8 @@ def outputs_by_name(name, module, inputs):
     output = flat(module(**inputs))
     if name.startswith("world_model"):
         return dict(zip(("video", "audio"), output, strict=True))
-    key = "x[:,:,::8,::8]" if name == "image_decoder" else "x[:,:,::49]"
-    return {key: SLICES[key](output[0])}
+    (x,) = output
+    return {"x[:,:,::8,::8]": x[:, :, ::8, ::8]} if name == "image_decoder" else {"x[:,:,::49]": x[:, :, ::49]}
 
 
 @pytest.mark.slow

@@ -33,10 +33,7 @@ def test_frames_of_the_window_are_seen(n):
         assert visible(torch.tensor([newest]), n + 1).tolist() == [expected], newest
 
 
-@pytest.mark.parametrize("n", [2, 5, 7])
-@pytest.mark.parametrize("d", [16, 64])
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(("n", "d", "groups", "batch"), [(2, 16, 1, 2), (5, 64, 2, 1), (7, 16, 2, 2)])
 def test_sdpa_form_is_exact(n, d, groups, batch):
     for newest in newest_frames(n):
         q, k, v, frames, written = written_ring(n, d, groups, batch, newest)
@@ -47,19 +44,12 @@ def test_sdpa_form_is_exact(n, d, groups, batch):
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)])
 def test_sdpa_form_runs_in_any_dtype(dtype, bound):
     q, k, v = random_ring(dtype=dtype)
+    q = torch.stack((q, q), dim=3).unbind(3)[1]  # queries may be a view
     frames = torch.tensor([6, 7])
     actual = ring_attention(q, k, v, visibility(frames, k))
     wide = [tensor.double() for tensor in (q, k, v)]
     assert actual.dtype == dtype
     assert relative_error(actual, ring_attention(*wide, visibility(frames, wide[1]))) < bound
-
-
-def test_queries_may_be_a_view():
-    q, k, v = random_ring()
-    view = torch.stack((q, q), dim=3).unbind(3)[1]
-    seen = visibility(torch.tensor([2, 3]), k)
-    assert not view.is_contiguous()
-    torch.testing.assert_close(ring_attention(view, k, v, seen), ring_attention(q, k, v, seen))
 
 
 def two_layers(q, k, v, frames):
@@ -79,9 +69,8 @@ def test_compiles_into_one_graph_for_all_frames():
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_nothing_is_made_elsewhere_or_read_back(dtype):
-    inputs = random_ring(dtype=dtype, device="meta")
+def test_nothing_is_made_elsewhere_or_read_back():
+    inputs = random_ring(dtype=torch.bfloat16, device="meta")
     with torch.no_grad(), OneDeviceMode("meta") as mode:
         out = two_layers(*inputs, torch.empty(2, dtype=torch.int64, device="meta"))
     assert mode.operations > 5

@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from interpreting import interpret
 from naive_ring import attended, newest_frames, written_ring
-from reference_data import captured, relative_error
-from test_ring_attention import random_ring, two_layers
+from reference_data import captured, interpret, relative_error
+from test_ring_attention import random_ring
 
-from models.kernels.ring_attention import Visibility, ring_attention, visibility
+from models.kernels.ring_attention import ring_attention, visibility
+
+pytest.importorskip("triton")
+from models.kernels.ring_attention_triton import attend_ring
 
 FULL = {"n": 60, "tokens": 17, "heads": 24, "d": 64}  # the 1B world model
 SHAPES = [
@@ -20,21 +22,19 @@ HALVES = [torch.bfloat16, torch.float16]
 
 def interpreted():
     """Compare the kernels with plain loops, in a process whose Triton interprets them."""
-    from models.kernels import ring_attention_triton as kernels
-
     for n, d, groups, batch, chunk in ((2, 16, 1, 2, 0), (7, 32, 2, 1, 16), (5, 64, 2, 2, 16)):
         for newest in newest_frames(n):
             q, k, v, frames, written = written_ring(n, d, groups, batch, newest)
             expected = attended(q, frames, written, n)
             for dtype, bound in ((torch.float32, 1e-5), (torch.float16, 3e-3)):
-                actual = kernels.attend_ring(*(tensor.to(dtype) for tensor in (q, k, v)), frames, chunk)
+                actual = attend_ring(*(tensor.to(dtype) for tensor in (q, k, v)), frames, chunk)
                 error = relative_error(actual, expected)
                 assert error < bound, (n, d, groups, batch, newest, dtype, error)
     for options in ({"n": 3, "tokens": 40, "heads": 1}, {"n": 140, "heads": 1}):  # two row blocks; 45 chunks to combine
         q, k, v = random_ring(**options)
         for frames in (torch.tensor([1, 2]), torch.tensor([150, 151])):
             expected = ring_attention(q, k, v, visibility(frames, k))
-            assert relative_error(kernels.attend_ring(q, k, v, frames, 16), expected) < 1e-5, (options, frames)
+            assert relative_error(attend_ring(q, k, v, frames, 16), expected) < 1e-5, (options, frames)
 
 
 def test_kernels_in_the_interpreter():
@@ -71,32 +71,9 @@ def test_triton_is_as_exact_as_sdpa(dtype, options):
 @pytest.mark.gpu
 @pytest.mark.parametrize("chunk", [16, 32, 64, 128])
 def test_any_chunk_gives_the_same(chunk):
-    from models.kernels.ring_attention_triton import attend_ring
-
     q, k, v = cuda_ring(torch.bfloat16, **FULL)
     frames = torch.tensor([70, 71], device="cuda")
     assert relative_error(attend_ring(q, k, v, frames, chunk), exact(q, k, v, frames)) < 1e-2
-
-
-@pytest.mark.gpu
-def test_garbage_in_unseen_slots_does_not_leak():
-    for newest in newest_frames(5):
-        q, k, v, frames, written = written_ring(5, 16, 2, 2, newest)
-        half = [tensor.to("cuda", torch.float16) for tensor in (q, k, v)]
-        actual = ring_attention(*half, visibility(frames.cuda(), half[1], kernel="triton"))
-        assert relative_error(actual.cpu(), attended(q, frames, written, 5)) < 1e-2
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_triton_compiles_into_one_graph(dtype):
-    torch._dynamo.reset()
-    inputs = cuda_ring(dtype, **FULL)
-    compiled = torch.compile(two_layers, fullgraph=True)
-    with torch.no_grad():
-        for newest in (1, 59, 60, 10**9):
-            frames = torch.tensor([newest - 1, newest], device="cuda")
-            assert relative_error(compiled(*inputs, frames), two_layers(*inputs, frames)) < 1e-2
 
 
 @pytest.mark.gpu
@@ -114,13 +91,3 @@ def test_a_captured_graph_follows_the_frames(kernel):
             frames.copy_(torch.tensor([newest - 1, newest]))
             graph.replay()
             assert relative_error(out, exact(q, k, v, frames)) < 1e-2, newest
-
-
-@pytest.mark.gpu
-def test_the_operator_keeps_its_promises():
-    from models.kernels.ring_attention_triton import attend_ring
-
-    arguments = (*cuda_ring(torch.bfloat16), torch.tensor([6, 7], device="cuda"))
-    torch.library.opcheck(attend_ring, arguments, test_utils=("test_schema", "test_faketensor"))
-    fresh = ring_attention(*arguments[:3], Visibility(arguments[3], None))
-    assert fresh.is_contiguous()

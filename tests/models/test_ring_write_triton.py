@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 import torch
-from interpreting import interpret
-from reference_data import captured, relative_error
+from reference_data import captured, interpret, relative_error, worst_error
 
 from models.attention import QKNorm, rotate
 from models.kernels.ring_attention import ring_attention, visibility
@@ -62,8 +61,7 @@ def written(given, write_ring=None):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_reference_is_what_attention_does(shape, dtype):
     given = draw_inputs(*shape, dtype)
-    for one, other in zip(written(given, reference), plain(*given), strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(written(given, reference), plain(*given))
 
 
 def interpreted():
@@ -135,8 +133,7 @@ def test_a_compiled_graph_writes_the_ring_itself(dtype):
         compiled(*rest, *rings)
         torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before < k_ring.nbytes
-    for one, other in zip(rings, (k_ring, v_ring), strict=True):
-        assert relative_error(one, other) < 1e-2
+    assert worst_error(rings, (k_ring, v_ring)) < 1e-2
 
 
 @pytest.mark.gpu
@@ -153,13 +150,4 @@ def test_a_captured_graph_follows_the_slots():
             k_ring.copy_(before[0])
             v_ring.copy_(before[1])
             graph.replay()
-            for actual, expected in zip((q, k_ring, v_ring), exact((*rest, *before)), strict=True):
-                assert relative_error(actual, expected) < 1e-2, pair
-
-
-@pytest.mark.gpu
-def test_the_operator_keeps_its_promises():
-    from models.kernels import ring_attention_triton  # noqa: F401
-
-    given = draw_inputs(2, 2, 5, 3, 24, torch.bfloat16, "cuda")
-    torch.library.opcheck(torch.ops.models.write_ring.default, given, test_utils=("test_schema", "test_faketensor"))
+            assert worst_error((q, k_ring, v_ring), exact((*rest, *before))) < 1e-2, pair

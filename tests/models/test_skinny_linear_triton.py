@@ -4,13 +4,24 @@ import itertools
 
 import pytest
 import torch
-from interpreting import interpret
-from reference_data import captured, relative_error
+from reference_data import captured, interpret, relative_error, worst_error
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.kernels.eight_bits import dequantise, from_int16_rows, int16_rows, kernel_order, quantise
+from models.kernels.eight_bits import dequantise, int16_rows, kernel_order, quantise
 from models.kernels.skinny_linear import linear_int16 as reference_int16
+
+pytest.importorskip("triton")
+from models.kernels.skinny_linear_triton import (
+    choose_tile,
+    linear,
+    linear_int16,
+    linear_parts,
+    linear_silu,
+    part_count,
+    supports,
+    takes_int16,
+)
 
 HALVES = [torch.bfloat16, torch.float16]
 #: rows, inputs k, outputs n: k that few powers of two divide, and one program's outputs or many.
@@ -35,14 +46,12 @@ def quantised(x, weight, bias, weights):
 
 def plain(x, weight, bias, scale=None):
     weight = weight if scale is None else dequantise(weight, scale, x.dtype)
-    linear = F.linear(x, weight, bias)
-    return linear, F.silu(linear), linear
+    product = F.linear(x, weight, bias)
+    return product, F.silu(product), product
 
 
 def fused(x, weight, bias, scale=None):
     """Return what `plain` does, the last from its parts."""
-    from models.kernels.skinny_linear_triton import linear, linear_parts, linear_silu
-
     given = x, weight, bias, scale
     with torch.no_grad():
         return linear(*given), linear_silu(*given), linear_parts(*given).sum(0)
@@ -50,8 +59,6 @@ def fused(x, weight, bias, scale=None):
 
 def fused_int16(x, stored, bias, scale):
     """Return what `plain` does but the last, with activations of 16-bit integers."""
-    from models.kernels.skinny_linear_triton import linear_int16
-
     return [linear_int16(*int16_rows(x), stored, bias, scale, x.dtype, silu) for silu in (False, True)]
 
 
@@ -61,19 +68,15 @@ def in_float64(given):
 
 
 def interpreted():
-    from models.kernels.skinny_linear_triton import linear, linear_parts, part_count, supports
-
     counts = set()
     for shape, (dtype, bound) in itertools.product([*SHAPES, *ODD], ((torch.float32, 1e-6), (torch.float16, 1e-3))):
         given = draw_inputs(*shape, dtype)
         assert supports(given[0], given[1]), shape
-        for one, other in zip(fused(*given), plain(*in_float64(given)), strict=True):
-            assert relative_error(one, other) < bound, (shape, dtype)
+        assert worst_error(fused(*given), plain(*in_float64(given))) < bound, (shape, dtype)
         assert torch.equal(linear(*given[:2]), linear(*given[:2], torch.zeros_like(given[2]))), "without a bias"
         for weights in ("int8", "float8_e4m3") if shape in [*SHAPES[::5], *ODD] else ():
             eight = quantised(*given, weights)
-            for one, other in zip(fused(*eight), plain(*in_float64(eight)), strict=True):
-                assert relative_error(one, other) < bound, (shape, dtype, weights)
+            assert worst_error(fused(*eight), plain(*in_float64(eight))) < bound, (shape, dtype, weights)
             if weights == "int8":
                 x, *operands = eight
                 for one, silu in zip(fused_int16(*eight), (False, True), strict=True):
@@ -88,75 +91,31 @@ def interpreted():
     assert len(counts) > 2, "inputs in one part, and in several"
 
 
-@pytest.mark.parametrize("k", [64, 100, 192])
-def test_rows_of_16_bits_are_as_exact_as_promised(k):
-    x = torch.randn(2, 5, k) * torch.logspace(-3, 3, 5).unsqueeze(1)
-    x[0, 0], x[0, 1, 3], x[0, 2, 4] = 0, torch.nan, torch.inf
-    rows = int16_rows(x)
-    back, finite = from_int16_rows(rows), x.isfinite().all(-1)
-    assert (rows.split.dtype, rows.scale.dtype) == (torch.int8, torch.float32)
-    error = (back - x.double()).abs().amax(-1)[finite]
-    assert (error <= x.double().abs().amax(-1)[finite] / 65024 * 1.001).all()
-    assert not back[0, 0].any()
-    assert back[~finite].isnan().all()
-
-
-@pytest.mark.parametrize("shape", [(17, 192, 64), (3, 1024, 128)], ids=str)
-def test_the_reference_of_activations_of_16_bits_is_the_plain_product(shape):
-    given = quantised(*draw_inputs(*shape), "int8")
-    x, stored, bias, scale = given
-    for silu, true in zip((False, True), plain(*in_float64(given)), strict=False):
-        actual = reference_int16(*int16_rows(x), stored, bias, scale, torch.float32, silu)
-        assert relative_error(actual, true) < 5e-5
-
-
 def test_kernel_in_the_interpreter():
     interpret("test_skinny_linear_triton", "interpreted")
 
 
-def test_a_scale_belongs_to_weights_of_8_bits():
-    pytest.importorskip("triton")
-    from models.kernels.skinny_linear_triton import linear
-
-    x, weight, bias = draw_inputs(2, 64, 64)
-    stored, scale = quantise(weight, "int8")
-    for wrong in ((x, weight, bias, scale), (x, stored, bias), (x, stored.view(torch.uint8), bias, scale)):
-        with pytest.raises(ValueError, match=r"a weight in .* scale"):
-            linear(*wrong)
-
-
-def test_activations_in_int16_are_for_int8_weights_and_more_than_two_rows():
-    pytest.importorskip("triton")
-    from models.kernels.skinny_linear_triton import takes_int16
-
-    x, weight, _ = draw_inputs(17, 128, 192)
-    assert takes_int16(x, weight.to(torch.int8))
-    assert not takes_int16(x, weight)
-    assert not takes_int16(x, weight.to(torch.float8_e4m3fn))
-    assert not takes_int16(x[:, :, :2], weight.to(torch.int8))
-    assert not takes_int16(torch.zeros(3, 2**17 + 64), torch.zeros(64, 2**17 + 64, dtype=torch.int8)), "sums overflow"
-
-
-def test_what_it_serves():
-    pytest.importorskip("triton")
-    from models.kernels.skinny_linear_triton import part_count, supports
-
-    x, weight, _ = draw_inputs(64, 128, 192)
+def test_what_the_kernels_take():
+    x, weight, bias = draw_inputs(64, 128, 192)
     assert supports(x, weight)
     assert not supports(torch.zeros(65, 128), weight), "too many rows"
     assert not supports(x, weight[:96]), "outputs that fill no program"
     assert not supports(torch.zeros(2, 96), torch.zeros(64, 96)), "inputs that fill no load"
     assert not supports(x, weight.t().contiguous().t()), "not dense"
-    assert part_count(6144, 1536) == 1
-    assert part_count(1536, 1536) == part_count(1536, 6144) == 4
-    assert part_count(64, 64) == 1
+    stored, scale = quantise(weight, "int8")
+    assert takes_int16(x, stored)
+    assert not takes_int16(x, weight)
+    assert not takes_int16(x, weight.to(torch.float8_e4m3fn))
+    assert not takes_int16(x[:, :, :2], stored), "of two rows another kernel is faster"
+    assert not takes_int16(torch.zeros(3, 2**17 + 64), torch.zeros(64, 2**17 + 64, dtype=torch.int8)), "sums overflow"
+    for wrong in ((x, weight, bias, scale), (x, stored, bias), (x, stored.view(torch.uint8), bias, scale)):
+        with pytest.raises(ValueError, match=r"a weight in .* scale"):
+            linear(*wrong)
+    assert [part_count(*sizes) for sizes in ((6144, 1536), (1536, 1536), (1536, 6144), (64, 64))] == [1, 4, 4, 1]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 64])
 def test_tiles_of_8_bits_divide_a_layer_and_fit_into_shared_memory(rows):
-    pytest.importorskip("triton")
-    from models.kernels.skinny_linear_triton import choose_tile
-
     for (n, k), split in itertools.product(((4608, 1536), (1536, 1536), (1536, 6144), (64, 64)), (False, True)):
         tile = choose_tile(n, k, rows, 1, split=split)
         assert n % tile.columns == k % tile.parts == 0
@@ -166,9 +125,6 @@ def test_tiles_of_8_bits_divide_a_layer_and_fit_into_shared_memory(rows):
 
 def test_tiles_of_8_bits_are_those_that_were_measured_fastest():
     """At the sizes of the 1B world model; docs/results/h100/skinny_linear.txt has their times."""
-    pytest.importorskip("triton")
-    from models.kernels.skinny_linear_triton import choose_tile
-
     for n, k, rows, split, tile in (
         (236544, 1536, 1, False, (16, 512, 1, 3, 2)),
         (236544, 1536, 2, False, (64, 256, 1, 3, 4)),
@@ -214,8 +170,6 @@ def test_activations_in_int16_cost_less_than_the_rounding_of_the_result(shape, d
 
 @pytest.mark.gpu
 def test_sums_of_the_largest_numbers_do_not_overflow():
-    from models.kernels.skinny_linear_triton import linear_int16
-
     x = torch.ones(17, 2**17, device="cuda", dtype=torch.bfloat16)
     stored, scale = quantise(torch.ones(64, 2**17, device="cuda"), "int8")
     out = linear_int16(*int16_rows(x), stored, None, scale, torch.float32)
@@ -226,8 +180,6 @@ def test_sums_of_the_largest_numbers_do_not_overflow():
 @pytest.mark.parametrize("weights", ["int8", "float8_e4m3"])
 def test_every_number_of_8_bits_is_widened_exactly(weights):
     """Through a product with one input of 1: of bf16, where float8 is widened by bits, and of fp16."""
-    from models.kernels.skinny_linear_triton import linear
-
     stored = torch.arange(256, dtype=torch.uint8, device="cuda").view(torch.int8)
     stored = stored if weights == "int8" else stored.view(torch.float8_e4m3fn)
     real = ~stored.float().isnan()  # the two NaN of float8, which `quantise` never stores
@@ -243,41 +195,14 @@ def test_every_number_of_8_bits_is_widened_exactly(weights):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("weights", [None, "int8", "float8_e4m3"])
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_compiles_into_one_graph(dtype, weights):
-    torch._dynamo.reset()
-    given = draw_inputs(*FULL[0], dtype, "cuda")
-    given = given if weights is None else quantised(*given, weights)
-    compiled = torch.compile(fused, fullgraph=True)(*given)
-    for one, other in zip(compiled, fused(*given), strict=True):
-        assert relative_error(one, other) < 1e-2
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("weights", [None, "int8", "float8_e4m3"])
-def test_a_captured_graph_follows_its_inputs(weights):
+def test_a_captured_graph_follows_its_inputs():
     given = draw_inputs(*FULL[2], torch.bfloat16, "cuda")
-    given = given if weights is None else quantised(*given, weights)
     graph, out = captured(lambda: fused(*given))
     for tensor in given:
         tensor.copy_(torch.randn_like(tensor, dtype=torch.float32))
     graph.replay()
     for one, other in zip(out, fused(*given), strict=True):
         assert torch.equal(one, other)
-
-
-@pytest.mark.gpu
-def test_the_operators_keep_their_promises():
-    from models.kernels import skinny_linear_triton  # noqa: F401
-
-    given = draw_inputs(17, 192, 320, torch.bfloat16, "cuda")
-    operators = torch.ops.models.linear, torch.ops.models.linear_silu, torch.ops.models.linear_parts
-    for operator, inputs in itertools.product(operators, (given, given[:2], quantised(*given, "int8"))):
-        torch.library.opcheck(operator.default, inputs, test_utils=("test_schema", "test_faketensor"))
-    x, *eight = quantised(*given, "int8")
-    inputs = (*int16_rows(x), *eight, torch.bfloat16)
-    torch.library.opcheck(torch.ops.models.linear_int16.default, inputs, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.gpu

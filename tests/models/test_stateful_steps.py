@@ -13,24 +13,12 @@ from models.language_steps import build_llama_step, build_moshi_step, randomise_
 pytest.importorskip("diffusers")
 pytest.importorskip("transformers")
 
-LLAMA = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-DEPTH = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA = {**SIZES, "vocab_size": 64, "intermediate_size": 64, "num_key_value_heads": 2}
 MOSHI = {
-    "vocab_size": 48,
-    "audio_vocab_size": 40,
-    "hidden_size": 32,
-    "ffn_dim": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "audio_encoder_config": {"model_type": "mimi"},
-    "depth_decoder_config": DEPTH,
+    **SIZES,
+    **{"vocab_size": 48, "audio_vocab_size": 40, "ffn_dim": 64, "audio_encoder_config": {"model_type": "mimi"}},
+    "depth_decoder_config": {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
 }
 
 
@@ -80,55 +68,39 @@ def test_a_cast_and_a_move_keep_the_cache_attached():
     assert module.cache.layers[1].keys.dtype == torch.bfloat16
 
 
-@pytest.fixture(scope="module")
-def moshi():
+@torch.inference_mode()
+def test_moshis_codes_are_those_of_its_depth_decoder_and_it_takes_those_it_is_given():
     module: Any = build_moshi_step(batch=1, cache_length=8, filled=3, **MOSHI).eval()
     randomise_moshi(module, 0)
-    return module
-
-
-def frame(seed):
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     text = torch.randint(0, 48, (1, 1), generator=generator)
-    return text, *(torch.randint(0, 40, (1, 8, 1), generator=generator) for _ in range(2))
+    moshi_codes, user_codes = (torch.randint(0, 40, (1, 8, 1), generator=generator) for _ in range(2))
 
+    def step(given=torch.full((1, 9), -1)):  # noqa: B008
+        module.reset()
+        return module(text, moshi_codes, user_codes, given)
 
-@torch.inference_mode()
-def test_moshis_codes_are_those_of_its_depth_decoder(moshi):
-    text, moshi_codes, user_codes = frame(0)
-    outputs = moshi(text, moshi_codes, user_codes, torch.full((1, 9), -1))
+    outputs = step()
     assert outputs["codes"].shape == (1, 8, 1)
     assert torch.equal(outputs["text"], outputs["text_logits"].argmax(-1, keepdim=True))
     assert torch.equal(outputs["codes"][:, :, 0], outputs["code_logits"].argmax(-1))
     # All codebooks at once: the tokens before each as its input, as the library trains it.
-    moshi.reset()
-    embeddings = moshi.model.decoder.model.embed_tokens(text) + sum(
-        embed(code)
-        for embed, code in zip(moshi.model.embed_tokens, torch.cat([moshi_codes, user_codes], 1).unbind(1), strict=True)
-    )
-    hidden = moshi.step(moshi.model.decoder, inputs_embeds=embeddings).last_hidden_state
+    module.reset()
+    codes = torch.cat([moshi_codes, user_codes], 1).unbind(1)
+    embeddings = module.model.decoder.model.embed_tokens(text)
+    embeddings = embeddings + sum(embed(code) for embed, code in zip(module.model.embed_tokens, codes, strict=True))
+    hidden = module.step(module.model.decoder, inputs_embeds=embeddings).last_hidden_state
     tokens = torch.cat([outputs["text"], outputs["codes"][:, :-1, 0]], dim=1)
-    depth = moshi.model.depth_decoder(input_ids=tokens, last_hidden_state=hidden, use_cache=False)
+    depth = module.model.depth_decoder(input_ids=tokens, last_hidden_state=hidden, use_cache=False)
     torch.testing.assert_close(outputs["code_logits"], depth.logits, rtol=1e-3, atol=1e-4)
-    moshi.reset()
 
-
-@torch.inference_mode()
-def test_moshi_takes_the_tokens_it_is_given(moshi):
-    moshi.reset()
-    picked = moshi(*frame(0), torch.full((1, 9), -1))
-    moshi.reset()
-    given = torch.cat([picked["text"], picked["codes"][:, :, 0]], dim=1)
-    same = moshi(*frame(0), given)
-    for key, value in picked.items():
-        torch.testing.assert_close(same[key], value)
-    moshi.reset()
+    given = torch.cat([outputs["text"], outputs["codes"][:, :, 0]], dim=1)
+    torch.testing.assert_close(step(given), outputs)
     given[0, 2] = (given[0, 2] + 1) % 40
-    other = moshi(*frame(0), given)
+    other = step(given)
     assert other["codes"][0, 1, 0] == given[0, 2]
-    torch.testing.assert_close(other["code_logits"][:, :2], picked["code_logits"][:, :2])
-    assert relative_error(other["code_logits"][:, 2], picked["code_logits"][:, 2]) > 0.01
-    moshi.reset()
+    torch.testing.assert_close(other["code_logits"][:, :2], outputs["code_logits"][:, :2])
+    assert relative_error(other["code_logits"][:, 2], outputs["code_logits"][:, 2]) > 0.01
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from playing import component_of, normal, reference_of, verdict_of
 from torch import nn
+from torch.nn import functional as F
 
 from profiling.components.agreement import Rules, check
 from profiling.components.outputs import leaf_errors
@@ -22,21 +23,19 @@ def _all_calls(monkeypatch):
 
 
 class Ring(nn.Module):
-    """A stream: a ring of past inputs, a running sum, and a residual that is computed in every second call."""
+    """A stream: a ring of past inputs, and a running sum that its outputs do not show."""
 
     def __init__(self):
         super().__init__()
         self.register_buffer("ring", torch.zeros(16, 8))
         self.register_buffer("at", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("residual", torch.zeros(8))
         self.register_buffer("hidden", torch.zeros(8))
 
     def forward(self, x):
         self.ring.index_copy_(0, self.at[None] % 16, x)
-        self.residual.copy_(torch.where(self.at % 2 == 0, 3 * x[0], self.residual))
         self.hidden.add_(x[0])
         self.at += 1
-        return x + self.ring.cumsum(0)[-1:] + self.residual, self.at + 0
+        return x + self.ring.cumsum(0)[-1:], self.at + 0
 
 
 def step_of(change):
@@ -68,18 +67,6 @@ def frozen_number(component, number, output):
     return output[0], component.module.at + 0
 
 
-def frozen_residual(component):
-    kept = []
-
-    def run():
-        output, at = component.call()
-        now = component.module.residual
-        kept[:] = kept or [now.clone()]
-        return output - now + kept[0], at
-
-    return run
-
-
 def output_of_the_call_before(component):
     before = []
 
@@ -97,24 +84,19 @@ def wrong_end_state(component, number, output):
     return output
 
 
-@step_of
-def other_parity(component, number, output):
-    component.module.hidden.add_(1)
-    return output
-
-
 WRONG = {
     stale_buffer: ("wrong from call 2 on: ", 2),
     frozen_number: ("wrong from call 2 on: 1 of the elements of output[1]", 2),
-    frozen_residual: ("wrong from call 2 on: relative L2 error ", 2),
     output_of_the_call_before: ("wrong from call 2 on: ", 2),
     wrong_end_state: ("the state after 8 calls: relative L2 error 0.5 of state['hidden'] ", 8),
-    other_parity: ("the state after 8 calls: relative L2 error ", 8),
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("wrong", "dtype"),
+    [*((wrong, torch.bfloat16) for wrong in WRONG), (frozen_number, torch.float32)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_a_step_that_is_right_in_the_first_call_and_wrong_later(wrong, dtype):
     """The state of `output_of_the_call_before` ends right: only its outputs are late."""
     makes = normal(1, 8, dtype=dtype)
@@ -160,28 +142,24 @@ def garbage(*place, size=1.0):
 ROWS, COLUMNS = slice(301, 305), slice(206, 210)
 DAMAGE = {
     "a tile of a picture": (picture, garbage(0, slice(None), ROWS, COLUMNS, size=0.3), "the tile [288:304, 208:224]"),
-    "a tile of one channel": (picture, garbage(0, 1, ROWS, COLUMNS, size=0.3), "the tile ["),
     "a token": (tokens, garbage(slice(None), 40), "index 40 of dimension 1"),
-    "a row of the batch": (tokens, garbage(2), "the tile ["),
     "a row of the batch that is that of another": (tokens, lambda y: y[[0, 1, 1, 3]], "the tile ["),
     "a block of sound": (sound, garbage(0, 0, slice(7680, 8448)), "the block [7680:8448]"),
     "a click": (sound, garbage(0, 1, slice(9000, 9040)), "the block [8448:9216]"),
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    ("damage", "dtype"), [*((each, torch.bfloat16) for each in DAMAGE), ("a token", torch.float32)], ids=str
+)
 def test_damage_in_one_place_is_found_and_honest_rounding_is_not(damage, dtype):
     make, plant, place = DAMAGE[damage]
 
-    def shape(x):
-        return x * torch.sigmoid(x) * 0.7
-
     def fused(x):  # in float32 inside, rounded once: other numbers than eager's
-        return shape(x.float()).to(x.dtype)
+        return F.gelu(x.float()).to(x.dtype)
 
-    exact = component_of(shape, make)
-    near = component_of(shape, lambda g: {"x": make(g)["x"].to(dtype)}, dtype=dtype)
+    exact = component_of(F.gelu, make)
+    near = component_of(F.gelu, lambda g: {"x": make(g)["x"].to(dtype)}, dtype=dtype)
     for each in (exact, near):
         each.place.calls = 2
     reference = reference_of(near, exact)
@@ -225,8 +203,8 @@ class Grows(nn.Module):
         return output
 
 
-def growing(first, by, **fields):
-    return component_of(Grows(first, by), warm_calls=0, **fields)
+def growing(first, by):
+    return component_of(Grows(first, by), warm_calls=0)
 
 
 @pytest.mark.parametrize(("factor", "judged"), [(2.0, 4), (4.0, 3)])
@@ -237,12 +215,6 @@ def test_calls_before_eager_itself_is_too_far_are_judged(factor, judged):
     assert (passed.passed, passed.calls) == (True, judged)
     wrong = verdict_of(near, lambda c: lambda: c.call() * 1.5, exact, Rules(factor=factor))
     assert not wrong.passed
-    near.place.calls = 8
-
-
-def test_an_eager_that_is_too_far_at_once_is_no_measure():
-    verdict = verdict_of(growing(0.6, 1.0), exact=growing(0.0, 1.0))
-    assert "so that an output of zeros would pass: use dtype=float32" in (verdict.reason or "")
 
 
 def test_a_recipe_s_own_tolerance_grows_with_eager_s_error():
@@ -315,12 +287,6 @@ def test_nan_is_called_nan():
         assert "rounding" not in (verdict.reason or "")
 
 
-def test_nan_of_eager_itself_is_named():
-    verdict = verdict_of(component_of(lambda x: x.log()))
-    assert "eager's own output in float32 is not finite" in (verdict.reason or "")
-    assert "rounding" not in (verdict.reason or "")
-
-
 # --- random numbers
 
 
@@ -346,16 +312,15 @@ def test_state_that_is_random_may_differ_as_two_eager_trajectories_do():
 
         return run
 
+    @step_of
+    def other_state(component, number, output):
+        if number == 8:
+            component.module.at.mul_(3)
+        return output
+
     assert verdict_of(component_of(Walk()), other).passed
     wrong = verdict_of(component_of(Walk()), other_state)
     assert (wrong.reason or "").startswith("the state after 8 calls: ")
-
-
-@step_of
-def other_state(component, number, output):
-    if number == 8:
-        component.module.at.mul_(3)
-    return output
 
 
 # --- how a trajectory is played
@@ -422,7 +387,7 @@ class Sums(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.total, self.resets = torch.zeros(8), 0
+        self.total = torch.zeros(8)
 
     def reset(self):
         self.total.zero_()
@@ -432,9 +397,8 @@ class Sums(nn.Module):
         return self.total + 0
 
 
-@pytest.mark.parametrize("warm_calls", [None, 3])
-def test_a_module_that_is_reset_begins_each_trajectory_in_the_same_state(warm_calls):
-    component = component_of(Sums(), policy="reset", warm_calls=warm_calls)
+def test_a_module_that_is_reset_begins_each_trajectory_in_the_same_state():
+    component = component_of(Sums(), policy="reset", warm_calls=3)
     with torch.inference_mode():
         first = learn(component)
         again = played(component, component.call, 8)
@@ -463,12 +427,5 @@ def counts_in_a_global(x):
 @pytest.mark.parametrize("before", range(3))
 def test_a_step_that_ignores_a_global_is_never_right(before):
     CALLS_OF_ALL[0] = before
-    component = component_of(counts_in_a_global)
-    reference = eager_reference(component)
-    component.reset()
-
-    def replay():
-        return component.inputs["x"] * (1 + (2 + before) % 3)
-
-    verdict, _ = check(component, replay, reference, Rules())
-    assert not verdict.passed
+    replay = lambda component: lambda: component.inputs["x"] * (1 + (2 + before) % 3)  # noqa: E731
+    assert not verdict_of(component_of(counts_in_a_global), replay).passed

@@ -70,8 +70,7 @@ def test_widened_operations_give_the_numbers_of_a_float32_copy_and_leave_the_wei
     torch.testing.assert_close(widened.state, exact.state, rtol=1e-5, atol=1e-5)
     assert parameter_dtypes(widened) == {"bfloat16": sum(p.numel() for p in net.parameters())}
     assert relative_l2(half(**inputs(torch.bfloat16)), expected) > 1e-3, "eager in half precision differs"
-    again = widened(**inputs())
-    torch.testing.assert_close(again, exact(**inputs()), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(widened(**inputs()), exact(**inputs()), rtol=1e-5, atol=1e-5)
 
 
 class Addressed(nn.Linear):
@@ -136,14 +135,8 @@ def test_autocast_holds_however_the_module_is_called(net):
         assert relative_l2(output, expected) < limit
     assert type(wrapped).__name__ == "Net"
     torch._dynamo.reset()
-
-
-def test_autocast_is_undone(net):
-    kind = type(net)
-    undo = call_under(net, lambda: torch.autocast("cpu", torch.bfloat16))
-    assert isinstance(net, kind)
-    undo()
-    assert type(net) is kind
+    call_under(net, lambda: torch.autocast("cpu", torch.bfloat16))()
+    assert type(net) is Net, "undone"
 
 
 def test_a_forward_that_a_library_replaced_is_refused(net):
@@ -158,23 +151,14 @@ def test_the_dtype_of_most_elements():
     assert floating_dtype(tensors[:1], torch.float16) == torch.float16
 
 
-def lstm(x):
-    return nn.LSTM(2, 2).bfloat16()(x)
-
-
 @pytest.mark.parametrize(
     "call",
     [
         lambda x: x @ x.bfloat16(),
-        nn.Linear(2, 2).bfloat16(),
-        nn.Conv1d(2, 2, 1).bfloat16(),
-        nn.Conv1d(2, 2, 1, bias=False).bfloat16(),
-        nn.LayerNorm(2).bfloat16(),
-        lstm,
-        lambda x: nn.functional.scaled_dot_product_attention(x[None], x[None].bfloat16(), x[None].bfloat16()),
+        *(layer.bfloat16() for layer in (nn.Linear(2, 2), nn.Conv1d(2, 2, 1), nn.LayerNorm(2), nn.LSTM(2, 2))),
+        lambda x: F.scaled_dot_product_attention(x[None], x[None].bfloat16(), x[None].bfloat16()),
         lambda x: x.index_copy_(0, torch.tensor([0]), x[:1].bfloat16()),
         lambda x: torch.lerp(x, x.half(), 0.5),
-        lambda x: torch.mm(x, x, out=x.double()),
     ],
 )
 def test_operators_that_refuse_mixed_dtypes(call):
@@ -183,10 +167,7 @@ def test_operators_that_refuse_mixed_dtypes(call):
     assert mixes_dtypes(raised.value)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [lambda x: x @ torch.ones(3, 2), nn.Embedding(2, 2), lambda x: x.view(3), lambda x: torch.fft.rfft(x.half())],
-)
+@pytest.mark.parametrize("call", [lambda x: x @ torch.ones(3, 2), lambda x: torch.fft.rfft(x.half())])
 def test_other_errors_are_not_of_mixed_dtypes(call):
     with pytest.raises(RuntimeError) as raised:
         call(torch.ones(2, 2))

@@ -12,11 +12,11 @@ from omegaconf import OmegaConf
 from profiling.cli.config import SET_BY_THE_TOOL, read_component
 from profiling.components.build import build, draw_input
 from profiling.components.component import Component
+from profiling.components.outputs import relative_l2
 from profiling.components.spec import ComponentSpec, Settings, input_tree
 from profiling.components.trees import named_tensors, other_form, overwrite, tensors_in
 from profiling.errors import InputError
 from profiling.fx_passes.tracer import placeholders, trace
-from profiling.graphs.signature import signature
 from profiling.roofline.work import work_of
 from profiling.shape_sweep import points_of
 
@@ -38,26 +38,26 @@ def component(spec: ComponentSpec) -> Component:
     return build(spec, SETTINGS).cast("run").component(seed=0)
 
 
-def test_yaml_gives_forward_what_it_describes(component):
+def test_yaml_gives_forward_what_it_describes_and_the_reference_the_same_in_another_dtype(spec, component):
     inputs = component.inputs
     assert (inputs["scale"], inputs["use_cache"], inputs["text"], inputs["cond"]["weight"]) == (2, True, None, 0.5)
-    assert [[tensor.dtype for tensor in pair] for pair in inputs["cache"]] == [
-        [torch.bfloat16, torch.bfloat16],
-        [torch.float32, torch.bool],
-    ]
+    assert [tensor.dtype for tensor in inputs["cache"][0]] == [torch.bfloat16, torch.bfloat16]
+    assert [tensor.dtype for tensor in inputs["cache"][1]] == [torch.float32, torch.bool]
     assert inputs["grid"].tolist() == [[1, 4, 4], [1, 4, 4]]
     assert sorted(inputs["position"]["index"].tolist()) == [0, 1]
     assert -1 <= inputs["cond"]["embed"]["text"].min() < 0 < inputs["cond"]["embed"]["text"].max() < 1
-
-
-def test_the_reference_reads_the_same_numbers_in_another_dtype(spec, component):
+    with torch.inference_mode():
+        assert work_of(component).bytes["inputs"] == sum(t.nbytes for t in tensors_in(inputs)), "in the roofline, too"
     wide = dict(named_tensors(build(spec, SETTINGS).cast("float32").component(seed=0).inputs))
-    for path, tensor in named_tensors(component.inputs):
+    for path, tensor in named_tensors(inputs):
         assert wide[path].dtype == (torch.float32 if tensor.is_floating_point() else tensor.dtype)
         assert torch.equal(wide[path], tensor.to(wide[path].dtype))
 
 
 def test_a_refill_changes_what_is_drawn_and_no_address(component):
+    expanded = [torch.zeros(1, 3).expand(2, 3)]
+    overwrite(expanded, [torch.arange(3.0).expand(2, 3)])
+    assert expanded[0].tolist() == [[0, 1, 2], [0, 1, 2]]
     before = {path: (tensor.data_ptr(), tensor.clone()) for path, tensor in named_tensors(component.inputs)}
     component.refill(1)
     after = dict(named_tensors(component.inputs))
@@ -67,18 +67,11 @@ def test_a_refill_changes_what_is_drawn_and_no_address(component):
     assert all(torch.equal(after[path], old) for path, (_, old) in before.items())
 
 
-def test_an_expanded_input_is_overwritten():
-    tree, fresh = [torch.zeros(1, 3).expand(2, 3)], [torch.arange(3.0).expand(2, 3)]
-    overwrite(tree, fresh)
-    assert tree[0].tolist() == [[0, 1, 2], [0, 1, 2]]
-
-
 @pytest.mark.parametrize(
     ("other", "says"),
     [
         ({"x": torch.ones(2)}, r"x\.0 \(float32 \[2\]\) is missing"),
         ({"x": [torch.ones(3)], "t": 0.5}, r"x\.0 is float32 \[3\], and was float32 \[2\]"),
-        ({"x": [torch.ones(2).bool()], "t": 0.5}, r"x\.0 is bool \[2\], and was float32 \[2\]"),
         ({"x": [torch.ones(2)], "t": 0.6}, r"t is 0\.6, and was 0\.5"),
         ({"x": [torch.ones(2)], "t": 0.5, "y": None}, r"y \(None\) is new"),
     ],
@@ -97,8 +90,7 @@ def test_a_failing_forward_is_described_by_all_of_its_inputs(spec):
 
 
 DTYPES = {
-    "high": ({"dtype": "int64", "high": 1000}, torch.int64, range(1000)),
-    "low": ({"dtype": "uint8", "low": 250, "high": 256}, torch.uint8, range(250, 256)),
+    "high": ({"dtype": "uint8", "low": 250, "high": 256}, torch.uint8, range(250, 256)),
     "negative": ({"dtype": "int8", "low": -128, "high": 128}, torch.int8, range(-128, 128)),
     "ones and zeros": ({"dtype": "int64", "distribution": "bernoulli"}, torch.int64, (0, 1)),
     "mask": ({"dtype": "bool"}, torch.bool, (False, True)),
@@ -116,14 +108,12 @@ def test_integers_and_masks(name):
     node, dtype, values = DTYPES[name]
     tensor = draw(node)
     assert tensor.dtype == dtype
-    assert set(tensor.tolist()) == set(values) if len(values) < 500 else len(set(tensor.tolist())) > 900
-    assert set(tensor.tolist()) <= set(values)
+    assert set(tensor.tolist()) == set(values)
 
 
 def test_floating_values():
     uniform, normal = draw({"low": 2, "high": 3}), draw({}, dtype=torch.bfloat16)
-    assert 2 <= uniform.min() < 2.1
-    assert 2.9 < uniform.max() <= 3
+    assert 2 <= uniform.min() < 2.1 < 2.9 < uniform.max() <= 3
     assert normal.dtype == torch.bfloat16
     assert abs(normal.float().std() - 1) < 0.05
     assert torch.equal(draw({}), draw({}))
@@ -150,16 +140,6 @@ def test_a_mapping_with_the_one_key_tuple_is_a_tuple(spec):
     assert not torch.equal(first, before)
 
 
-def test_a_captured_graph_is_for_one_plain_value(component):
-    key, tensors = signature((), component.inputs)
-    assert [id(tensor) for tensor in tensors] == [id(tensor) for tensor in tensors_in(component.inputs)]
-    cond = component.inputs["cond"]
-    for change in ({"scale": 2.0}, {"use_cache": False}, {"cond": {**cond, "weight": 0.25}}, {"text": ""}):
-        assert signature((), {**component.inputs, **change})[0] != key
-    component.refill(3)
-    assert signature((), component.inputs)[0] == key
-
-
 def test_a_trace_takes_the_tensors_of_nested_inputs(spec):
     component = build(spec, replace(SETTINGS, dtype="float32")).component(0)
     traced = trace(component.module, component.inputs)
@@ -169,11 +149,6 @@ def test_a_trace_takes_the_tensors_of_nested_inputs(spec):
     with torch.no_grad():
         for output, expected in zip(traced(**placeholders(component.inputs)), component.call(), strict=True):
             torch.testing.assert_close(output, expected)
-
-
-def test_nested_inputs_count_as_inputs_in_the_roofline(component):
-    with torch.inference_mode():
-        assert work_of(component).bytes["inputs"] == sum(t.nbytes for t in tensors_in(component.inputs))
 
 
 def test_a_sweep_reaches_a_nested_input(spec):
@@ -212,3 +187,57 @@ def test_the_examples_of_the_docs_are_read():
     assert {each.name for each in fields(ComponentSpec)} - SET_BY_THE_TOOL <= set(
         re.findall(r"^\| `(\w+)`", page, re.M)
     )
+
+
+# --- objects that a factory makes: caches, for example
+
+
+class Cache:
+    """An object of a library: keys that a call overwrites, reached by two names."""
+
+    def __init__(self, keys):
+        self.keys, self.layers = keys, [{"keys": keys}]
+
+
+def cache_of(module, *, generator, device, dtype):
+    return Cache(torch.randn(1, 8, generator=generator, device=device).to(dtype))
+
+
+class Reader(torch.nn.Linear):
+    def forward(self, x, cache):
+        cache.keys.copy_(super().forward(x) + cache.keys)
+        return cache.keys + 0
+
+
+def test_the_reference_reads_them_in_float32():
+    inputs = {"x": {"shape": [1, 8]}, "cache": {"_target_": f"{__name__}.cache_of"}}
+    module = {"_target_": f"{__name__}.Reader", "in_features": 8, "out_features": 8}
+    spec = ComponentSpec(name="net", module=module, inputs=inputs)
+    run, wide = (build(spec, SETTINGS).cast(form).component(seed=0).inputs["cache"] for form in ("run", "float32"))
+    assert wide.layers[0]["keys"] is wide.keys
+    assert run.keys.dtype == torch.bfloat16
+    assert wide.keys.dtype == torch.float32
+    assert torch.equal(run.keys.float(), wide.keys)
+
+
+LLAMA = """
+module:
+  _target_: transformers.LlamaForCausalLM
+  config: {_target_: transformers.LlamaConfig, vocab_size: 64, hidden_size: 32, intermediate_size: 64,
+           num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}
+inputs:
+  input_ids: {shape: [1, 1], dtype: int64, low: 0, high: 64}
+  past_key_values: {_target_: models.language_steps.static_cache, length: 16, filled: 8}
+"""
+
+
+def test_a_decode_step_of_transformers_by_yaml_alone():
+    pytest.importorskip("transformers")
+    spec, logits = read_component("llama", yaml.safe_load(LLAMA)), []
+    for form in ("run", "float32"):
+        with torch.inference_mode():
+            component = build(spec, SETTINGS).cast(form).component(seed=0)
+            component.reset()
+            logits.append([component.call().logits.float() for _ in range(4)])
+    for half, full in zip(*logits, strict=True):
+        assert 0 < relative_l2(half, full) < 0.05
