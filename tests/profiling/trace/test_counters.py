@@ -83,13 +83,13 @@ def test_a_recompile_that_the_cache_on_disk_answers_is_still_one(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     compiled = torch.compile(scaled, dynamic=False)
-    for hits in (0, 2):
+    for hit in (False, True):
         before = snapshot()
         with torch.inference_mode():
             compiled(torch.ones(4), 2)
             compiled(torch.ones(4), 3)
         found = snapshot().since(before)
-        assert (found.recompiles, found.cache_hits) == (1, hits)
+        assert (found.recompiles, found.cache_hits > 0) == (1, hit)
         torch._dynamo.reset()
     earlier = CompileCounters(compiles=7, recompiles=3)  # after a reset the totals are the difference
     assert CompileCounters(compiles=2, recompiles=1).since(earlier) == CompileCounters(compiles=2, recompiles=1)
