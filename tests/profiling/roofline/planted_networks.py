@@ -10,20 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from profiling.components.component import Component
-from profiling.results.environment import Ceilings
-
-
-def ceilings_of(rate: float) -> Ceilings:
-    """Return ceilings of `rate` bytes/s and FLOP/s, whatever the size."""
-    return Ceilings(
-        dtype="float32",
-        copy_bytes_per_s=rate,
-        read_bytes_per_s=rate,
-        bandwidth=((1000, rate),),
-        matmul_flops_per_s=rate,
-        launch_us=1.0,
-        seconds=0.0,
-    )
 
 
 def component(module: nn.Module, device: str = "cpu", **inputs: Tensor) -> Component:
@@ -31,16 +17,7 @@ def component(module: nn.Module, device: str = "cpu", **inputs: Tensor) -> Compo
     given: Mapping[str, Tensor] = {name: tensor.to(device) for name, tensor in inputs.items()}
     made = module.to(device).eval()
     dtype = next((tensor.dtype for tensor in made.parameters()), torch.float32)
-    return Component(
-        name="planted",
-        module=made,
-        inputs=given,
-        make_inputs=lambda _: given,
-        device=torch.device(device),
-        dtype=dtype,
-        frames_per_call=1,
-        weights="random",
-    )
+    return Component("planted", made, given, lambda _: given, torch.device(device), dtype, 1, "random")
 
 
 class Function(nn.Module):

@@ -17,8 +17,9 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 import torch
+from hand_made_ceilings import ceilings_of
 from msgspec.structs import replace
-from planted_networks import Function, ceilings_of, component
+from planted_networks import Function, component
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.machine import ceilings as ceilings_cache

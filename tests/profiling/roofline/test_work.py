@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from hand_made_ceilings import ceilings_of
 from msgspec.structs import replace
-from planted_networks import Function, Ring, Tied, Words, WritesRings, ceilings_of, component
+from planted_networks import Function, Ring, Tied, Words, WritesRings, component
 from torch import nn
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch._subclasses.fake_tensor import FakeTensorMode
