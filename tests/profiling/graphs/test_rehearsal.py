@@ -66,5 +66,6 @@ def test_nothing_is_found_in_what_a_graph_can_replay_and_the_call_returns_the_sa
     with torch.inference_mode(inference):
         expected = clean(x)
         with rehearsing() as rehearsal:
-            assert torch.equal(clean(x), expected)
+            watched = clean(x)
+        assert torch.equal(watched, expected)
     assert rehearsal.findings == []
