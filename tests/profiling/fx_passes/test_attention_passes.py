@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from fx_networks import Net, applied, calls, normal
+from fixed_component import Net
+from fx_networks import applied, calls, normal
 from torch.nn import functional as F
 
 from profiling.fx_passes.attention import ReplaceAttention, SimplifyMasks

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from fixed_component import Net
 from fixed_component import fixed_component as component
-from fx_networks import Net, applied, calls, normal
+from fx_networks import applied, calls, normal
 from torch import fx, nn
 from torch.nn import functional as F
 

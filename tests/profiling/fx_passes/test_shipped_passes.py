@@ -5,8 +5,9 @@ import itertools
 
 import pytest
 import torch
+from fixed_component import Net
 from fixed_component import fixed_component as component
-from fx_networks import Net, assert_same, calls, normal
+from fx_networks import assert_same, calls, normal
 from torch import fx, nn
 
 from profiling.cli.variants import named_recipes

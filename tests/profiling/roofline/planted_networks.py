@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from profiling.components.component import Component
 
@@ -32,33 +31,6 @@ class Function(nn.Module):
 
     def forward(self, *args: Tensor, **inputs: Tensor) -> Any:
         return self.call(*args, **inputs) if self.table is None else self.call(self.table, *args, **inputs)
-
-
-class Words(nn.Module):
-    """Looks rows up, by the same table twice, and never touches `unused`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(1000, 16)
-        self.head = nn.Linear(16, 8, bias=False)
-        self.unused = nn.Linear(64, 64)
-        self.register_buffer("idle", torch.ones(500))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.table(ids) + self.table(ids.flip(0)))
-
-
-class Tied(nn.Module):
-    """One matrix under two names, whole in one product and half of it in another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(32, 32, bias=False)
-        self.second = nn.Linear(32, 32, bias=False)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x)) + F.pad(F.linear(x, self.first.weight[:16]), (0, 16))
 
 
 class Ring(nn.Module):

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from fixed_component import Net
 from hand_made_ceilings import ceilings_of
 from msgspec.structs import replace
-from planted_networks import Function, Ring, Tied, Words, WritesRings, component
+from planted_networks import Function, Ring, WritesRings, component
 from torch import nn
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -44,19 +45,12 @@ def test_a_layer_moves_its_weights_inputs_and_outputs_once():
     assert work.bytes["total"] == work.operators == work.traffic_bytes == 0, "an output that is the input"
 
 
-class _Resized(nn.Module):
-    """A convolution, and a resize and a norm that torch can take apart into a hundred operators."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1, bias=False)
-
-    def forward(self, x):
+def test_an_operator_is_counted_as_the_one_that_it_is():
+    def resized(self, x):  # torch can take the resize and the norm apart into a hundred operators
         return F.rms_norm(F.interpolate(self.conv(x), scale_factor=2.0, mode="bicubic"), (16,))
 
-
-def test_an_operator_is_counted_as_the_one_that_it_is():
-    work = work_of(component(_Resized(), x=torch.randn(1, 4, 8, 8)))
+    convolution = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+    work = work_of(component(Net(resized, conv=convolution), x=torch.randn(1, 4, 8, 8)))
     image, resized = 4 * 4 * 8 * 8, 4 * 4 * 16 * 16
     assert work.operators == 3
     assert work.traffic_bytes == (2 * image + 4 * 4 * 4 * 9) + (image + resized) + 2 * resized
@@ -219,7 +213,9 @@ def test_a_sparse_matrix_counts_the_values_that_it_has():
 
 def test_a_lookup_counts_the_rows_that_it_reads():
     ids = torch.tensor([3, 7, 7, 900])  # three distinct rows
-    work = work_of(component(Words(), ids=ids))
+    parts = {"table": nn.Embedding(1000, 16), "head": nn.Linear(16, 8, bias=False), "unused": nn.Linear(64, 64)}
+    twice = Net(lambda self, ids: self.head(self.table(ids) + self.table(ids.flip(0))), **parts, idle=torch.ones(500))
+    work = work_of(component(twice, ids=ids))
     assert work.bytes["weights"] == 4 * (3 * 16 + 16 * 8), "and the head; unused weights count nothing"
     assert work.bytes["inputs"] == 8 * 4
     rows = 4 * 4 * 16  # bytes that a lookup returns
@@ -232,7 +228,12 @@ def test_a_lookup_counts_the_rows_that_it_reads():
 
 
 def test_shared_weights_and_views_of_weights_count_once():
-    work = work_of(component(Tied(), x=torch.randn(2, 32)))
+    def whole_and_half(self, x):
+        return self.second(self.first(x)) + F.pad(F.linear(x, self.first.weight[:16]), (0, 16))
+
+    first, second = (nn.Linear(32, 32, bias=False) for _ in range(2))
+    second.weight = first.weight
+    work = work_of(component(Net(whole_and_half, first=first, second=second), x=torch.randn(2, 32)))
     assert work.bytes["weights"] == 4 * 32 * 32
     assert work.flops["matmul"] == 2 * 2 * 32 * 32 * 2 + 2 * 2 * 32 * 16
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 import yaml
+from fixed_component import Net
 from fixed_component import fixed_component as component
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
@@ -274,20 +275,12 @@ def test_a_reset_restores_the_state_and_keeps_what_a_transform_replaced(tmp_path
     torch.testing.assert_close(step.call(), expected, msg="what a transform added is kept, too")
 
 
-class Halves(nn.Module):
-    """Two products of one input, which a pass makes one."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.a(x) * self.b(x) * x.shape[0]
-
-
 @torch.inference_mode()
 def test_passes_and_a_compiler_work_together(tmp_path):
-    net = component(Halves(), torch.randn(2, 4), torch.randn(3, 4))
+    parts = {name: nn.Linear(4, 4) for name in "ab"}  # a pass makes them one
+    net = component(
+        Net(lambda self, x: self.a(x) * self.b(x) * x.shape[0], **parts), torch.randn(2, 4), torch.randn(3, 4)
+    )
     step = Recipe(transforms=[Rewrite(passes=[FuseParallelLinears()])], compiler=Inductor())(net, tmp_path)
     torch.testing.assert_close(step.run(), net.call())
     torch.testing.assert_close(step.extra_steps[0](), net.module(**net.extra_inputs[0]))
