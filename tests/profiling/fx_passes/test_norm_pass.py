@@ -5,7 +5,7 @@ import torch
 from fixed_component import Net
 from fixed_component import fixed_component as component
 from fx_networks import applied, calls, normal
-from torch import fx, nn
+from torch import fx
 from torch.nn import functional as F
 
 from models.kernels.fused_norm import fused_norm
@@ -110,20 +110,6 @@ def test_the_activation_belongs_to_the_kernel(name):
     (found,) = options(traced)
     assert found[4] == name.strip()
     assert found[5] == {"leaky_relu": 0.2}.get(name, 0.0)
-
-
-def test_a_block_of_a_decoder():
-    def block(self, x):
-        h = self.one(F.silu(F.group_norm(x, 2)))
-        h = self.two(F.silu(F.group_norm(h, 3, self.gain, self.shift)))
-        y = (x + h) / 1.0
-        return F.silu(F.group_norm(y, 3)) + y
-
-    parts = {"one": nn.Conv2d(6, 6, 3, padding=1), "two": nn.Conv2d(6, 6, 3, padding=1)}
-    traced, counts = applied([PASS], Net(block, **parts, **VECTORS), 1e-5, x=X)
-    assert counts == [3]
-    assert calls(traced) == {"fused_norm": 3, "conv2d": 2, "getitem": 4, "add": 1}
-    assert all(node.args[2] is None for node in traced.graph.nodes if node.target is torch.conv2d), "in the kernels"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def error_of(step, net, expected):
         return difference(to_host(output=step.run()), to_host(output=expected)).error
 
 
-class Layers(nn.Module):
+class Mixed(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.twice, self.last = nn.Linear(64, 128), nn.Linear(128, 128), nn.Linear(128, 16)
@@ -56,7 +56,7 @@ class Layers(nn.Module):
 def net():
     """The component, and the output of its first call."""
     torch.manual_seed(0)
-    net = replace(component(Layers(), x=torch.randn(20, 64)), extra_inputs=({"x": torch.randn(33, 64)},))
+    net = replace(component(Mixed(), x=torch.randn(20, 64)), extra_inputs=({"x": torch.randn(33, 64)},))
     net.reset()
     with torch.inference_mode():
         expected = net.call().clone()
@@ -270,7 +270,7 @@ def test_what_the_device_lacks_skips_the_cell(monkeypatch):
         ({"include": "*"}, "must be a list of patterns"),
         ({"sensitivity_seconds": 0}, "sensitivity_seconds"),
         pytest.param(
-            {"exclude": ["a.*"]}, r"'a\.\*' matches no linear layer of Layers \(such as: first, ", marks=torchao
+            {"exclude": ["a.*"]}, r"'a\.\*' matches no linear layer of Mixed \(such as: first, ", marks=torchao
         ),
         pytest.param({"options": {"group": 4}}, "Int8WeightOnlyConfig: TypeError: .*group", marks=torchao),
     ],
