@@ -1,5 +1,6 @@
-"""A component of a module that always has the same inputs, for tests of what is prepared for a call."""
+"""A component that always has the same inputs, and a module of a function: for tests of what is prepared for a call."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,3 +15,19 @@ def fixed_component(module: nn.Module, *shapes: Tensor, **inputs: Any) -> Compon
     tensor = next(iter(first.values()))
     net = Component("net", module.eval(), first, lambda _: first, tensor.device, tensor.dtype, 1, "random")
     return replace(net, extra_inputs=tuple(extra))
+
+
+class Net(nn.Module):
+    """A module whose forward is a function of it and its inputs; `parts` are submodules, weights and buffers."""
+
+    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.function(self, **inputs)

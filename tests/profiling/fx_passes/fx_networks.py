@@ -1,30 +1,13 @@
-"""Small networks for the passes, and the comparison that each test of a pass makes."""
+"""The comparison that each test of a pass makes."""
 
 from collections import Counter
 
 import torch
-from torch import nn
 
 from profiling.components.outputs import mismatch, to_host
 from profiling.components.trees import tensors_in
 from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.tracer import trace
-
-
-class Net(nn.Module):
-    """A module whose forward is a function of the module and its inputs."""
-
-    def __init__(self, function, **parts):
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-
-    def forward(self, **inputs):
-        return self.function(self, **inputs)
 
 
 def normal(*shape, seed=0, dtype=torch.float64):

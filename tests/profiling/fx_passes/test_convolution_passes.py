@@ -2,41 +2,41 @@
 
 import pytest
 import torch
-from fx_networks import Net, applied, calls, normal
+from fixed_component import Net
+from fx_networks import applied, calls, normal
 from torch import nn
 from torch.nn import functional as F
 
 from profiling.fx_passes.convolution import FoldBatchNorm, FuseConvEpilogues
 
-CONVOLUTIONS = [
-    (nn.Conv1d, nn.BatchNorm1d, {}, 1),
-    (nn.Conv2d, nn.BatchNorm2d, {"groups": 2, "bias": False}, 2),
-    (nn.Conv3d, nn.BatchNorm3d, {"padding": "same"}, 3),
-    (nn.ConvTranspose1d, nn.BatchNorm1d, {"stride": 2}, 1),
-    (nn.ConvTranspose2d, nn.BatchNorm2d, {"groups": 2}, 2),
-]
-
 
 def norm_of(kind, channels, **options):
     norm = kind(channels, dtype=torch.float64, **options)
-    with torch.no_grad():
-        for seed, tensor in enumerate((norm.running_mean, norm.weight, norm.bias)):
-            if tensor is not None:
-                tensor.copy_(normal(channels, seed=seed))
-        if norm.running_var is not None:
-            norm.running_var.copy_(normal(channels, seed=9).square() + 0.1)
+    for seed, tensor in enumerate((norm.running_mean, norm.running_var, norm.weight, norm.bias)):
+        if tensor is not None:
+            tensor.data.copy_(normal(channels, seed=seed).square() + 0.1)
     return norm
 
 
-@pytest.mark.parametrize(("conv", "norm", "options", "dims"), CONVOLUTIONS)
-def test_batch_norm_is_folded(conv, norm, options, dims):
-    norm = norm_of(norm, 6, affine=dims != 3, eps=0.01)
-    parts = {"conv": conv(4, 6, 3, dtype=torch.float64, **options), "norm": norm}
+@pytest.mark.parametrize(
+    ("conv", "norm", "options"),
+    [
+        (nn.Conv2d, nn.BatchNorm2d, {"groups": 2, "bias": False}),
+        (nn.Conv3d, nn.BatchNorm3d, {"padding": "same"}),
+        (nn.ConvTranspose1d, nn.BatchNorm1d, {"stride": 2}),
+        (nn.ConvTranspose2d, nn.BatchNorm2d, {"groups": 2}),
+    ],
+)
+def test_batch_norm_is_folded(conv, norm, options):
+    dims = int(norm.__name__[-2])
+    parts = {
+        "conv": conv(4, 6, 3, dtype=torch.float64, **options),
+        "norm": norm_of(norm, 6, affine=dims != 3, eps=0.01),
+    }
     kept = parts["conv"].weight.clone()
     module = Net(lambda self, x: self.norm(self.conv(x)).relu(), **parts)
     traced, counts = applied([FoldBatchNorm()], module, x=normal(2, 4, *[6] * dims))
-    assert counts == [1]
-    assert calls(traced)["batch_norm"] == 0
+    assert (counts, calls(traced)["batch_norm"]) == ([1], 0)
     assert torch.equal(parts["conv"].weight, kept)
 
 
@@ -48,40 +48,35 @@ def test_a_shared_weight_is_scaled_for_each_norm():
 
 
 @pytest.mark.parametrize(
-    "forward",
+    ("forward", "conv", "shape"),
     [
-        lambda self, x: self.norm(self.conv(x).relu()),
-        lambda self, x: self.norm(y := self.conv(x)) + y,
-        lambda self, x: self.norm(F.conv1d(x, self.conv.weight * x.mean())),
-        lambda self, x: F.batch_norm(self.conv(x), None, None, training=True),
+        (lambda self, x: self.norm(self.conv(x).relu()), nn.Conv1d(4, 6, 3), (2, 4, 8)),
+        (lambda self, x: self.norm(y := self.conv(x)) + y, nn.Conv1d(4, 6, 3), (2, 4, 8)),
+        (lambda self, x: self.norm(F.conv1d(x, self.conv.weight * x.mean())), nn.Conv1d(4, 6, 3), (2, 4, 8)),
+        (lambda self, x: F.batch_norm(self.conv(x), None, None, training=True), nn.Conv1d(4, 6, 3), (2, 4, 8)),
+        # 6 channels and 6 rows, without a batch: the norm is over another dim
+        (lambda self, x: self.norm(self.conv(x)), nn.Conv2d(3, 6, 3), (3, 8, 8)),
     ],
-    ids=["between", "read twice", "computed weight", "training"],
+    ids=["between", "read twice", "computed weight", "training", "another dim"],
 )
-def test_other_batch_norms_are_kept(forward):
-    module = Net(forward, conv=nn.Conv1d(4, 6, 3).double(), norm=norm_of(nn.BatchNorm1d, 6))
-    assert applied([FoldBatchNorm()], module, x=normal(2, 4, 8))[1] == [0]
+def test_other_batch_norms_are_kept(forward, conv, shape):
+    module = Net(forward, conv=conv.double(), norm=norm_of(nn.BatchNorm1d, 6))
+    assert applied([FoldBatchNorm()], module, x=normal(*shape))[1] == [0]
 
 
-def test_a_norm_over_another_dim_than_the_channels_is_kept():
-    module = Net(
-        lambda self, x: self.norm(self.conv(x)), conv=nn.Conv2d(3, 6, 3).double(), norm=norm_of(nn.BatchNorm1d, 6)
-    )
-    assert applied([FoldBatchNorm()], module, x=normal(3, 8, 8))[1] == [0]  # 6 channels and 6 rows, without a batch
+def with_epilogues():
+    parts = {"conv": nn.Conv2d(3, 4, 3, stride=2, bias=False), "two": nn.Conv2d(4, 4, 3, padding=1)}
+    return Net(lambda self, x: F.relu(self.two(y := F.relu(self.conv(x))) + y), **parts)
 
 
 def test_convolution_epilogues_need_cuda():
-    module = Net(lambda self, x: self.conv(x).relu(), conv=nn.Conv2d(3, 4, 3).double())
-    assert applied([FuseConvEpilogues()], module, x=normal(1, 3, 8, 8))[1] == [0]
-
-
-def convolutions():
-    two = nn.Conv2d(4, 4, 3, padding=1, dtype=torch.float32)
-    return {"conv": nn.Conv2d(3, 4, 3, stride=2, bias=False), "two": two}
+    x = normal(2, 3, 9, 9, dtype=torch.float32)
+    assert applied([FuseConvEpilogues()], with_epilogues(), 1e-6, x=x)[1] == [0]
 
 
 @pytest.mark.gpu
 def test_convolution_sum_and_relu_become_one_call_of_cudnn():
-    module = Net(lambda self, x: F.relu(self.two(y := F.relu(self.conv(x))) + y), **convolutions()).cuda()
-    traced, counts = applied([FuseConvEpilogues()], module, 1e-2, x=normal(2, 3, 9, 9, dtype=torch.float32).cuda())
+    x = normal(2, 3, 9, 9, dtype=torch.float32).cuda()
+    traced, counts = applied([FuseConvEpilogues()], with_epilogues().cuda(), 1e-2, x=x)
     assert counts == [2]
     assert calls(traced) == {"cudnn_convolution_relu": 1, "cudnn_convolution_add_relu": 1}

@@ -33,19 +33,6 @@ def stable_diffusion():
     return pytest.importorskip("diffusers").AutoencoderKL(**sizes, **blocks).decoder, {"sample": f32(1, 4, 8, 8)}
 
 
-def deep_compression():
-    sides = {
-        f"{side}_{name}": value
-        for side in ("encoder", "decoder")
-        for name, value in {"block_types": ("ResBlock", "EfficientViTBlock"), "block_out_channels": (16, 32)}.items()
-    }
-    layers = {f"{side}_layers_per_block": (1, 1) for side in ("encoder", "decoder")}
-    scales = {f"{side}_qkv_multiscales": ((), (5,)) for side in ("encoder", "decoder")}
-    options = {"in_channels": 3, "latent_channels": 8, "attention_head_dim": 8, "upsample_block_type": "interpolate"}
-    model = pytest.importorskip("diffusers").AutoencoderDC(**options, **sides, **layers, **scales)
-    return model.decoder, {"hidden_states": f32(1, 8, 4, 4)}
-
-
 def wan():
     steps = {"dim_mult": [1, 2], "num_res_blocks": 1, "temperal_downsample": [False]}
     model = pytest.importorskip("diffusers").AutoencoderKLWan(base_dim=8, z_dim=4, **steps)
@@ -66,7 +53,6 @@ DECODERS = {
     image_decoder: [9, 4, 9, 4],
     audio_decoder: [24, 12, 26, 12],
     stable_diffusion: [14, 0, 1, 0],
-    deep_compression: [4, 3, 2, 0],
     wan: [13, 0, 2, 0],
 }
 

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 import torch
-from fx_networks import Net, applied, calls, normal
+from fixed_component import Net
+from fx_networks import applied, calls, normal
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,13 +14,8 @@ from models.kernels.fused_norm import fused_norm, norm_table
 from profiling.fx_passes.kernel_convolution import CommuteUpsampling, ReplaceConvolutions
 from profiling.fx_passes.norm import FuseNorms
 
-KERNELS = {
-    "convolution": convolution,
-    "pack": pack,
-    "norm": fused_norm,
-    "table": norm_table,
-    "shares_norms": shares_norms,
-}
+KERNELS = {"norm": fused_norm, "table": norm_table}
+KERNELS |= {kernel.__name__: kernel for kernel in (convolution, pack, shares_norms)}
 GROUPED, POINTWISE = (ReplaceConvolutions(grouped=each, misfit=lambda *_: None, **KERNELS) for each in (True, False))
 NORMS = FuseNorms(norm=fused_norm, misfit=lambda *_: None)
 
@@ -52,20 +48,19 @@ def test_grouped_convolutions(name):
 
 
 @pytest.mark.parametrize(
-    ("pad", "left"),
+    "pad",
     [
-        (lambda x: F.pad(x, (1, 1), mode="circular"), "pad"),
-        (lambda x: F.pad(x, (1, 1), value=2.0), "pad"),
-        (lambda x: F.pad(x, (2, -1)), "pad"),
-        (lambda x: F.pad(x, (1, 0, 0, 0, 1, 0))[1:], "pad"),
+        lambda x: F.pad(x, (1, 1), mode="circular"),
+        lambda x: F.pad(x, (1, 1), value=2.0),
+        lambda x: F.pad(x, (2, -1)),
+        lambda x: F.pad(x, (1, 0, 0, 0, 1, 0))[1:],
     ],
     ids=["circular", "of ones", "crops", "of the batch"],
 )
-def test_padding_that_is_no_zeros_of_the_convolution_stays(pad, left):
+def test_padding_that_is_no_zeros_of_the_convolution_stays(pad):
     module = Net(lambda self, x: self.conv(pad(x)), conv=nn.Conv1d(6, 6, 3, groups=2))
     traced, counts = applied([GROUPED], module, 1e-5, x=f32(1, 6, 8))
-    assert counts == [1]
-    assert calls_of(traced)[left] == 1
+    assert (counts, calls_of(traced)["pad"]) == ([1], 1)
 
 
 EPILOGUES = {
@@ -154,14 +149,12 @@ def test_convolutions_share_the_work_of_the_norms_between_them(block, expected):
 
 
 def test_a_norm_between_pointwise_convolutions_is_a_table_of_what_the_first_left():
-    one, two, norm = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 8, 1), nn.GroupNorm(4, 16)
-    module = Net(lambda self, x: self.two(F.silu(self.norm(self.one(x)))), one=one, two=two, norm=norm)
+    module = Net(lambda self, x: self.block.last(F.silu(self.block.norms[1](self.block.one(x)))), block=Block())
     traced, counts = applied([NORMS, POINTWISE], module, 1e-5, x=f32(2, 8, 5, 6))
     assert counts == [1, 2]
     assert calls_of(traced) == {"convolution": 2, "norm_table": 1, "getitem": 1}
     (table,) = (node for node in traced.graph.nodes if node.target is norm_table)
-    assert table.args[1] is None, "the first one adds the bias"
-    assert table.args[2] is not None, "and leaves statistics"
+    assert (table.args[1], table.args[2] is None) == (None, False), "the first one adds the bias, and leaves statistics"
 
 
 def test_what_stays_says_why():

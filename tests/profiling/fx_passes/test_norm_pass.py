@@ -2,23 +2,26 @@
 
 import pytest
 import torch
+from fixed_component import Net
 from fixed_component import fixed_component as component
-from fx_networks import Net, applied, calls, normal
-from torch import nn
+from fx_networks import applied, calls, normal
+from torch import fx
 from torch.nn import functional as F
 
 from models.kernels.fused_norm import fused_norm
 from profiling.cli.variants import named_recipes
 from profiling.components.instantiate import instantiate
 from profiling.errors import SkippedError
+from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.norm import FuseNorms
+from profiling.fx_passes.regions import Graph
 from profiling.variants.recipe import Recipe
 
 PASS = FuseNorms(norm=fused_norm, misfit=lambda *_: None)
 
 
-def f32(*shape, seed=1):
-    return normal(*shape, seed=seed, dtype=torch.float32)
+VECTORS = {"gain": normal(6, seed=2, dtype=torch.float32) + 2, "shift": normal(6, seed=3, dtype=torch.float32)}
+X = normal(2, 6, 4, 5, seed=1, dtype=torch.float32)
 
 
 def written_out(self, x):
@@ -66,10 +69,6 @@ NORMS = {
 }
 
 
-def vectors():
-    return {"gain": f32(6, seed=2) + 2, "shift": f32(6, seed=3)}
-
-
 def options(traced):
     return [node.args[-6:] for node in traced.graph.nodes if node.target is fused_norm]
 
@@ -77,18 +76,11 @@ def options(traced):
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_are_recognised(name):
     norm, expected = NORMS[name]
-    module = Net(lambda self, x: norm(self, x) * 2 + x.mean(), **vectors())
-    traced, counts = applied([PASS], module, 1e-5, x=f32(2, 6, 4, 5))
+    module = Net(lambda self, x: norm(self, x) * 2 + x.mean(), **VECTORS)
+    traced, counts = applied([PASS], module, 1e-5, x=X)
     assert counts == [1]
     assert options(traced) == [(*expected, "none", 0.0)]
     assert not {"var", "rsqrt", "group_norm", "layer_norm", "normalize", "linalg_vector_norm"} & calls(traced).keys()
-
-
-def test_a_norm_that_writes_to_memory_goes_with_its_activation():
-    module = Net(lambda self, x: F.silu(into_memory(self, x)))
-    traced, counts = applied([PASS], module, 1e-5, x=f32(2, 6, 4, 5))
-    assert counts == [1]
-    assert calls(traced) == {"fused_norm": 1, "getitem": 1}, "its reduction, which writes, would stay and be read"
 
 
 ACTIVATIONS = {
@@ -112,26 +104,12 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_the_activation_belongs_to_the_kernel(name):
     after = ACTIVATIONS[name]
-    module = Net(lambda self, x: after(self, F.group_norm(x, 2)), **vectors())
-    traced, counts = applied([PASS], module, 1e-5, x=f32(2, 6, 4, 5))
+    module = Net(lambda self, x: after(self, F.group_norm(x, 2)), **VECTORS)
+    traced, counts = applied([PASS], module, 1e-5, x=X)
     assert counts == [1]
     (found,) = options(traced)
     assert found[4] == name.strip()
     assert found[5] == {"leaky_relu": 0.2}.get(name, 0.0)
-
-
-def test_a_block_of_a_decoder():
-    def block(self, x):
-        h = self.one(F.silu(F.group_norm(x, 2)))
-        h = self.two(F.silu(F.group_norm(h, 3, self.gain, self.shift)))
-        y = (x + h) / 1.0
-        return F.silu(F.group_norm(y, 3)) + y
-
-    parts = {"one": nn.Conv2d(6, 6, 3, padding=1), "two": nn.Conv2d(6, 6, 3, padding=1)}
-    traced, counts = applied([PASS], Net(block, **parts, **vectors()), 1e-5, x=f32(1, 6, 8, 8))
-    assert counts == [3]
-    assert calls(traced) == {"fused_norm": 3, "conv2d": 2, "getitem": 4, "add": 1}
-    assert all(node.args[2] is None for node in traced.graph.nodes if node.target is torch.conv2d), "in the kernels"
 
 
 @pytest.mark.parametrize(
@@ -147,31 +125,51 @@ def test_a_block_of_a_decoder():
     ids=["last dim", "sample variance", "epsilon outside", "of the batch", "no norm", "written to"],
 )
 def test_others_stay(norm):
-    module = Net(norm, other=torch.zeros(1))
-    assert applied([PASS], module, 1e-5, x=f32(2, 6, 4, 5))[1] == [0]
-
-
-def test_gains_that_are_computed_from_the_input_stay_outside():
-    module = Net(lambda self, x: F.silu(F.group_norm(x, 2) * (1 + x.amax((2, 3), keepdim=True))))
-    traced, counts = applied([PASS], module, 1e-5, x=f32(2, 6, 4, 5))
-    assert counts == [1]
-    assert options(traced)[0][4] == "none"
-    assert calls(traced)["silu"] == 1
+    assert applied([PASS], Net(norm, other=torch.zeros(1)), 1e-5, x=X)[1] == [0]
 
 
 def bits(x):
     return x.contiguous().view(torch.int16).view(torch.bfloat16)  # of numbers of two bytes alone
 
 
-def test_a_part_that_takes_no_float32_stays():
+def test_what_is_around_a_norm():
+    module = Net(lambda self, x: F.silu(into_memory(self, x)))
+    traced, counts = applied([PASS], module, 1e-5, x=X)
+    assert counts == [1]
+    assert calls(traced) == {"fused_norm": 1, "getitem": 1}, "its reduction, which writes, would stay and be read"
+
+    module = Net(lambda self, x: F.silu(F.group_norm(x, 2) * (1 + x.amax((2, 3), keepdim=True))))
+    traced, counts = applied([PASS], module, 1e-5, x=X)
+    assert (counts, options(traced)[0][4]) == ([1], "none")
+    assert calls(traced)["silu"] == 1, "a gain that is computed from the input stays outside"
+
     module = Net(lambda self, x: F.group_norm(x, 2) + F.group_norm(bits(x), 3) + bits(x - x.mean(1, keepdim=True)))
-    traced, counts = applied([PASS], module, 1e-2, x=f32(2, 6, 4, 5).bfloat16())
-    assert (counts, calls(traced)["mean"]) == ([2], 1)
+    traced, counts = applied([PASS], module, 1e-2, x=X.bfloat16())
+    assert (counts, calls(traced)["mean"]) == ([2], 1), "a part that takes no float32 stays"
 
 
 def test_what_stays_says_why(tmp_path):
     (node,) = named_recipes(["fused_norm"]).values()
     rewrite = instantiate(node["transforms"][0], "variant.fused_norm.transforms[0]")
-    net = component(Net(lambda self, x: F.group_norm(F.group_norm(x, 3), 2)), x=f32(1, 6, 4, 4))
+    net = component(Net(lambda self, x: F.group_norm(F.group_norm(x, 3), 2)), x=X)
     with pytest.raises(SkippedError, match="FuseNorms leaves 2: the kernel needs triton and a CUDA device"):
         Recipe(transforms=[rewrite])(net, tmp_path)
+
+
+def test_values_of_a_region_are_freed_after_their_last_reader():
+    """Twenty of a large picture at once would be gigabytes."""
+
+    def chain(x):
+        first = x + 1
+        for _ in range(20):
+            first = first * 2
+        return first + x
+
+    traced, x = fx.symbolic_trace(chain), torch.ones(2, 3)
+    propagate(traced, {"x": x})
+    source, *region, _ = traced.graph.nodes
+    graph = Graph(traced)
+    assert set(graph.values(region, source, x)) == {region[-1]}
+    kept = graph.values(region, source, x, [region[3]])
+    assert set(kept) == {region[3], region[-1]}
+    torch.testing.assert_close([kept[region[3]], kept[region[-1]]], [(x + 1) * 8, chain(x)])

@@ -7,23 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from profiling.components.component import Component
-from profiling.results.environment import Ceilings
-
-
-def ceilings_of(rate: float) -> Ceilings:
-    """Return ceilings of `rate` bytes/s and FLOP/s, whatever the size."""
-    return Ceilings(
-        dtype="float32",
-        copy_bytes_per_s=rate,
-        read_bytes_per_s=rate,
-        bandwidth=((1000, rate),),
-        matmul_flops_per_s=rate,
-        launch_us=1.0,
-        seconds=0.0,
-    )
 
 
 def component(module: nn.Module, device: str = "cpu", **inputs: Tensor) -> Component:
@@ -31,16 +16,7 @@ def component(module: nn.Module, device: str = "cpu", **inputs: Tensor) -> Compo
     given: Mapping[str, Tensor] = {name: tensor.to(device) for name, tensor in inputs.items()}
     made = module.to(device).eval()
     dtype = next((tensor.dtype for tensor in made.parameters()), torch.float32)
-    return Component(
-        name="planted",
-        module=made,
-        inputs=given,
-        make_inputs=lambda _: given,
-        device=torch.device(device),
-        dtype=dtype,
-        frames_per_call=1,
-        weights="random",
-    )
+    return Component("planted", made, given, lambda _: given, torch.device(device), dtype, 1, "random")
 
 
 class Function(nn.Module):
@@ -55,33 +31,6 @@ class Function(nn.Module):
 
     def forward(self, *args: Tensor, **inputs: Tensor) -> Any:
         return self.call(*args, **inputs) if self.table is None else self.call(self.table, *args, **inputs)
-
-
-class Words(nn.Module):
-    """Looks rows up, by the same table twice, and never touches `unused`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(1000, 16)
-        self.head = nn.Linear(16, 8, bias=False)
-        self.unused = nn.Linear(64, 64)
-        self.register_buffer("idle", torch.ones(500))
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.table(ids) + self.table(ids.flip(0)))
-
-
-class Tied(nn.Module):
-    """One matrix under two names, whole in one product and half of it in another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(32, 32, bias=False)
-        self.second = nn.Linear(32, 32, bias=False)
-        self.second.weight = self.first.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x)) + F.pad(F.linear(x, self.first.weight[:16]), (0, 16))
 
 
 class Ring(nn.Module):

@@ -17,8 +17,9 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 import torch
+from hand_made_ceilings import ceilings_of
 from msgspec.structs import replace
-from planted_networks import Function, ceilings_of, component
+from planted_networks import Function, component
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.machine import ceilings as ceilings_cache
@@ -57,22 +58,6 @@ print(json.dumps([copied, multiplied]))
 """
 
 
-@pytest.fixture
-def measure():
-    return Mock(return_value=KNOWN)
-
-
-def by_numpy():
-    done = subprocess.run(
-        [sys.executable, "-c", BY_NUMPY],
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
-
-
 def measured():
     return measure_ceilings(torch.device("cpu"), torch.float32, threads=1, tf32=False)
 
@@ -85,31 +70,42 @@ def ceilings():
     return found
 
 
-def compared(found):
-    copied, multiplied = by_numpy()
-    return found, (found.copy_bytes_per_s / copied, found.matmul_flops_per_s / multiplied)
+def over_numpys(found):
+    """Return by how much copying and multiplying are faster than those of numpy, on one thread each."""
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", BY_NUMPY], env=environment, capture_output=True, check=True)
+    copied, multiplied = json.loads(done.stdout)
+    return found.copy_bytes_per_s / copied, found.matmul_flops_per_s / multiplied
 
 
 def test_they_are_numpys_within_a_factor_of_two(ceilings):
-    """One thread each; up to four times, since another program may take the machine during one of the two."""
-    found, ratios = compared(ceilings)
+    """Up to four times, since another program may take the machine during one of the two."""
+    found, ratios = ceilings, over_numpys(ceilings)
     for _ in range(3):
         if not all(0.5 < ratio < 2 for ratio in ratios):
-            found, ratios = compared(measured())
+            found = measured()
+            ratios = over_numpys(found)
     assert all(0.5 < ratio < 2 for ratio in ratios), ratios
     assert 0 < found.launch_us < 100
-    assert found.conv_flops_per_s is not None
     assert found.flops_per_s == max(found.matmul_flops_per_s, found.conv_flops_per_s)
+    assert replace(found, conv_flops_per_s=None).flops_per_s == found.matmul_flops_per_s
     assert found.other_flops_per_s.keys() == {"bfloat16", "int8"}
     assert found.flops_ceiling("bfloat16") == found.other_flops_per_s["bfloat16"]
     assert found.flops_ceiling("int8") == max(found.flops_per_s, found.other_flops_per_s["int8"])
     assert found.flops_ceiling("float32") == found.flops_ceiling("float64") == found.flops_ceiling(None)
-    assert found.gap_us is None
-    assert found.replay_us is None
+    assert (found.gap_us, found.replay_us) == (None, None)
     assert [size for size, _ in found.bandwidth] == sorted(size for size, _ in found.bandwidth)
     assert found.bytes_per_s(1e12) == found.bandwidth[-1][1]
     assert found.bytes_per_s(1) == max(rate for _, rate in found.bandwidth)
-    assert replace(found, conv_flops_per_s=None).flops_per_s == found.matmul_flops_per_s
+
+
+def test_a_device_without_8_bit_products(monkeypatch):
+    for name, few in (("SIZES", {"cpu": (2**18,)}), ("WIDTHS", (256,)), ("CHANNELS", (64,)), ("CPU_SECONDS", 1e-3)):
+        monkeypatch.setattr(measuring, name, few)
+    monkeypatch.setattr(torch.ops.aten, "_int_mm", Mock(side_effect=RuntimeError("not implemented for 'Char'")))
+    found = measured()
+    assert found.other_flops_per_s.keys() == {"bfloat16"}
+    assert found.flops_ceiling("int8") == found.flops_per_s
 
 
 def dispatches(x):
@@ -155,26 +151,27 @@ def test_what_bounds_a_module_of_a_known_class(ceilings, module, size, bound, op
     assert not operator or any(operator in line for line in seen[-1].evidence), seen[-1].evidence
 
 
-def test_a_device_without_8_bit_products(monkeypatch):
-    def missing(*_):
-        raise RuntimeError("not implemented for 'Char'")
-
-    for name, few in (("SIZES", {"cpu": (2**18,)}), ("WIDTHS", (256,)), ("CHANNELS", (64,)), ("CPU_SECONDS", 1e-3)):
-        monkeypatch.setattr(measuring, name, few)
-    monkeypatch.setattr(torch.ops.aten, "_int_mm", missing)
-    found = measured()
-    assert found.other_flops_per_s.keys() == {"bfloat16"}
-    assert found.flops_ceiling("int8") == found.flops_per_s
+@pytest.fixture
+def measure():
+    return Mock(return_value=KNOWN)
 
 
-def test_cached_ceilings_are_measured_once_for_each_device_and_setup(measure, tmp_path):
+def test_cached_ceilings_are_measured_once_for_each_device_and_setup(measure, monkeypatch, tmp_path):
+    ways = tmp_path / "measure.py", tmp_path / "pace.py"
+    for way in ways:
+        way.write_text("one way")
+    monkeypatch.setattr(ceilings_cache, "METHOD_FILES", ways)
+    folder = tmp_path / "kept"
     for key in (KEY, {**KEY, "device": "that one"}, {**KEY, "threads": 2}):
-        first = kept_ceilings(key, measure, tmp_path)
+        first = kept_ceilings(key, measure, folder)
     assert measure.call_count == 3
-    assert kept_ceilings(key, measure, tmp_path) == first == replace(KNOWN, measured_at=first.measured_at)
-    kept_ceilings(KEY, measure, tmp_path)
+    assert kept_ceilings(key, measure, folder) == first == replace(KNOWN, measured_at=first.measured_at)
+    kept_ceilings(KEY, measure, folder)
     assert measure.call_count == 3, "one does not push the other out"
     assert abs(datetime.fromisoformat(first.measured_at).timestamp() - time.time()) < 60
+    ways[1].write_text("another way to measure")
+    kept_ceilings(KEY, measure, folder)
+    assert measure.call_count == 4
 
 
 def test_disturbed_ceilings_are_used_and_not_cached(tmp_path):
@@ -184,16 +181,28 @@ def test_disturbed_ceilings_are_used_and_not_cached(tmp_path):
     assert kept_ceilings(KEY, iter(()).__next__, tmp_path) == found[-1], "undisturbed ceilings are kept"
 
 
-def test_another_way_to_measure_is_measured(measure, monkeypatch, tmp_path):
-    ways = tmp_path / "measure.py", tmp_path / "pace.py"
-    for way in ways:
-        way.write_text("one way")
-    monkeypatch.setattr(ceilings_cache, "METHOD_FILES", ways)
+@pytest.mark.parametrize("text", ["", "[]", '{"key": 1}', "\x00\xff", "without launches"])
+def test_a_damaged_file_is_measured_again_and_rewritten(measure, tmp_path, text):
+    kept_ceilings(KEY, measure, tmp_path)
+    (path,) = tmp_path.iterdir()
+    whole = path.read_text()
+    path.write_text(whole.replace("launch_us", "lunch_us") if text == "without launches" else text)
     for _ in range(2):
-        kept_ceilings(KEY, measure, tmp_path / "kept")
-    assert measure.call_count == 1
-    ways[1].write_text("another")
-    kept_ceilings(KEY, measure, tmp_path / "kept")
+        assert replace(kept_ceilings(KEY, measure, tmp_path), measured_at=None) == KNOWN
+    assert measure.call_count == 2
+    assert list(tmp_path.iterdir()) == [path], "nothing half-written is left"
+
+
+def test_where_they_are_kept(measure, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder().is_relative_to(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for unusable in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unusable)
+        assert cache_folder().is_relative_to(tmp_path / "home" / ".cache")
+    (tmp_path / "file").touch()
+    for _ in range(2):  # a folder that cannot be written to costs only the memory
+        assert replace(kept_ceilings(KEY, measure, tmp_path / "file"), measured_at=None) == KNOWN
     assert measure.call_count == 2
 
 
@@ -206,41 +215,6 @@ def test_all_that_measures_is_part_of_the_way():
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("profiling."):
                 imported = Path(str(importlib.import_module(str(node.module)).__file__))
                 assert imported in named or imported.stem in HOLDERS, f"{path.name} measures by {imported.name} too"
-
-
-def without_launches(content):
-    del content["ceilings"]["launch_us"]
-    return json.dumps(content)
-
-
-DAMAGED = ("", "{", "[]", "null", '{"key": 1}', "\x00\xff")
-
-
-@pytest.mark.parametrize("changed", [without_launches, *(lambda _, text=text: text for text in DAMAGED)])
-def test_a_damaged_file_is_measured_again_and_rewritten(measure, tmp_path, changed):
-    kept_ceilings(KEY, measure, tmp_path)
-    (path,) = tmp_path.iterdir()
-    path.write_text(changed(json.loads(path.read_text())))
-    for _ in range(2):
-        assert replace(kept_ceilings(KEY, measure, tmp_path), measured_at=None) == KNOWN
-    assert measure.call_count == 2
-    assert list(tmp_path.iterdir()) == [path], "nothing half-written is left"
-
-
-def test_a_folder_that_cannot_be_written_to_costs_only_the_memory(measure, tmp_path):
-    (tmp_path / "file").touch()
-    for _ in range(2):
-        assert replace(kept_ceilings(KEY, measure, tmp_path / "file"), measured_at=None) == KNOWN
-    assert measure.call_count == 2
-
-
-def test_where_they_are_kept(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder().is_relative_to(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for unusable in ("", "relative"):
-        monkeypatch.setenv("XDG_CACHE_HOME", unusable)
-        assert cache_folder().is_relative_to(tmp_path / "home" / ".cache")
 
 
 def test_ceilings_of_a_run_depend_on_dtype_tf32_and_device(monkeypatch, tmp_path):
@@ -273,9 +247,7 @@ def test_ceilings_of_a_run_depend_on_dtype_tf32_and_device(monkeypatch, tmp_path
 
 
 def test_a_device_that_fails_costs_the_rooflines_and_not_the_run(monkeypatch, tmp_path):
-    def fails(*_, **__):
-        raise torch.OutOfMemoryError("planted: out of memory\nand more")
-
+    fails = Mock(side_effect=torch.OutOfMemoryError("planted: out of memory\nand more"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(of_run, "measure_ceilings", fails)
     job = Job(

@@ -2,9 +2,9 @@
 
 import pytest
 from fake_ncu import sample
+from hand_made_ceilings import H200, ceilings_of
 from msgspec.structs import replace
 
-from profiling.results.environment import Ceilings
 from profiling.results.explained import Kernel
 from profiling.roofline.rules import bound_by_counters, bound_by_trace
 from profiling.trace.analysis import kernels_by_name
@@ -13,15 +13,7 @@ from profiling.trace.events import GpuWork
 from profiling.trace.findings import kernel_findings
 from profiling.trace.nsight_compute import read_launches
 
-CEILINGS = Ceilings(
-    dtype="bfloat16",
-    copy_bytes_per_s=4e12,
-    read_bytes_per_s=4e12,
-    bandwidth=((1_000_000, 8e12), (1_000_000_000, 4e12)),
-    matmul_flops_per_s=8e14,
-    launch_us=4.0,
-    seconds=1.0,
-)
+CEILINGS = ceilings_of(4e12, bandwidth=((1_000_000, 8e12), (1_000_000_000, 4e12)), matmul_flops_per_s=8e14)
 
 
 @pytest.mark.parametrize(
@@ -45,32 +37,6 @@ def kernel(gbps, tflops, mean_us):
     return Kernel(name="k", kind="gemm", ms=1.0, mean_us=mean_us, gbps=gbps, tflops=tflops)
 
 
-def launches(*sizes):
-    """Return launches of one kernel, given as (number, bytes, us)."""
-    return [
-        KernelAttribution(GpuWork("elementwise", "kernel", 0.0, us, 1, 1, None, 7, None), "pointwise", bytes=size)
-        for number, size, us in sizes
-        for _ in range(number)
-    ]
-
-
-def test_a_kernel_has_one_ceiling():
-    """Half of a cache's rate: for its row, its bound, and the finding on it."""
-    (row,) = kernels_by_name([launches((3, 1_000_000, 0.25))])
-    assert CEILINGS.shares(row) == (0.5, 0.0)
-    (row,) = kernels_by_name([launches((3, 100_000_000, 100))])
-    (found,) = kernel_findings([launches((3, 100_000_000, 100))], CEILINGS)
-    assert CEILINGS.shares(row) == (found.of_ceiling, 0.0)
-
-
-def test_the_ceiling_is_that_of_the_launches_that_take_the_time():
-    """20 launches of 1 MB and one of 4 GB, all at 4 TB/s: the mean has 191 MB, which a cache might pass at 8."""
-    (row,) = kernels_by_name([launches((20, 1_000_000, 0.25), (1, 4_000_000_000, 1000))])
-    ceilings = replace(CEILINGS, bandwidth=((100_000_000, 8e12), (4_000_000_000, 4e12)))
-    assert ceilings.shares(row)[0] == pytest.approx(1.0)
-    assert bound_by_trace(row, ceilings) == "memory bandwidth"
-
-
 @pytest.mark.parametrize(
     ("dram", "l2", "tensor", "fma", "bound"),
     [
@@ -89,61 +55,50 @@ def test_by_counters(dram, l2, tensor, fma, bound):
     assert bound_by_counters(dram, l2, tensor, fma) == bound
 
 
-#: An H200: bytes of a buffer, and the best rate at which it is read or copied (bytes/s).
-H200 = Ceilings(
-    dtype="bfloat16",
-    copy_bytes_per_s=4.25e12,
-    read_bytes_per_s=4.31e12,
-    bandwidth=(
-        (2**20, 1.60e12),
-        (2**22, 3.72e12),
-        (2**24, 6.04e12),
-        (2**26, 4.02e12),
-        (2**28, 4.22e12),
-        (2**30, 4.31e12),
-    ),
-    matmul_flops_per_s=8.02e14,
-    conv_flops_per_s=7.53e14,
-    launch_us=4.9,
-    seconds=0.6,
-)
-_ELAPSED = "avg.pct_of_peak_sustained_elapsed"
-METRICS = {
-    **{
-        "seconds": "gpu__time_duration.sum",
-        "dram": f"dram__throughput.{_ELAPSED}",
-        "l2": f"lts__throughput.{_ELAPSED}",
-    },
-    "tensor": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-}
+def launches(*sizes):
+    """Return launches of one kernel, given as (number, bytes, us)."""
+    return [
+        KernelAttribution(GpuWork("elementwise", "kernel", 0.0, us, 1, 1, None), "pointwise", bytes=size)
+        for number, size, us in sizes
+        for _ in range(number)
+    ]
+
+
+def test_a_kernel_has_one_ceiling():
+    """That of the launches that take the time: for its row, its bound, and the finding on it."""
+    (row,) = kernels_by_name([launches((3, 1_000_000, 0.25))])
+    assert CEILINGS.shares(row) == (0.5, 0.0), "half of a cache's rate"
+    (row,) = kernels_by_name([launches((3, 100_000_000, 100))])
+    (found,) = kernel_findings([launches((3, 100_000_000, 100))], CEILINGS)
+    assert CEILINGS.shares(row) == (found.of_ceiling, 0.0)
+    # 20 launches of 1 MB and one of 4 GB, all at 4 TB/s: the mean has 191 MB, which a cache might pass at 8.
+    (row,) = kernels_by_name([launches((20, 1_000_000, 0.25), (1, 4_000_000_000, 1000))])
+    ceilings = replace(CEILINGS, bandwidth=((100_000_000, 8e12), (4_000_000_000, 4e12)))
+    assert ceilings.shares(row)[0] == pytest.approx(1.0)
+    assert bound_by_trace(row, ceilings) == "memory bandwidth"
+
+
 #: Bytes of the picture of 256 channels, of 128 x 128 in bfloat16; FLOPs of its 3 x 3 convolution.
 PICTURE, CONV_FLOPS = 2 * 256 * 128 * 128, 2 * 256 * 256 * 9 * 128 * 128
 
 
-@pytest.mark.parametrize(
-    ("row", "touched", "flops", "bound"),
-    [
-        pytest.param(0, PICTURE, 0, "neither", id="group norm reduction of 32 blocks"),
-        pytest.param(2, 2 * PICTURE, 0, "neither", id="group norm apply, busy with addresses (SM at 59%)"),
-        pytest.param(3, 2 * PICTURE, 0, "neither", id="SiLU of 6.6 us"),
-        pytest.param(4, 2 * PICTURE, 0, "neither", id="layout conversion"),
-        pytest.param(6, 2 * PICTURE, CONV_FLOPS, "compute", id="cuDNN implicit GEMM"),
-        pytest.param(8, 2 * PICTURE, 0, "neither", id="bias, busy with addresses (SM at 64%)"),
-        pytest.param(12, 2 * PICTURE, 0, "neither", id="sum of 512 blocks"),
-    ],
-)
-def test_counters_and_bytes_name_the_same_bound_on_an_h200(row, touched, flops, bound):
-    launch = read_launches(sample("eager"), METRICS)[row]
-    assert bound_by_counters(launch.dram, launch.l2, launch.tensor, None) == bound
-    seconds = launch.seconds
-    assert seconds is not None
-    assert bound_by_trace(kernel(touched / seconds / 1e9, flops / seconds / 1e12, 1e6 * seconds), H200) == bound
-
-
-def test_a_gemm_of_17_rows_that_reads_34_mb_is_at_the_limit():
-    """DRAM at 60.0% of its peak, 2.9 of 4.3 TB/s measured: 67% of the ceiling for bytes that no cache holds."""
-    launch = read_launches(sample("eager"), METRICS)[9]
-    assert launch.dram == pytest.approx(0.6, abs=0.001)
-    assert bound_by_counters(launch.dram, launch.l2, launch.tensor, None) == "memory bandwidth"
-    assert launch.seconds is not None
-    assert 2 * 4096 * 4096 / launch.seconds / H200.read_bytes_per_s == pytest.approx(0.66, abs=0.01)
+def test_counters_and_bytes_name_the_same_bound_on_an_h200():
+    counters = {"dram": "dram__throughput", "l2": "lts__throughput"}
+    metrics = {name: f"{counter}.avg.pct_of_peak_sustained_elapsed" for name, counter in counters.items()}
+    metrics["tensor"] = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+    seen = read_launches(sample("eager"), {**metrics, "seconds": "gpu__time_duration.sum"})
+    for row, touched, flops, bound in (
+        (0, PICTURE, 0, "neither"),  # group norm reduction of 32 blocks
+        (2, 2 * PICTURE, 0, "neither"),  # group norm apply, busy with addresses (SM at 59%)
+        (3, 2 * PICTURE, 0, "neither"),  # SiLU of 6.6 us
+        (6, 2 * PICTURE, CONV_FLOPS, "compute"),  # cuDNN implicit GEMM
+        (12, 2 * PICTURE, 0, "neither"),  # sum of 512 blocks
+    ):
+        launch, seconds = seen[row], seen[row].seconds
+        assert bound_by_counters(launch.dram, launch.l2, launch.tensor, None) == bound, row
+        traced = kernel(touched / seconds / 1e9, flops / seconds / 1e12, 1e6 * seconds)
+        assert bound_by_trace(traced, H200) == bound, row
+    gemm = seen[9]  # of 17 rows, which reads 34 MB: 2.9 of 4.3 TB/s measured
+    assert gemm.dram == pytest.approx(0.6, abs=0.001)
+    assert bound_by_counters(gemm.dram, gemm.l2, gemm.tensor, None) == "memory bandwidth"
+    assert 2 * 4096 * 4096 / gemm.seconds / H200.read_bytes_per_s == pytest.approx(0.66, abs=0.01)

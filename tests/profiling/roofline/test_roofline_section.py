@@ -5,7 +5,8 @@ import re
 
 import pytest
 import torch
-from planted_networks import Chain, Copy, Product, ceilings_of, component
+from hand_made_ceilings import ceilings_of
+from planted_networks import Chain, Copy, Product, component
 
 from profiling.results.explained import KernelFinding, ModuleTime, TraceAnalysis
 from profiling.results.jsonl import read_records
@@ -63,15 +64,15 @@ def test_stages_in_turn():
     assert (found.memory_ms, found.compute_ms) == pytest.approx(((copied + multiplied) / 1e6, 100.0))
     assert found.roofline_ms == pytest.approx(108.0)
     assert found.over_roofline == pytest.approx(220 / 108)
-
-
-def test_a_stage_that_runs_several_times_or_now_and_then():
+    overlapping = frame(None, overlapping=True)
+    assert overlapping.roofline_ms == pytest.approx(100.0), "one copies while the other multiplies"
+    assert overlapping.over_roofline is None
+    # Four calls of the one in 40 ms, and the other in every second frame.
     found = frame(440.0, {"world": 40.0, "picture": 1000.0}, world=(4, 1.0), picture=(1, 1 / 2))
-    copied, multiplied = 2 * 4_000_000, 4 * (2 * 5000 * 100 + 100 * 100)
     assert found.bytes["total"] == 4 * copied + multiplied / 2
     assert found.flops["matmul"] == 10**8 / 2
     assert found.roofline_ms == pytest.approx(4 * 8.0 + 100 / 2)
-    assert found.parts["world"].over_roofline == pytest.approx(1.25), "a call of four in 40 ms"
+    assert found.parts["world"].over_roofline == pytest.approx(1.25)
 
 
 def test_each_stage_is_judged_by_its_own_time():
@@ -96,12 +97,6 @@ def test_a_stage_that_was_traced_has_findings_which_its_verdict_follows():
         assert found["picture"].findings == (moments,)
         assert found["world"].findings == ()
         assert any("group norm" in line for line in found["picture"].evidence) is not overlapping
-
-
-def test_stages_that_overlap_share_the_device():
-    """One copies while the other multiplies: the frame takes at least as long as the longer of the two."""
-    assert frame(None, overlapping=True).roofline_ms == pytest.approx(100.0)
-    assert frame(None, overlapping=True).over_roofline is None
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,7 @@ from profiling.trace.attribution import (
     with_eager_modules,
 )
 from profiling.trace.device_work import profiled
-from profiling.trace.events import (
-    GpuWork,
-    Span,
-    innermost,
-    timeline,
-    traced_calls,
-)
+from profiling.trace.events import GpuWork, Span, innermost, timeline, traced_calls
 from profiling.trace.modules import module_spans
 from profiling.trace.operator_costs import OperatorCosts
 
@@ -34,6 +28,12 @@ def known_of(events):
 
 def modules_of(items):
     return Counter(item.module for item in items)
+
+
+def completed(trace, reference, *, call=0):
+    """The attribution of a traced call by the reference, and how many kernels have no counterpart there."""
+    own = Attributor(trace, OperatorCosts()).of(traced_calls(trace)[call])
+    return attributed_by_reference(own, reference)
 
 
 def test_work_belongs_to_the_innermost_span_that_launched_it():
@@ -77,35 +77,20 @@ def test_the_helpers_of_a_convolution_have_the_bytes_of_what_they_convert():
     assert output == pytest.approx([2 * 2 * 256 * 512 * 512] * 3, rel=0.001)
 
 
-def test_equal_kernels_of_an_operator_share_its_work():
-    """A convolution of 64 groups may launch a kernel for each; others of its kernels have none of the work."""
-    trace, costs = stored("main_job/audio_decoder.baseline"), OperatorCosts()
-    items = Attributor(trace, costs).of(traced_calls(trace)[0])
-    grouped = [item for item in items if "cutlass_tensorop" in item.work.name and _of_1024_channels(item)]
+def test_a_convolution_with_a_kernel_for_each_of_64_groups():
+    """Each kernel has its part of the work; an H200 counted 0.11 MB in DRAM as the mean of the groups' copies."""
+    trace = stored("main_job/audio_decoder.baseline")
+    items = Attributor(trace, OperatorCosts()).of(traced_calls(trace)[0])
+    largest = [item for item in items if item.arguments.get("Input Dims", [0])[0] == [1, 1024, 1, 5880]]
+    grouped = [item for item in largest if "cutlass_tensorop" in item.work.name]
     assert len(grouped) == 64
     assert {64 * (item.flops or 0) for item in grouped} == {grouped[0].operator_flops}
     assert 64 * (grouped[0].bytes or 0) == pytest.approx(2 * (2 * 1024 * 5880 + 1024 * 16 * 7), rel=0.01)
-
-
-def test_copies_of_a_group_have_their_bytes_of_input_and_output():
-    """An H200 counted 0.11 MB in DRAM as the mean of three convolutions' copies; writes may stay in L2."""
-    trace, costs = stored("main_job/audio_decoder.baseline"), OperatorCosts()
-    items = Attributor(trace, costs).of(traced_calls(trace)[0])
     copies = [item.bytes for item in items if "nhwcSliceC" in item.work.name]
-    assert len(copies) == 3 * 2 * 64, "two copies for each group"
+    assert len(copies) == 3 * 2 * 64, "of three convolutions, two for each group"
     assert sum(copies) / len(copies) == pytest.approx(0.145e6, rel=0.01)
-    largest = [item.bytes for item in items if "nhwcSliceC" in item.work.name and _of_1024_channels(item)]
-    assert largest == pytest.approx([2 * 2 * 16 * 5880] * 128, rel=0.01)
-
-
-def _of_1024_channels(item):
-    return item.arguments["Input Dims"][0] == [1, 1024, 1, 5880]
-
-
-def completed(trace, reference, *, call=0):
-    """The attribution of a traced call by the reference, and how many kernels have no counterpart there."""
-    own = Attributor(trace, OperatorCosts()).of(traced_calls(trace)[call])
-    return attributed_by_reference(own, reference)
+    of_the_largest = [item.bytes for item in largest if "nhwcSliceC" in item.work.name]
+    assert of_the_largest == pytest.approx([2 * 2 * 16 * 5880] * 128, rel=0.01)
 
 
 def test_a_replay_takes_everything_from_the_step_before_its_capture():
@@ -116,6 +101,8 @@ def test_a_replay_takes_everything_from_the_step_before_its_capture():
         assert modules_of(result) == modules_of(reference)
         assert [item.work for item in result] == list(call.work)  # the times stay the replay's own
         assert [item.flops for item in result] == [item.flops for item in reference]
+    launched_again, unmatched = completed(stored("net.eager"), reference)
+    assert (unmatched, modules_of(launched_again)) == (0, modules_of(reference)), "its own trace knows the operators"
 
 
 @pytest.mark.parametrize("component", ["world_model", "image_decoder", "audio_decoder"])
@@ -139,79 +126,40 @@ def test_copies_around_a_replay_have_no_counterpart():
     assert [place for place, item in enumerate(result) if item.module is None] == [0, 1, 349, 350]
 
 
-def test_kernels_in_another_order_are_not_attributed():
-    reference = attributions("net.eager_hooks")
-    other = list(reference)
-    other[7], other[9] = other[9], other[7]
-    result, unmatched = completed(stored("net.graph"), other)
-    assert [place for place, item in enumerate(result) if item.module is None] == [7, 8, 9]
-    assert unmatched == 3
-    assert [item.module for item in result[10:]] == [item.module for item in reference[10:]]
-
-
-def known(name, module, begin=0.0):
-    kernel = GpuWork(name, "kernel", begin, begin + 1, 0, 1, None)
-    return KernelAttribution(kernel, "gemm", "aten::mm", module, None, 8)
-
-
-def replay_of(*kernels, ids=False):
-    """A trace of one replay; kernels are (name, begin, end, stream), in the order of the capture."""
-    events = [span(0, 5, "c/v/trace/0"), host(1, 2, correlation=9, name="cudaGraphLaunch")]
-    for place, (name, begin, end, stream) in enumerate(kernels, 1):
-        event = work(begin, end, correlation=9, name=name, stream=stream)
-        event["args"] |= {"graph node id": place} if ids else {}
-        events.append(event)
-    return timeline(events)
-
-
-def modules_by_begin(trace, reference):
-    return [item.module for item in completed(trace, reference)[0]]
-
-
+#: Two branches side by side; the order in which they begin is chance: `norm` is in both, `sum` after both.
 BRANCHES = (("norm", 0, 9, 7), ("norm", 1, 2, 8), ("product", 3, 4, 8), ("sum", 10, 11, 7))
+#: On one stream. Kernels may overlap there: programmatic dependent launch begins one before the end of another.
+IN_TURN = (("norm", 0, 3, 7), ("norm", 1, 5, 7), ("product", 4, 6, 7), ("sum", 5, 7, 7))
+WITH_IDS = (("norm", 1, 2, 8, 1), ("product", 3, 4, 8, 2), ("norm", 0, 9, 7, 3), ("sum", 10, 11, 7, 4))
 
 
-def test_branches_of_a_replay_that_run_side_by_side_are_not_mixed_up():
-    """The order in which they begin is chance: `norm` is in both branches, `product` in one, `sum` after both."""
-    reference = [known("product", "b"), known("norm", "b"), known("norm", "a"), known("sum", "")]
-    assert modules_by_begin(replay_of(*BRANCHES), reference) == [None, None, "b", ""]
-    same = [known("product", "b"), known("norm", "b"), known("norm", "b"), known("sum", "")]
-    assert modules_by_begin(replay_of(*BRANCHES), same) == ["b", "b", "b", ""]
-    in_turn = [("norm", 0, 1, 7), ("norm", 1, 2, 7), ("product", 2, 3, 7), ("sum", 3, 4, 7)]
-    reference = [known("norm", "a"), known("norm", "b"), known("product", "b"), known("sum", "")]
-    assert modules_by_begin(replay_of(*in_turn), reference) == ["a", "b", "b", ""]
-
-
-def test_kernels_of_one_stream_are_in_order_although_they_overlap():
-    """Programmatic dependent launch begins a kernel before the one ahead of it has ended."""
-    overlapping = [("norm", 0, 3, 7), ("norm", 1, 5, 7), ("product", 4, 6, 7), ("sum", 5, 7, 7)]
-    reference = [known("norm", "a"), known("norm", "b"), known("product", "b"), known("sum", "")]
-    assert modules_by_begin(replay_of(*overlapping), reference) == ["a", "b", "b", ""]
-
-
-def test_ids_of_nodes_tell_the_order_of_branches():
-    captured = [("norm", 1, 2, 8), ("product", 3, 4, 8), ("norm", 0, 9, 7), ("sum", 10, 11, 7)]
-    reference = [known("norm", "b"), known("product", "b"), known("norm", "a"), known("sum", "")]
-    assert modules_by_begin(replay_of(*captured, ids=True), reference) == ["a", "b", "b", ""]
-
-
-def test_a_fill_is_a_fill_although_a_replay_does_it_by_a_kernel():
-    fill = KernelAttribution(GpuWork("Memset (Device)", "gpu_memset", 0, 1, 0, 1, 4), "fill", "aten::zero_", "a", 4)
-    assert modules_by_begin(replay_of(("memset32", 0, 1, 7)), [fill]) == ["a"]
-
-
-def test_a_step_that_is_launched_again_takes_the_submodules_of_its_second_trace():
-    """Its own trace knows the operators; only the other has spans of submodules."""
-    found, unmatched = completed(stored("net.eager"), attributions("net.eager_hooks"))
-    assert unmatched == 0
-    assert modules_of(found) == modules_of(attributions("net.eager_hooks"))
+@pytest.mark.parametrize(
+    ("kernels", "reference", "expected"),
+    [
+        (BRANCHES, "product b, norm b, norm a, sum c", [None, None, "b", "c"]),
+        (BRANCHES, "product b, norm b, norm b, sum c", ["b", "b", "b", "c"]),
+        (IN_TURN, "norm a, norm b, product b, sum c", ["a", "b", "b", "c"]),
+        (WITH_IDS, "norm b, product b, norm a, sum c", ["a", "b", "b", "c"]),  # the order of the capture
+        ([("memset32", 0, 1, 7)], "Memset a", ["a"]),  # which a replay does by a kernel
+    ],
+)
+def test_branches_of_a_replay_are_not_mixed_up(kernels, reference, expected):
+    """Kernels are (name, begin, end, stream, id of the node), the reference is in the order of launch."""
+    events = [span(0, 5, "c/v/trace/0"), host(1, 2, correlation=9, name="cudaGraphLaunch")]
+    for name, begin, end, stream, *node in kernels:
+        event = work(begin, end, correlation=9, name=name, stream=stream)
+        event["args"] |= {"graph node id": node[0]} if node else {}
+        events.append(event)
+    known = []
+    for name, module in map(str.split, reference.split(", ")):
+        kernel = GpuWork(name, "gpu_memset" if name == "Memset" else "kernel", 0, 1, 0, 1, None)
+        known.append(KernelAttribution(kernel, "gemm", "aten::mm", module))
+    assert [item.module for item in completed(timeline(events), known)[0]] == expected
 
 
 def test_operators_that_a_compiler_keeps_keep_their_submodule():
     eager, fused = attributions("net.eager_hooks"), attributions("net.compile")
     found = with_eager_modules(fused, eager)
-    products = {item.module for item in eager if item.flops is not None}
-    assert {item.module for item in found if item.flops is not None} == products
     assert all(item.module is None for item in found if item.work.name.startswith("triton_"))
     kept = sum(item.work.length for item in found if item.module is not None)
     assert kept > 0.7 * sum(item.work.length for item in found)
@@ -242,12 +190,8 @@ def test_another_number_of_products_of_one_size_leaves_them_open():
     pairs = zip(with_eager_modules(fused, eager), with_eager_modules(fused, fewer), strict=True)
     open_now = [before for before, after in pairs if before.module and not after.module]
     assert {item.module for item in open_now} == {f"blocks.{n}.qkv" for n in range(3)}
-
-
-def test_custom_operators_are_anchors():
-    kernel = GpuWork("_attend", "kernel", 20, 30, 1, 5, None)
-    eager = KernelAttribution(kernel, "attention", "models::attend", "ring")
-    assert [item.module for item in with_eager_modules([replace(eager, module=None)], [eager])] == ["ring"]
+    custom = KernelAttribution(GpuWork("_attend", "kernel", 20, 30, 1, 5, None), "attention", "models::attend", "ring")
+    assert [each.module for each in with_eager_modules([replace(custom, module=None)], [custom])] == ["ring"]
 
 
 @pytest.mark.parametrize(
@@ -278,13 +222,8 @@ def test_every_backward_node_belongs_to_its_forward_submodule():
     attributor = Attributor(trace, OperatorCosts())
     nodes = [operator for operator in trace.operators if operator.name.endswith("Backward0")]
     found = [(node.name, attributor.module_of(node, None)) for node in nodes if not node.name.startswith("autograd::")]
-    assert [module for name, module in found if name == "AddmmBackward0"] == [
-        "head",
-        "blocks.1.down",
-        "blocks.1.up",
-        "blocks.0.down",
-        "blocks.0.up",
-    ]
+    layers = ["head", "blocks.1.down", "blocks.1.up", "blocks.0.down", "blocks.0.up"]
+    assert [module for name, module in found if name == "AddmmBackward0"] == layers
     assert [module for name, module in found if name == "GeluBackward0"] == ["blocks.1", "blocks.0"]
     assert [module for name, module in found if name == "SoftmaxBackward0"] == [""]
     assert [module for name, module in found if name in ("PowBackward0", "SumBackward0")] == [None, None]

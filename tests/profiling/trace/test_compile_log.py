@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,101 +12,85 @@ import pytest
 
 from profiling.results.explained import CompileLog
 from profiling.results.record import encode_sections
-from profiling.trace import compile_log
-from profiling.trace.compile_log import CompileLogError, parse_compile_log, phases_of, read_compile_log
+from profiling.trace.compile_log import (
+    CompileLogError,
+    find_tlparse,
+    parse_compile_log,
+    phases_of,
+    read_compile_log,
+)
 
 PROGRAM = Path(__file__).with_name("planted_compiles.py")
 
 
-def line_of(mark: str) -> int:
-    lines = PROGRAM.read_text().splitlines()
-    return next(number for number, line in enumerate(lines, 1) if f"# planted: {mark}" in line)
-
-
 def run_traced(folder: Path, *command: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "TORCH_TRACE": str(folder)}
     subprocess.run([sys.executable, *command], env=environment, check=True, capture_output=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
-def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def log(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """What torch logs of the program."""
     folder = tmp_path_factory.mktemp("logs")
     run_traced(folder, str(PROGRAM))
-    return folder
+    (file,) = folder.glob("*.log")
+    return file.read_bytes()
 
 
-@pytest.fixture(scope="module")
-def parsed(logs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompileLog]:
-    run = tmp_path_factory.mktemp("run")
-    summary = parse_compile_log(logs, run / "tl_out" / "planted.compile", root=PROGRAM.parent)
+def parsed(folder: Path, *logs: bytes) -> CompileLog:
+    """Parse the logs of processes into a run, which is `folder`."""
+    (folder / "logs").mkdir()
+    for number, log in enumerate(logs):
+        (folder / "logs" / f"{number}.log").write_bytes(log)
+    summary = parse_compile_log(folder / "logs", folder / "tl_out" / "planted.compile", root=PROGRAM.parent)
     assert summary is not None
-    return run, summary
+    return summary
 
 
-def test_the_report_is_there_and_named_relative_to_the_run(parsed: tuple[Path, CompileLog]) -> None:
-    run, summary = parsed
-    assert summary.index == "tl_out/planted.compile/index.html"
-    assert "<html" in (run / summary.index).read_text().lower()
-    assert "Stats" in (run / "tl_out" / "planted.compile" / "tlparse.log").read_text()
-
-
-def test_breaks_have_their_reason_and_line(parsed: tuple[Path, CompileLog]) -> None:
-    breaks = {(found.file, found.line): found for found in parsed[1].graph_breaks}
-    file = PROGRAM.name
-    assert set(breaks) == {
-        (file, line_of("break in an inlined function")),
-        (file, line_of("print")),
-        (file, line_of("break in a loop")),
+def test_planted_breaks_recompiles_and_failures_have_their_reasons_and_lines(tmp_path: Path, log: bytes) -> None:
+    marks = (line.partition("# planted: ")[2] for line in PROGRAM.read_text().splitlines())
+    line_of, file = {mark: number for number, mark in enumerate(marks, 1)}, PROGRAM.name
+    summary = parsed(tmp_path, log)
+    breaks = {(each.file, each.line): each.reason for each in summary.graph_breaks}
+    assert breaks == {
+        (file, line_of["break in an inlined function"]): "Call to `torch._dynamo.graph_break()`",
+        (file, line_of["break in a loop"]): "Call to `torch._dynamo.graph_break()`",
+        (file, line_of["print"]): "Failed to trace builtin operator",
     }
-    inlined = breaks[file, line_of("break in an inlined function")]
-    assert inlined.reason == "Call to `torch._dynamo.graph_break()`"
-    assert len(parsed[1].graph_breaks) == 3, "in outer, and once more in leaf itself: one place"
-    assert breaks[file, line_of("print")].reason == "Failed to trace builtin operator"
-
-
-def test_recompiles_have_their_guard_and_line(parsed: tuple[Path, CompileLog]) -> None:
-    found = {entry.reason: entry for entry in parsed[1].recompiles}
-    shape = found["tensor 'x' size mismatch at index 0. expected 2, actual 3"]
-    assert shape.file == PROGRAM.name
-    assert shape.compile_id.endswith("/1")
-    factor = found["self.factor == 1"]
-    assert (factor.file, factor.line) == (PROGRAM.name, line_of("constant"))
-
-
-def test_failures_have_their_reason_and_line(parsed: tuple[Path, CompileLog]) -> None:
-    failures = {entry.reason: entry for entry in parsed[1].failures}
+    assert len(summary.graph_breaks) == 3, "in outer, and once more in leaf itself: one place"
+    recompiles = {each.reason: each for each in summary.recompiles}
+    shape = recompiles["tensor 'x' size mismatch at index 0. expected 2, actual 3"]
+    assert (shape.file, shape.compile_id.endswith("/1")) == (file, True)
+    assert recompiles["self.factor == 1"].line == line_of["constant"]
+    failures = {each.reason: each for each in summary.failures}
     branch = failures["Data-dependent branching"]
-    assert (branch.kind, branch.file, branch.line) == ("Unsupported", PROGRAM.name, line_of("branch on data"))
-    backend = next(entry for entry in failures.values() if entry.kind == "BackendCompilerFailed")
+    assert (branch.kind, branch.file, branch.line) == ("Unsupported", file, line_of["branch on data"])
+    (backend,) = (each for each in summary.failures if each.kind == "BackendCompilerFailed")
     assert "planted backend failure" in backend.reason
-    assert failures["Dynamo recompile limit exceeded"].file == PROGRAM.name
+    assert failures["Dynamo recompile limit exceeded"].file == file
+    assert summary.cudagraph_skips == ()
 
-
-def test_totals(parsed: tuple[Path, CompileLog]) -> None:
-    summary = parsed[1]
-    assert summary.compile_seconds is not None
-    assert 0 < summary.compile_seconds < 60
     assert sum(summary.phases.values()) == pytest.approx(summary.compile_seconds)
     assert set(summary.phases) == {"dynamo", "aot autograd"}  # nothing in the program is for inductor
-    assert summary.cudagraph_skips == ()
+    assert summary.index == "tl_out/planted.compile/index.html"
+    assert "<html" in (tmp_path / summary.index).read_text().lower()
+    assert "Stats" in (tmp_path / "tl_out" / "planted.compile" / "tlparse.log").read_text()
     encode_sections(compile=summary)  # fits into a record
 
 
-def test_two_processes_are_added_up(parsed: tuple[Path, CompileLog], logs: Path, tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    for name in ("a.log", "b.log"):
-        shutil.copy(next(logs.glob("*.log")), tmp_path / "logs" / name)
-    (tmp_path / "logs" / "worker.log").write_text("")
-    out, one = tmp_path / "run" / "tl_out" / "cell", parsed[1]
-    both = parse_compile_log(tmp_path / "logs", out, root=PROGRAM.parent)
-    assert both is not None
-    assert len(both.recompiles) == 2 * len(one.recompiles)
-    assert both.graph_breaks == one.graph_breaks, "at the same places"
-    page = (tmp_path / "run" / both.index).read_text()
+def test_two_processes_are_added_up_and_a_log_cut_short_is_read_as_far_as_it_goes(tmp_path: Path, log: bytes) -> None:
+    both = parsed(tmp_path, log, log[: len(log) // 2], b"")
+    assert "break in a loop" in PROGRAM.read_text().splitlines()[both.graph_breaks[-1].line - 1]
+    assert len(both.graph_breaks) == 3, "at the same places"
+    page = (tmp_path / both.index).read_text()
     assert "0/index.html" in page
-    assert "b.log" in page
-    assert (out / "1" / "index.html").is_file()
+    assert "1.log" in page
+    assert (tmp_path / both.index).with_name("1").joinpath("index.html").is_file()
+    (tmp_path / "logs" / "0.log").unlink()
+    (tmp_path / "logs" / "1.log").write_bytes(log[: log.index(b'"dynamo_start"') + 20])
+    died = parse_compile_log(tmp_path / "logs", tmp_path / "tl_out" / "cell")
+    assert died is not None
+    assert died.compile_seconds is None, "died while compiling: absent, not 0"
 
 
 def test_no_compile_is_none(tmp_path: Path) -> None:
@@ -115,18 +98,6 @@ def test_no_compile_is_none(tmp_path: Path) -> None:
     (tmp_path / "empty.log").write_text("")
     for folder in (tmp_path / "eager", tmp_path, tmp_path / "absent"):
         assert parse_compile_log(folder, tmp_path / "tl_out" / "cell") is None
-
-
-def test_a_log_cut_short_is_read_as_far_as_it_goes(logs: Path, tmp_path: Path) -> None:
-    log = next(logs.glob("*.log")).read_bytes()
-    seconds = []
-    for end in (len(log) // 2, log.index(b'"dynamo_start"') + 20):
-        (tmp_path / "cut.log").write_bytes(log[:end])
-        summary = parse_compile_log(tmp_path, tmp_path / "tl_out" / "cell", root=PROGRAM.parent)
-        assert summary is not None
-        seconds.append(summary.compile_seconds)
-    assert seconds[0] > 0
-    assert seconds[1] is None, "died while compiling: absent, not 0"
 
 
 def read(folder: Path, *entries: object) -> CompileLog:
@@ -186,30 +157,20 @@ def test_a_message_of_an_unknown_shape_keeps_its_first_line(tmp_path: Path) -> N
     assert (found.reason, found.file, found.line) == ("Something new", None, None)
 
 
-def test_tlparse_missing_is_one_line(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_log.shutil, "which", lambda *args, **kwargs: None)
-    with pytest.raises(CompileLogError, match="pip install") as error:
-        parse_compile_log(logs, tmp_path / "tl_out" / "cell")
-    assert "\n" not in str(error.value)
-
-
-def test_tlparse_is_looked_for_beside_python_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tlparse_is_looked_for_beside_python_first_and_its_failures_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder in ("venv", "path"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "tlparse").write_text("#!/bin/sh\necho planted failure >&2; exit 3\n")
         (tmp_path / folder / "tlparse").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:{os.environ['PATH']}")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "python"))
-    assert compile_log.find_tlparse() == tmp_path / "venv" / "tlparse"
+    assert find_tlparse() == tmp_path / "venv" / "tlparse"
     (tmp_path / "venv" / "tlparse").unlink()
-    assert compile_log.find_tlparse() == tmp_path / "path" / "tlparse"
-
-
-def test_tlparse_failing_is_one_line(logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "tlparse"
-    program.write_text("#!/bin/sh\necho planted failure >&2; exit 3\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(compile_log, "find_tlparse", lambda: program)
-    with pytest.raises(CompileLogError, match="exit code 3: planted failure") as error:
-        parse_compile_log(logs, tmp_path / "tl_out" / "cell")
-    assert "\n" not in str(error.value)
+    assert find_tlparse() == tmp_path / "path" / "tlparse"
+    with pytest.raises(CompileLogError, match=r"^[^\n]*exit code 3: planted failure$"):
+        parsed(tmp_path, b'"dynamo_start"')
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(CompileLogError, match=r"^[^\n]*pip install[^\n]*$"):
+        find_tlparse()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,17 @@ def scaled(x: torch.Tensor, factor: int) -> torch.Tensor:
 
 def test_reading_imports_no_compiler() -> None:
     script = """
-    import sys, torch
-    from profiling.trace.counters import CompileCounters, snapshot
-    assert snapshot() == CompileCounters() and snapshot().describe() is None
-    assert not any(name.startswith("torch._dynamo") for name in sys.modules)
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, cwd=ROOT)
+from profiling.trace.counters import CompileCounters, snapshot
+import sys, torch
+assert snapshot() == CompileCounters() and snapshot().describe() is None
+assert not any(name.startswith("torch._dynamo") for name in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
-def test_first_compile_steady_state_and_planted_recompiles() -> None:
-    compiled = torch.compile(scaled, backend="eager", dynamic=False)
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_first_compile_steady_state_and_planted_recompiles(fullgraph: bool) -> None:
+    compiled = torch.compile(scaled, backend="eager", dynamic=False, fullgraph=fullgraph)
     start = snapshot()
     compiled(torch.ones(4), 2)
     warm = snapshot()
@@ -51,26 +51,13 @@ def test_first_compile_steady_state_and_planted_recompiles() -> None:
     compiled(torch.ones(5), 3)  # a constant of Python that is guarded on
     assert snapshot().since(warm) == CompileCounters(compiles=2, recompiles=2, graphs=2)
     assert snapshot().since(warm).describe() == "2 recompiles"
+    earlier = CompileCounters(compiles=7, recompiles=3)  # after a reset the totals are the difference
+    assert CompileCounters(compiles=2, recompiles=1).since(earlier) == CompileCounters(compiles=2, recompiles=1)
 
 
-def test_fullgraph_is_counted_too() -> None:
-    compiled = torch.compile(scaled, backend="eager", dynamic=False, fullgraph=True)
-    compiled(torch.ones(4), 2)
-    before = snapshot()
-    compiled(torch.ones(4), 3)
-    assert snapshot().since(before) == CompileCounters(compiles=1, recompiles=1, graphs=1)
+def test_breaks_hits_of_the_recompile_limit_and_captures_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo import utils
 
-
-def test_a_hit_of_the_recompile_limit_is_a_recompile() -> None:
-    compiled = torch.compile(scaled, backend="eager", dynamic=False)
-    with torch._dynamo.config.patch(recompile_limit=1):
-        compiled(torch.ones(4), 2)
-        before = snapshot()
-        compiled(torch.ones(4), 3)
-    assert snapshot().since(before) == CompileCounters(compiles=1, recompiles=1)
-
-
-def test_a_graph_break_is_counted() -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         x = x + 1
         torch._dynamo.graph_break()
@@ -81,39 +68,12 @@ def test_a_graph_break_is_counted() -> None:
     found = snapshot().since(before)
     assert (found.graph_breaks, found.graphs, found.compiles) == (1, 2, 2)
     assert found.describe() == "2 compiles, 1 graph break"
-
-
-def test_a_recompile_that_the_cache_on_disk_answers_is_still_one(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torch._dynamo.utils import counters
-
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    compiled = torch.compile(scaled, dynamic=False)
-
-    def run() -> CompileCounters:
+    compiled = torch.compile(scaled, backend="eager", dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        compiled(torch.ones(4), 2)
         before = snapshot()
-        with torch.inference_mode():
-            compiled(torch.ones(4), 2)
-            compiled(torch.ones(4), 3)
-        return snapshot().since(before)
-
-    assert run().recompiles == 1
-    torch._dynamo.reset()
-    hits = counters["inductor"]["fxgraph_cache_hit"]
-    assert run().recompiles == 1
-    assert counters["inductor"]["fxgraph_cache_hit"] == hits + 2
-
-
-def test_after_a_reset_the_totals_are_the_difference() -> None:
-    before = CompileCounters(compiles=7, recompiles=3)
-    assert CompileCounters(compiles=2, recompiles=1).since(before) == CompileCounters(compiles=2, recompiles=1)
-
-
-def test_captures_are_counted_by_their_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._dynamo import utils
-
-    torch.compile(scaled, backend="eager")(torch.ones(2), 2)
+        compiled(torch.ones(4), 3)
+    assert snapshot().since(before) == CompileCounters(compiles=1, recompiles=1)
     before = snapshot()
     assert before.cudagraph_captures == 0
     monkeypatch.setitem(utils.compilation_time_metrics, "CUDAGraphNode.record", [0.1, 0.2, 0.1])

@@ -23,23 +23,6 @@ def events(*, shift=0.0, lines=()):
     return timeline([*found, *lines])
 
 
-def test_planted_waits_name_their_lines_on_a_gpu(tmp_path):
-    trace = stored("faulty.eager_hooks")
-    waits, copies = waits_and_copies(stored("faulty.eager"), trace, tmp_path)
-    assert {(row.what, row.line, row.count) for row in waits} == {
-        ("cudaStreamSynchronize", "planted/net.py:23", 1),  # .item()
-        ("cudaStreamSynchronize", "planted/net.py:24", 1),  # .cpu()
-    }
-    assert {(row.what, row.bytes, row.line) for row in copies} == {
-        ("device to pinned host", 2, "planted/net.py:23"),
-        ("device to pageable host", 2 * 32 * 64 * 64 * 2, "planted/net.py:24"),
-    }
-
-
-def test_a_step_without_faults_has_none(tmp_path):
-    assert waits_and_copies(stored("net.eager"), stored("net.eager_hooks"), tmp_path) == ((), ())
-
-
 def test_lines_come_from_one_trace_and_times_from_the_other(tmp_path):
     file = tmp_path / "net.py"
     file.write_text("def forward(x):\n    x.item()  # waits\n    return x.cpu()\n")
@@ -53,44 +36,30 @@ def test_lines_come_from_one_trace_and_times_from_the_other(tmp_path):
     assert (wait.what, wait.count, wait.ms) == ("cudaStreamSynchronize", 1, pytest.approx(0.010))
     assert (wait.line, wait.code) == ("net.py:2", "x.item()  # waits")
     assert (copied.line, copied.code) == ("net.py:3", "return x.cpu()")
-    assert (copied.ms, copied.bytes) == (pytest.approx(0.004), 400)
+    assert (copied.what, copied.ms, copied.bytes) == ("device to pageable host", pytest.approx(0.004), 400)
 
 
 def test_without_lines_waits_and_copies_are_listed(tmp_path):
     for lined in (None, events()):
         waits, copies = waits_and_copies(events(), lined, tmp_path)
         assert [(row.line, row.bytes) for row in (*waits, *copies)] == [(None, None), (None, 400)]
+    assert waits_and_copies(stored("net.eager"), stored("net.eager_hooks"), tmp_path) == ((), ()), "without faults"
 
 
-def test_what_no_line_of_user_code_called_has_no_line(tmp_path):
-    spans = [span(28, 45, "line: "), span(58, 75, "line: a.py:2")]
+@pytest.mark.parametrize(
+    ("spans", "lines"),
+    [
+        ([span(28, 45, "line: "), span(58, 75, "line: a.py:2")], (None, "a.py:2")),  # none of user code called it
+        # `torch.tensor(..., device=...)` copies where no dispatch mode sees it, and then calls one operator.
+        (
+            [operator(58, 72, "aten::copy_", 1), span(76, 78, "line: a.py:3"), span(90, 95, "line: a.py:4")],
+            (None, "a.py:3"),
+        ),
+    ],
+)
+def test_what_no_span_of_a_line_is_around(tmp_path, spans, lines):
     (wait,), (copied,) = waits_and_copies(events(), events(lines=spans), tmp_path)
-    assert wait.line is None
-    assert copied.line == "a.py:2"
-
-
-def test_a_copy_of_a_constructor_belongs_to_the_operator_that_follows_it(tmp_path):
-    """`torch.tensor(..., device=...)` copies where no dispatch mode sees it, and then calls one operator."""
-    spans = [operator(58, 72, "aten::copy_", 1), span(76, 78, "line: a.py:3"), span(90, 95, "line: a.py:4")]
-    (wait,), (copied,) = waits_and_copies(events(), events(lines=spans), tmp_path)
-    assert wait.line is None, "it is no operator's"
-    assert copied.line == "a.py:3"
-
-
-def test_one_more_wait_in_one_trace_does_not_shift_the_lines_of_the_rest(tmp_path):
-    more = timeline(
-        [
-            span(0, 100, "c/v/trace/0"),
-            host(5, 6, correlation=1),
-            work(10, 20, correlation=1),
-            host(22, 23, name="cudaEventSynchronize"),
-            host(30, 40, name="cudaStreamSynchronize"),
-            span(21, 24, "line: a.py:1"),
-            span(25, 55, "line: a.py:2"),
-        ]
-    )
-    (wait,), _ = waits_and_copies(events(), more, tmp_path)
-    assert wait.line == "a.py:2"
+    assert (wait.line, copied.line) == lines
 
 
 def test_where_the_waits_differ_in_between_none_of_those_has_a_line(tmp_path):

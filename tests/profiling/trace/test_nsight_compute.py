@@ -9,14 +9,7 @@ from fake_ncu import LISTED, UNITS, counters, install, printed, sample
 from stored_traces import NAMES, stored
 
 from profiling.trace import nsight_compute
-from profiling.trace.nsight_compute import (
-    command,
-    demangled,
-    failure_in,
-    function_of,
-    metrics_on,
-    read_launches,
-)
+from profiling.trace.nsight_compute import command, failure_in, function_of, metrics_on, read_launches
 
 METRICS = {
     **{"seconds": "gpu__time_duration.sum", "dram_bytes": "dram__bytes.sum"},
@@ -61,17 +54,13 @@ def test_what_ncu_printed_on_an_h200():
     assert all(function_of(launch.name).isidentifier() for launch in launches)
 
 
-def test_kernels_of_a_replayed_graph_and_of_triton_are_rows_too():
+def test_other_samples_of_an_h200():
     graph = read_launches(sample("graph"), METRICS)
     assert [launch.grid for launch in graph] == [(32, 1, 1), (132, 1, 1), (8192, 1, 1)]
     compiled = read_launches(sample("compile"), METRICS)
     assert [function_of(launch.name)[:10] for launch in compiled] == ["triton_red", "sm90_xmma_", "nvjet_sm90"]
-    assert compiled[2].dram == pytest.approx(0.6002)
-
-
-def test_other_columns_shift_nothing():
     first, second = read_launches(sample("sections"), METRICS)
-    assert (first.grid, second.block) == ((1, 1, 1), (128, 1, 1))
+    assert (first.grid, second.block) == ((1, 1, 1), (128, 1, 1)), "other columns shift nothing"
     assert (function_of(first.name), second.sm) == ("ComputeFusedParamsCUDAKernel", pytest.approx(0.6295))
     launches = read_launches(sample("unknown_metric"), {"seconds": "bogus__x.sum"})
     assert [(launch.passes, launch.has_counters) for launch in launches] == [(1, False)] * 2, "a missing column"
@@ -85,43 +74,30 @@ def test_units_with_prefixes(unit, seconds):
         assert launch.seconds == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "==PROF== Connected to process 1", printed(), '"ID","Kernel Name"'])
-def test_no_rows_are_no_launches(text):
-    assert read_launches(text, METRICS) == ()
-
-
-def test_a_line_that_is_cut_off_is_left_out():
+def test_output_without_rows_or_cut_off():
+    for text in ("", "==PROF== Connected to process 1", printed(), '"ID","Kernel Name"'):
+        assert read_launches(text, METRICS) == ()
     whole = printed(("a", "(1, 1, 1)", counters(1)), ("b", "(1, 1, 1)", counters(1)))
     assert [launch.name for launch in read_launches(whole.rstrip()[:-30], METRICS)] == ["a"]
+    assert failure_in(whole) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [
-        ("void at::native::(anonymous namespace)::upsample<c10::BFloat16, float>(int, float)", "upsample"),
-        ("void cutlass__5x_cudnn::Kernel<cutlass_tensorop>(cutlass_tensorop::Params)", "Kernel"),
-        ("triton_poi_fused_add_mul_0", "triton_poi_fused_add_mul_0"),
-        ("void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<x", "elementwise_kernel"),
-        ("std::enable_if<true, void>::type internal::gemvx::kernel<int, 7>(Params<int, float>)", "kernel"),
-        ("_ZN2at6native13reduce_kernelILi512EfEEvT0_", "reduce_kernel"),
-        ("void at::<unnamed>::RowwiseMomentsCUDAKernel<c10::BFloat16>(long, T1)", "RowwiseMomentsCUDAKernel"),
-        ("void unnamed>::ComputeFusedParamsCUDAKernel<BFloat16>(long)", "ComputeFusedParamsCUDAKernel"),
-        ("void at::elementwise_kernel<128, at::f(at::B &)::[lambda(int) (instance 1)]>(int, T3)", "elementwise_kernel"),
-    ],
-)
-def test_the_function_of_a_kernel(name, function):
-    assert function_of(name) == function
-
-
-def test_every_kernel_of_the_stored_traces_has_a_function():
+def test_the_function_of_a_kernel():
+    functions = {
+        "void cutlass__5x_cudnn::Kernel<cutlass_tensorop>(cutlass_tensorop::Params)": "Kernel",
+        "triton_poi_fused_add_mul_0": "triton_poi_fused_add_mul_0",
+        "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<x": "elementwise_kernel",
+        "std::enable_if<true, void>::type internal::gemvx::kernel<int, 7>(Params<int, float>)": "kernel",
+        "_ZN2at6native13reduce_kernelILi512EfEEvT0_": "reduce_kernel",
+        "void at::<unnamed>::RowwiseMomentsCUDAKernel<c10::BFloat16>(long, T1)": "RowwiseMomentsCUDAKernel",
+        "void unnamed>::ComputeFusedParamsCUDAKernel<BFloat16>(long)": "ComputeFusedParamsCUDAKernel",
+        "void at::elementwise_kernel<128, at::f(B &)::[lambda(int) (instance 1)]>(int, T3)": "elementwise_kernel",
+        "_Znonsense": "_Znonsense",  # no symbol
+    }
+    assert {name: function_of(name) for name in functions} == functions
     names = {work.name for name in NAMES for work in stored(name).work if work.kind == "kernel"}
     assert len(names) > 100
     assert not [name for name in names if not function_of(name).isidentifier()]
-
-
-def test_names_without_symbols_stay():
-    assert demangled("triton_red_fused_1") == "triton_red_fused_1"
-    assert demangled("_Znonsense") == "_Znonsense"
 
 
 def test_metrics_are_those_that_the_gpu_has(tmp_path, monkeypatch):
@@ -134,12 +110,9 @@ def test_metrics_are_those_that_the_gpu_has(tmp_path, monkeypatch):
     found = metrics_on(ncu, os.environ)
     assert found["tensor"] == "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed"
     assert "occupancy" not in found
-
-
-def test_without_a_list_the_first_metrics_are_tried(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, listed="==ERROR== unknown chip")
-    found = metrics_on(str(tmp_path / "ncu"), os.environ)
-    assert found["tensor"] == "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
+    found = metrics_on(ncu, os.environ)
+    assert found["tensor"] == "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed", "the first are tried"
     assert metrics_on(str(tmp_path / "missing"), os.environ) == found
 
 
@@ -165,10 +138,6 @@ def test_errors_in_one_line(text, says):
     assert failure is not None
     assert says in failure
     assert "\n" not in failure
-
-
-def test_no_error_is_none():
-    assert failure_in(printed(("a", "(1, 1, 1)", counters(1)))) is None
 
 
 @pytest.mark.gpu

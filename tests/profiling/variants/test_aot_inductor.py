@@ -4,8 +4,9 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -89,34 +90,24 @@ def test_a_package_follows_the_buffers_that_calls_change(tmp_path):
 
 
 class Counts(nn.Module):
-    def __init__(self):
+    """Keeps state as a Python number, or in tensors that are no buffers."""
+
+    def __init__(self, number):
         super().__init__()
-        self.calls = 0
+        self.calls, self.inner = 0 if number else torch.zeros(4), nn.Identity()
+        self.inner.caches = [torch.zeros(4)]
 
     def forward(self, x):
         self.calls += 1
-        return x * self.calls
+        return x * self.calls if isinstance(self.calls, int) else x + self.inner.caches[0].add_(x[0]) + self.calls
 
 
 @pytest.mark.parametrize("compiler", [AOTInductor(), AOTTensorRT()])
-def test_a_file_that_would_keep_a_count_is_refused_before_the_export(tmp_path, compiler):
+def test_state_that_a_file_would_keep_is_refused_before_the_export(tmp_path, compiler):
     with pytest.raises(SkippedError, match=f"{type(compiler).__name__} cannot follow .* `calls` is a Python number"):
-        prepared(Counts(), torch.ones(2), folder=tmp_path, compiler=compiler)
-
-
-class NoBuffers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Identity()
-        self.inner.caches, self.at = [torch.zeros(4)], torch.zeros(4)
-
-    def forward(self, x):
-        return x + self.inner.caches[0].add_(x[0]) + self.at.add_(1)
-
-
-def test_state_that_is_no_buffer_is_refused_by_name(tmp_path):
-    with pytest.raises(SkippedError, match=r"state: calls write to inner\.caches\[0\], at\. Make each a buffer"):
-        prepared(NoBuffers(), torch.randn(1, 4), folder=tmp_path)
+        prepared(Counts(True), torch.ones(2), folder=tmp_path, compiler=compiler)
+    with pytest.raises(SkippedError, match=r"state: calls write to inner\.caches\[0\], calls\. Make each a buffer"):
+        prepared(Counts(False), torch.randn(1, 4), folder=tmp_path)
 
 
 @pytest.mark.slow
@@ -200,40 +191,6 @@ assert not [name for name in sys.modules if name.startswith(("profiling", "model
     torch.testing.assert_close(torch.load(tmp_path / "output.pt"), expected)
 
 
-@pytest.mark.parametrize(
-    ("variant", "name", "says"),
-    [
-        ("compile", "a.pt2", "makes no package. Use variant='aot_inductor'"),
-        ("aot_inductor", "a.so", r"must end with \.pt2"),
-        ("aot_inductor", "missing/a.pt2", "there is no folder .*missing'. Create it first"),
-    ],
-)
-def test_where_a_package_goes_is_checked_before_compiling(tmp_path, variant, name, says):
-    with pytest.raises(InputError, match=says):
-        profiling.prepare(nn.Linear(2, 2), {"input": torch.ones(1, 2)}, variant, package=tmp_path / name)
-
-
-class Branches(nn.Module):
-    def forward(self, x):
-        if x.sum() > 0:  # the line that an export names
-            return x + 1
-        return x
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_what_cannot_be_exported_names_its_line(strict):
-    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
-    (line,) = (number for number, line in enumerate(lines, 1) if line.endswith("# the line that an export names"))
-    with pytest.raises(SkippedError, match=rf"cannot export Branches at {__file__}:{line}: ") as raised:
-        exported(Branches(), [{"x": torch.ones(2)}], strict=strict)
-    assert "\n" not in str(raised.value)
-
-
-@dataclass
-class Picture:
-    pixels: torch.Tensor
-
-
 class Pair(NamedTuple):
     first: torch.Tensor
     second: torch.Tensor
@@ -251,7 +208,7 @@ class Returns(nn.Module):
 @pytest.mark.parametrize(
     ("output", "says"),
     [
-        (lambda x: {"picture": Picture(x)}, r"cannot export Returns.*Picture'> in output"),
+        (lambda x: {"picture": SimpleNamespace(pixels=x)}, r"cannot export Returns.*SimpleNamespace'> in output"),
         (lambda x: [Pair(x, x)], r"cannot return .*Pair'> .* register using `_register_namedtuple`\. Or return a dict"),
         (lambda x: {"a": [x, 0.5]}, "holds 0.5, and a package returns only tensors"),
     ],
@@ -262,22 +219,41 @@ def test_what_a_package_cannot_return_is_said_before_it_is_compiled(output, says
     assert not list(tmp_path.rglob("*"))
 
 
-def test_inputs_that_differ_in_more_than_sizes_are_no_dynamic_shapes():
-    with pytest.raises(InputError, match=r"differ in more than sizes: scale\. Write dynamic: false"):
-        exported(Branches(), [{"x": torch.ones(2), "scale": 1.0}, {"x": torch.ones(3), "scale": 2.0}])
+def branches(x):
+    return x + 1 if x.sum() > 0 else x  # the line that an export names
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_cannot_be_exported_names_its_line(strict):
+    line = branches.__code__.co_firstlineno + 1
+    with pytest.raises(SkippedError, match=rf"cannot export Returns at {__file__}:{line}: ") as raised:
+        exported(Returns(branches), [{"x": torch.ones(2)}], strict=strict)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("option", "says"),
+    ("call", "says"),
     [
-        ("triton.cudagraphs", "a package holds no CUDA graphs. Give the recipe a capture"),
-        ("aot_inductor.output_path", "packages are written to the run folder"),
-        ("max_autotun", "inductor has no such option. Did you mean 'max_autotune'"),
+        (
+            lambda: exported(Returns(branches), [{"x": torch.ones(n), "scale": float(n)} for n in (2, 3)]),
+            r"differ in more than sizes: scale\. Write dynamic: false",
+        ),
+        (lambda: AOTInductor(options={"triton.cudagraphs": True}), "holds no CUDA graphs. Give the recipe a capture"),
+        (lambda: AOTInductor(options={"aot_inductor.output_path": "a"}), "packages are written to the run folder"),
+        (lambda: AOTInductor(options={"max_autotun": True}), "no such option. Did you mean 'max_autotune'"),
+        (lambda: package("compile", "a.pt2"), "makes no package. Use variant='aot_inductor'"),
+        (lambda: package("aot_inductor", "a.so"), r"must end with \.pt2"),
+        (lambda: package("aot_inductor", "missing/a.pt2"), "there is no folder .*missing'. Create it first"),
     ],
 )
-def test_options_are_checked_when_they_are_read(option, says):
+def test_what_is_wrong_is_said_before_compiling(call, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=says):
-        AOTInductor(options={option: True})
+        call()
+
+
+def package(variant, name):
+    return profiling.prepare(nn.Linear(2, 2), {"input": torch.ones(1, 2)}, variant, package=Path(name).absolute())
 
 
 @pytest.mark.slow

@@ -10,8 +10,6 @@ from profiling.cli.variants import named_recipes
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.outputs import relative_l2
-from profiling.fx_passes.tracer import trace
-from profiling.graphs import CudaGraphed
 from profiling.run.job import as_recipe
 from profiling.variants.gains import replay_ms
 
@@ -97,23 +95,3 @@ def test_a_pass_without_replay_time_has_a_reason():
     assert folded.replaced == 1
     assert folded.replay_ms is None
     assert folded.unmeasured
-
-
-def test_the_captured_module_is_the_rewritten_one():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.norm = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
-
-        def forward(self, x):
-            return self.norm(self.conv(x)).relu_().mean((2, 3))
-
-    with torch.inference_mode():
-        net = component(Net().cuda(), x=torch.randn(1, 3, 32, 32, device="cuda"))
-        transformed = rewrite().apply(net.module, net).call.traced[-1]
-        names = {getattr(node.target, "__name__", node.target) for node in transformed.graph.nodes}
-        assert "cudnn_convolution_relu" in names
-        assert "batch_norm" not in names
-        graphed = CudaGraphed(transformed)
-        assert relative_l2(graphed(**net.inputs), net.call()) < 1e-2
-        assert relative_l2(trace(net.module, net.inputs)(**net.inputs), net.call()) < 1e-6

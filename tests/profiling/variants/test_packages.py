@@ -2,9 +2,9 @@
 
 import errno
 
-import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from profiling.components.spec import PACKAGES_FOLDER
 from profiling.variants.packages import _CHUNK_BYTES, link_or_copy, new_file, shared_path
@@ -35,22 +35,20 @@ def changed(function):
     return net
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(PACKAGES_FOLDER, str(tmp_path / "packages"))
-    return tmp_path / "packages"
+def large():
+    """Weights of several chunks and of a size that is no multiple of 4 bytes, with bytes that change places."""
+    values = torch.arange(2 * _CHUNK_BYTES + 3, dtype=torch.int32).to(torch.uint8)
+    for first, second in ((0, 0), (1, 2), (1, _CHUNK_BYTES + 2), (-1, -2)):
+        each = values.clone()
+        each[first], each[second] = values[second], values[first]
+        yield each
 
 
-def test_equal_programs_share_a_path_in_the_folder_that_the_run_names(folder, monkeypatch):
-    first, second = (path_of(Net(), {"freezing": False, "a": 1}) for _ in range(2))
-    assert first == second == path_of(Net(), {"a": 1, "freezing": False})
-    assert (first.parent, first.suffix) == (folder, ".pt2")
-    monkeypatch.delenv(PACKAGES_FOLDER)
-    assert path_of(Net()) is None
-
-
-def test_whatever_differs_gives_another_path(folder):
-    two = pytest.importorskip("torch.testing._internal.two_tensor").TwoTensor
+def test_equal_programs_share_a_path_and_whatever_differs_gives_another_one(tmp_path, monkeypatch):
+    monkeypatch.setenv(PACKAGES_FOLDER, str(tmp_path))
+    first = path_of(Net(), {"freezing": False, "a": 1})
+    assert first == path_of(Net(), {"a": 1, "freezing": False})
+    assert (first.parent, first.suffix) == (tmp_path, ".pt2")
     paths = [
         path_of(Net()),
         path_of(Net(), {"freezing": True}),
@@ -64,19 +62,12 @@ def test_whatever_differs_gives_another_path(folder):
         path_of(changed(lambda net: net.linear.weight.copy_(net.linear.weight.flip(0)))),
         path_of(changed(lambda net: net.shift[1].add_(1e-3))),
         path_of(changed(lambda net: setattr(net.linear.weight, "data", net.linear.weight.t().contiguous().t()))),
-        *(path_of(Net(), constants={"eight_bits": two(torch.zeros(3), torch.full((3,), each))}) for each in (1.0, 2.0)),
+        *(path_of(Net(), constants={"8": TwoTensor(torch.zeros(3), torch.full((3,), each))}) for each in (1.0, 2.0)),
         *(path_of(Net(), constants={"large": each}) for each in large()),
     ]
     assert len(set(paths)) == len(paths)
-
-
-def large():
-    """Weights of several chunks and of a size that is no multiple of 4 bytes, with bytes that change places."""
-    values = torch.arange(2 * _CHUNK_BYTES + 3, dtype=torch.int32).to(torch.uint8)
-    for first, second in ((0, 0), (1, 2), (1, _CHUNK_BYTES + 2), (-1, -2)):
-        each = values.clone()
-        each[first], each[second] = values[second], values[first]
-        yield each
+    monkeypatch.delenv(PACKAGES_FOLDER)
+    assert path_of(Net()) is None
 
 
 def test_a_file_is_linked_or_copied_to_another_file_system(tmp_path, monkeypatch):
@@ -94,10 +85,7 @@ def test_a_file_is_linked_or_copied_to_another_file_system(tmp_path, monkeypatch
     monkeypatch.setattr("os.link", other_file_system)
     link_or_copy(shared, later)
     assert later.read_bytes() == b"package"
-
-
-def test_a_second_file_of_a_name_gets_a_number(tmp_path):
-    for name in ("Net.pt2", "Net_2.pt2", "Net_3.pt2"):
-        file = new_file(tmp_path / "kernels", "Net.pt2")
-        assert file == tmp_path / "kernels" / name
+    for name in ("Net_2.pt2", "Net_3.pt2"):  # a second file of a name gets a number
+        file = new_file(later.parent, "Net.pt2")
+        assert file == later.parent / name
         file.touch()

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixed_component import Net
 from fixed_component import fixed_component as component
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
-from torch.overrides import TorchFunctionMode
 
 from profiling.components.outputs import difference, to_host
 from profiling.errors import InputError
@@ -36,7 +36,7 @@ def error_of(step, net, expected):
         return difference(to_host(output=step.run()), to_host(output=expected)).error
 
 
-class Net(nn.Module):
+class Mixed(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.twice, self.last = nn.Linear(64, 128), nn.Linear(128, 128), nn.Linear(128, 16)
@@ -56,7 +56,7 @@ class Net(nn.Module):
 def net():
     """The component, and the output of its first call."""
     torch.manual_seed(0)
-    net = replace(component(Net(), x=torch.randn(20, 64)), extra_inputs=({"x": torch.randn(33, 64)},))
+    net = replace(component(Mixed(), x=torch.randn(20, 64)), extra_inputs=({"x": torch.randn(33, 64)},))
     net.reset()
     with torch.inference_mode():
         expected = net.call().clone()
@@ -132,9 +132,10 @@ def rounding(monkeypatch):
     monkeypatch.setattr(Quantize, "_quantiser", lambda self: quantise)
 
 
-@pytest.mark.parametrize(("kind", "shape"), [(nn.Conv1d, (5,)), (nn.Conv2d, (5, 3)), (nn.Conv3d, (5, 3, 2))])
-@pytest.mark.parametrize("batch", [(), (2,)])
-def test_a_convolution_is_a_product_over_its_channels(kind, shape, batch, rounding, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "batch", "shape"), [(nn.Conv1d, (), (5,)), (nn.Conv2d, (2,), (5, 3)), (nn.Conv3d, (2,), (5, 3, 2))]
+)
+def test_a_convolution_is_a_product_over_its_channels(kind, batch, shape, rounding, tmp_path, monkeypatch):
     timed = []
 
     def medians(before, after, _):
@@ -221,38 +222,20 @@ def test_a_layer_that_torchao_or_its_kernel_refuses_stays(net, tmp_path, monkeyp
     }
 
 
-class Strides(TorchFunctionMode):
-    """Notes whether the activations of each product are contiguous."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") == "linear":
-            self.seen.append(args[0].is_contiguous())
-        return func(*args, **(kwargs or {}))
-
-
-class Turned(nn.Module):
-    """Gives linear layers and a convolution activations that are not contiguous, by position and by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, self.named, self.point = nn.Linear(64, 32), nn.Linear(64, 32), nn.Conv2d(16, 32, 1)
-
-    def forward(self, x):
-        return self.linear(x.t()), self.named(input=x.t()), self.point(x.reshape(1, 16, -1, 2))
-
-
 @torchao
 @pytest.mark.parametrize(("config", "dense"), [(INT8, True), ("Float8WeightOnlyConfig", False)], ids=str)
-def test_a_kernel_that_reads_rows_one_after_the_other_gets_contiguous_activations(tmp_path, config, dense):
-    net = component(Turned(), x=torch.randn(64, 20))
+def test_a_kernel_that_reads_rows_one_after_the_other_gets_contiguous_activations(tmp_path, monkeypatch, config, dense):
+    def turned(self, x):  # activations that are not contiguous, by position and by name
+        return self.linear(x.t()), self.named(input=x.t()), self.point(x.reshape(1, 16, -1, 2))
+
+    parts = {"linear": nn.Linear(64, 32), "named": nn.Linear(64, 32), "point": nn.Conv2d(16, 32, 1)}
+    net = component(Net(turned, **parts), x=torch.randn(64, 20))
     step, _ = quantised(net, tmp_path, config=config, conv_1x1=True, sensitivity=True)
-    with torch.inference_mode(), Strides() as strides:
+    seen, product = [], nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda x, *given: seen.append(x.is_contiguous()) or product(x, *given))
+    with torch.inference_mode():
         step.run()
-    assert strides.seen == [dense] * 3
+    assert seen == [dense] * 3
 
 
 @pytest.mark.parametrize(
@@ -286,7 +269,9 @@ def test_what_the_device_lacks_skips_the_cell(monkeypatch):
         ({"config": "Float8DynamicActivationFloat8WeightConfig"}, "needs granularity: PerTensor or PerRow"),
         ({"include": "*"}, "must be a list of patterns"),
         ({"sensitivity_seconds": 0}, "sensitivity_seconds"),
-        pytest.param({"exclude": ["a.*"]}, r"'a\.\*' matches no linear layer of Net \(such as: first, ", marks=torchao),
+        pytest.param(
+            {"exclude": ["a.*"]}, r"'a\.\*' matches no linear layer of Mixed \(such as: first, ", marks=torchao
+        ),
         pytest.param({"options": {"group": 4}}, "Int8WeightOnlyConfig: TypeError: .*group", marks=torchao),
     ],
 )

@@ -12,7 +12,6 @@ from profiling.trace.counters import snapshot
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import Inductor
 from profiling.variants.recipe import Recipe
-from profiling.variants.transforms import ChannelsLast
 
 pytestmark = pytest.mark.gpu
 
@@ -90,17 +89,3 @@ def test_a_captured_step_is_right_from_the_first_call(compiler, tmp_path):
     assert [each.changed for each in compiling] == ([] if compiler == "none" else [counted])
     graphs_of_a_shape = {"whole": 1, "regional": 1, "rest": 3, "none": 0}[compiler]
     assert counted == 2 * graphs_of_a_shape
-
-
-def test_a_transform_a_compiler_and_a_capture(tmp_path):
-    with torch.inference_mode():
-        module = nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 8, 1)).cuda()
-        net = component(module, input=torch.randn(1, 16, 20, 20, device="cuda"))
-        expected = net.call()
-        recipe = Recipe(transforms=[ChannelsLast()], compiler=Inductor(), capture=CudaGraph())
-        step = recipe.prepare(net, tmp_path)
-        try:
-            torch.testing.assert_close(step.run(), expected, rtol=1e-2, atol=1e-2)
-        finally:
-            step.close()
-    assert [(each.kind, each.changed) for each in step.recipe] == [("transform", 2), ("compiler", 1), ("capture", 1)]

@@ -39,23 +39,13 @@ def test_a_sweep_runs_compiled_variants_with_each_value():
     variants = {"baseline": {"compiler": None}, "compile": {"compiler": compiler, "capture": None}, "own": own}
     assert with_dynamic(variants, []) == variants
     expanded = with_dynamic(variants, [False, True, None])
-    assert list(expanded) == [
-        *("baseline", "compile@dynamic=false", "compile@dynamic=true", "compile@dynamic=null", "own"),
-    ]
-    assert [expanded[f"compile@dynamic={name}"]["compiler"]["dynamic"] for name in ("false", "true", "null")] == [
-        *(False, True, None),
-    ]
-
-
-@pytest.mark.parametrize("target", ["aot_inductor.AOTInductor", "tensorrt.AOTTensorRT"])
-def test_a_package_is_made_with_true_or_false(target):
-    compiler = {"_target_": f"profiling.variants.{target}", "dynamic": True}
-    variants = {"aot": {"compiler": compiler}}
-    assert list(with_dynamic(variants, [False, None, True])) == ["aot@dynamic=false", "aot@dynamic=true"]
-    assert with_dynamic(variants, [None]) == {"aot@dynamic=true": {"compiler": compiler}}
-
-
-@pytest.mark.parametrize("values", [["maybe"], 3, [1]])
-def test_a_wrong_value(values):
-    with pytest.raises(InputError, match="dynamic="):
-        with_dynamic({}, values)
+    dynamic = {"compile@dynamic=false": False, "compile@dynamic=true": True, "compile@dynamic=null": None}
+    assert list(expanded) == ["baseline", *dynamic, "own"]
+    assert {name: expanded[name]["compiler"]["dynamic"] for name in dynamic} == dynamic
+    for target in ("aot_inductor.AOTInductor", "tensorrt.AOTTensorRT"):  # a package is made with true or false
+        aot = {"compiler": {"_target_": f"profiling.variants.{target}", "dynamic": True}}
+        assert list(with_dynamic({"aot": aot}, [False, None, True])) == ["aot@dynamic=false", "aot@dynamic=true"]
+        assert with_dynamic({"aot": aot}, [None]) == {"aot@dynamic=true": aot}
+    for values in (["maybe"], 3, [1]):
+        with pytest.raises(InputError, match="dynamic="):
+            with_dynamic({}, values)

@@ -6,8 +6,7 @@ torch_tensorrt needs a GPU. A stand-in notes the calls; its functions take the a
 import logging
 import sys
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from importlib.machinery import ModuleSpec
+from dataclasses import make_dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,10 +20,7 @@ from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.recipe import Recipe
 from profiling.variants.tensorrt import AOTTensorRT, TensorRT
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 REPORT = """
-++++ Dry-Run Results for Graph ++++
-
 The graph consists of 12 Total Operators, of which 10 operators are supported, 83.33% coverage
 
 The following ops are currently unsupported or excluded from conversion, and are listed with their op-count:
@@ -33,19 +29,8 @@ torch.ops.aten.sort.default: 1
 
 The following nodes are currently set to run in Torch:
 Node: torch.ops.aten.cumsum.default, with layer location: /cumsum
-
-  Graph Structure:
 """
-ENGINE = """    ...
-    TRT Engine #1 - Submodule name: _run_on_acc_0
-     Number of Operators in Engine: 5
-"""
-
-
-@dataclass
-class CompilationSettings:
-    min_block_size: int = 5
-    dryrun: bool = False
+ENGINE = "    TRT Engine #1 - Submodule name: _run_on_acc_0\n     Number of Operators in Engine: 5\n"
 
 
 class StandIn:
@@ -53,7 +38,8 @@ class StandIn:
 
     def __init__(self):
         self.log, self.report, self.mode = [], REPORT + ENGINE, False
-        self.dynamo = SimpleNamespace(compile=self.compile, CompilationSettings=CompilationSettings)
+        settings = make_dataclass("CompilationSettings", ["min_block_size", "dryrun"])
+        self.dynamo = SimpleNamespace(compile=self.compile, CompilationSettings=settings)
         self.runtime = SimpleNamespace(
             get_cudagraphs_mode=lambda: self.mode,
             set_cudagraphs_mode=lambda mode: setattr(self, "mode", mode),
@@ -61,16 +47,18 @@ class StandIn:
         )
 
     def backend(self, graph, inputs, *, options=None):
-        self.log.append(("backend", options, self.mode))
-        logging.getLogger("torch_tensorrt.dynamo._DryRunTracker").debug(self.report)
+        self.note("backend", options, self.mode)
         return graph.forward
 
     def compile(self, exported_program, *, kwarg_inputs, **options):
-        self.log.append(("compile", kwarg_inputs, options))
-        logging.getLogger("torch_tensorrt.dynamo._DryRunTracker").debug(self.report)
+        self.note("compile", kwarg_inputs)
         module = exported_program.module()
         module.program = exported_program
         return module
+
+    def note(self, *call):
+        self.log.append(call)
+        logging.getLogger("torch_tensorrt.dynamo._DryRunTracker").debug(self.report)
 
     def save(self, module, file_path, *, kwarg_inputs, dynamic_shapes):
         self.log.append(("save", kwarg_inputs, dynamic_shapes))
@@ -116,11 +104,9 @@ def prepared(compiler, folder, *sizes):
     return step
 
 
-@pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_just_in_time_compiles_each_shape_in_the_mode_and_counts_engines(trt, cuda_graphs, tmp_path):
-    compiler = TensorRT(options={"min_block_size": 3}, dynamic=False, cuda_graphs=cuda_graphs)
-    step = prepared(compiler, tmp_path, 2, 5)
-    assert trt.log == [("backend", {"min_block_size": 3}, cuda_graphs)] * 2
+def test_just_in_time_compiles_each_shape_in_the_mode_and_counts_engines(trt, tmp_path):
+    step = prepared(TensorRT(options={"min_block_size": 3}, dynamic=False, cuda_graphs=True), tmp_path, 2, 5)
+    assert trt.log == [("backend", {"min_block_size": 3}, True)] * 2
     (row,) = step.recipe
     assert (row.name, row.changed, row.packages) == ("TensorRT", 2, None)
     assert row.notes == (
@@ -132,40 +118,40 @@ def test_just_in_time_compiles_each_shape_in_the_mode_and_counts_engines(trt, cu
 
 
 def test_ahead_of_time_saves_and_runs_what_it_loads(trt, tmp_path):
-    step = prepared(AOTTensorRT(), tmp_path, 2, 5, 3)
-    (_, inputs, _), (_, saved_inputs, shapes), (_, file) = trt.log
+    step = prepared(AOTTensorRT(), tmp_path / "dynamic", 2, 5, 3)
+    (_, inputs), (_, saved_inputs, shapes), (_, file) = trt.log
     assert {name: tuple(each.shape) for name, each in inputs.items()} == {"x": (5, 4), "gain": (4,)}
     assert saved_inputs is inputs
     assert (shapes["x"][0].min, shapes["x"][0].max, shapes["gain"]) == (2, 5, None)
     (package,) = step.recipe[0].packages
     assert (package.file, package.dynamic) == ("kernels/net.trt/Scores.pt2", ("x.0",))
-    assert (file, package.bytes) == (str(tmp_path / package.file), (tmp_path / package.file).stat().st_size)
+    made = tmp_path / "dynamic" / package.file
+    assert (file, package.bytes) == (str(made), made.stat().st_size)
 
-
-def test_ahead_of_time_with_cuda_graphs_wraps_what_was_compiled_for_each_shape(trt, tmp_path):
-    step = prepared(AOTTensorRT(cuda_graphs=True, dynamic=False), tmp_path, 2, 3)
+    trt.log.clear()
+    step = prepared(AOTTensorRT(cuda_graphs=True, dynamic=False), tmp_path / "graphs", 2, 3)
     assert [each.dynamic for each in step.recipe[0].packages] == [(), ()]
     step.close()
     assert [name for name, *_ in trt.log] == ["compile", "save", "load", "enabled"] * 2 + ["disabled"] * 2
 
 
 @pytest.mark.parametrize("compiler", [TensorRT, AOTTensorRT])
-def test_no_engine_skips_the_cell_and_an_option_that_would_be_ignored_is_refused(trt, tmp_path, compiler):
-    with pytest.raises(InputError, match=r"min_block_sise is unknown .* Did you mean 'min_block_size'"):
-        prepared(compiler(options={"min_block_sise": 3}), tmp_path, 2)
-    with pytest.raises(InputError, match=r"dryrun .* builds no engine"):
-        prepared(compiler(options={"dryrun": True}), tmp_path, 2)
+def test_no_engine_skips_the_cell_and_what_would_be_ignored_is_refused(trt, tmp_path, compiler):
+    for option, says in (("min_block_sise", "is unknown .* Did you mean 'min_block_size'"), ("dryrun", "no engine")):
+        with pytest.raises(InputError, match=says):
+            prepared(compiler(options={option: 3}), tmp_path, 2)
+    with pytest.raises(InputError, match=r"cannot be captured .* capture: null, and cuda_graphs: true"):
+        Recipe(compiler=compiler(), capture=CudaGraph())
     assert trt.log == []
     trt.report = REPORT
     with pytest.raises(NothingChangedError, match=r"did nothing: no engine was built .*cumsum"):
         prepared(compiler(), tmp_path, 2)
 
 
-def test_what_is_refused_and_what_is_missing(monkeypatch):
-    with pytest.raises(InputError, match=r"cannot be captured .* capture: null, and cuda_graphs: true"):
-        Recipe(compiler=TensorRT(), capture=CudaGraph())
+def test_what_is_missing(monkeypatch):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr("profiling.errors.find_spec", lambda name: None)
-    assert "python -m pip install torch_tensorrt" in TensorRT().unavailable(CPU)
-    monkeypatch.setattr("profiling.errors.find_spec", lambda name: ModuleSpec(name, None, origin="a file"))
-    assert TensorRT().unavailable(CPU) == "TensorRT needs a CUDA device, this run is on cpu"
-    assert TensorRT().unavailable(CUDA) is None
+    assert "python -m pip install torch_tensorrt" in TensorRT().unavailable(cpu)
+    monkeypatch.setattr("profiling.variants.tensorrt.missing_package", lambda name: None)
+    assert TensorRT().unavailable(cpu) == "TensorRT needs a CUDA device, this run is on cpu"
+    assert TensorRT().unavailable(cuda) is None
