@@ -66,18 +66,18 @@ def list_kernels(folder: Path) -> tuple[KernelFile, ...]:
     graphs = {path: text for path, text in sources.items() if "def benchmark_compiled_module(" in text}
     # A C++ kernel is called `kernel` in its file; its name in traces is in the graph's file, beside the same source.
     names = [(name, body.strip()) for text in graphs.values() for name, body in _CPP_KERNEL.findall(text)]
-    files = [_kernel_file(folder, path, path.stem, "graph", text) for path, text in graphs.items()]
+    files = [_kernel_file(folder, path, path.stem, "graph") for path in graphs]
     for path, text in sources.items():
         if path not in graphs and (match := _TRITON_NAME.search(text)):
-            files.append(_kernel_file(folder, path, match.group(1), "triton", text))
+            files.append(_kernel_file(folder, path, match.group(1), "triton"))
     for path in sorted(folder.glob("*/*.cpp")):
         text = path.read_text(encoding="utf-8", errors="replace")
         # Bindings for Python follow the kernel. Files that match no kernel are probes of the processor.
         if name := next((name for name, body in names if text.strip().startswith(body)), None):
-            files.append(_kernel_file(folder, path, name, "cpp", text))
+            files.append(_kernel_file(folder, path, name, "cpp"))
     order = ("graph", "triton", "cpp")
     return tuple(sorted(files, key=lambda kernel: (order.index(kernel.kind), kernel.name, kernel.file)))
 
 
-def _kernel_file(folder: Path, path: Path, name: str, kind: str, text: str) -> KernelFile:
+def _kernel_file(folder: Path, path: Path, name: str, kind: str) -> KernelFile:
     return KernelFile(name=name, file=path.relative_to(folder).as_posix(), kind=kind)
