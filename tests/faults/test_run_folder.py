@@ -71,8 +71,9 @@ class Ended:
         return {each.component: each.status for each in read_records(self.folder).records}
 
     def is_complete(self) -> None:
-        """Check that both cells were measured."""
+        """Check that both cells were measured, in no rounds."""
         assert (self.code, self.statuses) == (0, {"net": "ok", "caches": "ok"}), self.err
+        assert not any(each.rounds for each in read_records(self.folder).records)
 
     def refused_with(self, *words: str) -> None:
         """Check the exit code, and that one line of error, the last one, says all these words."""
