@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ import pytest
 from profiling.report.run_data import load_run
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+#: Runs with uncommitted changes, which are to be measured again; results/README.md names a commit that has their code.
+DIRTY = {"h100_packages", "h100_quantised", "h100_tune_image_decoder", "h200_diffusion", "h200_energy"}
+DIRTY |= {"h200_language", "h200_stream_img2img", "h200_wan_vae_decoder"}
 
 
 @pytest.fixture
@@ -45,3 +50,17 @@ def test_the_environment_names_no_folder_of_the_machine(thin, run, tmp_path):
     text = (tmp_path / "thinned" / "environment.json").read_text()
     assert "/somewhere" not in text
     assert json.loads(text)["command"].endswith("energy]' seconds=5")
+
+
+def git(*words):
+    return subprocess.run(["git", *words], cwd=RESULTS, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(git("rev-parse", "--is-shallow-repository").stdout != "false\n", reason="needs the whole history")
+def test_results_name_a_clean_revision_of_this_history():
+    code = {file.parent.name: json.loads(file.read_text())["tool_git"] for file in RESULTS.glob("*/environment.json")}
+    named = re.findall(r"\| ([0-9a-f]{7})(?: or before)? \|$", (RESULTS / "README.md").read_text(), re.MULTILINE)
+    assert len(named) > len(code), "each run and most tables name one"
+    for revision in (*named, *(each["revision"] for each in code.values())):
+        assert git("merge-base", "--is-ancestor", revision, "HEAD").returncode == 0, revision
+    assert {name for name, each in code.items() if each["dirty"]} == DIRTY
