@@ -8,6 +8,7 @@ from playing import component_of
 from torch import nn
 
 import profiling
+from profiling.components.effects import Effects
 from profiling.components.outputs import difference
 from profiling.components.trajectory import learn, played
 from profiling.errors import InputError
@@ -23,6 +24,12 @@ def test_the_sequence_of_values_begins_before_the_first_call():
     effects = learned(Stateful("number"), warm_calls=0).kept.effects
     assert effects.numbers == {"pos": tuple(range(9))}
     assert effects.lines()[0].startswith("`pos` 0 → 1 → 2 → 3 → …: torch.compile may compile once a value")
+
+
+@pytest.mark.parametrize(("number", "more"), [(8, ""), (10, " and 2 more")])
+def test_a_line_names_eight_places_at_most(number, more):
+    places = tuple(f"cache.{place}" for place in range(number))
+    assert Effects(written=places).lines() == [f"written in place: {', '.join(places[:8])}{more}"]
 
 
 class KeepsInputs(nn.Module):
