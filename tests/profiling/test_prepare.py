@@ -24,7 +24,7 @@ from profiling.variants.variant import Step, Variant
 
 
 class Shared(nn.Module):
-    """Returns its input itself, a view of it, and a tensor of its own that each call overwrites."""
+    """Returns its input, a view of its input, and a buffer that each call overwrites."""
 
     def __init__(self) -> None:
         super().__init__()

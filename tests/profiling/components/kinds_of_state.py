@@ -1,4 +1,4 @@
-"""Modules that keep state in one place each, by the name of the kind, and whose output depends on it."""
+"""Modules whose output depends on state, one for each place where a module can keep it; looked up by name."""
 
 import random
 from collections import deque

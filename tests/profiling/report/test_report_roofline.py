@@ -119,7 +119,7 @@ FRAME = {
 
 
 def loop(variant: str, section: dict[str, Any] | None = None, **changes: Any) -> Record:
-    """Make a loop; `changes` are of what is known of its longest stage."""
+    """Return the record of a loop; `changes` replace fields of the roofline of its longest stage."""
     world = FRAME["parts"]["world"] | changes
     return build_loop(variant, section, roofline=FRAME | {"parts": FRAME["parts"] | {"world": world}})
 
