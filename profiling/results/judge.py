@@ -248,16 +248,16 @@ class Pair:
         apart = abs(self.log_ratio)
         return (self.reach(self.level) / max(apart, np.log1p(resolution) - apart)) ** 2
 
-    @property
-    def is_limited_by_placement(self) -> bool:
+    def is_limited_by_placement(self, level: float | None = None) -> bool:
         """Whether more windows would decide nothing: the difference of processes, or others, dominate the interval.
 
-        Where that without noise would have an answer, more windows do tell.
+        The noise is small, without it there is no answer at `level`, and what is claimed would be the same.
         """
         removed = (self.high_removed - self.low_removed) / 4
         if not np.isfinite(self.noise) or self.noise > max(self.placement / 4, removed**2):
             return False
-        return replace(self, noise=0.0).answer() == "undecided"
+        without = replace(self, noise=0.0)
+        return without.answer(level) == "undecided" and without.answer() == self.answer()
 
     @property
     def _error(self) -> float:
@@ -542,7 +542,8 @@ def is_settled(cells: Sequence[Cell], level: float) -> bool:
     for place, cell in enumerate(cells):
         for other in {leader, 0} - {place}:
             pair, leads = compare(cell, cells[other]), leader in (place, other)
-            is_open = pair.answer(level if leads else 1 - FALSE) == "undecided" and not pair.is_limited_by_placement
+            asked = level if leads else 1 - FALSE
+            is_open = pair.answer(asked) == "undecided" and not pair.is_limited_by_placement(asked)
             if is_open and (leads or replace(pair, noise=0.0).answer() != "undecided"):
                 return False
             if max(moved[place], moved[other]) > max(pair.reach(1 - FALSE), abs(pair.log_ratio)):

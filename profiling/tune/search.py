@@ -415,7 +415,7 @@ class Search:
         undecided = [
             each
             for each, pair in pairs.items()
-            if pair is not None and pair.answer() == "undecided" and not pair.is_limited_by_placement
+            if pair is not None and pair.answer() == "undecided" and not pair.is_limited_by_placement()
         ]
         return max(undecided, key=lambda each: gains[each], default=None)
 

@@ -96,7 +96,7 @@ def test_what_slows_neighbouring_windows_alike_cancels_out():
 def test_what_differs_between_processes_widens_the_interval_whatever_the_windows_say():
     eager = Spread(0.15, 6.0)
     found = pair(1.3, n=1000, spread=eager)
-    assert (found.answer(), found.is_limited_by_placement) == ("undecided", True)
+    assert (found.answer(), found.is_limited_by_placement()) == ("undecided", True)
     assert found.wants().endswith("times as many processes")
     assert pair(2.0, spread=eager).answer() == "slower"
 
@@ -213,6 +213,10 @@ def test_turns_are_settled_by_answers_or_by_what_windows_cannot_show():
     assert is_settled([cell(5.0, n=10, seed=1), cell(1.0, n=10, seed=2)], 0.999)
     assert not is_settled([cell(1.0, n=10, noise=0.2, seed=seed) for seed in (1, 2)], 0.999)
     assert is_settled([cell(1.0, seed=seed, spread=Spread(0.3, 6.0)) for seed in (1, 2)], 0.999)
+    host_bound = [cell(ms, n=10, noise=0.01, seed=seed, spread=Spread(0.14, 7.0)) for ms, seed in ((2.0, 1), (1.0, 2))]
+    found = compare(*host_bound)
+    assert (found.answer(), found.answer(0.999)) == ("slower", "undecided")
+    assert is_settled(host_bound, 0.999), "more windows would not bring it to 99.9%, nor change the answer at 95%"
     assert is_settled([cell(1.0)], 0.999), "alone: its time is known to the resolution"
     assert not is_settled([cell(1.0, n=10, noise=0.05)], 0.999)
 
