@@ -29,7 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -303,6 +303,7 @@ class Row:
     false: int
     bar: str
     is_met: bool
+    most_seconds: float
     seconds: float
     taken: float  # the median share of the time that others took
 
@@ -324,7 +325,7 @@ def row_of(at: Conditions, pairs: Sequence[Judged]) -> Row:
     words = ", ".join(f"{count_} {answer}" for answer, count_ in said.most_common())
     cells = f"{at.device}, {at.kind}{', busy' * bool(at.busy)}"
     seconds, others = sum(each.seconds for each in pairs) / n, median(each.taken for each in pairs)
-    return Row(cells, work, n, words, false, "; ".join(bars), met, seconds, others)
+    return Row(cells, work, n, words, false, "; ".join(bars), met, at.most_seconds, seconds, others)
 
 
 def rows_of(at: Conditions, pairs: Sequence[Judged]) -> list[Row]:
@@ -343,6 +344,7 @@ def table(rows: Sequence[Row]) -> str:
         Column[Row]("false", lambda row: row.false, "count"),
         Column[Row]("bar", lambda row: row.bar),
         Column[Row]("met", lambda row: row.is_met, "flag"),
+        Column[Row]("at most", lambda row: row.most_seconds, "s"),
         Column[Row]("time in turns", lambda row: row.seconds, "s"),
         Column[Row]("taken by others", lambda row: row.taken, "percent"),
     )
@@ -417,7 +419,10 @@ def main() -> None:
         importlib.import_module("torch._inductor.config")  # as the fork server of a run does: processes begin with it
         at = Conditions.of(options)
         measured = {at: measure(at, options)}
-    rows = [row for at, pairs in measured.items() for row in rows_of(at, pairs)]
+    alike: dict[Conditions, list[Judged]] = {}  # whenever they were measured
+    for at, pairs in measured.items():
+        alike.setdefault(replace(at, date="", revision=""), []).extend(pairs)
+    rows = [row for at, pairs in alike.items() for row in rows_of(at, pairs)]
     print("\n".join(at.words for at in measured), table(rows), sep="\n\n")
     if missed := [f"{row.cells}, {row.work}" for row in rows if not row.is_met]:
         raise SystemExit(f"missed: {'; '.join(missed)}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Measures what README and docs show, all from one revision: bash docs/results/measure.sh FOLDER [LANE...]
 # A lane is a list of runs on one GPU, in about 9 minutes: loop, quantised, decoders, others. Without a name all four run
-# at the same time, on GPUs 0 to 3 of one host, each on its own share of the cores. `search`, `packages` and `tables` are
-# named. docs/results/thin.py reduces a run to what is committed. Needs the packages of requirements.lock,
+# at the same time, on GPUs 0 to 3 of one host, each on its own share of the cores. `search`, `packages`, `wan`, `training`
+# and `tables` are named. docs/results/thin.py reduces a run to what is committed. Needs the packages of requirements.lock,
 # `quantised` also torchao, `others` diffusers and transformers. EXTRA="scale=tiny device=cpu" tries the commands.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -21,28 +21,28 @@ forward() { run "$1" generic_forward "component=[$2]" "variant=[$3]" "${@:4}"; }
 loop() { # the main job, and the loop of the same networks
   run main generic_forward
   run realtime realtime
-  run paced realtime 'variant=[compile+cuda_graph]' loop.pace=realtime
 }
-quantised() { # the world model and its cached step in 8 bits, a training step, an encoder with fewer launches
+quantised() { # the world model and its cached step in 8 bits, an encoder with fewer launches
   local eight=skinny_int8+%,fp8_per_tensor+%,int8_dynamic+%,fp8_weights+%
   forward quantised_world_model world_model \
     "baseline,compile+cuda_graph,regional+cuda_graph,${eight//%/regional+cuda_graph}" seconds=30
   forward quantised_step world_model_step "baseline,cuda_graph,compile+cuda_graph,skinny_int8+compile+cuda_graph" seconds=20
   forward clip_text clip_text baseline,cuda_graph,fx_passes+cuda_graph,compile+cuda_graph seconds=20
-  run training training_step
 }
-decoders() { # with the steps that replace kernels
+decoders() { # with the steps that replace kernels; the loop at its frame rate
   local best=channels_last+compile+cuda_graph steps=fused_norm+grouped_conv+pointwise_conv+compile+cuda_graph
   forward image_decoder image_decoder "baseline,compile+cuda_graph,$best,channels_last+$steps"
   forward audio_decoder audio_decoder "baseline,compile+cuda_graph,$steps"
+  run paced realtime 'variant=[compile+cuda_graph]' loop.pace=realtime
 }
 others() { # networks of diffusers and transformers
   local best=channels_last+compile+cuda_graph
   forward sd_vae_decoder sd_vae_decoder "baseline,compile+cuda_graph,$best,channels_last+fused_norm+compile+cuda_graph"
-  forward wan_vae_decoder wan_vae_decoder baseline,compile+cuda_graph,fused_norm+compile+cuda_graph seconds=20
   forward sd_turbo_unet sd_turbo_unet baseline,cuda_graph,compile+cuda_graph seconds=10
   forward llama_1b_step llama_1b_step baseline,cuda_graph,compile+cuda_graph seconds=10
 }
+wan() { forward wan_vae_decoder wan_vae_decoder baseline,compile+cuda_graph,fused_norm+compile+cuda_graph seconds=20; }
+training() { run training training_step; }
 search() { run tune_image_decoder tune 'component=[image_decoder]' seconds=600 prepare_timeout=300 max_rel_l2=0.03; }
 packages() { # compiled ahead of time, beside torch.compile
   forward packages world_model,audio_decoder,image_decoder baseline,compile,aot_inductor,compile+cuda_graph,aot_inductor+cuda_graph \
@@ -62,7 +62,7 @@ tables() {
   table regional regional.py
 }
 
-lanes=(loop quantised decoders others) known=" ${lanes[*]} search packages tables "
+lanes=(loop quantised decoders others) known=" ${lanes[*]} search packages wan training tables "
 for name; do [[ $known == *" $name "* ]] || { echo "error: $name is none of:$known" >&2; exit 2; }; done
 if [ $# -gt 0 ]; then
   for name; do "$name"; done

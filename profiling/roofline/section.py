@@ -137,7 +137,8 @@ def frame_roofline(
         repeat, share = calls.get(name, (1, 1.0))
         wall_ms = None if overlapping or name not in stage_ms else stage_ms[name] / repeat
         run, traced = steps[name].repeat, analyse(name)
-        parts[name] = call_roofline(component, run, ceilings, wall_ms, fused=name in fused, traced=traced)
+        found = call_roofline(component, run, ceilings, wall_ms, fused=name in fused, traced=traced)
+        parts[name] = replace(found, modules=(), unattributed_ms=None)  # a record has them of the whole call only
         weighted.append((repeat * share, parts[name]))
         component.reset()
     memory_ms = sum(weight * (part.memory_ms or 0.0) for weight, part in weighted)

@@ -17,10 +17,7 @@ from profiling.report.render import render_html
 from profiling.report.run_data import load_run
 
 ALWAYS = {"answer", "environment", "config", "command"}
-EXPECTED = {
-    "h200_energy": {"details", "latency", "starts", "recipes", "roofline", "notes"},
-    "h200_stream_img2img": {"details", "latency", "realtime", "roofline", "starts", "notes"},
-}
+EXPECTED = {"h100_main": {"details", "latency", "starts", "recipes", "roofline", "notes"}}
 #: Attributes whose value a browser may fetch.
 FETCHED = ("src", "srcset", "href", "data", "poster", "action", "formaction", "background", "xlink:href")
 

@@ -10,6 +10,7 @@ from planted_networks import Chain, Copy, Product, component
 
 from profiling.results.explained import KernelFinding, ModuleTime, TraceAnalysis
 from profiling.results.jsonl import read_records
+from profiling.results.record import decode_section, encode_sections
 from profiling.roofline.section import call_roofline, frame_roofline, longest_modules
 from profiling.variants.variant import Step
 
@@ -89,11 +90,16 @@ def test_each_stage_is_judged_by_its_own_time():
 
 def test_a_stage_that_was_traced_has_findings_which_its_verdict_follows():
     moments = KernelFinding(kind="reduction", what="group norm reductions", ms=150.0, saves_ms=120.0, blocks=2.0)
-    traced = TraceAnalysis(calls=1, findings=(moments,))
+    traced = TraceAnalysis(calls=1, findings=(moments,), modules=(ModuleTime(path="", ms=1.0, share=1.0, self_ms=1.0),))
     for overlapping in (False, True):
-        found = frame(
+        section = frame(
             220.0, {"world": 10.0, "picture": 200.0}, overlapping=overlapping, analyse={"picture": traced}.get
-        ).parts
+        )
+        assert (
+            decode_section("roofline", encode_sections(roofline=section)["roofline"]).parts.keys()
+            == section.parts.keys()
+        )
+        found = section.parts
         assert found["picture"].findings == (moments,)
         assert found["world"].findings == ()
         assert any("group norm" in line for line in found["picture"].evidence) is not overlapping
