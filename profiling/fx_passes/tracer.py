@@ -105,7 +105,7 @@ class _Recorder(TorchFunctionMode):
                 self._refuse("runs under an autocast of its own, which the graph would not have")
             op, target, node_args, node_kwargs = canonical_call(func, self._expressed(args), self._expressed(kwargs))
             self._assign_nodes(self.graph.create_node(op, target, node_args, node_kwargs), result)
-        elif self._tracker.depends(tensors) and func.__name__ not in _FORM:
+        elif result is not NotImplemented and self._tracker.depends(tensors) and func.__name__ not in _FORM:
             self._refuse(f"needs the values of a tensor that depends on the inputs ({_readable_name(func)})")
         return result
 

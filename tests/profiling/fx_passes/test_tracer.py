@@ -113,6 +113,7 @@ EXPRESSIONS = {
         torch.bmm(input=x[None], mat2=x[None]),
     ),
     "scripted": lambda self, x: torch.jit.script(scripted)(x),
+    "compared with what is no number": lambda self, x: x if x == "first" or x != None else 2 * x,  # noqa: E711
     "nested": lambda self, x: {"a": (x * 2, None), "b": [x, 3]},
 }
 
