@@ -153,7 +153,8 @@ def test_the_users_own_torch_trace(profile, tmp_path):
         "variant=[faulty_recompile]",
         "trace=true",
         "metric.latency.interval=1e-9",
-        "metric.latency.max_seconds=20",  # so that its 100 calls end it on a busy machine, too
+        "metric.latency.min_iterations=100",  # on a busy machine, too
+        "metric.latency.max_seconds=20",
         TORCH_TRACE=str(tmp_path / "tracedir"),
         TORCHDYNAMO_VERBOSE="1",
     )
