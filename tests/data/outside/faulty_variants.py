@@ -91,7 +91,7 @@ class Faulty(Variant):
 
         def run():
             size = next(sizes)
-            if size > 60 and size % 40 == 0:
+            if size > 60 and size % 7 == 0:  # in each window, which has 8 calls
                 compiled(torch.ones(size), 1)
             return component.call()
 
