@@ -32,7 +32,8 @@ Clopper and Pearson (1934) on k late of n calls. Late calls come in bursts: k an
 burst.
 
 **Looks.** Turns end at one of `LOOKS`. The first two ask for 99.9% intervals (Haybittle 1971, Peto 1976), so that
-looking adds at most 0.2 points to the 5% of the last.
+looking adds at most 0.2 points to the 5% of the last. They also end where more windows would not change the answer: the
+placements alone leave the comparison open at the level of the look, and the noise is small beside them.
 """
 
 from __future__ import annotations
@@ -251,7 +252,8 @@ class Pair:
     def is_limited_by_placement(self, level: float | None = None) -> bool:
         """Whether more windows would decide nothing: the difference of processes, or others, dominate the interval.
 
-        The noise is small, without it there is no answer at `level`, and what is claimed would be the same.
+        Then the noise is small, the pair would be undecided at `level` even without it, and its answer at the usual
+        level is the same with and without it.
         """
         removed = (self.high_removed - self.low_removed) / 4
         if not np.isfinite(self.noise) or self.noise > max(self.placement / 4, removed**2):

@@ -1,4 +1,4 @@
-"""Modules whose output depends on state, one for each place where a module can keep it; looked up by name."""
+"""Modules with state, by name: one for each place where a module can keep it. Each one's output depends on its state."""
 
 import random
 from collections import deque

@@ -17,7 +17,10 @@ from profiling.report.render import render_html
 from profiling.report.run_data import load_run
 
 ALWAYS = {"answer", "environment", "config", "command"}
-EXPECTED = {"h100_main": {"details", "latency", "starts", "recipes", "roofline", "notes"}}
+EXPECTED = {
+    "h100_main": {"details", "latency", "starts", "recipes", "roofline", "notes"},
+    "h100_realtime": {"details", "latency", "realtime", "starts", "recipes", "notes"},
+}
 #: Attributes whose value a browser may fetch.
 FETCHED = ("src", "srcset", "href", "data", "poster", "action", "formaction", "background", "xlink:href")
 
