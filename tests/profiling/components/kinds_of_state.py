@@ -1,4 +1,4 @@
-"""Modules with state, by name: one for each place where a module can keep it. Each one's output depends on its state."""
+"""Modules with state, by name, one for each place where a module can keep it. Their outputs depend on it."""
 
 import random
 from collections import deque

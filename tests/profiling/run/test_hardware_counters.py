@@ -89,7 +89,7 @@ def test_counters_are_weighted_by_the_time_of_their_launches(tmp_path, traced, m
 
 
 def test_few_launches_do_not_say_what_bounds_a_kernel(tmp_path, traced, monkeypatch):
-    """The kernel `product` was launched in two grids, of 300 and 100 us; ncu measured the second one and no norm kernel."""
+    """The kernel `product` ran in two grids, of 300 and 100 us; ncu measured the second, and no kernel of the norm."""
     install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=80))))
     gemm, norm = measure(tmp_path, traced).kernels
     assert (gemm.launches, gemm.covered, gemm.dram) == (1, 0.25, 0.8)
