@@ -1,9 +1,10 @@
 """The search: prepare recipes, the quickest first, time them in turns, and end the slower half.
 
-Starting at the baseline, the neighbours of the best recipe so far (one more step, or an alternative to one) are
-prepared, a few at a time. They take turns with the recipes that are still alive, which stay prepared in their
-processes and keep their samples; then the slower half ends. A recipe with a wrong output ends at once. Everything
-counts against the budget.
+After the baseline, each exact transform is tried alone, which shows what it does to this module, and then those that
+ran together, compiled and captured: steps that pay only beside others are not found one at a time. Then come the
+neighbours of the best recipe so far (one more step, or an alternative to one), a few at a time. They take turns with
+the recipes that are still alive, which stay prepared in their processes and keep their samples; then the slower half
+ends. A recipe with a wrong output ends at once. Everything counts against the budget.
 """
 
 from __future__ import annotations
@@ -177,16 +178,22 @@ class Search:
     # What is next
 
     def _next_batch(self) -> list[Chosen]:
-        """Return the next recipes to prepare, quickest first: neighbours of the best recipe that has untried ones."""
+        """Return the next recipes to prepare, quickest first: the opening, then neighbours of the best recipe."""
         if _EAGER in self._tried and _EAGER not in self._alive:
             return []  # it failed, and without it nothing can be compared
-        best = self._best()
-        for parent in self._parents():
-            untried = self._untried(parent)
+        best, opening = self._best(), (self.space.exact_transforms(), self._together())
+        untried_ones = [[each for each in recipes if each not in self._tried] for recipes in opening]
+        for untried in (*untried_ones, *map(self._untried, self._parents())):
             affordable = sorted((each for each in untried if self._is_affordable(each, best)), key=self._expected)
             if affordable:
                 return affordable[:BATCH] if _EAGER in self._tried else [_EAGER]
         return []
+
+    def _together(self) -> list[Chosen]:
+        """Return the recipe of all transforms that ran alone, compiled and captured; if it is refused, one of none."""
+        ran = [each for each in self.space.exact_transforms() if each in self._tried.keys() - self._refused]
+        recipes = (self.space.together(each) for each in (ran, []))
+        return [each for each in recipes if each and not any(refused <= each for refused in self._refused)][:1]
 
     def _untried(self, parent: Chosen) -> list[Chosen]:
         """Return the untried neighbours of a recipe that contain no recipe that is wrong or was refused."""
@@ -222,7 +229,12 @@ class Search:
         return with_speedup(record, self._run.cells.so_far(self._alive[_EAGER]))
 
     def _is_affordable(self, chosen: Chosen, best: Chosen | None) -> bool:
-        """Return whether the budget suffices for the recipe, and for those without one step of it or of the `best`."""
+        """Return whether the budget suffices for the recipe, and for those without one step of it or of the `best`.
+
+        For all transforms together it need not suffice for those.
+        """
+        if chosen in self._together():
+            return self._fits(chosen)
         others = sum(self._alone.values())
         others += 0.0 if _EAGER in self._alive else self._expected(_EAGER)
         explained = (chosen, best or _EAGER)  # whichever wins

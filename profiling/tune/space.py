@@ -142,6 +142,25 @@ class Space:
             singles[name] = frozenset({name} if needed is None else {name, *self._needed(needed)})
         return singles
 
+    def exact_transforms(self) -> list[Chosen]:
+        """Return the smallest recipe with each transform that is exact."""
+        exact = (each for each, step in self.steps.items() if step.kind == "transform" and step.rules.tolerance is None)
+        singles = self.singles()
+        return [singles[each] for each in exact]
+
+    def together(self, recipes: Iterable[Chosen]) -> Chosen:
+        """Return the recipe with the steps of all, a compiler and a capture: of alternatives the first, and exact.
+
+        It is empty where these do not fit together.
+        """
+        steps, chosen = frozenset[str]().union(*recipes), dict[str, str]()
+        for name, step in self.steps.items():
+            one_of = step.kind if step.kind in ("compiler", "capture") else step.rules.group or name
+            if (name in steps or one_of == step.kind) and step.rules.tolerance is None:
+                chosen.setdefault(one_of, name)
+        closed = self._closed(chosen.values())
+        return closed if closed and self._fits(closed) else frozenset()
+
     def variants(self) -> dict[str, dict[str, Any]]:
         """Return the recipes, by name, to check before the search: a step that is refused there is written wrongly."""
         return {self.name(each): self.recipe(each) for each in self.singles().values()}
