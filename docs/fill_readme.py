@@ -47,7 +47,7 @@ def models_block() -> str:
 
 def loop_block() -> str:
     """Return frame times and verdicts of a run of the default pipeline, and where it ran."""
-    run = load_run(RESULTS / "h100_realtime")
+    run = load_run(RESULTS / "h200_realtime")
     lines = "\n".join(f"- {escaped(line)}" for line in realtime_section(run).lines)
     return f"{markdown(answer_section(run).tables[1], 'console')}\n\n{lines}\n\n{measured_on(run)}"
 

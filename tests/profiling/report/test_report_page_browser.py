@@ -50,7 +50,7 @@ def unfolded(page: Any) -> Any:
     ("committed", "width", "scheme"),
     [
         *(("h100_main", 1400, "light"), ("h100_quantised", 800, "dark")),
-        *(("h100_realtime", 800, "light"), ("h100_tune_image_decoder", 1400, "dark")),
+        *(("h200_realtime", 800, "light"), ("h100_tune_image_decoder", 1400, "dark")),
     ],
 )
 def test_every_view_of_every_chart_is_drawn_inside_its_frame(
@@ -110,7 +110,7 @@ def test_both_colour_schemes(shown: Open) -> None:
         body = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return body, page.locator(".plot .right").first.evaluate("text => getComputedStyle(text).fill")
 
-    light, dark = shown("h100_realtime"), shown("h100_realtime", scheme="dark")
+    light, dark = shown("h200_realtime"), shown("h200_realtime", scheme="dark")
     assert looks(light) != looks(dark)
 
 
