@@ -28,7 +28,7 @@ from profiling.report.run_data import RunData, name_of, wrong_because
 from profiling.report.table import Column, Table
 from profiling.results.judge import RESOLUTION, Holds, Pair, Ranking
 from profiling.results.measured import Deadline
-from profiling.results.record import Record
+from profiling.results.record import FAILED, Record
 from profiling.results.verdicts import (
     baseline_name,
     by_component,
@@ -270,6 +270,7 @@ def _remarks(answer: Answer) -> Iterator[str]:
     for record in (fastest, *([baseline] if baseline is not None and baseline is not fastest else [])):
         yield from (f"{record.variant}: {each}" for each in conditions_of(record))
     yield from _about_rates(fastest)
+    yield from (note for note in fastest.notes if FAILED in note)  # what explains it is missing
     if fastest.parity is None:
         yield "not checked: its output was not compared with a reference"
 

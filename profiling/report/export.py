@@ -22,19 +22,13 @@ Cell = str | float | None
 
 
 def as_json(data: RunData) -> str:
-    """Return the rows of the answer, the cells that have no right time, and the file that holds the records.
+    """Return the rows of the answer, those of all cells as in CSV, and the file that holds the records.
 
     Times are in milliseconds. What was not measured, or may not be claimed, is null.
     """
-    wrong = [
-        {"component": record.component, "variant": record.variant, "status": wrong_because(record)}
-        | {"reason": record.reason}
-        for record in data.records
-        if wrong_because(record)
-    ]
     content = {
         "answer": [_answer(answer) for answer in answers_of(data)],
-        "not_ok": wrong,
+        "cells": _rows(data),
         "records": str(data.folder / RESULTS_FILE),
     }
     return json.dumps(content, indent=2, allow_nan=False)
@@ -42,7 +36,11 @@ def as_json(data: RunData) -> str:
 
 def as_csv(data: RunData) -> str:
     """Return a row for each cell, calibrations left out; an empty field was not measured, or may not be claimed."""
-    return csv_text([row for group in data.groups.values() for row in cell_rows(data, group)])
+    return csv_text(_rows(data))
+
+
+def _rows(data: RunData) -> list[dict[str, Cell]]:
+    return [row for group in data.groups.values() for row in cell_rows(data, group)]
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:

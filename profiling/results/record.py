@@ -64,6 +64,8 @@ BASELINE = "baseline"
 AND = "+"
 #: The target that runs a loop of frames.
 REALTIME = "realtime"
+#: In a note between what did not work, such as the roofline, and why: what was measured counts without it.
+FAILED = " failed: "
 #: Reason of a cell whose record was never replaced: it still runs, or died with its run.
 NOT_ENDED = "has not ended: the run was killed in this cell, or is still in it"
 

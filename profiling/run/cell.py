@@ -38,7 +38,7 @@ from profiling.results.check import Check
 from profiling.results.environment import Ceilings
 from profiling.results.explained import MemorySnapshot, RecipeStep, TraceAnalysis
 from profiling.results.measured import Load, Metrics, Prepare, Start
-from profiling.results.record import Status, encode_sections, merge_metric
+from profiling.results.record import FAILED, Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline
 from profiling.run.check import check_call
 from profiling.run.child import PREPARE
@@ -186,7 +186,7 @@ class Cell(ABC):
             raise
         except BaseException as error:  # measured times are valid without it, whatever it raises
             print_traceback(error)
-            self.note(f"{action} failed: {reason_of(error)}")
+            self.note(f"{action}{FAILED}{reason_of(error)}")
 
     def load(self, specs: Mapping[str, ComponentSpec]) -> dict[str, Blueprint]:
         """Build modules by name; the first time, record where their weights are from and what was noted.

@@ -40,6 +40,12 @@ def remarks(*records: Record) -> str:
     return "; ".join(answer_of("net", records).remarks)
 
 
+def test_what_could_not_be_explained_of_the_fastest_is_said_in_the_answer() -> None:
+    failed = replace(build("compile", 2.5), notes=("the roofline failed: no such field", "random weights"))
+    assert "the roofline failed: no such field" in remarks(build("baseline", 28.7), failed)
+    assert "random weights" not in remarks(build("baseline", 28.7), failed)
+
+
 def test_the_fastest_correct_variant_with_its_speedup(three: tuple[Record, ...]) -> None:
     bad = build("compile", 0.1, status="invalid", reason="recompiled in the timed window")
     lie = build("lie", 0.2, parity={"reference": "x", "passed": False})

@@ -107,6 +107,12 @@ HOST = {"device": "cpu", "memory_ms": 0.1, "compute_ms": 0.2, "traffic_ms": 0.3}
         (LONG, {"compute_ms": 9.0, "dtype": "bfloat16"}, "compute", "int8"),
         (LONG, {"compute_ms": 10.5}, "compute", "bfloat16"),  # a few per cent beyond the ceiling are noise
         (LONG, {"compute_ms": 22.4}, "compute", "measure ceilings again"),
+        (
+            LONG,
+            {"memory_ms": 3.8, "kernels_by_time": (kernel("long", 9.0),)},
+            "GEMM 90%",
+            "bfloat16",
+        ),  # 38% is no bound
         (LONG, {"transfer_ms": 4.0}, "transfers", "no transfers"),
         (DECODER, {}, "memory bandwidth", "compile"),
         (DECODER, {"wall_ms": 16.5, "memory_ms": 0.01, "traffic_ms": 3.68}, None, "compile"),  # a fifth of the time
