@@ -1,10 +1,10 @@
 """The search: prepare recipes, the quickest first, time them in turns, and end the slower half.
 
-After the baseline, each exact transform is tried alone, which shows what it does to this module, and then those that
-ran together, compiled and captured: steps that pay only beside others are not found one at a time. Then come the
-neighbours of the best recipe so far (one more step, or an alternative to one), a few at a time. They take turns with
-the recipes that are still alive, which stay prepared in their processes and keep their samples; then the slower half
-ends. A recipe with a wrong output ends at once. Everything counts against the budget.
+After the baseline come all exact transforms together, compiled and captured, without those that change nothing in this
+module: steps that pay only beside others are not found one at a time. Then come the neighbours of the best recipe so
+far (one more step, or an alternative to one), a few at a time. They take turns with the recipes that are still alive,
+which stay prepared in their processes and keep their samples; then the slower half ends. A recipe with a wrong output
+ends at once. Everything counts against the budget.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ SPENT = "search.json"
 #: Why a recipe has no measurement.
 NOT_TRIED = "not tried: preparing it was expected to take more than what was left of the budget"
 _EAGER: Chosen = frozenset()
+#: What is said of a transform that changes nothing in the module.
+_IDLE = "changes nothing"
 
 
 @dataclass
@@ -77,6 +79,7 @@ class Search:
     _spent_before: float = field(default=0.0, init=False)  # by the run that is resumed
     _tried: dict[Chosen, float] = field(default_factory=dict, init=False)  # seconds until it was ready; 0: unknown
     _refused: set[Chosen] = field(default_factory=set, init=False)  # that failed; no steps are added to them
+    _idle: set[str] = field(default_factory=set, init=False)  # transforms that change nothing beside all others
     _saved: dict[str | None, float] = field(default_factory=dict, init=False)  # seconds, by compiled code
     _ending: float = field(default=0.0, init=False)  # longest time that a cell took from its last window to its end
     _alive: dict[Chosen, LiveCell] = field(default_factory=dict, init=False)
@@ -178,22 +181,27 @@ class Search:
     # What is next
 
     def _next_batch(self) -> list[Chosen]:
-        """Return the next recipes to prepare, quickest first: the opening, then neighbours of the best recipe."""
+        """Return the next recipes to prepare, quickest first: all together, then neighbours of the best recipe."""
         if _EAGER in self._tried and _EAGER not in self._alive:
             return []  # it failed, and without it nothing can be compared
-        best, opening = self._best(), (self.space.exact_transforms(), self._together())
-        untried_ones = [[each for each in recipes if each not in self._tried] for recipes in opening]
-        for untried in (*untried_ones, *map(self._untried, self._parents())):
+        best = self._best()
+        for untried in (self._together(), *map(self._untried, self._parents())):
             affordable = sorted((each for each in untried if self._is_affordable(each, best)), key=self._expected)
             if affordable:
                 return affordable[:BATCH] if _EAGER in self._tried else [_EAGER]
         return []
 
     def _together(self) -> list[Chosen]:
-        """Return the recipe of all transforms that ran alone, compiled and captured; if it is refused, one of none."""
-        ran = [each for each in self.space.exact_transforms() if each in self._tried.keys() - self._refused]
-        recipes = (self.space.together(each) for each in (ran, []))
-        return [each for each in recipes if each and not any(refused <= each for refused in self._refused)][:1]
+        """Return the recipe of all exact transforms, compiled and captured, until one of these was tried to its end.
+
+        A transform that changes nothing beside the others is left out of the next one. Where another reason ends it,
+        the compiler and the capture alone are next.
+        """
+        transforms = {name for name, step in self.space.steps.items() if step.kind == "transform"}
+        chosen = self.space.together(self._idle)
+        if chosen in self._tried:
+            chosen = self.space.together(transforms) if chosen in self._refused else _EAGER
+        return [chosen] if chosen and chosen not in self._tried else []
 
     def _untried(self, parent: Chosen) -> list[Chosen]:
         """Return the untried neighbours of a recipe that contain no recipe that is wrong or was refused."""
@@ -206,6 +214,8 @@ class Search:
         failed = record.status == "failed" and (wrong or not self.space.recipe(chosen)["capture"])
         if chosen and (failed or record.status == "skipped"):
             self._refused.add(chosen)
+        if chosen == self.space.together(self._idle) and record.status == "skipped":
+            self._idle |= {each for each in chosen if (record.reason or "").startswith(f"transform {each} {_IDLE}")}
 
     def _parents(self) -> list[Chosen]:
         """Return the recipes whose neighbours to try, the best first."""
@@ -234,17 +244,17 @@ class Search:
         For all transforms together it need not suffice for those.
         """
         if chosen in self._together():
-            return self._fits(chosen)
+            return self._fits(chosen, too_high=1.0)
         others = sum(self._alone.values())
         others += 0.0 if _EAGER in self._alive else self._expected(_EAGER)
         explained = (chosen, best or _EAGER)  # whichever wins
         others += max(sum(self._expected(e, TOO_HIGH) for e in self._unexplained(each)) for each in explained)
         return self._fits(chosen, others)
 
-    def _fits(self, chosen: Chosen, others: float = 0.0) -> bool:
+    def _fits(self, chosen: Chosen, others: float = 0.0, too_high: float = TOO_HIGH) -> bool:
         """Return whether the recipe can be prepared within the budget, with `others` seconds set aside."""
         ending = FINAL_SHARE * self.budget + self._ending * (len(self._alive) + 1)
-        return self._expected(chosen, TOO_HIGH) + others + ending <= self.left
+        return self._expected(chosen, too_high) + others + ending <= self.left
 
     def _unexplained(self, chosen: Chosen) -> list[Chosen]:
         """Return the untried recipes that lack one of the steps."""
@@ -338,7 +348,7 @@ class Search:
         reason = record.reason or ""
         does_nothing = DID_NOTHING in reason
         if does_nothing or (record.bad_input and len(chosen) > 1):
-            reason = f"changes nothing{reason.partition(DID_NOTHING)[2]}" if does_nothing else reason
+            reason = reason.replace(f": {DID_NOTHING}", f" {_IDLE}").replace(DID_NOTHING, _IDLE)
             record = msgspec.structs.replace(record, status="skipped", reason=reason, bad_input=False)
             self._run.cells.keep(record)
             self._run.say_not_run({job.variant: End("skipped", reason)})  # the line before this says failed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -142,24 +142,17 @@ class Space:
             singles[name] = frozenset({name} if needed is None else {name, *self._needed(needed)})
         return singles
 
-    def exact_transforms(self) -> list[Chosen]:
-        """Return the smallest recipe with each transform that is exact."""
-        exact = (each for each, step in self.steps.items() if step.kind == "transform" and step.rules.tolerance is None)
-        singles = self.singles()
-        return [singles[each] for each in exact]
+    def together(self, without: Collection[str] = ()) -> Chosen:
+        """Return the recipe of all exact transforms but some, a compiler and a capture: of alternatives the first.
 
-    def together(self, recipes: Iterable[Chosen]) -> Chosen:
-        """Return the recipe with the steps of all, a compiler and a capture: of alternatives the first, and exact.
-
-        It is empty where these do not fit together.
+        It is empty where these do not fit together, or there is neither compiler nor capture.
         """
-        steps, chosen = frozenset[str]().union(*recipes), dict[str, str]()
+        chosen = dict[str, str]()
         for name, step in self.steps.items():
-            one_of = step.kind if step.kind in ("compiler", "capture") else step.rules.group or name
-            if (name in steps or one_of == step.kind) and step.rules.tolerance is None:
-                chosen.setdefault(one_of, name)
+            if step.kind != "option" and step.rules.tolerance is None and name not in without:
+                chosen.setdefault((step.kind if step.kind != "transform" else step.rules.group) or name, name)
         closed = self._closed(chosen.values())
-        return closed if closed and self._fits(closed) else frozenset()
+        return closed if {"compiler", "capture"} & chosen.keys() and self._fits(closed) else frozenset()
 
     def variants(self) -> dict[str, dict[str, Any]]:
         """Return the recipes, by name, to check before the search: a step that is refused there is written wrongly."""

@@ -138,7 +138,7 @@ class Quantize(Transform):
         quantise, layers = self._quantiser(), _layers(module, self.conv_1x1)
         if not layers:
             hint = "" if self.conv_1x1 else " With conv_1x1: true, 1×1 convolutions count as linear layers."
-            raise NothingChangedError(f"Quantize: {DID_NOTHING}: {type(module).__name__} has no linear layer.{hint}")
+            raise NothingChangedError(f"{DID_NOTHING}: {type(module).__name__} has no linear layer.{hint}")
         check_patterns((*self.include, *self.exclude), layers, module)
         choices, swaps = [], []
         for name, rows in _rows_of(module, component, layers).items():

@@ -152,6 +152,7 @@ class Recipe(Variant):
     """
 
     transforms: Sequence[AnyTransform] = ()
+    names: Sequence[str] = ()  # of the transforms, in messages and in the record; none: those of their classes
     compiler: Compiler | None = None
     capture: CudaGraph | None = None
     needs_changes: bool = True  # whether a transform that changes nothing in the module ends the preparation
@@ -160,6 +161,9 @@ class Recipe(Variant):
         """Check the steps before any module is built."""
         super().__post_init__()
         check_callables("transforms", self.transforms, or_of=(Transform,))
+        if self.names and len(self.names) != len(self.transforms):
+            given = f"names={list(self.names)}: there are {len(self.transforms)} transforms."
+            raise InputError(f"{given} Name each of them, or none.")
         for number, each in enumerate(self.transforms):
             if isinstance(each, RewritePass):
                 raise InputError(
@@ -266,10 +270,12 @@ class Recipe(Variant):
 
     def _transformed(self, component: Component, log: _Log) -> nn.Module:
         module = component.module
-        for transform in self.transforms:
-            name = name_of(transform)
+        for transform, name in zip(self.transforms, self.names or map(name_of, self.transforms), strict=True):
             with log.step("transform", name) as done:
-                done.append(_applied(transform, name, module, component))
+                try:
+                    done.append(_applied(transform, name, module, component))
+                except NothingChangedError as error:
+                    raise NothingChangedError(f"transform {name}: {error}") from error
             module = _module(done[0].call, name)
             if self.needs_changes:
                 check_changes([log.steps])
@@ -388,7 +394,7 @@ def _applied(transform: Any, name: str, module: nn.Module, component: Component)
         if choices is not None and not outcome.choices and isinstance(changed := outcome.call, nn.Module):
             notes, ran = fallbacks(changed, component)
             if not ran and component.device.type == "cuda":
-                raise NothingChangedError(f"transform {name}: {DID_NOTHING}: {'; '.join(notes)}")
+                raise NothingChangedError(f"{DID_NOTHING}: {'; '.join(notes)}")
             notes = (*outcome.notes, *notes)
             outcome = replace(outcome, choices=tuple(choices_of(choices(changed), changed)), notes=notes)
     except Exception as error:
@@ -396,7 +402,7 @@ def _applied(transform: Any, name: str, module: nn.Module, component: Component)
             raise
         raise RuntimeError(f"transform {name} raised {reason_of(error)}") from error
     if outcome.choices and all(each.left is not None for each in outcome.choices):
-        raise NothingChangedError(f"transform {name}: {DID_NOTHING}: {why_nothing(outcome.choices)}")
+        raise NothingChangedError(f"{DID_NOTHING}: {why_nothing(outcome.choices)}")
     return outcome
 
 

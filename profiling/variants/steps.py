@@ -153,6 +153,7 @@ def expression(names: Iterable[str]) -> str:
 
 def recipe(names: Iterable[str], steps: Mapping[str, Step]) -> dict[str, Any]:
     """Return the recipe of these steps, which are in order, as in the YAML of a variant."""
+    names = list(names)
     chosen = [steps[name] for name in names]
 
     def of(*kinds: Kind) -> list[dict[str, Any]]:
@@ -161,6 +162,7 @@ def recipe(names: Iterable[str], steps: Mapping[str, Step]) -> dict[str, Any]:
     tolerances = [step.rules.tolerance for step in chosen if step.rules.tolerance is not None]
     return {
         "transforms": of("transform"),
+        "names": [name for name in names if steps[name].kind == "transform"],
         "compiler": _merged(of("compiler", "option")) or None,
         "capture": _merged(of("capture")) or None,
         "tolerance": max(tolerances, default=None),

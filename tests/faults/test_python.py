@@ -176,7 +176,7 @@ def test_another_shape_for_a_prepared_step():
 @promise("does not apply")
 def test_a_variant_that_changes_nothing_is_not_prepared():
     module = nn.Linear(8, 8).train()
-    says = "does not apply to the module: transform ChannelsLast changes nothing: Linear has no 2D or 3D convolution"
+    says = "does not apply to the module: transform channels_last changes nothing: Linear has no 2D or 3D convolution"
     with pytest.raises(InputError, match=says):
         profiling.prepare(module, {"input": torch.ones(2, 8)}, variant="channels_last+compile")
     assert module.training

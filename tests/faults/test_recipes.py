@@ -36,7 +36,7 @@ def test_a_missing_extra_skips_the_row(records):
 @pytest.mark.parametrize(
     ("variant", "says"),
     [
-        ("channels_last+compile", "transform ChannelsLast changes nothing: Net has no 2D or 3D convolution"),
+        ("channels_last+compile", "transform channels_last changes nothing: Net has no 2D or 3D convolution"),
         ("regional", "Net has none (modules of one class and of the same sizes in a ModuleList or a Sequential)"),
     ],
 )

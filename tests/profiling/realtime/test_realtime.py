@@ -118,7 +118,7 @@ def test_a_transform_may_change_some_stages_only(realtime):
     assert (record.status, changed["sound"], changed["picture"] > 0) == ("ok", 0, True), record.reason
     (mixed,) = read_records(realtime(*asked, mix).folder).records
     assert mixed.status == "skipped"
-    assert mixed.reason.startswith("the stage sound: transform ChannelsLast changes nothing: ")
+    assert mixed.reason.startswith("the stage sound: transform channels_last changes nothing: ")
 
 
 FAILING = (

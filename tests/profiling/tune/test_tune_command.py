@@ -14,15 +14,15 @@ def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp
     assert "skipped: cuda_graph (CUDA graphs need a CUDA device" in done.err
     records = {variant: record for (_, variant), record in done.records.items()}
     assert records.keys() == {"baseline", "cuda_graph", "channels_last", "fx_passes", "halved_twice"}
-    assert "ChannelsLast changes nothing: Net has no 2D or 3D convolution" in records["channels_last"].reason
-    assert "Rewrite changes nothing" in records["fx_passes"].reason
+    assert "transform channels_last changes nothing: Net has no 2D or 3D convolution" in records["channels_last"].reason
+    assert "transform fx_passes changes nothing" in records["fx_passes"].reason
     assert records["halved_twice"].status == "ok"
     best = fastest_correct(records.values())
     eager = "no recipe is known to be faster than eager"
     assert (eager if best.variant == "baseline" else f"the winner is {best.variant}") in done.err
     assert "seconds to prepare: " in " ".join(done.out.split())
     tuned = yaml.safe_load((done.folder / "variant" / "tuned.yaml").read_text())
-    assert tuned["tuned"].keys() == {"transforms", "compiler", "capture", "tolerance"}
+    assert tuned["tuned"].keys() == {"transforms", "names", "compiler", "capture", "tolerance"}
     both = "component=[image_decoder,net]"  # one of the tool's, and the user's own that was searched
     used = profile(both, "variant=[baseline,tuned]", f"--config-dir={done.folder}", "isolation=none")
     assert used.code == 0, used.err

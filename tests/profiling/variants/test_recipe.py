@@ -493,6 +493,7 @@ def test_that_no_part_between_blocks_is_compiled_is_said_and_without_blocks_noth
         ({"capture": Inductor()}, "is no CudaGraph"),
         ({"transforms": ["drop"]}, r"transforms\.0='drop' cannot be called"),
         ({"transforms": [ChannelsLast]}, "cannot be called"),
+        ({"transforms": [ChannelsLast()], "names": ["a", "b"]}, r"names=\['a', 'b'\]: there are 1 transforms"),
         ({"transforms": [FuseParallelLinears()]}, r"FuseParallelLinears rewrites a graph.*among the passes"),
         ({"tolerance": -1.0}, "tolerance=-1.0 must be a finite number, at least 0"),
         ({"tolerance": math.inf}, "tolerance=inf must be a finite number"),

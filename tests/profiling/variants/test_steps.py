@@ -16,7 +16,7 @@ def test_steps_are_applied_in_the_order_of_their_kinds_and_transforms_as_written
     for written in ("fx_passes+channels_last", "channels_last+fx_passes"):
         assert "+".join(parse(written, SHIPPED)) == written
     assert parse(BASELINE, SHIPPED) == ()
-    assert recipe((), SHIPPED) == {"transforms": [], "compiler": None, "capture": None, "tolerance": None}
+    assert recipe((), SHIPPED) == {"transforms": [], "names": [], "compiler": None, "capture": None, "tolerance": None}
 
 
 def test_options_are_merged_into_the_compiler_and_the_largest_tolerance_counts():
@@ -25,7 +25,7 @@ def test_options_are_merged_into_the_compiler_and_the_largest_tolerance_counts()
     assert [each["_target_"] for each in made["transforms"]] == ["my.rough", "profiling.variants.quantize.Quantize"]
     assert made["compiler"]["options"] == {"triton.enable_pdl": True, "max_autotune": True}
     assert all("rules" not in each for each in (*made["transforms"], made["compiler"]))
-    assert (made["capture"], made["tolerance"]) == (None, 0.3)
+    assert (made["names"], made["capture"], made["tolerance"]) == (["rough", "int8_weights"], None, 0.3)
 
 
 def test_a_short_name_is_its_expression():
