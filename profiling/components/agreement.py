@@ -1,8 +1,9 @@
 """Is an output right? The outputs of a step's trajectory against the reference, call by call.
 
 An output may be `factor` times as far from the reference in call k as eager's was in calls 1 to k, as a whole and in
-its worst part: a slice along a dimension, a tile of a picture, a run of samples (`outputs.leaf_errors`). After the last
-call the state that eager's calls change is compared likewise.
+its worst part: a slice along a dimension, a tile of a picture, a run of samples (`outputs.leaf_errors`). No slice may
+be off by half of its own RMS, unless eager's is: a channel of small numbers that is all zero moves the whole by little.
+After the last call the state that eager's calls change is compared likewise.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiling.components.component import Component
 from profiling.components.effects import Effects
-from profiling.components.outputs import LeafError, OutputLog, Outputs, Path, leaf_errors, mismatch
+from profiling.components.outputs import NO_ERROR, Errors, LeafError, OutputLog, Outputs, Path, leaf_errors, mismatch
 from profiling.components.reference import Moves, Reference, moves
 from profiling.components.trajectory import play, played, state_of
 from profiling.components.trees import map_tensors
@@ -30,6 +31,8 @@ MOST_DIFFERING = 0.5
 #: Least tolerance of an output as a whole and of its worst part, in roundings of its dtype, and of any dtype.
 ROUNDINGS, LOCAL_ROUNDINGS = 4, 32
 FLOOR, LOCAL_FLOOR = 1e-4, 1e-3
+#: Least tolerance of a slice of the output, of its own RMS.
+OWN_FLOOR = 0.5
 #: Of n numbers, rounding errors of two ways to compute them differ by a factor of up to about 1 + FEW / sqrt(n), since
 #: they depend on each other: 24 samples of bfloat16 sound, compiled on an H100, were 2.0 times as far off as eager's.
 FEW = 4.0
@@ -44,6 +47,7 @@ class JudgedLeaf:
     error: LeafError
     tolerance: float
     local_tolerance: float
+    own_tolerance: float
     as_eager: bool
 
     @property
@@ -51,13 +55,18 @@ class JudgedLeaf:
         """Whether the error is within the tolerance, as a whole and in each part, or integers are those of eager."""
         if self.error.exact:
             return self.error.error <= self.tolerance or self.as_eager
-        return self.error.error <= self.tolerance and self.error.local <= self.local_tolerance
+        return (
+            self.error.error <= self.tolerance
+            and self.error.local <= self.local_tolerance
+            and self.error.of_own <= self.own_tolerance
+        )
 
     @property
     def excess(self) -> tuple[bool, float]:
         """Sorts leaves: failed before passed, then by the error in units of its tolerance."""
-        whole, local = _ratio(self.error.error, self.tolerance), _ratio(self.error.local, self.local_tolerance)
-        return not self.passed, max(whole, local)
+        error = self.error
+        whole, local = _ratio(error.error, self.tolerance), _ratio(error.local, self.local_tolerance)
+        return not self.passed, max(whole, local, _ratio(error.of_own, self.own_tolerance) if not self.passed else 0.0)
 
     def reason(self, reference: str) -> str:
         """Return in one line what is wrong."""
@@ -74,9 +83,15 @@ class JudgedLeaf:
                 f"relative L2 error {error.error:.2g} of {error} against the {reference} reference, allowed "
                 f"{self.tolerance:.2g}"
             )
+        as_a_whole = f"(as a whole {error.error:.2g}, allowed {self.tolerance:.2g})"
+        if error.local > self.local_tolerance:
+            return (
+                f"{error.place} of {error} is off by {error.local:.2g} of the RMS of the {reference} reference, "
+                f"allowed {self.local_tolerance:.2g} {as_a_whole}"
+            )
         return (
-            f"{error.place} of {error} is off by {error.local:.2g} of the RMS of the {reference} reference, allowed "
-            f"{self.local_tolerance:.2g} (as a whole {error.error:.2g}, allowed {self.tolerance:.2g})"
+            f"{error.own_place} of {error} is off by {error.of_own:.2g} of its own RMS in the {reference} reference, "
+            f"allowed {self.own_tolerance:.2g} {as_a_whole}"
         )
 
 
@@ -131,15 +146,15 @@ class _Trial:
         self._reference, self._rules, self._dtype = reference, rules, str(dtype).removeprefix("torch.")
         self.numbers: dict[str, float] = {}
         self._first: dict[Path, float] = {}  # eager's error in the first call
-        self._worst: dict[Path, tuple[float, float]] = {}  # eager's, in the calls so far
-        self._moved: dict[Path, tuple[float, float]] = {}
+        self._worst: dict[Path, Errors] = {}  # eager's, in the calls so far
+        self._moved: dict[Path, Errors] = {}
         self.chaotic: set[Path] = set()
 
     def _see(self, eager: Sequence[LeafError], call: int) -> None:
         """Take in eager's errors in a call, from 0."""
         for each in eager:
             self._first.setdefault(each.path, each.error)
-            self._worst[each.path] = _largest(self._worst.get(each.path), (each.error, each.local))
+            self._worst[each.path] = _largest(self._worst.get(each.path), each.errors)
             own, grown = self._rules.tolerance, self._growth(each)
             if not each.exact and (self._rules.factor * each.error >= 1 if own is None else own < 1 <= own * grown):
                 self.chaotic.add(each.path)
@@ -149,28 +164,28 @@ class _Trial:
     def _growth(self, error: LeafError) -> float:
         """Return eager's largest error so far over that of the first call (at least 1): state accumulates errors."""
         floor = max(self._rules.floor, ROUNDINGS * error.rounding)
-        eager, _ = self._worst.get(error.path, (0.0, 0.0))
+        eager = self._worst.get(error.path, NO_ERROR)[0]
         return max(eager, floor) / max(self._first.get(error.path, 0.0), floor)
 
     def _excused(self, path: Path) -> float:
         """Return how far an output may be off because something else moves it."""
-        return self._rules.factor * self._moved.get(path, (0.0, 0.0))[0]
+        return self._rules.factor * self._moved.get(path, NO_ERROR)[0]
 
-    def _tolerances(self, error: LeafError) -> tuple[float, float]:
-        """Return the largest error of an output, and of its worst part."""
-        rules, (eager, local) = self._rules, self._worst.get(error.path, (0.0, 0.0))
-        moved = self._moved.get(error.path, (0.0, 0.0))
+    def _tolerances(self, error: LeafError) -> Errors:
+        """Return the largest error of an output, of its worst part, and of a slice over its own RMS."""
+        rules, (eager, local, of_own) = self._rules, self._worst.get(error.path, NO_ERROR)
+        moved = self._moved.get(error.path, NO_ERROR)
         if error.exact:
-            own = rules.tolerance or 0.0
-            return (own, math.inf) if own else (min(rules.factor * max(eager, moved[0]), MOST_DIFFERING), math.inf)
+            own = rules.tolerance or min(rules.factor * max(eager, moved[0]), MOST_DIFFERING)
+            return own, math.inf, math.inf
         factor = rules.factor * (1 + FEW / math.sqrt(max(1, error.count)))
         least, rounding = rules.factor * moved[0], error.rounding
         part = max(factor * local, rules.factor * moved[1], LOCAL_FLOOR, LOCAL_ROUNDINGS * rounding)
         whole = max(factor * eager, least, rules.floor, ROUNDINGS * rounding)
         if rules.tolerance is None:
-            return whole, part
+            return whole, part, max(factor * of_own, rules.factor * moved[2], OWN_FLOOR)
         own = rules.tolerance * self._growth(error)
-        return max(own, whole if rules.several else least), max(part, LOCAL_OF_OWN * own)
+        return max(own, whole if rules.several else least), max(part, LOCAL_OF_OWN * own), math.inf
 
     def judged(self, output: Outputs, fp32: Outputs, eager: Outputs, call: int, key: int) -> list[JudgedLeaf] | str:
         """Return the judged leaves of a call, the worst first, or in one line why they cannot be judged.
@@ -218,8 +233,8 @@ class _Trial:
         return judged
 
 
-def _largest(one: tuple[float, float] | None, other: tuple[float, float]) -> tuple[float, float]:
-    return other if one is None else (max(one[0], other[0]), max(one[1], other[1]))
+def _largest(one: Errors | None, other: Errors) -> Errors:
+    return other if one is None else (max(one[0], other[0]), max(one[1], other[1]), max(one[2], other[2]))
 
 
 def judge(
@@ -355,7 +370,7 @@ def _excused(component: Component, reference: Reference, rules: Rules, compiled:
     if (component.dtype != torch.float32 and reference.form != "run") or rules.tolerance is not None:
         return rules
     moved = rounding_moves(component)
-    most = max((whole for each in moved for whole, _ in each.values()), default=0.0)
+    most = max((whole for each in moved for whole, *_ in each.values()), default=0.0)
     return replace(rules, excuse=moved, words=_AMPLIFIES.format(most)) if most else rules
 
 

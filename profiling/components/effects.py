@@ -208,7 +208,6 @@ class Effects:
         ]
         lines += [f"`{path}` is assigned anew by each call, and a later call reads it" for path in self.carried]
         lines += [f"`{path}` is assigned anew by each call, and no later call reads it" for path in self.unread]
-        lines += [self.overwritten] if self.overwritten is not None else []
         for words, paths in (
             ("written in place", self.written),
             ("inputs that the call writes to (state: carried over from call to call)", self.inputs),

@@ -33,6 +33,9 @@ _PART = 2**15
 TILE, BLOCK = 16, 768
 #: A slice of fewer elements is no part of its own.
 _LEAST_PART = 4
+#: Least RMS of a slice, of that of the whole, from which an error is held against the slice's own; 8 roundings if more.
+_LEAST_RMS = 4e-6
+_NO_PARTS = (0.0, "", 0.0, "")
 #: A tensor with more elements is compared part by part in float32, not in float64.
 _EXACT = 2**24
 #: Below this norm squares lose digits in float64, so that values are scaled first.
@@ -103,6 +106,11 @@ def _unpacked(packed: numpy.ndarray, dtype: torch.dtype, shape: torch.Size) -> T
     return torch.from_numpy(packed).view(dtype).view(shape)
 
 
+#: Errors of an output as a whole, of its worst part, and of its worst slice over that slice's own RMS.
+Errors = tuple[float, float, float]
+NO_ERROR: Errors = (0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class LeafError:
     """The distance of a tensor or number from its reference.
@@ -110,7 +118,8 @@ class LeafError:
     `error` is the relative L2 error; of an integer or bool leaf (`exact`), the fraction of elements that differ. Where
     it is inf, `fault` says why. `max_abs` is the largest absolute difference. `local` is the RMS error of the worst
     part (a slice along a dimension, a tile of a picture, a block of sound) over the RMS of the whole reference, and
-    `place` is that part in words.
+    `place` is that part in words. `of_own` is the largest RMS error of a slice over its own RMS, and `own_place` that
+    slice: a channel of small numbers may be all wrong, and move the whole by little.
     """
 
     path: Path
@@ -121,6 +130,13 @@ class LeafError:
     fault: str | None = None
     local: float = 0.0
     place: str = ""
+    of_own: float = 0.0
+    own_place: str = ""
+
+    @property
+    def errors(self) -> Errors:
+        """Errors of the whole, of the worst part, and of the worst slice over its own RMS."""
+        return self.error, self.local, self.of_own
 
     @property
     def rounding(self) -> float:
@@ -185,7 +201,7 @@ def leaf_errors(output: Outputs, reference: Outputs) -> list[LeafError]:
         numbers = output[path].numbers
         assert numbers is not None
         error, max_abs, fault = (_share_of_differing if leaf.kind == "exact" else _relative_l2)(numbers, leaf.numbers)
-        worst = _worst_part(numbers, leaf.numbers) if leaf.kind != "exact" and 0 < error < math.inf else (0.0, "")
+        worst = _worst_parts(numbers, leaf.numbers) if leaf.kind != "exact" and 0 < error < math.inf else _NO_PARTS
         form, count = replace(output[path], numbers=None), leaf.numbers.numel()
         errors.append(LeafError(path, form, count, error, max_abs, fault, *worst))
     return errors
@@ -334,20 +350,27 @@ def _relative_l2(output: Tensor, reference: Tensor) -> tuple[float, float, str |
     return distance / norm, max_abs, None
 
 
-def _worst_part(output: Tensor, reference: Tensor) -> tuple[float, str]:
-    """Return (RMS error of the worst part over the RMS of the reference, that part in words)."""
+def _worst_parts(output: Tensor, reference: Tensor) -> tuple[float, str, float, str]:
+    """Return (RMS error of the worst part over the RMS of the reference, that part in words), then of its own RMS."""
     exact, is_complex = reference.numel() <= _EXACT, reference.is_complex()
     wide = _wide(reference.dtype) if exact else torch.complex64 if is_complex else torch.float32
     expected = reference.to(wide)
     square = (output.to(wide) - expected).abs().square().nan_to_num(0.0, 0.0, 0.0)
-    energy = float(expected.nan_to_num(0.0, 0.0, 0.0).abs().square().mean())
+    energies = expected.nan_to_num(0.0, 0.0, 0.0).abs().square()
+    energy = float(energies.mean())
     if not 0 < energy < math.inf:
-        return 0.0, ""
+        return _NO_PARTS
     parts: list[tuple[float, str]] = [(0.0, "")]
+    of_own: list[tuple[float, str]] = [(0.0, "")]
+    least = energy * max(_LEAST_RMS, 4 * torch.finfo(output.dtype).eps) ** 2
     for dim, size in enumerate(square.shape):
         if size > 1 and square.numel() // size >= _LEAST_PART:
-            value, index = square.mean([each for each in range(square.ndim) if each != dim]).max(0)
-            parts.append((float(value), f"index {int(index)} of dimension {dim}"))
+            others = [each for each in range(square.ndim) if each != dim]
+            errors, own = square.mean(others), energies.mean(others)
+            shares = torch.where(own >= least, errors / own, 0.0)
+            for values, found in ((errors, parts), (shares, of_own)):
+                value, index = values.max(0)
+                found.append((float(value), f"index {int(index)} of dimension {dim}"))
     if square.ndim >= 2 and min(square.shape[-2:]) >= 2 * TILE:
         tiles = avg_pool2d(square.reshape(-1, 1, *square.shape[-2:]), TILE, ceil_mode=True).amax((0, 1))
         row, column = divmod(int(tiles.argmax()), tiles.shape[-1])
@@ -357,8 +380,8 @@ def _worst_part(output: Tensor, reference: Tensor) -> tuple[float, str]:
         blocks = avg_pool1d(square.reshape(-1, 1, square.shape[-1]), BLOCK, ceil_mode=True).amax((0, 1))
         start = BLOCK * int(blocks.argmax())
         parts.append((float(blocks.max()), f"the block [{start}:{start + BLOCK}]"))
-    worst, place = max(parts)
-    return math.sqrt(worst / energy), place
+    (worst, place), (share, own_place) = max(parts), max(of_own)
+    return math.sqrt(worst / energy), place, math.sqrt(share), own_place
 
 
 def _norms(actual: Tensor, expected: Tensor) -> tuple[float, float, float]:

@@ -21,7 +21,7 @@ from profiling.components.casting import Form, bytes_to_float32
 from profiling.components.component import Component
 from profiling.components.effects import QUIET, Effects
 from profiling.components.instantiate import is_device_failure, is_out_of_memory
-from profiling.components.outputs import Difference, LeafError, Outputs, Path, difference, leaf_errors, mismatch
+from profiling.components.outputs import Difference, Errors, LeafError, Outputs, Path, difference, leaf_errors, mismatch
 from profiling.components.trajectory import Played, learn, played
 from profiling.errors import InputError, reason_of
 from profiling.machine.memory import free_bytes
@@ -130,8 +130,8 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-#: By path of an output, in each call: how far something else than a mistake moves it (whole, worst part).
-Moves = Sequence[Mapping[Path, tuple[float, float]]]
+#: By path of an output, in each call: how far something else than a mistake moves it.
+Moves = Sequence[Mapping[Path, Errors]]
 
 
 def moves(one: Played, other: Played) -> Moves:
@@ -142,11 +142,11 @@ def moves(one: Played, other: Played) -> Moves:
     return found
 
 
-def _moved(one: Outputs, other: Outputs) -> dict[Path, tuple[float, float]]:
+def _moved(one: Outputs, other: Outputs) -> dict[Path, Errors]:
     """Return how far outputs are apart, where that is a number: a value next to one of no logarithm is no measure."""
     if mismatch(other, one) is not None:
         return {}
-    return {each.path: (each.error, each.local) for each in leaf_errors(other, one) if 0 < each.error < math.inf}
+    return {each.path: each.errors for each in leaf_errors(other, one) if 0 < each.error < math.inf}
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,8 @@ def learn(component: Component) -> Played:
     trajectory: fewer than asked for where calls are slow, return much, or fail because a cache is full.
 
     Raises:
-        InputError: the module fails on its inputs, or returns nothing that can be compared.
+        InputError: the module fails on its inputs, returns nothing that can be compared, or reads an input of an
+            earlier call, in whose memory the next one lies.
         Exception: a failure of the device, unchanged.
 
     """
@@ -150,6 +151,8 @@ def learn(component: Component) -> Played:
         if effects.assigned:
             carried = read_later(effects.assigned, component.kept.roots, partial(_replayed, component))
             component.kept.set_unread(tuple(path for path in effects.assigned if path not in carried))
+            if (reason := component.kept.effects.overwritten) is not None:
+                raise InputError(f"{component.name}: {reason}")
         if effects.assigned or failure is not None:
             state = _state_again(component)
         return Played(log, state)

@@ -95,7 +95,7 @@ def _section(verdict: Verdict, name: str, rules: Rules, similar: Mapping[str, fl
     """Return what the record holds of a verdict."""
     excuse = {}
     if rules.excuse and verdict.numbers and "repeat_rel_l2" not in verdict.numbers:
-        excuse["rounding_rel_l2"] = max(whole for each in rules.excuse for whole, _ in each.values())
+        excuse["rounding_rel_l2"] = max(whole for each in rules.excuse for whole, *_ in each.values())
     shown = [leaf for leaf in verdict.leaves[:RECORDED] if _is_output(leaf.error.path) or leaf.excess[1]]
     return ParitySection(
         reference=name,

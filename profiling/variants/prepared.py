@@ -106,15 +106,12 @@ class PreparedStep:
         """Prepare the step from S0, play it against eager, and leave the module's state as it was.
 
         Raises:
-            InputError: the module reads an input of an earlier call, in whose memory the next one lies.
             CaptureError: the step is captured, and cannot follow the module: its outputs are wrong.
             WrongOutputError: they are wrong, and it is not captured.
 
         """
         component.start(keep_cold=True)
         reference = eager_reference(component)
-        if (reason := reference.effects.overwritten) is not None:
-            raise InputError(f"a prepared step cannot follow the module: {reason}")
         component.refill(0)
         self._step = variant.prepare(component, folder / "kernels" / "prepared")
         self._restore.callback(self._step.close)

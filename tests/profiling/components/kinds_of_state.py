@@ -164,13 +164,13 @@ def array_assigned(m, x):
 
 @kind("`history` is assigned anew", history=list)
 def length_of_a_list(m, x):
-    m.history.append(x)
+    m.history.append(x.clone())
     return x * len(m.history)
 
 
 @kind("`by_name['more']` is assigned anew", by_name=lambda: {"more": {}})
 def length_of_a_dict(m, x):
-    m.by_name["more"][len(m.by_name["more"])] = x
+    m.by_name["more"][len(m.by_name["more"])] = x.clone()
     return x * len(m.by_name["more"])
 
 

@@ -107,6 +107,50 @@ def checked(module, run=lambda made: made.call, size=64):
     return Parity().measure(Subject(made, Step(run=run(made)), reference, None, 0))
 
 
+class Scales(nn.Module):
+    """Returns 16 channels of `large` numbers and 16 that are up to 1."""
+
+    def __init__(self, large):
+        super().__init__()
+        self.large, self.linear = large, nn.Linear(64, 32)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return torch.cat([y[:, :16].abs() * self.large / 4 + self.large, torch.sigmoid(y[:, 16:])], 1)
+
+
+@pytest.mark.parametrize(("dtype", "large"), [(torch.float32, 20_000.0), (torch.bfloat16, 8.0)])
+def test_a_channel_of_small_numbers_that_is_zero_is_wrong(dtype, large):
+    """Of the whole, it is as little as rounding errors are."""
+    module = Scales(large).to(dtype)
+    made = component_of(module, normal(4, 64, dtype=dtype))
+
+    def without_a_channel():
+        y = made.call().clone()
+        y[:, 20] = 0
+        return y
+
+    right = Parity().measure(Subject(made, Step(run=made.call), eager_reference(made), None, 0))
+    assert right.problem is None
+    wrong = Parity().measure(Subject(made, Step(run=without_a_channel), eager_reference(made), None, 0))
+    assert wrong.problem is not None
+    assert "index 20 of dimension 1" in wrong.problem[1]
+    assert "of its own RMS" in wrong.problem[1]
+
+
+class Cancels(nn.Module):
+    """Returns channels whose numbers are rounding errors of the others: they may be all different."""
+
+    def forward(self, x):
+        y = torch.sin(x @ x.T)
+        return torch.cat([y, (y + 300.0) - 300.0 - y], 1)
+
+
+def test_a_channel_of_rounding_errors_may_be_all_different():
+    step = lambda made: lambda: Cancels()(made.inputs["x"].double()).float()  # noqa: E731
+    assert checked(Cancels(), step).problem is None
+
+
 def test_a_random_network_is_right_where_it_differs_by_at_most_twice_the_effect_of_its_numbers():
     def other(made):
         generator = torch.Generator().manual_seed(1)
