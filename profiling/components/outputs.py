@@ -362,7 +362,9 @@ def _worst_parts(output: Tensor, reference: Tensor) -> tuple[float, str, float, 
         return _NO_PARTS
     parts: list[tuple[float, str]] = [(0.0, "")]
     of_own: list[tuple[float, str]] = [(0.0, "")]
-    least = energy * max(_LEAST_RMS, 4 * torch.finfo(output.dtype).eps) ** 2
+    # Samples are whole numbers: of a dark picture one step may be all.
+    eps = math.inf if output.dtype in SAMPLES else torch.finfo(output.dtype).eps
+    least = energy * max(_LEAST_RMS, 4 * eps) ** 2
     for dim, size in enumerate(square.shape):
         if size > 1 and square.numel() // size >= _LEAST_PART:
             others = [each for each in range(square.ndim) if each != dim]

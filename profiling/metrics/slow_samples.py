@@ -85,10 +85,11 @@ def slow_section(
 def _place_ms(series: Series, steady: Steady) -> dict[str, Array]:
     """Return the milliseconds [n] beyond the usual of each frame in each stage, and outside all; empty of calls.
 
-    Those of a stage are of its host or its device time, whichever is longer.
+    Those of a stage are of its host or its device time, whichever is longer; in a frame without the stage it took none.
     """
+    taken = {name: np.nan_to_num(values) for name, values in series.items()}
     spent = {
-        stage: np.maximum(*(_beyond_median(series[f"{clock}_{stage}_ms"], steady) for clock in ("host", "device")))
+        stage: np.maximum(*(_beyond_median(taken[f"{clock}_{stage}_ms"], steady) for clock in ("host", "device")))
         for stage in stage_names(series)
     }
     return spent | {OUTSIDE: _beyond_median(series["rest_ms"], steady)} if spent else {}

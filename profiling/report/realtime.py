@@ -138,16 +138,24 @@ def _first_frame(loop: Realtime) -> str:
 
 
 def _longest_stage(record: Record) -> str:
-    """Name the stage that takes the largest part of a frame."""
+    """Name the stage that takes the largest part of a frame, on average where stages do not overlap."""
     loop = record.realtime
     if loop is None or loop.frame_ms is None:
         return ""
-    times = {stage: ms for stage in loop.stages if (ms := stage_ms(record, stage)) is not None}
-    if len(times) < 2:
+    parts = loop.budget.parts if loop.budget is not None else {}
+    times, of, words = (
+        {stage: part.mean_ms for stage, part in parts.items() if stage in loop.stages},
+        loop.frame_ms.mean,
+        " on average",
+    )
+    if None in times.values():
+        times, of, words = {stage: stage_ms(record, stage) for stage in loop.stages}, loop.frame_ms.p50, ""
+    known = {stage: ms for stage, ms in times.items() if ms is not None}
+    if len(known) < 2:
         return ""
-    longest = max(times, key=lambda stage: times[stage])
-    places = max(1, decimals(times[longest], 3))
-    return f"The stage {longest} takes {times[longest]:.{places}f} of {loop.frame_ms.p50:.{places}f} ms"
+    longest = max(known, key=lambda stage: known[stage])
+    places = max(1, decimals(known[longest], 3))
+    return f"The stage {longest} takes {known[longest]:.{places}f} of {of:.{places}f} ms{words}"
 
 
 def _audio(record: Record, loop: Realtime) -> str:
@@ -202,7 +210,8 @@ def _parts(record: Record, loop: Realtime) -> Iterator[_Part]:
     named = {"wait": "wait for the device"}
     yield from ((record, part, named.get(name, name)) for name, part in parts.items())
     if loop.frame_ms is not None and any(part.mean_ms is not None for part in parts.values()):
-        yield record, BudgetPart(mean_ms=loop.frame_ms.mean, share=loop.frame_ms.p50 / loop.budget_ms), "frame"
+        p50 = loop.frame_ms.p50
+        yield record, BudgetPart(host_ms=p50, mean_ms=loop.frame_ms.mean, share=p50 / loop.budget_ms), "frame"
 
 
 def _frame_times(data: RunData) -> tuple[list[tuple[Record, Array]], list[str]]:

@@ -119,6 +119,17 @@ def test_a_stall_every_50_frames():
     assert faults(section) == {"causes": {"stage world": 12}, "late": 12}
 
 
+def test_a_stage_that_runs_now_and_then_is_the_cause_of_its_frames():
+    """In the other frames it took no time: 4 ms are its excess, not those beyond its own median."""
+    every = np.arange(FRAMES) % 10 == 0
+    frame_ms = noise(FRAMES) + 4.0 * every
+    keyframe = np.where(every, 4.0, np.nan)
+    series = series_of(frame_ms) | {"host_keyframe_ms": keyframe, "device_keyframe_ms": keyframe}
+    slow = summary(series).slow
+    assert slow.causes == {"stage keyframe": FRAMES // 10}
+    assert slow.cause_ms["stage keyframe"] == pytest.approx(4.0 * FRAMES / 10, rel=0.05)
+
+
 def test_a_drift_has_no_slow_frames():
     section = summary(series_of(noise(200) * (1 + 0.01 * np.arange(200))), fps=30.0)
     assert faults(section) == {"growing": True, "unsettled": True}
