@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from profiling.components.casting import floating_dtype
 from profiling.components.compiled import compiled_parts, inside, take_inside
@@ -59,6 +60,9 @@ class Held:
                 "arguments that returns one."
             )
         if isinstance(self.module, nn.Module):
+            lazy = next((name for name, each in self.module.named_parameters() if is_lazy(each)), None)
+            if lazy is not None:
+                raise InputError(f"module has the parameter {lazy}, which its first call makes. Call it once before.")
             object.__setattr__(self, "compiled", compiled_parts(self.module))
             object.__setattr__(self, "module", inside(self.module))
         if isinstance(self.inputs, Sequence) and not self.inputs:

@@ -25,7 +25,7 @@ DRAWN = "drawn"
 DISTRIBUTIONS = ("normal", "uniform", "bernoulli", "integers", DRAWN)
 FIXED = "fixed"  # an input that keeps what the component's YAML draws
 #: Names that no stage, source or key may have.
-RESERVED = (DELIVER, PIPELINE, "wait", "rest", "unaccounted", *DISTRIBUTIONS, FIXED)
+RESERVED = (DELIVER, PIPELINE, "wait", "rest", "unaccounted", "frame", *DISTRIBUTIONS, FIXED)
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _EDGE = re.compile(rf"({_NAME.pattern})((?:\.[A-Za-z0-9_]+)*)(@-1)?")

@@ -43,7 +43,7 @@ MEMORY_EVERY = 64
 #: An ended frame waits for its open stages, and later frames for an open one, until so many more have begun.
 PATIENCE = 256
 #: Names that the stage budget uses itself.
-RESERVED = ("wait", "rest", "unaccounted")
+RESERVED = ("wait", "rest", "unaccounted", "frame")
 #: Most characters in the name of a stage, with the names of those around it.
 LONGEST_NAME = 200
 

@@ -578,7 +578,8 @@ def drift(windows: Windows) -> Drift | None:
         return None
     alone = fit_line(windows.ms * (1 - windows.taken), places) if windows.taken.any() else line
     alike = alone is not None and alone.is_claimed() and (alone.slope > 0) == (line.slope > 0)
-    return Drift(line.begin, line.end) if alike else None
+    ends = np.clip([line.begin, line.end], windows.ms.min(), windows.ms.max())  # a line may end beyond all windows
+    return Drift(*map(float, ends)) if alike else None
 
 
 @dataclass(frozen=True)
@@ -720,6 +721,8 @@ def _calls_for(events: int, allowed: float) -> int:
     n = max(1, events)
     while _bound(events, n, 1 - FALSE) > allowed:
         n = max(n + 1, int(1.01 * n))
+    while n > 1 and _bound(events, n - 1, 1 - FALSE) <= allowed:
+        n -= 1
     return n
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from profiling.components.agreement import CANNOT_TELL
 from profiling.components.build import Blueprint, build
 from profiling.components.component import Component
 from profiling.components.outputs import Outputs, difference, to_host
@@ -134,7 +135,8 @@ class ForwardCell(Cell):
             again = measured_by(metric, subject) if metric.needs_reference and not self.problems else None
             if again is not None and again.problem is not None:
                 status, reason = again.problem
-                self.problems.append((status, f"correct before the timing, wrong after it: {reason}"))
+                after = "after it" if CANNOT_TELL in reason else "wrong after it"
+                self.problems.append((status, f"correct before the timing, {after}: {reason}"))
                 self.add(**merge_metric(self.metrics, again.sections)[1])
 
     def _check_other_shapes(self, component: Component, step: Step, eager: Sequence[Outputs]) -> None:

@@ -156,7 +156,8 @@ def _fail(task: Task, error: BaseException, emit: Emit) -> None:
     if isinstance(task, Probe) and isinstance(error, InputError | MissingExtraError):
         emit(BadInput(str(error)))
         return
-    print_traceback(error)
+    if not isinstance(error, InputError) or error.__cause__ is not None:  # else the message says all
+        print_traceback(error)
     reason = reason_of(error)
     if isinstance(task, Probe):
         emit(BadInput(f"probing the device failed: {reason}. The traceback is in cells/probe.log of the run."))

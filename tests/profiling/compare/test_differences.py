@@ -119,6 +119,11 @@ def test_a_planted_change_is_the_one_shown(before, after, row):
     assert changes(cell(**before), cell(**after)) == ([] if row is None else [row])
 
 
+def test_loops_of_other_programs_are_told_apart():
+    one, other = loop(stages=("world",)), loop(stages=("world", "sound"), target_fps=30.0)
+    assert changes(one, other) == [("target fps", "60.0", "30.0"), ("stages", "world", "world, sound")]
+
+
 def test_frame_rates_that_a_loop_no_longer_holds():
     def played(late):
         rate = Deadline(fps=60.0, budget_ms=16.7, misses=late, bursts=late, longest_run=late, longest_stall_ms=0.0)
