@@ -33,7 +33,7 @@ from profiling.results.record import Record
 from profiling.results.sweep import Sweep, SweepJob, write_job, write_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
-BASE = ROOT / "docs" / "results" / "h100_packages"
+BASE = ROOT / "docs" / "results" / "h200_packages"
 CELLS = 12
 SECONDS, GIBIBYTES, PAGE_MIB = 20, 1, 10
 TIMES = 3

@@ -42,7 +42,7 @@ INTERRUPTED = 130
 _USAGE = """\
 %(prog)s [options] A B                  two runs: folders, or files
        %(prog)s [options] A B [KEY=VALUE ...]  two git revisions or checkouts"""
-_EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 undecided for some cells, or wrong input"
+_EXIT_CODES = "exit code: 0 no cell is slower beyond the threshold, 1 a cell is, 2 some are undecided, or wrong input"
 _EPILOG = """\
 Two revisions
   %(prog)s HEAD~1 HEAD component=[image_decoder]    the last commit

@@ -143,6 +143,10 @@ def median_of(record: Record) -> Estimate | float | None:
     return estimate(record.median_ms, interval_of(record))
 
 
+#: An undecided ratio whose interval spans more than this factor is shown as undecided alone.
+_SAYS_NOTHING = 100.0
+
+
 def ratio_value(pair: Pair | None) -> Value | None:
     """Return a ratio with its interval, beside other processes what it is at least; None without one."""
     if pair is None:
@@ -153,7 +157,9 @@ def ratio_value(pair: Pair | None) -> Value | None:
             return f"≥ {times(interval[0])}"
         if interval[1] < 1:
             return f"≤ {times(interval[1])}"
-    return estimate(pair.ratio, interval) if interval is not None else UNDECIDED
+    if interval is None or (interval[1] > _SAYS_NOTHING * interval[0] and pair.answer() == UNDECIDED):
+        return UNDECIDED
+    return estimate(pair.ratio, interval)
 
 
 def speedup_of(record: Record, group: Sequence[Record]) -> Value | None:

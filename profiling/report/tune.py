@@ -107,7 +107,13 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
         words = "it is undecided whether a recipe" if unknown else "no recipe"
         return f"{won.component}: {words} is faster than eager (tried: {tried})."
     use = f"To use it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
-    return f"{won.component}: the winner is {won.variant} (tried: {tried}). {use}"
+    return f"{won.component}: the winner is {won.variant} (tried: {tried}){doubt(won, group)}. {use}"
+
+
+def doubt(won: Record, group: Sequence[Record]) -> str:
+    """Say where it is undecided whether the winner is faster than eager."""
+    unknown = BASELINE in answer_of(won.component, group).undecided
+    return f"; whether it is faster than {BASELINE} is undecided" if unknown else ""
 
 
 def _adds_to_preparing(row: Contribution) -> Value | None:

@@ -86,7 +86,7 @@ class RecipeStep(Section, frozen=True, kw_only=True):
     """A step of a recipe: a transform of the module, its compiler, or its capture."""
 
     kind: Annotated[Literal["transform", "compiler", "capture"], about("what it is", title="step")]
-    name: Annotated[str, about("name of its class or function")]
+    name: Annotated[str, about("of a transform its step, where it has a name; else its class or function")]
     stage: Annotated[str | None, about("realtime: the stage that it prepared")] = None
     seconds: Annotated[float, about("until the device was idle", "s", "took")]
     changed: Annotated[

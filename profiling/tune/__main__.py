@@ -15,7 +15,7 @@ from profiling.cli.config import read_config, steps_of
 from profiling.errors import InputError, command, printable
 from profiling.report.cells import speedup_of
 from profiling.report.format import show
-from profiling.report.tune import TUNE
+from profiling.report.tune import TUNE, doubt
 from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import write_text
 from profiling.results.verdicts import fastest_correct
@@ -152,7 +152,7 @@ def finished(run: Run, space: Space) -> int:
         return exit_code(records)
     words = ["-m", "profiling.generic_forward", f"--config-dir={run.folder}"]
     words += [f"component=[{best.component}]", f"variant=[{BASELINE},{TUNED}]"]
-    run.progress.say(f"the winner is {best.variant}: {path}. To use it:\n  {command(*words)}")
+    run.progress.say(f"the winner is {best.variant}{doubt(best, records)}: {path}. To use it:\n  {command(*words)}")
     return exit_code(records)
 
 

@@ -13,7 +13,7 @@ from profiling.report.run_data import load_run
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 #: Runs measured with uncommitted changes; results/README.md names a commit that contains their code.
-DIRTY = {"h100_packages", "h100_tune_image_decoder", "h200_diffusion"}
+DIRTY = {"h200_diffusion"}
 
 
 @pytest.fixture

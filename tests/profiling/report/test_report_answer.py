@@ -120,6 +120,7 @@ def test_windows_that_are_too_few_and_busy_ones_decide_nothing() -> None:
         ({}, {"taken": 0.4}, "≥ 10.0×"),
         ({"std": 0.15, "freedom": 6.0}, {}, "10× (6.9-14)"),
         ({"taken": 0.95}, {}, "10× (0.50-10)"),
+        ({"taken": 0.9995}, {}, "undecided"),
     ],
 )
 def test_a_speedup_has_the_interval_between_processes_and_a_bound_beside_others(
@@ -213,8 +214,8 @@ def test_cells_and_notes_say_under_which_conditions_cells_ran() -> None:
     known = {"prepare": {"seconds": 1.0, "cache_hits": 2}, "energy": {"reason": "the driver has no counter"}}
     record = build("compile", metrics=metrics, notes=["a note"], recipe=[replaced, compiled], **known)
     assert titled(answer_section(run_data(record)))["Cells"][0]["conditions"] == (
-        "5% of the GPU went to other processes; after a reset of the state calls take first 2.10, middle 2.30, last 2.80 ms; the "
-        "warm-up ended at its limit, after 0.10 s"
+        "5% of the GPU went to other processes; after a reset of the state calls take first 2.10, middle 2.30, last "
+        "2.80 ms; the warm-up ended at its limit, after 0.10 s"
     )
     assert notes_section(run_data(record)).lines == (
         "world_model.compile: a note",

@@ -50,7 +50,7 @@ def unfolded(page: Any) -> Any:
     ("committed", "width", "scheme"),
     [
         *(("h100_main", 1400, "light"), ("h100_quantised", 800, "dark")),
-        *(("h200_realtime", 800, "light"), ("h100_tune_image_decoder", 1400, "dark")),
+        *(("h200_realtime", 800, "light"), ("h200_tune_image_decoder", 1400, "dark")),
     ],
 )
 def test_every_view_of_every_chart_is_drawn_inside_its_frame(

@@ -82,6 +82,13 @@ def test_that_no_recipe_is_faster_is_said_only_of_a_quiet_search():
         assert f"{says} faster than eager" in line
 
 
+def test_a_winner_that_may_be_no_faster_than_eager_is_said_to() -> None:
+    for ms, said in ((9.9, True), (5.0, False)):
+        line, _ = tune_section(run_data(recipe("baseline", 10.0), recipe("compile", ms))).lines
+        assert "the winner is compile (tried: 1 recipe)" in line
+        assert ("whether it is faster than baseline is undecided" in line) is said
+
+
 def test_beside_other_processes_a_search_claims_what_is_left_without_them():
     records = (recipe("baseline", 10.0), recipe("compile", 7.0, metrics=clocks(7.0) | BUSY))
     assert titled(answer_section(run_data(*records)))["Cells"][1]["speedup vs baseline"] == "≥ 1.39×"

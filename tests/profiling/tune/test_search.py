@@ -189,7 +189,7 @@ def test_cheap_recipes_come_first_and_the_budget_is_kept(tmp_path):
 COMPILER = {"kind": "compiler", "seconds": 30.0}
 
 
-@pytest.mark.parametrize(("takes", "not_tried"), [(7.0, set()), (28.0, {"compile"})])
+@pytest.mark.parametrize(("takes", "not_tried"), [(7.0, set()), (28.0, {"compile", "half"})])
 def test_a_compiler_is_tried_although_its_guess_is_too_long(takes, not_tried, tmp_path):
     """The guess is one for a large network, and what transforms take says nothing about compilers."""
     cells = cells_of({"half": 0.9, "compile": 0.5}, {"half": 1.5, "compile": takes})
