@@ -144,6 +144,35 @@ def test_a_recipe_with_transforms_of_the_callers_own():
         torch.testing.assert_close(step(**inputs()), module(**inputs()))
 
 
+def unchanged(module):
+    return module
+
+
+class CountsInAClosure(nn.Module):
+    """Multiplies by the number of its calls, which nothing that is put back holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, calls = nn.Linear(8, 8), [0]
+
+        def count():
+            calls[0] += 1
+            return calls[0]
+
+        self.count = lambda: count()
+
+    def forward(self, x):
+        return self.linear(x) * self.count()
+
+
+def test_equal_code_is_not_called_wrong_where_eager_is_as_wrong_after_the_timing():
+    variants = {"baseline": Recipe(), "same": Recipe(transforms=[unchanged])}
+    result = profiling.profile(CountsInAClosure(), {"x": torch.ones(2, 8)}, variants, **QUICK)
+    reasons = [record.reason for record in result.records]
+    assert all("cannot tell: " in reason for reason in reasons), reasons
+    assert not any("wrong after it" in reason for reason in reasons), reasons
+
+
 def test_seconds_end_the_turns():
     latency = Latency(interval=1e-6, max_iterations=10**6, warmup_min_iterations=1, warmup_max_seconds=0.2)
     options = {**QUICK, "metrics": {"parity": Parity(), "latency": latency}}
