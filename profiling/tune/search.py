@@ -200,7 +200,8 @@ class Search:
         transforms = {name for name, step in self.space.steps.items() if step.kind == "transform"}
         chosen = self.space.together(self._idle)
         if chosen in self._tried:
-            chosen = self.space.together(transforms) if chosen in self._refused else _EAGER
+            ran = chosen in self._alive or chosen in self._gains()
+            chosen = _EAGER if ran else self.space.together(transforms)
         return [chosen] if chosen and chosen not in self._tried else []
 
     def _untried(self, parent: Chosen) -> list[Chosen]:

@@ -165,12 +165,16 @@ def test_steps_that_pay_only_together_are_found(tmp_path):
     assert len(contributions(records.values(), best)) == 5
 
 
-def test_where_all_steps_together_are_refused_the_compiled_module_is_tried(tmp_path):
-    cells = cells_of({"half": 0.5, "compile": 0.6}, {"compile": 20.0})
-    cells.plans["half+together+compile"] = Plan(happens={"ready": ends("failed", "cannot be traced", bad_input=True)})
-    _, records, _ = searched(tmp_path / "run", space_of("half", "together", "compile", compile=COMPILER), cells)
-    assert prepared(cells)[1:3] == ["half+together+compile", "compile"]
-    assert fastest_correct(records.values()).variant == "half+compile"
+@pytest.mark.parametrize("refused", [True, False])
+def test_where_all_steps_together_fail_the_compiled_module_is_tried(refused, tmp_path):
+    cells = cells_of({"half": 0.5, "compile": 0.6, "graph": 0.9}, {"compile": 20.0})
+    together = "half+together+compile+graph"
+    cells.plans[together] = Plan(happens={"ready": ends("failed", "cannot be traced", bad_input=refused)})
+    rules = {"graph": {"kind": "capture", "group": "capture"}, "compile": COMPILER}
+    space = space_of("half", "together", "compile", "graph", **rules)
+    _, records, _ = searched(tmp_path / "run", space, cells)
+    assert prepared(cells)[1:3] == [together, "compile+graph"]
+    assert fastest_correct(records.values()).variant == "half+compile+graph"
 
 
 def test_cheap_recipes_come_first_and_the_budget_is_kept(tmp_path):
