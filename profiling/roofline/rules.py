@@ -21,6 +21,8 @@ LARGE = 0.25
 GAPS = 0.15
 #: Share from which what a ceiling explains bounds a call; below LARGE no ceiling is near.
 MOST = 0.5
+#: The same of the operators of a CPU, which beside other processes reach less of the ceilings.
+MOST_ON_CPU = 0.3
 #: Number of kernels from which a call counts as a chain of short kernels.
 CHAIN = 20
 #: Fewest kernels between two waits of the host (`.item()`, a copy) with which it can launch ahead of the GPU.
@@ -153,7 +155,7 @@ def _term(e: Evidence) -> Bound:
 def _near(e: Evidence) -> Bound | None:
     """Return what explains most of the time, kernel by kernel; None where nothing does."""
     name = max(e.near, key=lambda name: e.near[name])
-    return name if e.near[name] >= MOST else None
+    return name if e.near[name] >= (MOST if e.on_gpu else MOST_ON_CPU) else None
 
 
 def _kernels(e: Evidence) -> str | None:
