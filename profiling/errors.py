@@ -39,8 +39,8 @@ _MOST = 10**9
 #: Most characters of a traceback; the text of an exception may be of any length.
 _TRACEBACK = 100_000
 _BREAKS = re.compile(r" *\n[ \n]*")
-#: In the message of a step that must replace layers, and replaced none.
-DID_NOTHING = "asked for, did nothing"
+#: In the message of a step that must replace layers, and replaced none; and of a transform that is optional.
+DID_NOTHING, CHANGES_NOTHING = "asked for, did nothing", "changes nothing"
 
 
 class InputError(Exception):

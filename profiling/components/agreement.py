@@ -66,7 +66,7 @@ class JudgedLeaf:
     @property
     def excess(self) -> tuple[bool, float]:
         """Sorts leaves: failed before passed, then by the error in units of its tolerance."""
-        error = self.error
+        error = self.error  # what is shown of a right output is its error as a whole, and in its worst part
         whole, local = _ratio(error.error, self.tolerance), _ratio(error.local, self.local_tolerance)
         return not self.passed, max(whole, local, _ratio(error.of_own, self.own_tolerance) if not self.passed else 0.0)
 

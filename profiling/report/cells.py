@@ -235,7 +235,7 @@ def conditions_of(record: Record) -> list[str]:
         found.append(f"drifting: {significant(drift.begin, 3)} → {significant(drift.end, 3)} ms")
     if by_call := record.metrics.by_call_ms:
         times = ", ".join(f"{name} {significant(ms, 3)}" for name, ms in by_call.items())
-        found.append(f"after a reset of the state calls take {times} ms")
+        found.append(f"after a reset of the state, calls take {times} ms")
     latency = record.metrics.latency
     if latency is not None and not latency.settled:
         found.append(f"the warm-up ended at its limit, after {significant(latency.warmup_seconds, 2)} s")

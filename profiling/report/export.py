@@ -22,7 +22,7 @@ Cell = str | float | None
 
 
 def as_json(data: RunData) -> str:
-    """Return the rows of the answer, those of all cells as in CSV, and the file that holds the records.
+    """Return the answer for each component, the same rows of all cells as the CSV, and the path of the records.
 
     Times are in milliseconds. What was not measured, or may not be claimed, is null.
     """

@@ -17,7 +17,7 @@ from math import ceil, inf
 
 import msgspec
 
-from profiling.errors import DID_NOTHING, InputError
+from profiling.errors import CHANGES_NOTHING, DID_NOTHING, InputError
 from profiling.results.jsonl import read_records
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import BASELINE, NOT_ENDED, Record
@@ -56,8 +56,6 @@ SPENT = "search.json"
 #: Why a recipe has no measurement.
 NOT_TRIED = "not tried: preparing it was expected to take more than what was left of the budget"
 _EAGER: Chosen = frozenset()
-#: What is said of a transform that changes nothing in the module.
-_IDLE = "changes nothing"
 
 
 @dataclass
@@ -192,7 +190,7 @@ class Search:
         return []
 
     def _together(self) -> list[Chosen]:
-        """Return the recipe of all exact transforms, compiled and captured, until one of these was tried to its end.
+        """Return the recipe of all exact transforms, compiled and captured; nothing once such a recipe has run.
 
         A transform that changes nothing beside the others is left out of the next one. Where another reason ends it,
         the compiler and the capture alone are next.
@@ -216,7 +214,8 @@ class Search:
         if chosen and (failed or record.status == "skipped"):
             self._refused.add(chosen)
         if chosen == self.space.together(self._idle) and record.status == "skipped":
-            self._idle |= {each for each in chosen if (record.reason or "").startswith(f"transform {each} {_IDLE}")}
+            reason = record.reason or ""
+            self._idle |= {each for each in chosen if reason.startswith(f"transform {each} {CHANGES_NOTHING}")}
 
     def _parents(self) -> list[Chosen]:
         """Return the recipes whose neighbours to try, the best first."""
@@ -349,7 +348,7 @@ class Search:
         reason = record.reason or ""
         does_nothing = DID_NOTHING in reason
         if does_nothing or (record.bad_input and len(chosen) > 1):
-            reason = reason.replace(f": {DID_NOTHING}", f" {_IDLE}").replace(DID_NOTHING, _IDLE)
+            reason = reason.replace(f": {DID_NOTHING}", f" {CHANGES_NOTHING}").replace(DID_NOTHING, CHANGES_NOTHING)
             record = msgspec.structs.replace(record, status="skipped", reason=reason, bad_input=False)
             self._run.cells.keep(record)
             self._run.say_not_run({job.variant: End("skipped", reason)})  # the line before this says failed

@@ -143,9 +143,10 @@ class Space:
         return singles
 
     def together(self, without: Collection[str] = ()) -> Chosen:
-        """Return the recipe of all exact transforms but some, a compiler and a capture: of alternatives the first.
+        """Return the recipe with all exact transforms except those `without`, the first compiler and the first capture.
 
-        It is empty where these do not fit together, or there is neither compiler nor capture.
+        Of the transforms of a group it has the first. It is empty where the steps do not fit together, or where there
+        is neither a compiler nor a capture.
         """
         chosen = dict[str, str]()
         for name, step in self.steps.items():

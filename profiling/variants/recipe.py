@@ -21,7 +21,15 @@ from torch import Tensor, nn
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
 from profiling.components.trees import keyed_leaves
-from profiling.errors import DID_NOTHING, InputError, NothingChangedError, SkippedError, printable, reason_of
+from profiling.errors import (
+    CHANGES_NOTHING,
+    DID_NOTHING,
+    InputError,
+    NothingChangedError,
+    SkippedError,
+    printable,
+    reason_of,
+)
 from profiling.fx_passes.passes import RewritePass, check_callables, name_of
 from profiling.graphs.capture import CaptureError, no_autocast_cache, preserved_generators
 from profiling.results.explained import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
@@ -354,7 +362,7 @@ def check_changes(recipes: Iterable[Sequence[RecipeStep]]) -> None:
         if all(step.kind == "transform" and step.changed == 0 for step in steps):
             reasons = dict.fromkeys(note for step in steps for note in step.notes)
             why = f": {'; '.join(reasons)}" if reasons else ""
-            raise SkippedError(f"transform {steps[0].name} changes nothing{why}")
+            raise SkippedError(f"transform {steps[0].name} {CHANGES_NOTHING}{why}")
 
 
 @contextmanager

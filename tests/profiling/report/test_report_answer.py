@@ -214,7 +214,7 @@ def test_cells_and_notes_say_under_which_conditions_cells_ran() -> None:
     known = {"prepare": {"seconds": 1.0, "cache_hits": 2}, "energy": {"reason": "the driver has no counter"}}
     record = build("compile", metrics=metrics, notes=["a note"], recipe=[replaced, compiled], **known)
     assert titled(answer_section(run_data(record)))["Cells"][0]["conditions"] == (
-        "5% of the GPU went to other processes; after a reset of the state calls take first 2.10, middle 2.30, last "
+        "5% of the GPU went to other processes; after a reset of the state, calls take first 2.10, middle 2.30, last "
         "2.80 ms; the warm-up ended at its limit, after 0.10 s"
     )
     assert notes_section(run_data(record)).lines == (

@@ -148,7 +148,7 @@ def test_recipes_keep_to_what_steps_need_and_have_one_of_alternatives(tmp_path):
 
 
 def test_steps_that_pay_only_together_are_found(tmp_path):
-    """Each is slower alone, two change nothing beside the others, and one of these changes nothing alone either."""
+    """Three steps are slower alone and fast together. Two further ones change nothing beside them, and are left out."""
     slower = {"layout": 1.6, "norm": 1.1, "conv": 1.05}
     cells = cells_of({**slower, "graph": 0.8, "layout+norm+conv": 0.2, "compile": 0.6}, {"compile": 20.0})
     rest = "+compile+graph"
