@@ -30,8 +30,8 @@ MODELS = ("h100_clip_text", "h200_diffusion", "h200_wan_vae_decoder", "h200_lang
 
 
 def results_block() -> str:
-    """Return the command of the main job on an H100, and what it printed."""
-    run = load_run(RESULTS / "h100_main")
+    """Return the command of the main job on an H200, and what it printed."""
+    run = load_run(RESULTS / "h200_main")
     text = Report("", heading_lines(run), [answer_section(run)]).console()
     return f"```\n$ {run.environment.command}\n\n{text.strip()}\n```"
 
@@ -54,7 +54,7 @@ def loop_block() -> str:
 
 def decoder_block() -> str:
     """Return a table of the image decoder's variants, with time by class of kernel, and the kernels of the fastest."""
-    run = load_run(RESULTS / "h100_decoder_steps")
+    run = load_run(RESULTS / "h200_decoder_steps")
     rows = [record for record in run.records if record.component == "image_decoder"]
     labels = dict.fromkeys(part.label for record in rows for part in call_parts(record))
     shown = (

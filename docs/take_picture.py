@@ -14,7 +14,7 @@ from profiling.report.render import PAGE_FILE, render_html
 from profiling.report.run_data import load_run
 
 ROOT = Path(__file__).resolve().parents[1]
-RUN = ROOT / "docs" / "results" / "h100_main"
+RUN = ROOT / "docs" / "results" / "h200_main"
 PICTURE = ROOT / "docs" / "report.png"
 #: As wide as the window of a laptop.
 WIDTH = 1400

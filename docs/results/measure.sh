@@ -59,7 +59,6 @@ table() { # NAME BENCHMARK ARGUMENT...: the table that a benchmark prints, below
 tables() {
   table skinny_linear skinny_linear.py
   table frame_recorder frame_recorder.py --device cuda
-  table regional regional.py
 }
 
 lanes=(loop quantised decoders others) known=" ${lanes[*]} search packages wan training tables "

@@ -18,7 +18,7 @@ from profiling.report.run_data import load_run
 
 ALWAYS = {"answer", "environment", "config", "command"}
 EXPECTED = {
-    "h100_main": {"details", "latency", "starts", "recipes", "roofline", "notes"},
+    "h200_main": {"details", "latency", "starts", "recipes", "roofline", "notes"},
     "h200_realtime": {"details", "latency", "realtime", "roofline", "starts", "recipes", "notes"},
 }
 #: Attributes whose value a browser may fetch.

@@ -49,7 +49,7 @@ def unfolded(page: Any) -> Any:
 @pytest.mark.parametrize(
     ("committed", "width", "scheme"),
     [
-        *(("h100_main", 1400, "light"), ("h100_quantised", 800, "dark")),
+        *(("h200_main", 1400, "light"), ("h100_quantised", 800, "dark")),
         *(("h200_realtime", 800, "light"), ("h200_tune_image_decoder", 1400, "dark")),
     ],
 )
@@ -71,7 +71,7 @@ def test_every_view_of_every_chart_is_drawn_inside_its_frame(
 
 
 def test_a_table_is_on_demand_and_the_answer_is_not(shown: Open) -> None:
-    page = shown("h100_main", width=800)
+    page = shown("h200_main", width=800)
     assert page.locator("#answer table").first.is_visible()
     fold = page.locator("#latency details").first
     assert not fold.locator("table").is_visible()
@@ -80,7 +80,7 @@ def test_a_table_is_on_demand_and_the_answer_is_not(shown: Open) -> None:
 
 
 def test_tables_sort_by_number_with_the_mouse_and_the_keyboard(shown: Open) -> None:
-    page = unfolded(shown("h100_main"))
+    page = unfolded(shown("h200_main"))
     table = page.locator("#answer table").nth(1)
     medians = [float(text) for text in column(table, "p50 ms")]
     assert medians != sorted(medians)
@@ -140,7 +140,7 @@ def test_medians_stand_at_their_share_of_the_axis(write_page: Callable[..., Path
 
 
 def test_a_narrow_screen_scrolls_tables_and_not_the_page(shown: Open) -> None:
-    page = unfolded(shown("h100_main", width=380))
+    page = unfolded(shown("h200_main", width=380))
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
     wide = page.locator("#answer .scroll").nth(1)
     assert wide.evaluate("box => box.scrollWidth > box.clientWidth")
@@ -162,7 +162,7 @@ def test_names_that_look_like_code_are_text_in_the_charts_too(
 
 
 def test_the_policy_stops_what_escaping_would_have_missed(shown: Open, heard: Heard) -> None:
-    page = shown("h100_decoder_steps")
+    page = shown("h200_decoder_steps")
     plant = """() => new Promise(resolve => {
         const stopped = [];
         document.addEventListener("securitypolicyviolation", event => {

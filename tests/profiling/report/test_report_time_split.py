@@ -65,7 +65,7 @@ def test_a_slow_baseline_does_not_flatten_the_recipes() -> None:
     assert view.figure.end == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize("run", ["h100_main", "h200_packages"])
+@pytest.mark.parametrize("run", ["h200_main", "h200_packages"])
 def test_the_bars_of_a_committed_run_add_up_to_their_medians(run: str) -> None:
     data = load_run(RESULTS / run)
     rows = [row for view in time_charts(data)[0].views for row in view.figure.rows]  # pyright: ignore[reportAttributeAccessIssue]
