@@ -57,8 +57,7 @@ INTERRUPTED = 130
 LISTS = ("component", "variant", "metric")
 #: Options of a sweep, with their defaults; its runs do not get them.
 SWEEP_OPTIONS: dict[str, Any] = {"launcher": "basic", "devices": None, "retries": 0, "job_timeout": None}
-#: Most values of a YAML file after its aliases are replaced, and bytes.
-MOST_NODES = 100_000
+#: Most bytes of a YAML file.
 MOST_BYTES = 2_000_000
 
 #: Flags with which Hydra shows the config, or itself, and nothing runs.
@@ -362,35 +361,20 @@ def check_choices(group: str, value: object, folders: Sequence[Path]) -> None:
 def check_yaml(path: Path) -> set[str]:
     """Check that Hydra can read a YAML file, and return its top keys.
 
-    Hydra replaces aliases by copies, which can be endless or far too many.
-
     Raises:
-        InputError: it is not valid UTF-8 or YAML, contains itself, or has more than `MOST_NODES` values.
+        InputError: it is not valid UTF-8 or YAML, or has more than `MOST_BYTES`, which takes minutes to read.
 
     """
-    sizes: dict[yaml.Node, float] = {}
-
-    def size(node: yaml.Node) -> float:
-        if node not in sizes:
-            sizes[node] = math.inf  # of a node that contains itself
-            pairs = node.value if isinstance(node, yaml.CollectionNode) else ()
-            sizes[node] = 1 + sum(
-                size(part) for pair in pairs for part in (pair if isinstance(pair, tuple) else (pair,))
-            )
-        return sizes[node]
-
-    if (size_bytes := path.stat().st_size) > MOST_BYTES:  # which takes minutes to read
+    if (size := path.stat().st_size) > MOST_BYTES:
         most = f"a config has at most {MOST_BYTES / 1e6:.0f}"
-        raise InputError(f"{path} has {size_bytes / 1e6:.0f} MB; {most}. Name another file.")
+        raise InputError(f"{path} has {size / 1e6:.0f} MB; {most}. Name another file.")
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
-        if node is not None and size(node) > MOST_NODES:
-            raise ValueError(f"its aliases make it contain itself, or stand for more than {MOST_NODES:,} values")
-        return {key.value for key, _ in node.value} if isinstance(node, yaml.MappingNode) else set()
     except RecursionError:
         raise InputError(f"{path} is not valid: it is nested too deeply.") from None
     except (ValueError, yaml.YAMLError) as error:
         raise InputError(f"{path} is not valid: {error}. Correct the file.") from None
+    return {key.value for key, _ in node.value} if isinstance(node, yaml.MappingNode) else set()
 
 
 def _check_own_variant(name: str, option: str, folders: Sequence[Path]) -> None:

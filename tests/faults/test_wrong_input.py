@@ -263,15 +263,11 @@ def test_component_yaml(change, says):
     assert says in str(error.value)
 
 
-LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
-    f"{new}: &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefghi", "bcdefghij", strict=True)
-)
 FILES = (
     ("is not UTF-8", b"mine: {module: \xff}", "mine.yaml"),
     ("is cut off", b"mine: {module: {", "mine.yaml"),
     ("has the same key twice", b"mine: {module: 1, module: 2}", "duplicate key"),
-    ("contains itself", b"mine: &x\n  module: {_target_: torch.nn.ReLU, x: *x}\n  inputs: {}\n", "contain itself"),
-    ("stands for ten billion values by its aliases", LAUGHS.encode(), "100,000 values"),
+    ("contains itself", b"mine: &x\n  module: {_target_: torch.nn.ReLU, x: *x}\n  inputs: {}\n", "contains itself"),
     ("has 50 MB", b"mine: {}\n# " + b"x" * 50_000_000, "has 50 MB; a config has at most 2"),
     ("is nested two thousand times", b"mine: " + b"[" * 2000, "nested too deeply"),
     ("is a list", b"- 1\n- 2\n", "component"),
