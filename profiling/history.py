@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -185,6 +186,8 @@ def _title(run: RunData, record: Record, swept: Mapping[str, str]) -> str:
     training = run.config.get("training")
     if isinstance(training, Mapping) and training.get("autocast"):
         parts.append(f"autocast {training['autocast']}")  # dtype is that of the weights
+    if record.realtime is not None and record.scale is None:  # a recording of a program's own loop
+        parts += [Path(word).name for word in shlex.split(run.environment.command or "")[1:2]]
     return " · ".join(filter(None, parts))
 
 

@@ -1,6 +1,7 @@
 """`python -m profiling.history`: the fastest correct variant of every run, in order."""
 
 import pytest
+from msgspec.structs import replace
 from planted_runs import WRONG, cell, dated, failed, loop, noisy, write_run
 
 from profiling import history
@@ -80,6 +81,17 @@ def test_a_loop_of_different_work_has_a_series_of_its_own(tmp_path, option):
         write_run(tmp_path / str(number), loop(noisy(9), **options), environment=dated(f"2026-01-0{number + 1}"))
     series = read_history(tmp_path).values()
     assert sorted([point.run for point in points] for points in series) == [["0", "2"], ["1"]]
+
+
+def test_recordings_of_different_programs_have_series_of_their_own(tmp_path):
+    for number, program in enumerate(("a/game.py --seed 1", "b/game.py --seed 2", "viewer.py")):
+        environment = {**dated(f"2026-01-0{number + 1}"), "command": f"python {program}"}
+        write_run(tmp_path / str(number), replace(loop(noisy(9)), scale=None), environment=environment)
+    series = read_history(tmp_path)
+    assert [(title.rpartition(" ")[2], len(points)) for title, points in series.items()] == [
+        ("game.py", 2),
+        ("viewer.py", 1),
+    ]
 
 
 @pytest.mark.parametrize("text", ["garbage\n", None])
