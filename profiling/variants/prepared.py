@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,10 @@ from profiling.components.casting import call_under
 from profiling.components.compiled import compiled_note, take_inside
 from profiling.components.component import CALLS, Component, Place, signature_of
 from profiling.components.held import Held, named_inputs
+from profiling.components.outputs import Outputs, difference
 from profiling.components.reference import eager_reference
 from profiling.components.snapshot import same
-from profiling.components.trajectory import kept_generators
+from profiling.components.trajectory import kept_generators, play
 from profiling.components.trees import form_of, map_tensors, other_form
 from profiling.errors import InputError, WrongOutputError
 from profiling.graphs import CaptureError
@@ -112,13 +113,15 @@ class PreparedStep:
         """
         component.start(keep_cold=True)
         reference = eager_reference(component)
+        expected = _first_session(component, partial(_call_on_copies, component))
+        component.reset()
         component.refill(0)
         self._step = variant.prepare(component, folder / "kernels" / "prepared")
         self._restore.callback(self._step.close)
         if package is not None:
             _copy_package(self._step, folder, package)
         recompiles = Recompiles()
-        verdict, _ = check(
+        verdict, rules = check(
             component,
             self._step.run,
             reference,
@@ -133,7 +136,6 @@ class PreparedStep:
             raise (CaptureError if captured else WrongOutputError)(f"the prepared step is refused: {verdict.reason}")
         if recompiles.reason is not None:
             warnings.warn(recompiles.reason, stacklevel=4)
-        component.kept.restore_cold()
 
         def call() -> Any:
             component.refill(0)
@@ -141,6 +143,10 @@ class PreparedStep:
 
         if (fault := component.kept.first_values_fault(call)) is not None:
             raise WrongOutputError(f"{fault}: `reset` begins with zeros there.")
+        if verdict.passed and not rules.excuse:  # also so that what is compiled for the first calls is compiled here
+            limit = 2 * max(each.tolerance for each in verdict.leaves)  # the module and the step are off by one each
+            _check_first_session(expected, _first_session(component, self._step.run), limit)
+        component.kept.restore_cold()
         static = self._step.static
         self._run = self._step.run if static is None else static.run
         carried = (name for name, tensor in named_inputs(component.inputs) if id(tensor) in component.kept.carried)
@@ -225,6 +231,39 @@ class PreparedStep:
     def __exit__(self, *_: object) -> None:
         """Close the step."""
         self.close()
+
+
+def _first_session(component: Component, run: Callable[[], Any]) -> list[Outputs]:
+    """Return the outputs of the first calls of a session: those that were warm calls, and two more."""
+    component.kept.restore_cold()
+    calls = min(component.kept.warm_calls + 2, component.place.calls)
+    return list(play(component, run, calls, reset=False))
+
+
+def _call_on_copies(component: Component) -> Any:
+    """Call the module on inputs of their own memory, as an application without a prepared step does."""
+    carried = component.kept.carried
+    return component.module(
+        **dict(map_tensors(lambda each: each if id(each) in carried else each.clone(), component.inputs))
+    )
+
+
+def _check_first_session(expected: Sequence[Outputs], session: Sequence[Outputs], limit: float) -> None:
+    """Check the first calls of a session, which begins without what earlier calls keep.
+
+    Raises:
+        WrongOutputError: outputs are further from those of the module than `limit`, a relative L2 error.
+
+    """
+    for number, pair in enumerate(zip(session, expected, strict=True), 1):
+        found = difference(*({path: leaf for path, leaf in each.items() if path[0] == "output"} for each in pair))
+        if found.fault is not None or found.error > limit:
+            what = found.fault or f"relative L2 {found.error:.2g}, at most {limit:.2g}"
+            raise WrongOutputError(
+                f"the prepared step is refused: from a fresh state, call {number} does not return what the module does "
+                f"({what}). Where a call keeps its input, keep a copy (x.clone()): the next one is written into the "
+                "same memory."
+            )
 
 
 def _copy_package(step: Step, run: Path, package: Path) -> None:
