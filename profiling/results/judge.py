@@ -617,26 +617,40 @@ def fit_line(values: Array, places: Array | None = None) -> Line | None:
     """Fit a line to the logarithms of values above 0, float64 [n], at `places` [n]; None for fewer than eight.
 
     Whether there is a trend is judged by the residuals around the best rising or falling curve, since a step or a ramp
-    is no noise (isotonic regression; Barlow et al., Statistical Inference under Order Restrictions, 1972). The interval
-    is by the residuals around the line.
+    is no noise (isotonic regression; Barlow et al., Statistical Inference under Order Restrictions, 1972). As such a
+    curve meets a single odd value at either end, the trend must be there without it. The interval is by the residuals
+    around the line.
     """
-    from scipy.optimize import isotonic_regression
-    from scipy.special import stdtr, stdtrit
+    from scipy.special import stdtrit
 
     x = np.arange(values.size, dtype=np.float64) if places is None else places
     if values.size < LEAST_VALUES + 2 or not (values > 0).all() or not np.ptp(x):
         return None
     x, y = x - x.mean(), np.log(values)
-    slope = float((x * (y - y.mean())).sum() / (x**2).sum())
-    curve: Any = isotonic_regression(y, increasing=slope >= 0)
-    around_curve, around_line = y - curve.x, y - y.mean() - slope * x
-    error, freedom = _slope_error(x, around_curve, _inflation(around_curve))
-    p_value = float(2 * stdtr(freedom, -abs(slope) / error)) if error else float(slope == 0)
+    slope, p_value, around_curve = _trend(x, y)
+    for place, neighbour in ((0, 1), (-1, -2)):
+        without = y.copy()
+        without[place] = y[neighbour]
+        other, p_without, _ = _trend(x, without)
+        p_value = max(p_value, p_without if other * slope > 0 else 1.0)
+    around_line = y - y.mean() - slope * x
     # What a curve leaves beside a line is correlated and no noise.
     error, freedom = _slope_error(x, around_line, _inflation(around_curve if p_value < TREND_P else around_line))
     begin, end = np.exp(y.mean() + slope * np.array([x.min(), x.max()]))
     reach = stdtrit(freedom, 1 - FALSE / 2) * error * np.ptp(x)
     return Line(float(begin), float(end), float(np.ptp(x)), float(reach), p_value)
+
+
+def _trend(x: Array, y: Array) -> tuple[float, float, Array]:
+    """Return the slope of `y` over centred `x`, the p-value that there is none, and the residuals around the curve."""
+    from scipy.optimize import isotonic_regression
+    from scipy.special import stdtr
+
+    slope = float((x * (y - y.mean())).sum() / (x**2).sum())
+    curve: Any = isotonic_regression(y, increasing=slope >= 0)
+    around_curve = y - curve.x
+    error, freedom = _slope_error(x, around_curve, _inflation(around_curve))
+    return slope, float(2 * stdtr(freedom, -abs(slope) / error)) if error else float(slope == 0), around_curve
 
 
 def _slope_error(x: Array, residuals: Array, inflation: float) -> tuple[float, float]:

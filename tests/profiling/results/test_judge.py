@@ -260,6 +260,17 @@ def test_stationary_noise_is_no_drift(n):
     assert claims <= 9, "3%; 1% is what it is made for"
 
 
+@pytest.mark.parametrize("n", [8, 10, 25])
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_odd_window_is_no_drift(n, place):
+    rng, claims = np.random.default_rng(0), 0
+    for _ in range(100):
+        windows = np.exp(0.003 * rng.standard_normal(n))
+        windows[place] *= 1.2
+        claims += drift(Windows.of(windows)) is not None
+    assert claims <= 3
+
+
 def test_a_burst_of_other_processes_at_the_end_is_no_drift():
     times, taken = np.ones(40), np.zeros(40)
     times[30:], taken[30:] = 2.0, 0.5
