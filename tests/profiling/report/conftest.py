@@ -1,7 +1,5 @@
 """Runs made of records."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a trace says about a call, by hand: two blocks built alike, a head, a wait and a copy; everything adds up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 CEILINGS = {

@@ -1,7 +1,5 @@
 """Sweeps made by hand: known jobs with known times, so that what a report must conclude is known."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Hand-written records for tests of the report: known numbers in, known text out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

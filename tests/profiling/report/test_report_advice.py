@@ -1,11 +1,7 @@
 """Advice never names a variant that the run measured as slower, that is wrong, or that was skipped."""
 
-from __future__ import annotations
-
 import random
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from report_records import build, build_loop, frame_loop, run_data, titled
@@ -13,14 +9,13 @@ from report_records import build, build_loop, frame_loop, run_data, titled
 from profiling.report.answer import answer_section
 from profiling.report.render import render_console, render_html, render_markdown
 from profiling.report.roofline import REASONS, deciding, judged_calls, next_step, roofline_section, stage_ms
-from profiling.report.run_data import RunData, load_run
-from profiling.results.record import Record
+from profiling.report.run_data import load_run
 from profiling.results.verdicts import by_component
 
 VARIANTS = ("baseline", "compile", "cuda_graph", "compile+cuda_graph", "compile+max_autotune+cuda_graph", "mine")
 
 
-def refuted(record: Record, stage: str | None, group: Sequence[Record]) -> Iterator[str]:
+def refuted(record, stage, group):
     """Yield the variants that may not be advised for a call of `record`: its own, wrong ones, and slower ones."""
     yield record.variant
     mine = record.median_ms if stage is None else stage_ms(record, stage)
@@ -30,11 +25,11 @@ def refuted(record: Record, stage: str | None, group: Sequence[Record]) -> Itera
             yield other.variant
 
 
-def names(text: str, variant: str) -> bool:
+def names(text, variant):
     return re.search(rf"(?<![\w+]){re.escape(variant)}(?![\w+])", text) is not None
 
 
-def check(data: RunData) -> int:
+def check(data):
     """Check every place in which a report advises something; return how often it did."""
     advised = 0
     groups = by_component(data.records)
@@ -59,11 +54,11 @@ def check(data: RunData) -> int:
     return advised
 
 
-def test_committed_runs_advise_nothing_that_they_refute(committed: Path) -> None:
+def test_committed_runs_advise_nothing_that_they_refute(committed):
     assert check(load_run(committed)) >= {"h200_diffusion": 3, "h200_main": 10}.get(committed.name, 0)
 
 
-def made_up(seed: int) -> list[Record]:
+def made_up(seed):
     """Make the records of a component, or of a loop of two stages, with random times, states and steps."""
     draw = random.Random(seed)
     looped = seed % 3 == 0
@@ -92,11 +87,11 @@ def made_up(seed: int) -> list[Record]:
     return records
 
 
-def test_made_up_runs_advise_nothing_that_they_refute() -> None:
+def test_made_up_runs_advise_nothing_that_they_refute():
     assert sum(check(run_data(*made_up(seed))) for seed in range(200)) > 100
 
 
-def test_no_rendering_says_it_either() -> None:
+def test_no_rendering_says_it_either():
     """The stored advice of a record, which a later cell of the same run refuted, is in none of the texts."""
     steps = [{"words": "cuda_graph", "advice": "planted: capture it (cuda_graph)", "variant": "cuda_graph"}]
     section = {"roofline_ms": 0.4, "over_roofline": 5.0, "bound": "GEMM 60%", "evidence": ["x"], "steps": steps}

@@ -1,14 +1,12 @@
 """What charts share: places, ticks and colours; series are thinned to their extremes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from profiling.report.charts import GREY, Figure, Series, envelope, frame_budgets, palette, upper_end
 
 
-def test_frame_budgets_stand_on_the_axis_where_their_labels_have_room() -> None:
+def test_frame_budgets_stand_on_the_axis_where_their_labels_have_room():
     budgets = {rate: (1000 / rate, f"{rate} FPS") for rate in (24, 30, 60, 120)}
     for top, shown in ((50.0, (24, 30, 60, 120)), (10.0, (120,)), (8.0, ()), (190.0, (24, 60)), (2000.0, (24,))):
         assert frame_budgets(top) == [budgets[rate] for rate in shown], top
@@ -24,12 +22,12 @@ def test_frame_budgets_stand_on_the_axis_where_their_labels_have_room() -> None:
         ([], [], 1 / 1.06),
     ],
 )
-def test_an_axis_ends_where_the_readable_values_need_it(readable: list[float], values: list[float], end: float) -> None:
+def test_an_axis_ends_where_the_readable_values_need_it(readable, values, end):
     assert upper_end(readable, values) == pytest.approx(1.06 * end)
 
 
 @pytest.mark.parametrize("most", [10, 5000])
-def test_a_thinned_series_keeps_its_extremes_in_order(most: int) -> None:
+def test_a_thinned_series_keeps_its_extremes_in_order(most):
     values = np.random.default_rng(0).standard_normal(1000)
     values[[17, 500, 900]] = 50.0, np.nan, -50.0
     places = envelope(values, most)
@@ -39,12 +37,12 @@ def test_a_thinned_series_keeps_its_extremes_in_order(most: int) -> None:
     assert (np.diff(places) > 0).all()
 
 
-def test_colours_of_a_chart_do_not_repeat() -> None:
+def test_colours_of_a_chart_do_not_repeat():
     colours = [*palette([*map(str, range(12)), "0"]).values()]
     assert (len(colours), len(set(colours[:10])), set(colours[10:])) == (12, 10, {GREY})
 
 
-def test_frames_stand_at_their_share_of_the_axes_and_one_far_beyond_the_others_at_the_edge() -> None:
+def test_frames_stand_at_their_share_of_the_axes_and_one_far_beyond_the_others_at_the_edge():
     frames = Series("frames", [(0, 4.0), (1, 8.0), (2, 6.0)], "#123456")
     figure = Figure(frames, [Series("slow", [(1, 8.0)], GREY)], (10.0, "100 FPS"), shaded_to=1)
     left, top = figure.at(1, 8.0)

@@ -1,7 +1,5 @@
 """The formats for other programs hold the numbers of the records, and say why a cell has none."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -12,16 +10,15 @@ from hostile import ALL, hostile_records
 from report_records import build, build_loop, frame_loop, in_turns, run_data
 
 from profiling.report.export import as_csv, as_json, as_junit
-from profiling.results.record import Record
 
 SKIPPED = build("fx", status="skipped", reason="no CUDA device")
 
 
-def cells(*records: Record) -> list[dict[str, str]]:
+def cells(*records):
     return list(csv.DictReader(io.StringIO(as_csv(run_data(*records)))))
 
 
-def test_json_holds_the_rows_of_the_answer_and_where_the_records_are(three: tuple[Record, ...]) -> None:
+def test_json_holds_the_rows_of_the_answer_and_where_the_records_are(three):
     counted = build("compile", 2.5, component="counted", energy={"joules_per_frame": 1.25})
     content = json.loads(as_json(run_data(*three, SKIPPED, counted, build_loop("cuda_graph"))))
     call, energy, loop = content["answer"]
@@ -38,7 +35,7 @@ def test_json_holds_the_rows_of_the_answer_and_where_the_records_are(three: tupl
     assert content["records"] == "results.jsonl"
 
 
-def test_csv_has_a_row_for_each_cell_with_units_in_the_headers(three: tuple[Record, ...]) -> None:
+def test_csv_has_a_row_for_each_cell_with_units_in_the_headers(three):
     baseline, fast, wrong, loop = cells(*three, build_loop("cuda_graph"))
     assert (fast["p50_ms"], fast["p99_ms"], fast["max_ms"], fast["prepare_s"]) == ("2.5", "2.6", "2.7", "28.0")
     numbers = [float(fast[name]) for name in ("p50_low_ms", "p50_high_ms", "speedup", "speedup_low", "speedup_high")]
@@ -52,7 +49,7 @@ def test_csv_has_a_row_for_each_cell_with_units_in_the_headers(three: tuple[Reco
     assert (few["vs_baseline"], few["speedup"]) == ("undecided", ""), "without an interval no estimate"
 
 
-def test_csv_says_what_was_measured_on_what() -> None:
+def test_csv_says_what_was_measured_on_what():
     environment = {"device": {"type": "cuda", "name": "GPU"}, "user_git": {"revision": "a" * 40, "dirty": True}}
     rows = list(csv.DictReader(io.StringIO(as_csv(run_data(build("baseline", 2.5), SKIPPED, environment=environment)))))
     assert [(row["device"], row["revision"], row["dtype"]) for row in rows] == [("GPU", "aaaaaaa+", "bfloat16")] * 2
@@ -60,11 +57,10 @@ def test_csv_says_what_was_measured_on_what() -> None:
     assert cells(build("baseline", 2.5))[0]["device"] == "cuda:0", "where the environment is not known"
 
 
-def test_junit_counts_failures_and_gives_their_reasons(three: tuple[Record, ...]) -> None:
+def test_junit_counts_failures_and_gives_their_reasons(three):
     invalid = build("other", 1.0, status="invalid", reason="recompiled in the timed window")
     lie = build("lie", 1.0, parity={"reference": "x", "passed": False})
     suite = ElementTree.fromstring(as_junit(run_data(*three, invalid, lie, SKIPPED))).find("testsuite")
-    assert suite is not None
     assert [suite.get(name) for name in ("tests", "failures", "skipped", "time")] == ["6", "3", "1", "0.031200000"]
     cases = {f"{case.get('classname')}.{case.get('name')}": case for case in suite}
     failures = {name: failure for name, case in cases.items() if (failure := case.find("failure")) is not None}
@@ -75,12 +71,10 @@ def test_junit_counts_failures_and_gives_their_reasons(three: tuple[Record, ...]
     }
     times = {case.get("name"): case.get("time") for case in suite if case.get("time") is not None}
     assert times == {"baseline": "0.028700000", "compile": "0.002500000"}, "in seconds, of what counts"
-    skipped = cases["world_model.fx"].find("skipped")
-    assert skipped is not None
-    assert skipped.get("message") == "no CUDA device"
+    assert cases["world_model.fx"].find("skipped").get("message") == "no CUDA device"
 
 
-def test_names_that_look_like_code_leave_each_format_readable() -> None:
+def test_names_that_look_like_code_leave_each_format_readable():
     data = run_data(*hostile_records(build, frame_loop()))
     assert len(json.loads(as_json(data))["answer"]) > 1
     assert len({len(row) for row in csv.reader(io.StringIO(as_csv(data)))}) == 1

@@ -1,16 +1,13 @@
 """The tables of calls show the planted numbers, their chart the spread of the samples."""
 
-from __future__ import annotations
-
 import numpy as np
 from report_records import MIB, build, build_loop, cells, clocks, faster, run_data, titled
 
 from profiling.report.charts import Rows
 from profiling.report.latency import latency_section
-from profiling.results.record import Record
 
 
-def test_a_wrong_answer_is_struck_out_and_claims_nothing(three: tuple[Record, ...]) -> None:
+def test_a_wrong_answer_is_struck_out_and_claims_nothing(three):
     lie = build("lie", 2.5, parity={"reference": "x", "rel_l2": 1.0, "passed": False}, speedup=faster(11.5))
     _, _, *wrong = cells(*three, lie)
     shown = ("p50 ms", "status", "rel. L2", "speedup vs baseline")
@@ -20,7 +17,7 @@ def test_a_wrong_answer_is_struck_out_and_claims_nothing(three: tuple[Record, ..
     ]
 
 
-def test_what_an_error_refers_to_and_the_dtypes_of_a_call() -> None:
+def test_what_an_error_refers_to_and_the_dtypes_of_a_call():
     """Of a chaotic training the losses are judged."""
     parity = {"reference": "eager", "rel_l2": 1.2, "weights_judged": False, "loss_error": 0.0275, "passed": True}
     of_eager = {"reference": "eager bfloat16", "rel_l2": 0.001, "passed": True}
@@ -40,7 +37,7 @@ def test_what_an_error_refers_to_and_the_dtypes_of_a_call() -> None:
     ]
 
 
-def test_cells_without_a_time_or_an_error_have_no_row_and_what_was_not_measured_is_a_dash() -> None:
+def test_cells_without_a_time_or_an_error_have_no_row_and_what_was_not_measured_is_a_dash():
     """A CPU has no clock of a GPU."""
     skipped = build("cuda_graph", status="skipped", reason="no GPU")
     broken = build("fx", status="failed", reason="broken")
@@ -53,25 +50,23 @@ def test_cells_without_a_time_or_an_error_have_no_row_and_what_was_not_measured_
     }
 
 
-def test_metrics_of_a_users_own_show_their_numbers() -> None:
+def test_metrics_of_a_users_own_show_their_numbers():
     own = {"deadline": {"missed": 3, "budget_ms": 16.67, "samples": [1, 2], "hard": True, "who": "me"}, "score": 0.5}
     record = build("baseline", metrics=clocks(2.5) | {"extra": own})
     found = [list(row.values())[2:] for row in titled(latency_section(run_data(record)))["Other metrics"]]
     assert found == [["deadline", "missed", "3.000"], ["deadline", "budget_ms", "16.67"], ["score", "–", "0.5000"]]
 
 
-def spreads(*records: Record) -> dict[str, Rows]:
+def spreads(*records):
     """Return what is drawn of each component."""
     (chart,) = latency_section(run_data(*records)).charts
     return {view.label: view.figure for view in chart.views if isinstance(view.figure, Rows)}
 
 
-def test_spreads_stand_around_their_medians_and_a_wrong_one_is_pale(three: tuple[Record, ...]) -> None:
+def test_spreads_stand_around_their_medians_and_a_wrong_one_is_pale(three):
     bounded = build("bounded", 5.0, roofline={"roofline_ms": 1.25})
     drawn = spreads(*three, bounded)["world_model"]
     first, _, wrong, last = drawn.rows
-    assert first.spread is not None
-    assert last.spread is not None
     assert (first.spread.low, first.spread.p50, first.spread.p95, first.spread.p99, first.spread.high) == (
         *(28.66, 28.7, 28.73, 28.8, 28.9),
     )
@@ -81,7 +76,7 @@ def test_spreads_stand_around_their_medians_and_a_wrong_one_is_pale(three: tuple
     assert drawn.levels == [(1000 / 60, "60 FPS"), (1000 / 120, "120 FPS")], "those of the axis"
 
 
-def test_a_call_of_several_frames_has_their_budgets_and_a_training_step_none() -> None:
+def test_a_call_of_several_frames_has_their_budgets_and_a_training_step_none():
     stalled = build("compile", component="stalled", metrics=clocks(2.5, p99=180.0, max=9000.0))
     drawn = spreads(
         build("baseline", 120.0, component="of four", frames_per_call=4),
@@ -95,11 +90,10 @@ def test_a_call_of_several_frames_has_their_budgets_and_a_training_step_none() -
     assert drawn["realtime"].rows[0].words == "9.000 ms, p99 9.100"
 
 
-def test_of_many_samples_the_lowest_and_the_highest_are_drawn() -> None:
+def test_of_many_samples_the_lowest_and_the_highest_are_drawn():
     samples = 5 + 0.01 * np.random.default_rng(2).standard_normal(200_000)
     samples[123_456], samples[7] = 50.0, 0.5
     (rows,) = spreads(build("baseline", metrics=clocks(5.0, samples=samples.tolist()))).values()
     spread = rows.rows[0].spread
-    assert spread is not None
     assert len(spread.samples) <= 60
     assert {0.5, 50.0} <= set(spread.samples)

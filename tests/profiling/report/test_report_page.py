@@ -1,12 +1,8 @@
 """Every committed run as a page: whole, small enough, asking nobody for anything; hostile names are only text."""
 
-from __future__ import annotations
-
 import re
 from base64 import b64encode
-from collections.abc import Callable
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 from hostile import BREAKOUT, ENVIRONMENT, check_only_text, hostile_records
@@ -26,16 +22,16 @@ FETCHED = ("src", "srcset", "href", "data", "poster", "action", "formaction", "b
 
 
 @pytest.fixture(scope="module")
-def page(committed: Path) -> str:
+def page(committed):
     return render_html(load_run(committed))
 
 
 @pytest.fixture(scope="module")
-def parsed(page: str) -> Parsed:
+def parsed(page):
     return Parsed(page)
 
 
-def test_a_page_is_whole_and_small_and_names_no_path_of_the_machine(page: str, committed: Path, parsed: Parsed) -> None:
+def test_a_page_is_whole_and_small_and_names_no_path_of_the_machine(page, committed, parsed):
     assert len(page.encode()) <= 1.5e6
     assert str(committed.parent) not in page
     sections = {attributes["id"] for attributes in parsed.all("section")}
@@ -46,7 +42,7 @@ def test_a_page_is_whole_and_small_and_names_no_path_of_the_machine(page: str, c
     assert set(parsed.charts()) <= set(ids)
 
 
-def test_all_rows_of_the_report_stand_on_the_page_and_tables_are_on_demand(committed: Path, parsed: Parsed) -> None:
+def test_all_rows_of_the_report_stand_on_the_page_and_tables_are_on_demand(committed, parsed):
     report = (committed / "report.md").read_text(encoding="utf-8")
     rows = sum(line.startswith("|") and not re.fullmatch(r"[|\-: ]+", line) for line in report.splitlines())
     assert len(parsed.all("tr")) >= rows
@@ -54,7 +50,7 @@ def test_all_rows_of_the_report_stand_on_the_page_and_tables_are_on_demand(commi
     assert len(parsed.all("table")) - folds <= 2, "but for those of the answer"
 
 
-def test_nothing_on_a_page_is_fetched(page: str, parsed: Parsed) -> None:
+def test_nothing_on_a_page_is_fetched(page, parsed):
     for tag, attributes in parsed.elements:
         assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
         for name in FETCHED:
@@ -69,13 +65,13 @@ def test_nothing_on_a_page_is_fetched(page: str, parsed: Parsed) -> None:
     assert policy.partition("script-src ")[2].partition(";")[0].split() == digests
 
 
-def test_a_run_without_records_says_so(tmp_path: Path) -> None:
+def test_a_run_without_records_says_so(tmp_path):
     page = render_html(run_data(folder=tmp_path))
     assert "No cell has ended yet." in page
     assert {attributes["id"] for attributes in Parsed(page).all("section")} == {"answer"}
 
 
-def test_hostile_names_are_only_text(write_page: Callable[..., Path]) -> None:
+def test_hostile_names_are_only_text(write_page):
     page = write_page(hostile_records(build, frame_loop()), ENVIRONMENT, BREAKOUT).read_text(encoding="utf-8")
     check_only_text(page)
     assert "{{7*7}}" in page

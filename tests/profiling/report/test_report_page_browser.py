@@ -1,16 +1,10 @@
 """The page in a real browser: it draws, sorts, filters, changes colours, and neither complains nor asks anybody."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hand_traced import CEILINGS, many, trace
 from hostile import ALL, BREAKOUT, ENVIRONMENT, MARKUP, hostile_records
-from open_page import Heard, Open
 from report_records import RESULTS, build, frame_loop
 
 from profiling.report.render import PAGE_FILE, render_html
@@ -20,10 +14,10 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def shown(show: Open, tmp_path: Path) -> Open:
+def shown(show, tmp_path):
     """Open the page of a committed run."""
 
-    def show_run(name: str, **options: Any) -> Any:
+    def show_run(name, **options):
         file = tmp_path / PAGE_FILE
         file.write_text(render_html(load_run(RESULTS / name)), encoding="utf-8")
         return show(file, **options)
@@ -31,17 +25,17 @@ def shown(show: Open, tmp_path: Path) -> Open:
     return show_run
 
 
-def place_of(table: Any, header: str) -> int:
+def place_of(table, header):
     """Return the number of a column, from 1."""
     headers = [" ".join(text.split()) for text in table.locator("th").all_inner_texts()]
     return headers.index(header) + 1
 
 
-def column(table: Any, header: str) -> list[str]:
+def column(table, header):
     return table.locator(f"tbody tr:visible td:nth-child({place_of(table, header)})").all_inner_texts()
 
 
-def unfolded(page: Any) -> Any:
+def unfolded(page):
     page.evaluate("document.querySelectorAll('details').forEach(fold => { fold.open = true })")
     return page
 
@@ -53,9 +47,7 @@ def unfolded(page: Any) -> Any:
         *(("h200_realtime", 800, "light"), ("h200_tune_image_decoder", 1400, "dark")),
     ],
 )
-def test_every_view_of_every_chart_is_drawn_inside_its_frame(
-    committed: str, width: int, scheme: str, shown: Open
-) -> None:
+def test_every_view_of_every_chart_is_drawn_inside_its_frame(committed, width, scheme, shown):
     page = shown(committed, width=width, scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     charts = page.locator("figure.chart")
@@ -70,7 +62,7 @@ def test_every_view_of_every_chart_is_drawn_inside_its_frame(
             assert text["x"] + text["width"] <= frame["x"] + frame["width"] + 1
 
 
-def test_a_table_is_on_demand_and_the_answer_is_not(shown: Open) -> None:
+def test_a_table_is_on_demand_and_the_answer_is_not(shown):
     page = shown("h200_main", width=800)
     assert page.locator("#answer table").first.is_visible()
     fold = page.locator("#latency details").first
@@ -79,7 +71,7 @@ def test_a_table_is_on_demand_and_the_answer_is_not(shown: Open) -> None:
     assert fold.locator("table").is_visible()
 
 
-def test_tables_sort_by_number_with_the_mouse_and_the_keyboard(shown: Open) -> None:
+def test_tables_sort_by_number_with_the_mouse_and_the_keyboard(shown):
     page = unfolded(shown("h200_main"))
     table = page.locator("#answer table").nth(1)
     medians = [float(text) for text in column(table, "p50 ms")]
@@ -97,7 +89,7 @@ def test_tables_sort_by_number_with_the_mouse_and_the_keyboard(shown: Open) -> N
     assert table.locator("th[aria-sort]").count() == 1
 
 
-def test_what_was_not_measured_stays_last(write_page: Callable[..., Path], show: Open) -> None:
+def test_what_was_not_measured_stays_last(write_page, show):
     untimed = build("untimed", parity={"reference": "fp32 eager", "passed": True})
     table = show(write_page([build("slow", 9.0), untimed, build("fast", 2.0)])).locator("#answer table").nth(1)
     for rates in (["111", "500", "–"], ["500", "111", "–"]):
@@ -105,8 +97,8 @@ def test_what_was_not_measured_stays_last(write_page: Callable[..., Path], show:
         assert column(table, "FPS") == rates
 
 
-def test_both_colour_schemes(shown: Open) -> None:
-    def looks(page: Any) -> tuple[str, str]:
+def test_both_colour_schemes(shown):
+    def looks(page):
         body = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return body, page.locator(".plot .right").first.evaluate("text => getComputedStyle(text).fill")
 
@@ -114,12 +106,12 @@ def test_both_colour_schemes(shown: Open) -> None:
     assert looks(light) != looks(dark)
 
 
-def boxes(places: Any) -> list[dict[str, float]]:
+def boxes(places):
     """Return the positions of the elements, all by one call to the browser: there are hundreds."""
     return places.evaluate_all("all => all.map(each => each.getBoundingClientRect().toJSON())")
 
 
-def test_parts_of_a_bar_lie_side_by_side_and_have_its_length(write_page: Callable[..., Path], show: Open) -> None:
+def test_parts_of_a_bar_lie_side_by_side_and_have_its_length(write_page, show):
     chart = show(write_page([build("baseline", 2.0, trace_analysis=trace())])).locator("#chart-time")
     parts, bar = boxes(chart.locator(".part")), chart.locator(".bar").bounding_box()
     assert [part["width"] / bar["width"] for part in parts] == pytest.approx(
@@ -130,7 +122,7 @@ def test_parts_of_a_bar_lie_side_by_side_and_have_its_length(write_page: Callabl
         assert right["x"] == pytest.approx(left["x"] + left["width"], abs=1)
 
 
-def test_medians_stand_at_their_share_of_the_axis(write_page: Callable[..., Path], show: Open) -> None:
+def test_medians_stand_at_their_share_of_the_axis(write_page, show):
     chart = show(write_page([build("baseline", 10.0), build("compile", 5.0)]), width=800).locator("#chart-latency")
     bar = chart.locator(".bar").first.bounding_box()
     slow, fast = (mark["x"] + mark["width"] / 2 - bar["x"] for mark in boxes(chart.locator(".p50")))
@@ -139,7 +131,7 @@ def test_medians_stand_at_their_share_of_the_axis(write_page: Callable[..., Path
     assert [round((level["x"] + level["width"] / 2 - bar["x"]) / slow, 2) for level in levels] == [0.83]
 
 
-def test_a_narrow_screen_scrolls_tables_and_not_the_page(shown: Open) -> None:
+def test_a_narrow_screen_scrolls_tables_and_not_the_page(shown):
     page = unfolded(shown("h200_main", width=380))
     assert page.evaluate("document.documentElement.scrollWidth") <= 380
     wide = page.locator("#answer .scroll").nth(1)
@@ -148,9 +140,7 @@ def test_a_narrow_screen_scrolls_tables_and_not_the_page(shown: Open) -> None:
     assert wide.evaluate("box => box === document.activeElement")
 
 
-def test_names_that_look_like_code_are_text_in_the_charts_too(
-    write_page: Callable[..., Path], show: Open, heard: Heard
-) -> None:
+def test_names_that_look_like_code_are_text_in_the_charts_too(write_page, show, heard):
     page = show(write_page(hostile_records(build, frame_loop()), ENVIRONMENT, BREAKOUT))
     assert page.evaluate("window.evil") is None
     assert page.locator(".chart a, .chart img, .chart b").count() == 0
@@ -161,7 +151,7 @@ def test_names_that_look_like_code_are_text_in_the_charts_too(
     assert page.evaluate("window.evil") is None
 
 
-def test_the_policy_stops_what_escaping_would_have_missed(shown: Open, heard: Heard) -> None:
+def test_the_policy_stops_what_escaping_would_have_missed(shown, heard):
     page = shown("h200_decoder_steps")
     plant = """() => new Promise(resolve => {
         const stopped = [];
@@ -185,7 +175,7 @@ def test_the_policy_stops_what_escaping_would_have_missed(shown: Open, heard: He
     heard.clear()
 
 
-def test_kernels_are_filtered_by_words_of_any_column(write_page: Callable[..., Path], show: Open) -> None:
+def test_kernels_are_filtered_by_words_of_any_column(write_page, show):
     records = [
         build("baseline", 2.0, trace_analysis=trace()),
         build("cuda_graph", 1.5, trace_analysis=trace()),

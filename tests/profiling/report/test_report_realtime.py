@@ -1,19 +1,13 @@
 """Hand-written loops of frames: known times, deadlines and bytes in, known cells, words and charts out."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from report_records import build, build_loop, cells, frame_loop, rate, rates, run_data, stalled_loop, summary, titled
 
 from profiling.report.answer import notes_section
-from profiling.report.charts import POINTS, Figure
+from profiling.report.charts import POINTS
 from profiling.report.realtime import realtime_section, verdict
 from profiling.results.frames import series_file
-from profiling.results.record import Record
 
 LONGEST = "The stage world takes 4.00 of 9.00 ms."
 MEET = "All 600 frames meet their 16.7 ms budget (p50 9.0, p99 9.1)."
@@ -23,11 +17,11 @@ WRONG = "invalid, its times do not count. 600 frames were timed."
 LEAK = "It leaks memory: allocated +4096 bytes a frame."
 
 
-def invalid(section: dict[str, Any] | None = None) -> Record:
+def invalid(section=None):
     return build_loop("compile", section, status="invalid", reason="recompiled")
 
 
-def test_what_was_not_measured_is_a_dash_and_times_of_a_wrong_loop_are_struck() -> None:
+def test_what_was_not_measured_is_a_dash_and_times_of_a_wrong_loop_are_struck():
     bare = frame_loop()
     for key in ("audio_rtf", "late", "sustained_fps", "latency_ms", "underruns"):
         del bare[key]
@@ -67,11 +61,11 @@ def test_what_was_not_measured_is_a_dash_and_times_of_a_wrong_loop_are_struck() 
     ],
     ids=["holds", "stalls", "beside others", "slow beside others", "near its budget", "dry"],
 )
-def test_the_verdict_on_a_loop(section: dict[str, Any], words: str) -> None:
+def test_the_verdict_on_a_loop(section, words):
     assert verdict(build_loop("baseline", section)) == words
 
 
-def test_the_longest_stage_is_that_of_all_frames_on_average() -> None:
+def test_the_longest_stage_is_that_of_all_frames_on_average():
     """Its median is of the frames that have it: a stage of every tenth frame would take 30 of 9 ms."""
     section = frame_loop()
     parts = {stage: {**section["budget"]["parts"][stage], "mean_ms": 1.0} for stage in section["stages"]}
@@ -80,7 +74,7 @@ def test_the_longest_stage_is_that_of_all_frames_on_average() -> None:
     assert verdict(loop).endswith("The stage picture takes 3.00 of 9.00 ms on average.")
 
 
-def test_growth_and_leaks_only_where_found_and_a_wrong_loop_claims_no_rate() -> None:
+def test_growth_and_leaks_only_where_found_and_a_wrong_loop_claims_no_rate():
     stages = {"world": {"host": 8.0, "device": 11.5}, "sound": {"device": 2.0}}
     section = frame_loop(slope={"us_per_frame": 12.0, "ci95": [11.0, 13.0], "growing": True, "stages": stages})
     section["memory"]["allocated"] |= {"bytes_per_frame": 4096.0, "leak": True}
@@ -98,7 +92,7 @@ def test_growth_and_leaks_only_where_found_and_a_wrong_loop_claims_no_rate() -> 
 
 
 @pytest.mark.parametrize(("late", "said"), [(0, ""), (5, "Undecided whether audio runs dry"), (60, "Audio runs dry")])
-def test_a_loop_that_is_paced_by_its_sound_keeps_up_where_it_holds_that_rate(late: int, said: str) -> None:
+def test_a_loop_that_is_paced_by_its_sound_keeps_up_where_it_holds_that_rate(late, said):
     """A late frame delays all later ones by a period, so late frames decide the rate of the sound, not the median."""
     deadlines = rates(24, 30, 60) | {"60": rate(60, late)}
     paced = frame_loop(pace="realtime", wall_fps=59.4, audio_rtf=0.99, late=late, deadlines=deadlines)
@@ -107,7 +101,7 @@ def test_a_loop_that_is_paced_by_its_sound_keeps_up_where_it_holds_that_rate(lat
     assert ("udio" in words) == bool(said)
 
 
-def test_the_report_says_what_limits_the_clocks_how_old_inputs_are_and_how_to_get_weights() -> None:
+def test_the_report_says_what_limits_the_clocks_how_old_inputs_are_and_how_to_get_weights():
     ages = {"keys": summary(16.5, 600, samples=[])}
     hints = {"world": "none", "picture": "fetch it"}
     section = frame_loop(input_age_ms=ages, limited_share={"power cap": 0.25})
@@ -118,7 +112,7 @@ def test_the_report_says_what_limits_the_clocks_how_old_inputs_are_and_how_to_ge
     assert lines == ("realtime: random weights; world: none", "realtime: random weights; picture: fetch it")
 
 
-def test_frames_stand_against_the_deadline_with_their_causes(tmp_path: Path) -> None:
+def test_frames_stand_against_the_deadline_with_their_causes(tmp_path):
     frames = 9 + 0.1 * np.random.default_rng(0).standard_normal(100_000)
     frames[61], frames[49_999] = 45.1, 1.5  # primes: no stride meets both
     file = tmp_path / series_file("realtime.cuda_graph")
@@ -126,7 +120,6 @@ def test_frames_stand_against_the_deadline_with_their_causes(tmp_path: Path) -> 
     np.savez_compressed(file, frame_ms=frames)
     chart = realtime_section(run_data(build_loop("cuda_graph", stalled_loop()), folder=tmp_path)).charts[0]
     figure = chart.views[0].figure
-    assert isinstance(figure, Figure)
     assert {(61, 45.1), (49_999, 1.5)} <= set(figure.line.points)
     assert len(figure.line.points) <= POINTS
     assert "lowest and highest of each stretch" in chart.note
@@ -137,7 +130,7 @@ def test_frames_stand_against_the_deadline_with_their_causes(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [None, b"no archive"])
-def test_frames_that_cannot_be_read_cost_a_line(content: bytes | None, tmp_path: Path) -> None:
+def test_frames_that_cannot_be_read_cost_a_line(content, tmp_path):
     if content is not None:
         (tmp_path / "cells").mkdir()
         (tmp_path / series_file("realtime.cuda_graph")).write_bytes(content)

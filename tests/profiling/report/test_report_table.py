@@ -1,30 +1,15 @@
 """One table, three renderings: the same cells, sorted by typed values, harmless whatever the names are."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from report_records import build as build_record
 from report_records import summary
 
 from profiling.errors import printable
-from profiling.report.format import (
-    ABSENT,
-    Estimate,
-    Kind,
-    Link,
-    Marked,
-    count_of,
-    escaped,
-    listed,
-    show,
-    significant,
-    struck,
-)
+from profiling.report.format import ABSENT, Estimate, Link, Marked, count_of, escaped, listed, show, significant, struck
 from profiling.report.page import Section, render_page
 from profiling.report.table import Column, Table, columns, console, markdown
 from profiling.results.measured import TrainingStepRow
@@ -49,15 +34,15 @@ COLUMNS = (
 )
 
 
-def build(*rows: Row, columns: Any = COLUMNS, keys: int = 1, **more: Any) -> Table[Row]:
+def build(*rows, columns=COLUMNS, keys=1, **more):
     return Table("Points", columns, rows, strike=lambda row: not row.correct, keys=keys, **more)
 
 
-def cells(line: str) -> list[str]:
+def cells(line):
     return [cell.strip() for cell in line.strip("| ").split("|")]
 
 
-SHOWN: dict[Kind, list[tuple[Any, str]]] = {
+SHOWN = {
     "ms": [(2.5, "2.500"), (28.714, "28.71"), (12345.6, "12346"), (9.9996, "10.00"), (0.0000123, "1.230e-05")],
     "s": [(36.62, "36.6"), (Marked("~", 2.57), "~2.57"), (None, ABSENT)],
     "ratio": [(Estimate(6.014, 5.92, 6.2), "6.01× ±3.1%"), (Estimate(7.0, 5.91, 9.83), "7.0× (5.9-9.8)")],
@@ -74,11 +59,11 @@ SHOWN: dict[Kind, list[tuple[Any, str]]] = {
 
 
 @pytest.mark.parametrize("kind", SHOWN)
-def test_a_value_is_shown_by_its_kind(kind: Kind) -> None:
+def test_a_value_is_shown_by_its_kind(kind):
     assert [show(value, kind) for value, _ in SHOWN[kind]] == [text for _, text in SHOWN[kind]]
 
 
-def test_words_around_numbers() -> None:
+def test_words_around_numbers():
     assert [count_of(number, "call") for number in (1, 2.0, 10240)] == ["1 call", "2 calls", "10,240 calls"]
     assert listed(["24", "30", "60"]) == "24, 30 and 60"
     assert [struck(text) for text in ("12.3", ABSENT)] == ["~~12.3~~", ABSENT]
@@ -87,14 +72,14 @@ def test_words_around_numbers() -> None:
     assert [escaped(name) for name in ("world_model", "__init__")] == ["world_model", "\\_\\_init\\_\\_"]
 
 
-def test_a_header_names_its_unit_and_an_empty_column_is_left_out() -> None:
+def test_a_header_names_its_unit_and_an_empty_column_is_left_out():
     table = build(Row("eager", 28.7), Row("compile", 2.5, calls=math.inf))
     assert cells(markdown(table).splitlines()[0]) == ["variant", "wall p50 ms", "pays after calls"]
     assert cells(markdown(table).splitlines()[-1]) == ["compile", "2.500", "never"]
     assert "speedup" not in console(table)
 
 
-def test_what_is_not_correct_is_struck_out_where_it_was_measured() -> None:
+def test_what_is_not_correct_is_struck_out_where_it_was_measured():
     table = build(Row("fast", 1.23, 23.3, calls=3.0, correct=False), Row("eager", 28.7))
     for text in (markdown(table), console(table, depth="report")):
         assert "~~1.230~~" in text
@@ -109,11 +94,11 @@ def test_what_is_not_correct_is_struck_out_where_it_was_measured() -> None:
     assert not Section("x", "X", tables=(empty,))
 
 
-def page_of(table: Table[Any]) -> str:
+def page_of(table):
     return render_page("t", (), [Section("x", "X", tables=(table,))])
 
 
-def test_the_page_sorts_by_numbers_and_the_texts_are_those_of_the_markdown() -> None:
+def test_the_page_sorts_by_numbers_and_the_texts_are_those_of_the_markdown():
     table = build(
         Row("a", 1.5, Estimate(3.0, 2.9, 3.1)),
         Row("b", Marked("~", 2.5), calls=math.inf, href="traces/b.txt"),
@@ -132,7 +117,7 @@ def test_the_page_sorts_by_numbers_and_the_texts_are_those_of_the_markdown() -> 
     assert [cells(line.replace("\\", "")) for line in markdown(table).splitlines()[2:4]] == shown
 
 
-def test_fields_of_a_record_have_their_columns_from_its_structs() -> None:
+def test_fields_of_a_record_have_their_columns_from_its_structs():
     """Title, unit and meaning are declared once; what a row lacks is absent, and a median has its interval."""
     content = {
         "trace_analysis": {"idle_ms": 0.5, "count": 2.5, "idle": {"host_ms": 0.25, "between_ms": 0.25}},
@@ -161,13 +146,13 @@ def test_fields_of_a_record_have_their_columns_from_its_structs() -> None:
 
 
 @pytest.mark.parametrize("path", ["trace_analysis.nothing", "trace_analysis.kernels", "prepare.phases"])
-def test_what_is_no_single_value_has_no_column(path: str) -> None:
+def test_what_is_no_single_value_has_no_column(path):
     with pytest.raises(TypeError, match=path.rpartition(".")[2]):
         columns(Record, path)
 
 
 @pytest.mark.parametrize("name", ["a|b", "back\\slash", "*x* `y` [z](w) <b>", "trailing \\", "a\nb"])
-def test_names_cannot_break_a_row(name: str) -> None:
+def test_names_cannot_break_a_row(name):
     table = build(Row(name, 1.5), Row("eager", 28.7))
     lines = markdown(table).splitlines()
     assert len(lines) == 4
@@ -176,7 +161,7 @@ def test_names_cannot_break_a_row(name: str) -> None:
     assert printable(name) in console(table)
 
 
-def test_a_wide_table_is_broken_into_parts_that_repeat_the_names() -> None:
+def test_a_wide_table_is_broken_into_parts_that_repeat_the_names():
     columns = (COLUMNS[0], *(Column[Row](f"quantity {i}", lambda row: row.ms, "ms") for i in range(20)))
     text = console(build(Row("compile+cuda_graph", 12345.6), columns=columns))
     assert max(map(len, text.splitlines())) <= 100
@@ -185,7 +170,7 @@ def test_a_wide_table_is_broken_into_parts_that_repeat_the_names() -> None:
     assert max(map(len, console(build(Row("n" * 120, 1.5))).splitlines())) > 100  # a name is never cut
 
 
-def test_a_long_text_or_word_goes_on_below_itself() -> None:
+def test_a_long_text_or_word_goes_on_below_itself():
     words, path = " ".join(f"word{i}" for i in range(12)), "/folder" * 40
     for text, width, most in ((words, 60, 40), (path, 100, 100)):
         columns = (COLUMNS[0], Column[Row]("why", lambda row, text=text: text, wrap=30))
@@ -195,7 +180,7 @@ def test_a_long_text_or_word_goes_on_below_itself() -> None:
         assert text in markdown(build(Row("x"), columns=columns))
 
 
-def test_the_name_of_a_long_recipe_stands_whole_above_its_row() -> None:
+def test_the_name_of_a_long_recipe_stands_whole_above_its_row():
     long = "channels_last+fused_norm+grouped_conv+compile+cuda_graph"
     columns = (Column[Row]("component", lambda row: "decoder"), Column[Row]("variant", lambda row: row.name, wrap=30))
     numbers = (Column[Row](f"quantity {i}", lambda row: row.ms, "ms") for i in range(4))

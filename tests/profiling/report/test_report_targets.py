@@ -1,44 +1,36 @@
 """What sweeps, trainings, launch calibrations, captured graphs and compilers add to a report."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import pytest
 from msgspec import structs
 from report_records import build, cells, clocks, faster, run_data, titled
 
 from profiling.report.cells import conditions_of
-from profiling.report.latency import latency_section
 from profiling.report.recipes import recipes_section
 from profiling.report.run_data import linked_file
 from profiling.report.targets import launches_section, shape_sweep_section, starts_section
-from profiling.results.record import Record
 from profiling.run.rounds import with_speedup
 
 SHAPE = "clip_text@batch=4"
 WITH = "Total time with preparation"
 
 
-def calls(per_call: float, measured: Sequence[int] = (1, 10, 100), computed: Sequence[int] = (1000,)) -> dict[str, Any]:
+def calls(per_call, measured=(1, 10, 100), computed=(1000,)):
     """Make the metrics of a step whose every call takes `per_call` seconds."""
     points = [{"calls": n, "seconds": n * per_call, "measured": n in measured} for n in (*measured, *computed)]
     return clocks(1e3 * per_call) | {"calls": {"points": points, "seconds_per_call": per_call}}
 
 
-def cell(variant: str, per_call: float, seconds: float, **changes: Any) -> Record:
+def cell(variant, per_call, seconds, **changes):
     content = {"component": SHAPE, "metrics": calls(per_call), "prepare": {"seconds": seconds}}
     return build(variant, **(content | changes))
 
 
-def values(row: dict[str, str]) -> list[str]:
+def values(row):
     return list(row.values())[2:]
 
 
 @pytest.mark.parametrize("of", ["cpu", "gpu"])
-def test_what_others_took_of_calls_in_a_row_is_a_condition(of: str) -> None:
+def test_what_others_took_of_calls_in_a_row_is_a_condition(of):
     record = cell("baseline", 0.010, 0.5)
     assert conditions_of(record) == []
     slowed = structs.replace(record.metrics.calls, **{f"{of}_lost_share": 0.4})
@@ -46,7 +38,7 @@ def test_what_others_took_of_calls_in_a_row_is_a_condition(of: str) -> None:
     assert conditions_of(busy) == [f"calls in a row: 40% of the {of.upper()} went to other processes"]
 
 
-def test_a_preparation_beside_others_or_from_a_filled_cache_is_marked() -> None:
+def test_a_preparation_beside_others_or_from_a_filled_cache_is_marked():
     prepared = [{"seconds": 40.0}, {"seconds": 9.0, "cache": "from x", "cold_s": 38.0}, {"seconds": 60.0, "beside": 3}]
     rows = cells(*(build(f"v{number}", 1.0, prepare=each) for number, each in enumerate(prepared)))
     assert [row["prepare s"] for row in rows] == ["40.0", "~38.0", "~60.0"]
@@ -62,9 +54,7 @@ def test_a_preparation_beside_others_or_from_a_filled_cache_is_marked() -> None:
         (0.020, {"seconds": 20.5}, "never"),
     ],
 )
-def test_preparation_pays_after_the_calls_at_which_the_totals_cross(
-    per_call: float, prepare: dict[str, float], shown: str
-) -> None:
+def test_preparation_pays_after_the_calls_at_which_the_totals_cross(per_call, prepare, shown):
     """From what both cells measured to the table: 33.83 and 33.832 s of 3,333 calls, 33.84 and 33.836 s of 3,334."""
     eager, compiled = (
         cell(name, each, 0.0, prepare=spent, metrics=calls(each, (3333, 3334), ()))
@@ -75,7 +65,7 @@ def test_preparation_pays_after_the_calls_at_which_the_totals_cross(
     assert row["3,333 calls, s"].startswith("~") == ("cold_s" in prepare)
 
 
-def test_totals_with_preparation_hold_the_planted_numbers() -> None:
+def test_totals_with_preparation_hold_the_planted_numbers():
     """Of a baseline, a variant that pays after 3334 calls, one that never does, and one that is wrong."""
     records = (
         cell("baseline", 0.010, 0.5),
@@ -104,29 +94,15 @@ def test_totals_with_preparation_hold_the_planted_numbers() -> None:
     assert not any("computed" in line for line in legend)
 
 
-def step(number: int, loss: float | None, step_ms: float = 12.5, data_ms: float = 0.12) -> dict[str, Any]:
-    return {"step": number, "step_ms": step_ms, "data_ms": data_ms} | ({} if loss is None else {"loss": loss})
-
-
-def test_the_loss_stands_beside_that_of_eager() -> None:
-    log = [step(0, 2.302585, 4.25, 0.05), step(10, 1.500125, 4.0), step(19, None, 4.125)]
-    record = build("cuda_graph", 4.0, training={"log": log, "eager_log": [step(10, 1.5), step(0, 2.3), step(5, 9.0)]})
-    assert [values(row) for row in titled(latency_section(run_data(record)))["Logged steps of training"]] == [
-        ["0", "2.303", "2.300", "4.250", "0.05000"],
-        ["10", "1.500", "1.500", "4.000", "0.1200"],
-        ["19", "–", "–", "4.125", "0.1200"],
-    ]
-
-
-def number(middle: float, half: float | None = None) -> dict[str, Any]:
+def number(middle, half=None):
     return {"p50": middle, "n": 15} | ({} if half is None else {"ci95": [middle - half, middle + half]})
 
 
-def calibration(**costs: Any) -> Record:
+def calibration(**costs):
     return build("eager", launches={"launch_calibration": {"rounds": 15, "elements": 1, **costs}, "operators": []})
 
 
-def test_launch_costs_with_their_intervals_by_chain() -> None:
+def test_launch_costs_with_their_intervals_by_chain():
     """A CPU has its own columns and no word of a GPU, and what nobody measured has no column."""
     note = "up to width 128 every operator works for less time than its call costs the host"
     on_gpu = calibration(
@@ -156,7 +132,7 @@ def test_launch_costs_with_their_intervals_by_chain() -> None:
     ]
 
 
-def test_what_the_compiler_did_and_said_with_links_to_traces(tmp_path: Path) -> None:
+def test_what_the_compiler_did_and_said_with_links_to_traces(tmp_path):
     log = {
         **{"index": "tl_out/x/index.html", "compile_seconds": 20.5, "phases": {"dynamo": 1.25, "inductor": 18.0}},
         "graph_breaks": [{"reason": "call to print", "file": "models/net.py", "line": 40}],
@@ -183,7 +159,7 @@ def test_what_the_compiler_did_and_said_with_links_to_traces(tmp_path: Path) -> 
     assert (trace.href, operators.href, report.href) == ("traces/x.json.gz", None, "tl_out/x/index.html")
 
 
-def test_only_files_of_the_run_are_linked(tmp_path: Path) -> None:
+def test_only_files_of_the_run_are_linked(tmp_path):
     run = tmp_path / "run"
     (run / "traces").mkdir(parents=True)
     (run / "traces" / "a b#1.json.gz").touch()
@@ -196,9 +172,3 @@ def test_only_files_of_the_run_are_linked(tmp_path: Path) -> None:
     for path, href in hrefs.items():
         link = linked_file(run, path)
         assert (link.text, link.href) == (path, href)
-
-
-def test_what_a_run_has_nothing_of_is_absent() -> None:
-    data = run_data(build("baseline", 1.0))
-    for section in (shape_sweep_section, launches_section, recipes_section):
-        assert not section(data)

@@ -1,16 +1,11 @@
 """What a trace says about a call, as lines, tables and charts: known numbers in, known text and sums out."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hand_traced import CEILINGS, many, module, trace
 from report_records import MIB, build, run_data, titled
 
 from profiling.report.render import render_html
 from profiling.report.trace import folded, trace_section
-from profiling.results.record import Record
 
 BUSY = "GPU time of a call, busy and idle"
 KERNELS, MODULES = "Kernels by total time", "Time by submodule"
@@ -18,24 +13,24 @@ BUS = "Waits of the host, and copies between host and device"
 COUNTERS = "Hardware counters of the longest kernels"
 
 
-def traced(variant: str = "baseline", section: dict[str, Any] | None = None, **changes: Any) -> Record:
+def traced(variant="baseline", section=None, **changes):
     return build(variant, 2.0, trace_analysis=section or trace(), **changes)
 
 
-def tables(*records: Record, environment: Any = None) -> dict[str, list[dict[str, str]]]:
+def tables(*records, environment=None):
     return titled(trace_section(run_data(*records, environment=environment or {"ceilings": CEILINGS})))
 
 
-def notes(title: str, record: Record) -> list[str]:
+def notes(title, record):
     (found,) = (table.notes for table in trace_section(run_data(record)).tables if table.title == title)
     return list(found)
 
 
-def column(rows: list[dict[str, str]], header: str) -> list[str]:
+def column(rows, header):
     return [row[header] for row in rows]
 
 
-def test_the_tables_of_a_call() -> None:
+def test_the_tables_of_a_call():
     found = tables(traced())
     values = {title: [list(row.values())[2:] for row in rows] for title, rows in found.items()}
     assert values[BUSY] == [["15", "1.600", "1.480", "0.02000", "0.1000"]]
@@ -61,7 +56,7 @@ def test_the_tables_of_a_call() -> None:
     assert "of the bandwidth" not in tables(traced(), environment={"seed": 0})[KERNELS][0]
 
 
-def test_times_of_a_wrong_cell_are_struck() -> None:
+def test_times_of_a_wrong_cell_are_struck():
     found = tables(traced("cuda_graph", status="failed", reason="parity"))
     times = {BUSY: "span ms", KERNELS: "total ms", MODULES: "self ms", BUS: "time ms"}
     assert [found[title][0][header] for title, header in times.items()] == [
@@ -69,7 +64,7 @@ def test_times_of_a_wrong_cell_are_struck() -> None:
     ]
 
 
-def test_what_there_is_no_room_for_is_added_up() -> None:
+def test_what_there_is_no_room_for_is_added_up():
     found = tables(*(traced(f"v{i}", many(40, 30)) for i in range(20)))
     kernels, modules = ([row for row in found[title] if row["variant"] == "v0"] for title in (KERNELS, MODULES))
     assert len(kernels) == 13
@@ -81,7 +76,7 @@ def test_what_there_is_no_room_for_is_added_up() -> None:
     assert "and" not in str(column(tables(traced(section=many(40, 30)))[KERNELS], "kernel")), "few cells have more rows"
 
 
-def test_operators_of_a_cpu_stand_where_kernels_do() -> None:
+def test_operators_of_a_cpu_stand_where_kernels_do():
     operators = [
         {"name": "aten::addmm", "class": "operator", "ms": 1.5, "share": 0.5, "count": 26.0, "mean_us": 57.7},
         {"name": "Torch-Compiled Region: 0/0", "class": "operator", "ms": 0.9, "share": 0.3, "count": 1.0},
@@ -92,7 +87,7 @@ def test_operators_of_a_cpu_stand_where_kernels_do() -> None:
     assert note.startswith("On a CPU: operators"), "and nothing of the ceilings of a GPU"
 
 
-def test_numbers_are_folded_only_where_the_submodules_are_the_same() -> None:
+def test_numbers_are_folded_only_where_the_submodules_are_the_same():
     same = ["", "h", "h.0", "h.0.a", "h.0.b.0", "h.0.b.1", "h.1", "h.1.a", "h.1.b.0", "h.1.b.1"]
     assert folded(same)["h.1.b.0"] == "h.*.b.0", "layers of a sequence may be anything, and keep their numbers"
     assert folded(same)["h.0"] == folded(same)["h.1"] == "h.*"
@@ -102,7 +97,7 @@ def test_numbers_are_folded_only_where_the_submodules_are_the_same() -> None:
     assert set(folded(nested).values()) == {"u.*.r.*.a"}
 
 
-def test_what_is_not_attributable_says_why_and_modules_may_stand_alone() -> None:
+def test_what_is_not_attributable_says_why_and_modules_may_stand_alone():
     lost = trace(unattributed_ms=1.5, modules_from="not attributable: fusion hides it", modules=[])
     record = traced("compile", lost)
     row = tables(record)[MODULES][0]
@@ -113,7 +108,7 @@ def test_what_is_not_attributable_says_why_and_modules_may_stand_alone() -> None
     assert not trace_section(run_data(build("baseline", 2.0)))
 
 
-def test_hardware_counters_of_kernels_with_both_bounds() -> None:
+def test_hardware_counters_of_kernels_with_both_bounds():
     bandwidth, neither = ({"bound_by_trace": bound} for bound in ("memory bandwidth", "neither"))
     kernels = [
         {
@@ -133,7 +128,7 @@ def test_hardware_counters_of_kernels_with_both_bounds() -> None:
     assert (second[-2:], third[-2:]) == (["compute", "neither"], ["–", "neither"])
 
 
-def test_fifteen_cells_with_many_kernels_and_modules_fit_the_page() -> None:
+def test_fifteen_cells_with_many_kernels_and_modules_fit_the_page():
     records = [traced(f"variant_{i}", many(300, 800)) for i in range(15)]
     page = render_html(run_data(*records, environment={"ceilings": CEILINGS}))
     assert len(page.encode()) <= 1.5 * MIB
