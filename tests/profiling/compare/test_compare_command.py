@@ -100,19 +100,19 @@ def test_runs_without_a_common_cell_say_that_nothing_was_compared(tmp_path, caps
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["{run}", "{empty}"], "is no run"),
-        (["{run}", "{text}"], "holds no record"),
-        (["{run}", "{run}", "--threshold", "2"], "2%"),
-        (["{run}", "{run}", "--cells", "nothing.*"], "There are: net.baseline"),
+        *((["--threshold", "2"], "2%"), (["--cells", "nothing.*"], "There are: net.baseline")),
+        (["--html", "nowhere/page.html"], "in a folder that exists"),
+        (["--html", "folder.html"], "a file"),
+        (["--html", "b/results.jsonl"], "ends in .html"),
     ],
 )
-def test_wrong_input_is_one_line_and_code_two(tmp_path, capsys, arguments, error):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "text").write_text("no record\n")
-    write_run(tmp_path / "run", cell(windows_ms=noisy(1)))
-    places = {name: tmp_path / name for name in ("empty", "text", "run")}
-    assert main([argument.format(**places) for argument in arguments]) == 2
+def test_wrong_input_is_one_line_and_code_two_and_writes_nothing(tmp_path, capsys, monkeypatch, runs, arguments, error):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.html").mkdir()
+    before = (tmp_path / "b" / RESULTS_FILE).read_bytes()
+    assert main([*runs, *arguments]) == 2
     assert error in only_line(capsys)
+    assert (tmp_path / "b" / RESULTS_FILE).read_bytes() == before
 
 
 def only_line(capsys):
@@ -160,18 +160,6 @@ def test_an_unexpected_error_is_one_line_and_never_exit_code_one(runs, capsys, m
     line = only_line(capsys)
     assert "TypeError: planted" in line
     assert "--cells" in line
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [("nowhere/page.html", "in a folder that exists"), ("folder.html", "a file"), ("b/results.jsonl", "ends in .html")],
-)
-def test_a_page_that_cannot_be_written_there_is_refused_first(tmp_path, capsys, runs, name, error):
-    (tmp_path / "folder.html").mkdir()
-    before = (tmp_path / "b" / RESULTS_FILE).read_bytes()
-    assert main([*runs, "--html", str(tmp_path / name)]) == 2
-    assert error in only_line(capsys)
-    assert (tmp_path / "b" / RESULTS_FILE).read_bytes() == before
 
 
 def full(*_):

@@ -51,9 +51,8 @@ def test_what_explains_most_comes_first(differences):
 def test_checkouts_and_uncommitted_changes_of_a_revision_are_told_apart(differences):
     one, other = ({**ENVIRONMENT, "checkout": name} for name in ("A (before)", "B (after)"))
     assert differences(other, a=one) == [("checkout", "A (before)", "B (after)")]
-    one, other = (
-        {**ENVIRONMENT, "user_git": {"revision": "a" * 40, "dirty": True, "diff": diff * 16}} for diff in "12"
-    )
+    changed = {"revision": "a" * 40, "dirty": True}
+    one, other = ({**ENVIRONMENT, "user_git": {**changed, "diff": diff * 16}} for diff in "12")
     assert differences(one, a=one) == []
     assert [name for name, *_ in differences(other, a=one)] == ["git, your code"]
 
@@ -133,8 +132,7 @@ def test_frame_rates_that_a_loop_no_longer_holds():
 
 
 @pytest.mark.parametrize(
-    ("joules", "said"),
-    [(1.055, None), (0.5, "0.5000 (less: 0.500× ±"), (1.2, "1.200 (more: 1.20× ±")],
+    ("joules", "said"), [(1.055, None), (0.5, "0.5000 (less: 0.500× ±"), (1.2, "1.200 (more: 1.20× ±")]
 )
 def test_energy_is_compared_with_an_interval(joules, said):
     def measured(known):

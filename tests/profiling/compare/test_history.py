@@ -1,13 +1,15 @@
-"""`python -m profiling.history`: the fastest correct variant of every run, in order."""
+"""`python -m profiling.history`: the fastest correct variant of every run and job of a sweep, in order."""
 
 import pytest
 from msgspec.structs import replace
 from planted_runs import WRONG, cell, dated, failed, loop, noisy, write_run
 
 from profiling import history
+from profiling.compare.__main__ import main as compare
 from profiling.history import main, read_history
 from profiling.report import render
 from profiling.report.table import WIDTH
+from profiling.results.sweep import Sweep, SweepJob, write_sweep
 
 DATE = "2026-01-01T23:30:00+00:00"
 
@@ -72,10 +74,7 @@ def test_what_does_not_compare_has_a_series_of_its_own(runs):
     assert (undated.date, undated.revision) == (None, None), "without an environment the times are left"
 
 
-@pytest.mark.parametrize(
-    "option",
-    [{"work": {"steps": 1, "guidance": 1.5}}, {"frames_per_tick": 4}],
-)
+@pytest.mark.parametrize("option", [{"work": {"steps": 1, "guidance": 1.5}}, {"frames_per_tick": 4}])
 def test_a_loop_of_different_work_has_a_series_of_its_own(tmp_path, option):
     for number, options in enumerate(({}, option, {"schedule": "overlap"})):
         write_run(tmp_path / str(number), loop(noisy(9), **options), environment=dated(f"2026-01-0{number + 1}"))
@@ -138,3 +137,45 @@ def test_a_page_that_cannot_be_written_is_code_two(runs, capsys, monkeypatch):
     assert "2026-01-03" in printed.out
     assert "No space left on device" in printed.err
     assert not (runs / "page.html").exists()
+
+
+def sweep_of(folder, jobs, *, when="2026-01-01", **records):
+    """Write a sweep with a run of one cell for each job: its overrides, and the median of its windows in ms."""
+    folder.mkdir()
+    planned = []
+    for number, (words, p50) in enumerate(jobs.items()):
+        planned.append(SweepJob(number=number, folder=str(number), overrides=tuple(words.split())))
+        record = cell("compile", noisy(p50, seed=number), **records)
+        write_run(folder / str(number), record, environment=dated(f"{when}T00:00:0{number}+00:00"))
+    plan = Sweep(target="generic_forward", launcher="local", began=when, argv=(), jobs=tuple(planned))
+    write_sweep(folder, plan)
+    return folder
+
+
+def test_a_sweep_is_refused_with_what_to_type(tmp_path, capsys):
+    a, b = (sweep_of(tmp_path / name, {"n=1": 4.0}) for name in "ab")
+    for words in ([a / "0", b], [a, b]):
+        assert compare([*map(str, words)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "is a sweep. Name one of its runs" in line
+        assert f"-m profiling.history {words[0]} {b}" in line
+
+
+def test_the_runs_of_sweeps_are_points_of_a_history(tmp_path):
+    jobs = {"component.net.inputs.frames=1 seed=0": 4.0, "component.net.inputs.frames=2 seed=0": 8.0}
+    first = sweep_of(tmp_path / "one", jobs)
+    second = sweep_of(tmp_path / "two", {key: 2.0 * (place + 1) for place, key in enumerate(jobs)}, when="2026-02-01")
+    history = read_history(first, second)
+    assert sorted(title.rpartition(" · ")[2] for title in history) == ["frames=1", "frames=2"]
+    for title, series in history.items():
+        assert [point.run for point in series] == [f"{name}/{int(title[-1]) - 1}" for name in ("one", "two")]
+        assert series[1].vs_first.value == pytest.approx(2, rel=0.02)
+
+
+def test_what_changes_the_recipe_stands_behind_the_variant_and_a_wrong_run_is_no_point(tmp_path):
+    jobs = {"variant.compile.mode=fast variant.other.x=1": 4.0, "variant.compile.mode=slow variant.other.x=2": 8.0}
+    good, bad = sweep_of(tmp_path / "good", jobs), sweep_of(tmp_path / "bad", {"seed=0": 1.0}, parity=WRONG)
+    ((series),) = read_history(good, bad).values()
+    assert [(point.run, point.variant) for point in series] == [
+        *(("good/0", "compile, mode=fast"), ("good/1", "compile, mode=slow"))
+    ]

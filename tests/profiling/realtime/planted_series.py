@@ -30,6 +30,5 @@ def series_of(frame_ms, **planted):
 
 def loop(*, fps=60.0, pace="free", schedule="sequential", **fields):
     """Return the section of a loop before its first frame."""
-    return Realtime(
-        frames=0, target_fps=fps, pace=pace, schedule=schedule, work={"steps": 1}, warmup_frames=60, **fields
-    )
+    planned = {"target_fps": fps, "pace": pace, "schedule": schedule, "work": {"steps": 1}, "warmup_frames": 60}
+    return Realtime(frames=0, **planned, **fields)

@@ -41,9 +41,8 @@ def planted(stages, sources=None, deliver=None, device="cpu", memory="cpu"):
 
     def component(name, inputs):
         def make(generator):
-            return {
-                each: torch.randn(SHAPE, generator=generator, device=generator.device).to(memory) for each in inputs
-            }
+            drawn = (torch.randn(SHAPE, generator=generator, device=generator.device) for _ in inputs)
+            return {each: tensor.to(memory) for each, tensor in zip(inputs, drawn, strict=True)}
 
         module = Affine(list(inputs), **options[name]).eval()
         return replace(component_of(module, make), name=name, device=torch.device(device))

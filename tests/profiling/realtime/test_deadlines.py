@@ -15,10 +15,8 @@ def test_deadlines_by_hand():
     assert list(rates) == ["24", "30", "59.94", "60", "120"]
     assert rates["30"].misses == 1
     assert rates["30"].longest_stall_ms == pytest.approx(40 - 1000 / 30)
-    stall_ms = 40 - 1000 / 60
-    assert rates["60"] == Deadline(
-        fps=60.0, budget_ms=1000 / 60, misses=4, bursts=2, longest_run=3, longest_stall_ms=stall_ms
-    )
+    counted = {"misses": 4, "bursts": 2, "longest_run": 3}
+    assert rates["60"] == Deadline(fps=60.0, budget_ms=1000 / 60, longest_stall_ms=40 - 1000 / 60, **counted)
     assert (rates["24"].misses, rates["24"].longest_stall_ms) == (0, 0.0)
     assert rates["120"].misses == 7
 
@@ -64,7 +62,6 @@ def in_time(frame_ms, fps, allowed):
 def test_the_sustained_rate_is_the_highest_that_is_held(frames, allowed):
     frame_ms = np.random.default_rng(frames).lognormal(2.3, 0.2, frames)
     best = sustained_fps(frame_ms, allowed)
-    assert best is not None
     assert in_time(frame_ms, best, allowed)
     assert not in_time(frame_ms, best + 0.1, allowed)
 

@@ -84,9 +84,8 @@ def play(tmp_path, clock):
 def rows_of(clock, device_ms, frames, *, host_ms=0.0, depth=1, period=None, **how):
     """Return the rows of frames that follow a warm-up, whose observation takes no time."""
     rows = []
-    frame_loop = FrameLoop(
-        FakeLoop(clock, device_ms, host_ms), clock, lambda frame, ms: {"seen": frame}, depth=depth, period=period
-    )
+    planted, seen = FakeLoop(clock, device_ms, host_ms), lambda frame, ms: {"seen": frame}
+    frame_loop = FrameLoop(planted, clock, seen, depth=depth, period=period)
     frame_loop.run(range(frames), how.pop("record", rows.append), **how)
     return rows
 
@@ -135,12 +134,8 @@ def test_two_frames_in_flight_on_an_idle_device(clock):
 def test_a_paced_loop(play, clock):
     times = [4, 4, 23, 4, 4, 4, 4, 4]
     series = play(FakeLoop(clock, times.__getitem__), 8, period=0.010)
-    assert series["due_ms"] == near(0, 10, 20, 30.5, 41, 51.5, 61.5, 71.5), (
-        "shifted by the observation of each frame that delays the next one"
-    )
-    assert series["action_ms"] == near(0, 10, 20, 43.5, 48, 52.5, 61.5, 71.5), (
-        "a late frame delays the next ones until the loop has caught up"
-    )
+    assert series["due_ms"] == near(0, 10, 20, 30.5, 41, 51.5, 61.5, 71.5), "shifted by what delays the next frame"
+    assert series["action_ms"] == near(0, 10, 20, 43.5, 48, 52.5, 61.5, 71.5), "a late frame delays the next ones"
     assert series["delivered_ms"] == near(4, 14, 43, 47.5, 52, 56.5, 65.5, 75.5)
     assert series["frame_ms"] == near(*times), "waiting until it is due is no part of a frame"
     assert series["gap_ms"] == near(6, 6, OBSERVE_MS, OBSERVE_MS, OBSERVE_MS, 5, 6, np.nan)

@@ -236,9 +236,8 @@ def test_a_frame_may_have_several_causes_and_the_run_sums_them():
     assert slow.causes == {"run-queue wait in world": 2, "garbage collection in world": 1}
     assert slow.count == 2
     assert slow.frames[0].cause_ms == {"garbage collection in world": 15.0, "run-queue wait in world": 12.0}
-    assert slow.cause_ms == pytest.approx(
-        {"run-queue wait in world": 17.0, "garbage collection in world": 15.0, "stage world": 8.0}
-    )
+    summed = {"run-queue wait in world": 17.0, "garbage collection in world": 15.0, "stage world": 8.0}
+    assert slow.cause_ms == pytest.approx(summed)
     assert sum(slow.cause_ms.values()) == pytest.approx(2 * 20.0), "no millisecond is counted twice"
 
 

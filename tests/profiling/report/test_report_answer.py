@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -21,9 +19,6 @@ from profiling.report.result import RunResult
 from profiling.report.sweep import load_sweep
 from profiling.report.tune import tune_section
 from profiling.results.measured import LEAST_FOR
-from profiling.results.record import Record
-
-Save = Callable[[Sequence[Record]], Path]
 
 
 def row_of(*records):

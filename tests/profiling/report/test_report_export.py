@@ -29,9 +29,8 @@ def test_json_holds_the_rows_of_the_answer_and_where_the_records_are(three):
     states = [(cell["variant"], cell["status"]) for cell in content["cells"] if cell["status"] != "ok"]
     assert states == [("cuda_graph", "failed"), ("fx", "skipped")]
     of_csv = cells(*three, SKIPPED, counted, build_loop("cuda_graph"))
-    assert [
-        {key: "" if value is None else str(value) for key, value in cell.items()} for cell in content["cells"]
-    ] == of_csv
+    text = [{key: "" if value is None else str(value) for key, value in each.items()} for each in content["cells"]]
+    assert text == of_csv
     assert content["records"] == "results.jsonl"
 
 

@@ -45,9 +45,8 @@ def test_cells_without_a_time_or_an_error_have_no_row_and_what_was_not_measured_
     of_cpu = build("baseline", metrics=clocks(2.5, device=False), memory={"peak_host_rss": 812 * MIB})
     first, second = cells(of_cpu, wrong, skipped, broken)
     assert (first["variant"], first["peak MiB"], "device p50 ms" in first) == ("baseline", "812", False)
-    assert {name for name, text in second.items() if text != "–"} == {
-        *("component", "variant", "status", "rel. L2", "against", "parameters", "weights", "dtype")
-    }
+    shown = {"component", "variant", "status", "rel. L2", "against", "parameters", "weights", "dtype"}
+    assert {name for name, text in second.items() if text != "–"} == shown
 
 
 def test_metrics_of_a_users_own_show_their_numbers():
@@ -67,9 +66,8 @@ def test_spreads_stand_around_their_medians_and_a_wrong_one_is_pale(three):
     bounded = build("bounded", 5.0, roofline={"roofline_ms": 1.25})
     drawn = spreads(*three, bounded)["world_model"]
     first, _, wrong, last = drawn.rows
-    assert (first.spread.low, first.spread.p50, first.spread.p95, first.spread.p99, first.spread.high) == (
-        *(28.66, 28.7, 28.73, 28.8, 28.9),
-    )
+    found = [getattr(first.spread, name) for name in ("low", "p50", "p95", "p99", "high")]
+    assert found == [28.66, 28.7, 28.73, 28.8, 28.9]
     assert (first.words, first.spread.least, last.spread.least) == ("28.70 ms, p99 28.80", None, 1.25)
     assert first.spread.high < drawn.end < 33
     assert (wrong.name, wrong.counts, first.counts) == ("cuda_graph (failed: does not count)", False, True)

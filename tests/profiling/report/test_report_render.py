@@ -1,25 +1,30 @@
-"""A run's console text and files: the answer first, in 100 columns, whole or not written at all, without torch."""
+"""A run as text and as a page: the answer first, whole and small, asking nobody for anything, without torch.
+
+Names of any kind stay text.
+"""
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from base64 import b64encode
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
-from report_records import build, build_loop
+import pytest
+from hostile import BREAKOUT, ENVIRONMENT, check_only_text, hostile_records
+from parsed_page import Parsed
+from report_records import build, build_loop, frame_loop
 
 from profiling.report.__main__ import main
-from profiling.report.render import render_console, render_markdown, sections_of, write_report
+from profiling.report.render import render_console, render_html, render_markdown, sections_of, write_report
 from profiling.report.run_data import load_run
 from profiling.report.table import console, fits
 from profiling.results.jsonl import append_record
-from profiling.results.record import Record
-
-Save = Callable[[Sequence[Record]], Path]
 
 ROOT = Path(__file__).parents[3]
-ENVIRONMENT = {
+KNOWN = {
     **{"captured_at": "2026-01-02T03:04:05Z", "command": "python -m profiling.generic_forward component=world_model"},
     "user_git": {"revision": "abcdef1234567890", "dirty": True},
     "versions": {"python": "3.11.9", "torch": "2.11.0", "cuda": "12.8"},
@@ -38,7 +43,7 @@ runpy.run_module("profiling.report", run_name="__main__")
 
 def test_the_answer_comes_first_and_the_paths_last(three, save):
     run = save([msgspec.structs.replace(record, scale="tiny") for record in three])
-    (run / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    (run / "environment.json").write_text(json.dumps(KNOWN))
     lines = write_report(run).text.splitlines()
     assert (lines[0].split()[:2], lines[3].split()[:2]) == (["component", "fastest"], ["world_model", "compile"])
     start = next(i for i, line in enumerate(lines) if line.startswith("NVIDIA"))
@@ -129,3 +134,62 @@ def test_one_format_prints_that_one_and_writes_nothing(save, capsys):
         assert main([str(run), "--format", form]) == 0
         assert mark in capsys.readouterr().out
     assert [path.name for path in run.iterdir()] == ["results.jsonl"]
+
+
+ALWAYS = {"answer", "environment", "config", "command"}
+EXPECTED = {
+    "h200_main": {"details", "latency", "starts", "recipes", "roofline", "notes"},
+    "h200_realtime": {"details", "latency", "realtime", "roofline", "starts", "recipes", "notes"},
+}
+#: Attributes whose value a browser may fetch.
+FETCHED = ("src", "srcset", "href", "data", "poster", "action", "formaction", "background", "xlink:href")
+
+
+@pytest.fixture(scope="module")
+def page(committed):
+    return render_html(load_run(committed))
+
+
+@pytest.fixture(scope="module")
+def parsed(page):
+    return Parsed(page)
+
+
+def test_a_page_is_whole_and_small_and_names_no_path_of_the_machine(page, committed, parsed):
+    assert len(page.encode()) <= 1.5e6
+    assert str(committed.parent) not in page
+    sections = {attributes["id"] for attributes in parsed.all("section")}
+    assert sections >= ALWAYS
+    assert sections - ALWAYS == EXPECTED.get(committed.name, sections - ALWAYS)
+    ids = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert set(parsed.charts()) <= set(ids)
+
+
+def test_all_rows_of_the_report_stand_on_the_page_and_tables_are_on_demand(committed, parsed):
+    report = (committed / "report.md").read_text(encoding="utf-8")
+    rows = sum(line.startswith("|") and not re.fullmatch(r"[|\-: ]+", line) for line in report.splitlines())
+    assert len(parsed.all("tr")) >= rows
+    folds = sum(attributes.get("class") == "fold" for attributes in parsed.all("details"))
+    assert len(parsed.all("table")) - folds <= 2, "but for those of the answer"
+
+
+def test_nothing_on_a_page_is_fetched(page, parsed):
+    for tag, attributes in parsed.elements:
+        assert not [name for name in attributes if name.startswith("on")], (tag, attributes)
+        for name in FETCHED:
+            value = attributes.get(name)
+            assert value is None or value == "data:," or re.match(r"#|[\w.%/-]+$", value), (tag, name, value)
+    assert "url(" not in page.partition("<style>")[2].partition("</style>")[0]
+    policy = parsed.all("meta")[1]["content"]
+    assert policy.startswith("default-src 'none'; ")
+    assert "http" not in policy
+    running = [s for s, a in zip(parsed.scripts, parsed.all("script"), strict=True) if a.get("type") is None]
+    digests = [f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in running]
+    assert policy.partition("script-src ")[2].partition(";")[0].split() == digests
+
+
+def test_hostile_names_are_only_text(write_page):
+    page = write_page(hostile_records(build, frame_loop()), ENVIRONMENT, BREAKOUT).read_text(encoding="utf-8")
+    check_only_text(page)
+    assert "{{7*7}}" in page

@@ -59,9 +59,8 @@ def test_the_tables_of_a_call():
 def test_times_of_a_wrong_cell_are_struck():
     found = tables(traced("cuda_graph", status="failed", reason="parity"))
     times = {BUSY: "span ms", KERNELS: "total ms", MODULES: "self ms", BUS: "time ms"}
-    assert [found[title][0][header] for title, header in times.items()] == [
-        *("~~1.600~~", "~~0.8000~~", "~~0.05000~~", "~~0.3000~~")
-    ]
+    struck = ["~~1.600~~", "~~0.8000~~", "~~0.05000~~", "~~0.3000~~"]
+    assert [found[title][0][header] for title, header in times.items()] == struck
 
 
 def test_what_there_is_no_room_for_is_added_up():

@@ -45,6 +45,9 @@ def test_as_a_ratio_grows_the_answer_goes_from_same_to_undecided_to_slower_and_n
     said = [pair(ratio).answer() for ratio in ratios]
     changes = [answer for place, answer in enumerate(said) if place == 0 or said[place - 1] != answer]
     assert changes == ["same", "undecided", "slower"]
+    near = {"v": known_to(1.03, 0.002)}
+    at = [judged(near, resolution)["v"].answer(resolution=resolution) for resolution in (RESOLUTION, 0.05)]
+    assert at == ["slower", "same"], "the resolution is that of the reader"
 
 
 def test_faster_is_slower_seen_from_the_other_side():
@@ -73,9 +76,8 @@ def test_four_windows_tell_a_tenfold_difference_and_claim_none_of_equal_code(n, 
         for place in range(1, n):
             steps[:, place] = 0.5 * steps[:, place - 1] + np.sqrt(0.75) * steps[:, place]
         logs = noise * steps + spread.std * draw.standard_normal((2, 1))
-        one, equal, tenfold = (
-            Cell((Windows.of(np.exp(each), session="turns"),), spread) for each in (*logs, logs[0] + np.log(10))
-        )
+        timed = (Windows.of(np.exp(each), session="turns") for each in (*logs, logs[0] + np.log(10)))
+        one, equal, tenfold = (Cell((each,), spread) for each in timed)
         false += compare(one, equal).answer() != "undecided"
         found += compare(tenfold, equal).answer() == "slower"
     assert false <= 0.07 * 300, "5%, and the chance of 300 pairs"
@@ -118,9 +120,8 @@ def test_pairs_of_processes_teach_what_their_noise_does_not_explain():
     assert Spread(0.002, 100.0).learned(pairs) == learned, "a prior weighs as 8 pairs at most"
     assert Spread(0.002, 100.0).learned([]) == Spread(0.002, 100.0)
     controls = control_pairs([Cell((cell(1.0).placements[0], cell(1.05, seed=7).placements[0]), TIGHT)])
-    assert Spread(0.002).learned(controls).std == pytest.approx(
-        np.sqrt((8 * 0.002**2 + np.log(1.05) ** 2 / 2) / 9), rel=0.02
-    )
+    expected = np.sqrt((8 * 0.002**2 + np.log(1.05) ** 2 / 2) / 9)
+    assert Spread(0.002).learned(controls).std == pytest.approx(expected, rel=0.02)
 
 
 def test_two_processes_of_each_cell_are_known_better_than_one():
@@ -134,9 +135,8 @@ def test_two_processes_of_each_cell_are_known_better_than_one():
 def test_a_process_without_common_turns_does_not_make_the_others_better_known():
     """A baseline stays for a second group of cells; its control took turns with the first group only."""
     noise = np.random.default_rng(0).normal(1, 1e-3, (3, 12))
-    first, control, other = (
-        Windows.of(ms, range(start, start + 12), session="x") for ms, start in zip(noise, (12, 0, 12), strict=True)
-    )
+    turns = (range(start, start + 12) for start in (12, 0, 12))
+    first, control, other = (Windows.of(ms, at, session="x") for ms, at in zip(noise, turns, strict=True))
     alone = compare(Cell((other,), EQUAL), Cell((first,), EQUAL))
     assert compare(Cell((other,), EQUAL), Cell((first, control), EQUAL)) == alone
 
@@ -191,12 +191,6 @@ def test_what_is_claimed_of_one_pair_is_not_claimed_of_one_among_many():
     assert low < 1 < high
     assert likely.interval()[0] > 1
     assert found["equal 0"].interval() == among["equal 0"].interval()
-
-
-def test_the_resolution_is_that_of_the_reader():
-    pairs = {"v": known_to(1.03, 0.002)}
-    answers = [judged(pairs, resolution)["v"].answer(resolution=resolution) for resolution in (RESOLUTION, 0.05)]
-    assert answers == ["slower", "same"]
 
 
 def test_the_lowest_estimate_leads_and_the_others_are_tested_against_it():
@@ -287,15 +281,12 @@ def test_the_bound_of_late_calls_is_that_of_clopper_and_pearson(late, n):
     assert said.answer == ("yes" if exact.high <= 0.01 else "no" if exact.low > 0.01 else "undecided")
 
 
-def test_what_would_decide_a_rate_is_said_in_calls():
+def test_what_would_decide_a_rate_is_said_in_calls_and_one_burst_says_less():
     for late in (0, 2):
         assert holds(late, late, 100 + holds(late, late, 100).wanted).answer == "yes"
     assert [holds(1, 1, 1000, allowed=share).answer for share in (0.01, 0.001)] == ["yes", "undecided"]
-
-
-def test_late_calls_in_one_burst_say_less_than_apart():
     assert (bursts([True] * 20), bursts([True, False, True, True])) == (1, 2)
-    assert [holds(20, groups, 1000).answer for groups in (20, 1)] == ["no", "undecided"]
+    assert [holds(20, groups, 1000).answer for groups in (20, 1)] == ["no", "undecided"], "one burst says less"
 
 
 def test_the_interval_of_totals_has_no_negative_end():

@@ -28,12 +28,9 @@ def test_a_summary_against_the_standard_library():
     one = to_builtins(summarize([2.0]))
     assert one["p50"] == 2.0
     assert not {"std", "ci95"} & one.keys(), "one sample has no spread"
-
-
-@pytest.mark.parametrize("samples", [[], [1.0, float("nan")], [float("inf")]])
-def test_what_cannot_be_summarized(samples):
-    with pytest.raises(ValueError, match="sample"):
-        summarize(samples)
+    for samples in ([], [1.0, float("nan")], [float("inf")]):
+        with pytest.raises(ValueError, match="sample"):
+            summarize(samples)
 
 
 @pytest.mark.parametrize("size", [6, 10, 20, 60])

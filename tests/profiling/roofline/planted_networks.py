@@ -1,7 +1,5 @@
 """Networks whose work is known by hand, as components."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

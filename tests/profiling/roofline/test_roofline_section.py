@@ -48,9 +48,8 @@ def test_of_the_modules_of_a_short_trace_those_are_kept_that_take_time():
 
     modules = [module("", 10.0, 1.0), module("a", 6.0, 1.0), module("a.b", 0.05, 0.05), module("a.b.c", 4.95, 4.95)]
     kept = longest_modules([*modules, module("d", 3.0, 3.0)])
-    assert [(each.path, round(each.self_ms, 6)) for each in kept] == [
-        *(("", 1.0), ("a", 1.05), ("a.b.c", 4.95), ("d", 3.0))
-    ]
+    expected = [("", 1.0), ("a", 1.05), ("a.b.c", 4.95), ("d", 3.0)]
+    assert [(each.path, round(each.self_ms, 6)) for each in kept] == expected
 
 
 def test_stages_in_turn():
@@ -92,9 +91,8 @@ def test_a_stage_that_was_traced_has_findings_which_its_verdict_follows():
     moments = KernelFinding(kind="reduction", what="group norm reductions", ms=150.0, saves_ms=120.0, blocks=2.0)
     traced = TraceAnalysis(calls=1, findings=(moments,), modules=(ModuleTime(path="", ms=1.0, share=1.0, self_ms=1.0),))
     for overlapping in (False, True):
-        section = frame(
-            220.0, {"world": 10.0, "picture": 200.0}, overlapping=overlapping, analyse={"picture": traced}.get
-        )
+        stage_ms = {"world": 10.0, "picture": 200.0}
+        section = frame(220.0, stage_ms, overlapping=overlapping, analyse={"picture": traced}.get)
         content = encode_sections(roofline=section)
         assert decode_section("roofline", content["roofline"]).parts.keys() == {"world", "picture"}
         found = section.parts

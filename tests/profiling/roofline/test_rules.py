@@ -1,19 +1,24 @@
-"""The verdict on a call, from hand-made evidence: each bound, its observations and its next step."""
+"""The verdict on a call and on a kernel, from hand-made evidence: each bound, its observations and its next step."""
 
 import random
 import typing
 
 import pytest
-from hand_made_ceilings import ceilings_of
-from msgspec.structs import asdict
-from msgspec.structs import replace as replace_struct
+from fake_ncu import sample
+from hand_made_ceilings import H200, ceilings_of
+from msgspec.structs import asdict, replace
 
 from profiling.results.explained import DeviceWork, FindingKind, Kernel, KernelFinding, RooflinePart
 from profiling.roofline.evidence import Conditions, Evidence, observations
-from profiling.roofline.rules import RULES, judge
+from profiling.roofline.rules import RULES, bound_by_counters, bound_by_trace, judge
+from profiling.trace.analysis import kernels_by_name
+from profiling.trace.attribution import KernelAttribution
+from profiling.trace.events import GpuWork
+from profiling.trace.findings import kernel_findings
+from profiling.trace.nsight_compute import read_launches
 
 #: 1 TB/s and 100 TFLOP/s in the dtype of the run; rates of others.
-CEILINGS = replace_struct(ceilings_of(1e12), matmul_flops_per_s=1e14, launch_us=5.0, gap_us=1.0, replay_us=20.0)
+CEILINGS = replace(ceilings_of(1e12), matmul_flops_per_s=1e14, launch_us=5.0, gap_us=1.0, replay_us=20.0)
 OTHERS = {"float32": 5e13, "bfloat16": 2e14, "int8": 4e14}
 
 
@@ -38,7 +43,7 @@ def planted(*given, **changes):
     fused, limits = facts.get("traffic_ms") is None, {name: facts[name] for name in _CEILINGS if name in facts}
     here = {name: facts[name] for name in ("tf32", "compiles", "multiprocessors") if name in facts}
     limits.setdefault("other_flops_per_s", {name: rate for name, rate in OTHERS.items() if name != facts["dtype"]})
-    ceilings = replace_struct(CEILINGS, **limits)
+    ceilings = replace(CEILINGS, **limits)
     return section, Evidence(section, facts["wall_ms"], ceilings, Conditions(facts["device"], fused, **here))
 
 
@@ -276,7 +281,7 @@ def test_where_no_word_fits_kernels_are_named_with_their_share():
 )
 def test_operators_of_a_cpu_decide_what_bounds_it(known, bound):
     one = kernel(**known, kind="operator")
-    verdict = judged(HOST, kernels_by_time=(replace_struct(one, mean_us=one.typical_us or one.mean_us),))
+    verdict = judged(HOST, kernels_by_time=(replace(one, mean_us=one.typical_us or one.mean_us),))
     assert verdict.bound == bound
     if bound == "host":
         share = "Python and operators that take little more than their dispatch take 100% of wall time"
@@ -342,3 +347,94 @@ def test_no_step_of_made_up_evidence_is_one_that_cannot_run_or_help():
             assert each.wall_ms is None or 0 <= each.wall_ms <= e.wall_ms * (1 + 1e-9), "a prediction is no slowdown"
     assert steps > 3000
     assert decided == set(range(len(RULES))), "each rule decides somewhere"
+
+
+KERNEL_CEILINGS = ceilings_of(4e12, bandwidth=((1_000_000, 8e12), (1_000_000_000, 4e12)), matmul_flops_per_s=8e14)
+
+
+@pytest.mark.parametrize(
+    ("gbps", "tflops", "mean_us", "bound"),
+    [
+        (3000.0, 10.0, 1000.0, "memory bandwidth"),  # 3 GB at 75% of the bandwidth of memory
+        (3000.0, None, 1.0, "neither"),  # 3 MB: 38% of the bandwidth of a cache
+        (500.0, 600.0, 100.0, "compute"),
+        (500.0, 100.0, 1000.0, "neither"),
+        (None, 700.0, 10.0, "compute"),
+        (None, None, 10.0, None),
+        (3000.0, None, None, None),
+    ],
+)
+def test_what_bounds_a_kernel_by_its_rates(gbps, tflops, mean_us, bound):
+    assert bound_by_trace(rated(gbps, tflops, mean_us), KERNEL_CEILINGS) == bound
+    assert bound_by_trace(rated(gbps, tflops, mean_us), None) is None
+
+
+def rated(gbps, tflops, mean_us):
+    return Kernel(name="k", kind="gemm", ms=1.0, mean_us=mean_us, gbps=gbps, tflops=tflops)
+
+
+@pytest.mark.parametrize(
+    ("dram", "l2", "tensor", "fma", "bound"),
+    [
+        (0.85, 0.4, 0.2, 0.0, "memory bandwidth"),
+        (0.25, 0.83, 0.0, 0.2, "L2 bandwidth"),  # reads its 134 MB more than once
+        (0.62, 0.73, 0.0, 0.3, "memory bandwidth"),  # all that passes DRAM passes L2
+        (0.3, 0.7, 0.65, 0.0, "L2 bandwidth"),
+        (0.3, 0.5, 0.9, 0.1, "compute"),
+        (0.3, 0.5, 0.0, 0.7, "compute"),
+        (0.59, 0.2, 0.1, 0.1, "neither"),
+        (None, None, 0.9, None, "compute"),
+        (None, None, None, None, None),
+    ],
+)
+def test_what_bounds_a_kernel_by_its_counters(dram, l2, tensor, fma, bound):
+    assert bound_by_counters(dram, l2, tensor, fma) == bound
+
+
+def launches(*sizes):
+    """Return launches of one kernel, given as (number, bytes, us)."""
+    return [
+        KernelAttribution(GpuWork("elementwise", "kernel", 0.0, us, 1, 1, None), "pointwise", bytes=size)
+        for number, size, us in sizes
+        for _ in range(number)
+    ]
+
+
+def test_a_kernel_has_one_ceiling():
+    """That of the launches that take the time: for its row, its bound, and the finding on it."""
+    (row,) = kernels_by_name([launches((3, 1_000_000, 0.25))])
+    assert KERNEL_CEILINGS.shares(row) == (0.5, 0.0), "half of a cache's rate"
+    (row,) = kernels_by_name([launches((3, 100_000_000, 100))])
+    (found,) = kernel_findings([launches((3, 100_000_000, 100))], KERNEL_CEILINGS)
+    assert KERNEL_CEILINGS.shares(row) == (found.of_ceiling, 0.0)
+    # 20 launches of 1 MB and one of 4 GB, all at 4 TB/s: the mean has 191 MB, which a cache might pass at 8.
+    (row,) = kernels_by_name([launches((20, 1_000_000, 0.25), (1, 4_000_000_000, 1000))])
+    ceilings = replace(KERNEL_CEILINGS, bandwidth=((100_000_000, 8e12), (4_000_000_000, 4e12)))
+    assert ceilings.shares(row)[0] == pytest.approx(1.0)
+    assert bound_by_trace(row, ceilings) == "memory bandwidth"
+
+
+#: Bytes of the picture of 256 channels, of 128 x 128 in bfloat16; FLOPs of its 3 x 3 convolution.
+PICTURE, CONV_FLOPS = 2 * 256 * 128 * 128, 2 * 256 * 256 * 9 * 128 * 128
+
+
+def test_counters_and_bytes_name_the_same_bound_on_an_h200():
+    counters = {"dram": "dram__throughput", "l2": "lts__throughput"}
+    metrics = {name: f"{counter}.avg.pct_of_peak_sustained_elapsed" for name, counter in counters.items()}
+    metrics["tensor"] = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+    seen = read_launches(sample("eager"), {**metrics, "seconds": "gpu__time_duration.sum"})
+    for row, touched, flops, bound in (
+        (0, PICTURE, 0, "neither"),  # group norm reduction of 32 blocks
+        (2, 2 * PICTURE, 0, "neither"),  # group norm apply, busy with addresses (SM at 59%)
+        (3, 2 * PICTURE, 0, "neither"),  # SiLU of 6.6 us
+        (6, 2 * PICTURE, CONV_FLOPS, "compute"),  # cuDNN implicit GEMM
+        (12, 2 * PICTURE, 0, "neither"),  # sum of 512 blocks
+    ):
+        launch, seconds = seen[row], seen[row].seconds
+        assert bound_by_counters(launch.dram, launch.l2, launch.tensor, None) == bound, row
+        traced = rated(touched / seconds / 1e9, flops / seconds / 1e12, 1e6 * seconds)
+        assert bound_by_trace(traced, H200) == bound, row
+    gemm = seen[9]  # of 17 rows, which reads 34 MB: 2.9 of 4.3 TB/s measured
+    assert gemm.dram == pytest.approx(0.6, abs=0.001)
+    assert bound_by_counters(gemm.dram, gemm.l2, gemm.tensor, None) == "memory bandwidth"
+    assert 2 * 4096 * 4096 / gemm.seconds / H200.read_bytes_per_s == pytest.approx(0.66, abs=0.01)

@@ -22,9 +22,7 @@ from profiling.trace.modules import module_times
 
 
 def analysis(name, parts=1, **beside):
-    found = analyze_trace(Traces(stored(name), "here", "there", **beside), Path("/nowhere"), parts=parts)
-    assert found is not None
-    return found
+    return analyze_trace(Traces(stored(name), "here", "there", **beside), Path("/nowhere"), parts=parts)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -94,7 +92,6 @@ def test_on_a_cpu_operators_have_their_self_time_and_submodules_add_up_to_the_ca
     modules = ((50, 900, "module: "), (100, 700, "module: head"))
     spans = [span(at + begin, at + end, name) for at in (0, 2000) for begin, end, name in modules]
     found = analyze_host_trace(timeline([*call, *operators]), timeline([*call, *spans]), "hooks")
-    assert found is not None
     assert [(each.name, each.ms, each.count, each.share) for each in found.kernels] == [
         ("aten::addmm", 0.4, 1, 0.4),
         ("aten::linear", pytest.approx(0.2), 1, pytest.approx(0.2)),

@@ -216,9 +216,8 @@ def test_only_what_the_order_decides_corresponds(names, known, expected):
 def test_every_backward_node_belongs_to_its_forward_submodule():
     planted = component(Stack())
     planted.module.train()
-    trace = profiled(
-        lambda: planted.call().square().sum().backward(), 1, cuda=False, around=lambda: module_spans(planted.module)
-    )
+    around = {"cuda": False, "around": lambda: module_spans(planted.module)}
+    trace = profiled(lambda: planted.call().square().sum().backward(), 1, **around)
     attributor = Attributor(trace, OperatorCosts())
     nodes = [operator for operator in trace.operators if operator.name.endswith("Backward0")]
     found = [(node.name, attributor.module_of(node, None)) for node in nodes if not node.name.startswith("autograd::")]

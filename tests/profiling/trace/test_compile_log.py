@@ -1,7 +1,5 @@
 """The compile log: planted graph breaks, recompiles and failures have their reasons and lines."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -10,26 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from profiling.results.explained import CompileLog
 from profiling.results.record import encode_sections
-from profiling.trace.compile_log import (
-    CompileLogError,
-    find_tlparse,
-    parse_compile_log,
-    phases_of,
-    read_compile_log,
-)
+from profiling.trace.compile_log import CompileLogError, find_tlparse, parse_compile_log, phases_of, read_compile_log
 
 PROGRAM = Path(__file__).with_name("planted_compiles.py")
 
 
-def run_traced(folder: Path, *command: str) -> None:
+def run_traced(folder, *command):
     environment = {**os.environ, "TORCH_TRACE": str(folder)}
     subprocess.run([sys.executable, *command], env=environment, check=True, capture_output=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def log(tmp_path_factory):
     """What torch logs of the program."""
     folder = tmp_path_factory.mktemp("logs")
     run_traced(folder, str(PROGRAM))
@@ -37,17 +28,15 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return file.read_bytes()
 
 
-def parsed(folder: Path, *logs: bytes) -> CompileLog:
+def parsed(folder, *logs):
     """Parse the logs of processes into a run, which is `folder`."""
     (folder / "logs").mkdir()
     for number, log in enumerate(logs):
         (folder / "logs" / f"{number}.log").write_bytes(log)
-    summary = parse_compile_log(folder / "logs", folder / "tl_out" / "planted.compile", root=PROGRAM.parent)
-    assert summary is not None
-    return summary
+    return parse_compile_log(folder / "logs", folder / "tl_out" / "planted.compile", root=PROGRAM.parent)
 
 
-def test_planted_breaks_recompiles_and_failures_have_their_reasons_and_lines(tmp_path: Path, log: bytes) -> None:
+def test_planted_breaks_recompiles_and_failures_have_their_reasons_and_lines(tmp_path, log):
     marks = (line.partition("# planted: ")[2] for line in PROGRAM.read_text().splitlines())
     line_of, file = {mark: number for number, mark in enumerate(marks, 1)}, PROGRAM.name
     summary = parsed(tmp_path, log)
@@ -78,7 +67,7 @@ def test_planted_breaks_recompiles_and_failures_have_their_reasons_and_lines(tmp
     encode_sections(compile=summary)  # fits into a record
 
 
-def test_two_processes_are_added_up_and_a_log_cut_short_is_read_as_far_as_it_goes(tmp_path: Path, log: bytes) -> None:
+def test_two_processes_are_added_up_and_a_log_cut_short_is_read_as_far_as_it_goes(tmp_path, log):
     both = parsed(tmp_path, log, log[: len(log) // 2], b"")
     assert "break in a loop" in PROGRAM.read_text().splitlines()[both.graph_breaks[-1].line - 1]
     assert len(both.graph_breaks) == 3, "at the same places"
@@ -89,23 +78,22 @@ def test_two_processes_are_added_up_and_a_log_cut_short_is_read_as_far_as_it_goe
     (tmp_path / "logs" / "0.log").unlink()
     (tmp_path / "logs" / "1.log").write_bytes(log[: log.index(b'"dynamo_start"') + 20])
     died = parse_compile_log(tmp_path / "logs", tmp_path / "tl_out" / "cell")
-    assert died is not None
     assert died.compile_seconds is None, "died while compiling: absent, not 0"
 
 
-def test_no_compile_is_none(tmp_path: Path) -> None:
+def test_no_compile_is_none(tmp_path):
     run_traced(tmp_path / "eager", "-c", "import torch; torch.ones(3) + 1")
     (tmp_path / "empty.log").write_text("")
     for folder in (tmp_path / "eager", tmp_path, tmp_path / "absent"):
         assert parse_compile_log(folder, tmp_path / "tl_out" / "cell") is None
 
 
-def read(folder: Path, *entries: object) -> CompileLog:
+def read(folder, *entries):
     (folder / "raw.jsonl").write_text("\n".join([*map(json.dumps, entries), "not json"]))
     return read_compile_log([folder], folder, "index.html")
 
 
-def test_cudagraph_skips_are_listed_once_with_the_line_that_they_blame(tmp_path: Path) -> None:
+def test_cudagraph_skips_are_listed_once_with_the_line_that_they_blame(tmp_path):
     reasons = (
         "skipping cudagraphs due to cpu device (arg1_1)",
         "skipping cudagraphs due to mutated inputs (1 instances). Found from : \n"
@@ -122,7 +110,7 @@ def test_cudagraph_skips_are_listed_once_with_the_line_that_they_blame(tmp_path:
 
 
 @pytest.mark.parametrize("stack", [True, False])
-def test_a_recompile_has_the_line_of_its_guard_also_without_a_stack(tmp_path: Path, stack: bool) -> None:
+def test_a_recompile_has_the_line_of_its_guard_also_without_a_stack(tmp_path, stack):
     reason = f"0/1: self.pos == 1    # i = self.pos % n  # used  # {str(tmp_path)[2:]}/net.py:9 in forward (HINT: ...)"
     reason += f'\nUser stack trace:\n  File "{tmp_path}/net.py", line 9, in forward\n    i = ...' if stack else ""
     function = {"co_name": "forward", "co_filename": f"{tmp_path}/net.py", "co_firstlineno": 7}
@@ -130,7 +118,7 @@ def test_a_recompile_has_the_line_of_its_guard_also_without_a_stack(tmp_path: Pa
     assert (found.reason, found.file, found.line) == ("self.pos == 1", "net.py", 9)
 
 
-def test_phases_are_without_those_inside_them() -> None:
+def test_phases_are_without_those_inside_them():
     forward = {
         "aot_autograd_cumulative_compile_time_us": 8_000_000,
         "inductor_cumulative_compile_time_us": 7_000_000,
@@ -145,21 +133,18 @@ def test_phases_are_without_those_inside_them() -> None:
     }
     failed = {"fail_type": "Unsupported"}
     phases = phases_of([(forward, 10.0), (backward, 3.0), (failed, 0.25)])
-    assert phases == pytest.approx(
-        {"dynamo": 2.25, "aot autograd": 2, "inductor": 3, "code generation": 0.5, "kernel compilation": 5.5}
-    )
+    own = {"dynamo": 2.25, "aot autograd": 2, "inductor": 3, "code generation": 0.5, "kernel compilation": 5.5}
+    assert phases == pytest.approx(own)
 
 
-def test_a_message_of_an_unknown_shape_keeps_its_first_line(tmp_path: Path) -> None:
+def test_a_message_of_an_unknown_shape_keeps_its_first_line(tmp_path):
     (tmp_path / "text.txt").write_text("Something new\nmore")
     entry = {"artifact": {"name": "dynamo_graph_break_reason"}, "payload_filename": "text.txt"}
     (found,) = read(tmp_path, entry).graph_breaks
     assert (found.reason, found.file, found.line) == ("Something new", None, None)
 
 
-def test_tlparse_is_looked_for_beside_python_first_and_its_failures_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tlparse_is_looked_for_beside_python_first_and_its_failures_are_one_line(tmp_path, monkeypatch):
     for folder in ("venv", "path"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "tlparse").write_text("#!/bin/sh\necho planted failure >&2; exit 3\n")

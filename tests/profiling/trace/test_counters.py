@@ -1,11 +1,8 @@
 """Counters of compiles and captures, against planted ones."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,17 +14,17 @@ ROOT = Path(profiling.__path__[0]).parent
 
 
 @pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Any:
+def _fresh_dynamo():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
 
-def scaled(x: torch.Tensor, factor: int) -> torch.Tensor:
+def scaled(x, factor):
     return x * factor
 
 
-def test_reading_imports_no_compiler() -> None:
+def test_reading_imports_no_compiler():
     script = """
 from profiling.trace.counters import CompileCounters, snapshot
 import sys, torch
@@ -38,7 +35,7 @@ assert not any(name.startswith("torch._dynamo") for name in sys.modules)
 
 
 @pytest.mark.parametrize("fullgraph", [False, True])
-def test_first_compile_steady_state_and_planted_recompiles(fullgraph: bool) -> None:
+def test_first_compile_steady_state_and_planted_recompiles(fullgraph):
     compiled = torch.compile(scaled, backend="eager", dynamic=False, fullgraph=fullgraph)
     start = snapshot()
     compiled(torch.ones(4), 2)
@@ -55,10 +52,10 @@ def test_first_compile_steady_state_and_planted_recompiles(fullgraph: bool) -> N
     assert CompileCounters(compiles=2, recompiles=1).since(earlier) == CompileCounters(compiles=2, recompiles=1)
 
 
-def test_breaks_hits_of_the_recompile_limit_and_captures_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_breaks_hits_of_the_recompile_limit_and_captures_are_counted(monkeypatch):
     from torch._dynamo import utils
 
-    def broken(x: torch.Tensor) -> torch.Tensor:
+    def broken(x):
         x = x + 1
         torch._dynamo.graph_break()
         return x * 2
@@ -81,7 +78,7 @@ def test_breaks_hits_of_the_recompile_limit_and_captures_are_counted(monkeypatch
 
 
 @pytest.mark.gpu
-def test_reduce_overhead_captures_are_counted() -> None:
+def test_reduce_overhead_captures_are_counted():
     compiled = torch.compile(scaled, mode="reduce-overhead", dynamic=False)
     x = torch.ones(64, device="cuda")
     start = snapshot()
@@ -103,8 +100,8 @@ def test_reduce_overhead_captures_are_counted() -> None:
 
 
 @pytest.mark.gpu
-def test_a_graph_that_inductor_gives_up_is_counted() -> None:
-    def mutates_its_input(x: torch.Tensor) -> torch.Tensor:
+def test_a_graph_that_inductor_gives_up_is_counted():
+    def mutates_its_input(x):
         return x.add_(1) * 2
 
     before = snapshot()

@@ -1,9 +1,5 @@
 """Kernel findings: each rule on a planted kernel, and what takes the time of a decoder that was traced on an H200."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hand_made_ceilings import H200, ceilings_of
 from msgspec.structs import replace
@@ -21,13 +17,13 @@ CEILINGS = ceilings_of(1e12, dtype="bfloat16", matmul_flops_per_s=1e14)
 BF16, FP32 = "c10::BFloat16", "float"
 
 
-def piece(name: str, us: float, *, operator: str | None = None, blocks: int | None = None, **known: Any) -> Any:
+def piece(name, us, *, operator=None, blocks=None, **known):
     kind = "gpu_memset" if name.startswith("Memset") else "kernel"
     work = GpuWork(name, kind, 0.0, us, 1, 1, None, 7, None if blocks is None else (blocks, 1, 1))
     return KernelAttribution(work, known.pop("kind", None) or class_of_name(name), operator, "", **known)
 
 
-def shapes(*tensors: tuple[list[int], str], strides: list[list[int]] | None = None) -> dict[str, Any]:
+def shapes(*tensors, strides=None):
     dims = [shape for shape, _ in tensors]
     steps = strides or [[1] * len(shape) for shape in dims]
     return {"Input Dims": dims, "Input type": [kind for _, kind in tensors], "Input Strides": steps}
@@ -38,23 +34,22 @@ LAYOUTS = shapes((IMAGE, BF16), (IMAGE, BF16), strides=[NCHW, NHWC])
 CASTS = shapes((IMAGE, FP32), (IMAGE, BF16), strides=[NCHW, NCHW])
 CONV = "sm80_xmma_fprop_implicit_gemm_bf16bf16"
 MOMENTS = "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<c10::BFloat16>(long)"
+NORM = "aten::native_group_norm"
 ADD = "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>>"
 
 
-def conv(*weight: int) -> dict[str, Any]:
+def conv(*weight):
     return shapes((IMAGE, BF16), (list(weight), BF16))
 
 
-def product(rows: int, kind: str = BF16) -> dict[str, Any]:
+def product(rows, kind=BF16):
     return shapes(([rows, 512], kind), ([512, 2048], kind))
 
 
 MB, GEMM = 10**6, "nvjet_tst_64x8"
 #: (kind, words, saved us) of planted kernels.
 PLANTED = {
-    ("reduction", "group norm reductions", 90): piece(
-        MOMENTS, 100, operator="aten::native_group_norm", blocks=32, bytes=10 * MB
-    ),
+    ("reduction", "group norm reductions", 90): piece(MOMENTS, 100, operator=NORM, blocks=32, bytes=10 * MB),
     ("reduction", "layer norm reductions", 40): piece("triton_red_fused_native_layer_norm_3", 50, bytes=10 * MB),
     ("layout conversion", "layout conversions", 20): piece("void cudnn::nchwToNhwcKernel<__nv_bfloat16>", 20),
     ("layout conversion", "layout conversions", 9): piece("triton_poi_fused_convolution_0", 9, arguments=LAYOUTS),
@@ -74,7 +69,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("expected", PLANTED, ids=str)
-def test_a_planted_kernel(expected: tuple[str, str, float]) -> None:
+def test_a_planted_kernel(expected):
     planted, (kind, what, saves_us) = PLANTED[expected], expected
     (found,) = kernel_findings([[planted]], CEILINGS)
     assert (found.kind, found.what) == (kind, what)
@@ -82,7 +77,7 @@ def test_a_planted_kernel(expected: tuple[str, str, float]) -> None:
     assert (found.kernels, found.blocks) == ((planted.work.name,), planted.work.blocks)
 
 
-def test_what_is_no_finding() -> None:
+def test_what_is_no_finding():
     planted = {
         "near the ceiling": piece(MOMENTS, 12, bytes=10 * MB),
         "bytes not known": piece(MOMENTS, 100),
@@ -97,10 +92,9 @@ def test_what_is_no_finding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "dtype", "of_ceiling"),
-    [("signed char", "int8", 0.4), (FP32, "float32", 1.6), (BF16, "bfloat16", 0.8)],
+    ("kind", "dtype", "of_ceiling"), [("signed char", "int8", 0.4), (FP32, "float32", 1.6), (BF16, "bfloat16", 0.8)]
 )
-def test_a_product_is_held_against_the_ceiling_of_its_dtype(kind: str, dtype: str, of_ceiling: float) -> None:
+def test_a_product_is_held_against_the_ceiling_of_its_dtype(kind, dtype, of_ceiling):
     gemm = piece(GEMM, 50, operator="aten::mm", flops=4000 * MB, arguments=product(900, kind))
     ceilings = replace(CEILINGS, other_flops_per_s={"int8": 2e14, "float32": 5e13})
     assert kernel_findings([[gemm]], CEILINGS) == (), "80% of the only ceiling that is known"
@@ -111,7 +105,7 @@ def test_a_product_is_held_against_the_ceiling_of_its_dtype(kind: str, dtype: st
     assert ceilings.shares(kernel) == (0.0, pytest.approx(of_ceiling))
 
 
-def test_the_groups_of_a_convolution_are_those_of_its_operator() -> None:
+def test_the_groups_of_a_convolution_are_those_of_its_operator():
     """With TF32 the last argument of cuDNN's operator is true; a transposed weight has the input's channels first."""
     sizes, flags = ["[0, 0]"] * 3, ["False", "False", "True"]
     for operator, weight, values, kind in (
@@ -125,7 +119,7 @@ def test_the_groups_of_a_convolution_are_those_of_its_operator() -> None:
         assert found.kind == kind, operator
 
 
-def test_times_are_of_a_call_and_the_largest_saving_is_first() -> None:
+def test_times_are_of_a_call_and_the_largest_saving_is_first():
     call = [piece("Memset (Device)", 3), piece(MOMENTS, 100, bytes=10 * MB), piece(MOMENTS, 50, bytes=10 * MB)]
     reductions, memsets = kernel_findings([call, call], CEILINGS)
     assert (reductions.count, reductions.ms, reductions.saves_ms) == (2, pytest.approx(0.15), pytest.approx(0.13))
@@ -133,7 +127,7 @@ def test_times_are_of_a_call_and_the_largest_saving_is_first() -> None:
     assert memsets.share == pytest.approx(3 / 153)
 
 
-def test_what_takes_the_time_of_a_decoder_is_named() -> None:
+def test_what_takes_the_time_of_a_decoder_is_named():
     found = {}
     for variant, before_capture in (("compile_cuda_graph", "compile"), ("cuda_graph", "baseline")):
         main, reference = (stored(f"main_job/image_decoder.{name}") for name in (variant, before_capture))

@@ -1,12 +1,9 @@
 """Generated code is kept in a folder, listed and runnable, and inductor's state is restored."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,16 +14,16 @@ from profiling.results.explained import KernelFile
 from profiling.trace.generated_code import kept_kernels, list_kernels
 
 
-def wave(x: torch.Tensor) -> torch.Tensor:
+def wave(x):
     return torch.sin(x) + torch.cos(x)
 
 
-def flags() -> tuple[object, ...]:
+def flags():
     places = (os.environ.get("TORCHINDUCTOR_CACHE_DIR"), os.environ.get("TRITON_CACHE_DIR"))
     return (config.benchmark_kernel, config.triton.unique_kernel_names, *places)
 
 
-def test_generated_code_is_listed_and_runs_by_itself(tmp_path: Path) -> None:
+def test_generated_code_is_listed_and_runs_by_itself(tmp_path):
     folder, before, ones = tmp_path / "kernels" / "planted.compile", flags(), torch.ones(1024)
     torch._dynamo.reset()
     with torch.inference_mode():
@@ -48,7 +45,7 @@ def test_generated_code_is_listed_and_runs_by_itself(tmp_path: Path) -> None:
     assert callable(module["benchmark_compiled_module"])
 
 
-def test_flags_come_back_after_a_failure_and_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+def test_flags_come_back_after_a_failure_and_a_folder_in_use_is_refused(tmp_path):
     before, folder = flags(), tmp_path / "kernels"
     assert list_kernels(folder) == ()
     with pytest.raises(RuntimeError, match="planted"), kept_kernels(folder):
@@ -59,7 +56,7 @@ def test_flags_come_back_after_a_failure_and_a_folder_in_use_is_refused(tmp_path
         pass
 
 
-def test_a_triton_kernel_is_listed_by_name(tmp_path: Path) -> None:
+def test_a_triton_kernel_is_listed_by_name(tmp_path):
     source = """
 @triton.jit
 def _triton_helper_fn_add0(arg0_0, arg1_0):
@@ -79,7 +76,7 @@ def triton_poi_fused_add_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
 
 
 @pytest.mark.gpu
-def test_a_triton_kernel_file_benchmarks_itself(tmp_path: Path) -> None:
+def test_a_triton_kernel_file_benchmarks_itself(tmp_path):
     torch._dynamo.reset()
     with torch.inference_mode(), kept_kernels(tmp_path / "kernels"):
         torch.compile(wave)(torch.ones(1 << 20, device="cuda"))

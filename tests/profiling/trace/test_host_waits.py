@@ -68,9 +68,8 @@ def test_where_the_waits_differ_in_between_none_of_those_has_a_line(tmp_path):
     def waiting(order):
         calls = [host(10 * place + 20, 10 * place + 25, name=names[each]) for place, each in enumerate(order)]
         lines = [span(10 * place + 19, 10 * place + 26, f"line: a.py:{place}") for place in range(len(order))]
-        return timeline(
-            [span(0, 100, "c/v/trace/0"), host(5, 6, correlation=1), work(10, 15, correlation=1), *calls, *lines]
-        )
+        begin = [span(0, 100, "c/v/trace/0"), host(5, 6, correlation=1), work(10, 15, correlation=1)]
+        return timeline([*begin, *calls, *lines])
 
     rows, _ = waits_and_copies(waiting([0, 1, 2]), waiting([0, 2, 3, 1]), tmp_path)
     assert {(row.what, row.line) for row in rows} == {

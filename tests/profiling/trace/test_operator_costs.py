@@ -26,10 +26,9 @@ def cost(name, *arguments):
 def of_class(trace, kind, shape):
     """Costs of the operators of a class in the last call whose recorded shapes hold `shape`."""
     operators = {operator.id: operator for operator in stored(trace).operators}
-    found = (item for item in attributions(trace) if item.kind == kind and item.flops is not None)
-    return {
-        (item.bytes, item.flops) for item in found if shape in operators[item.work.operator].arguments["Input Dims"]
-    }
+    known = [each for each in attributions(trace) if each.kind == kind and each.flops is not None]
+    shapes = (operators[each.work.operator].arguments["Input Dims"] for each in known)
+    return {(each.bytes, each.flops) for each, dims in zip(known, shapes, strict=True) if shape in dims}
 
 
 @pytest.mark.parametrize("trace", ["net.eager", "net.compile"])
@@ -78,9 +77,7 @@ def test_an_operator_from_outside_has_the_flops_of_its_formula():
     torch.library.define("planted_cost::product", "(Tensor x, Tensor weight) -> Tensor")
     arguments = [("float", [1, 17, 64], [1088, 64, 1], ""), ("float", [32, 64], [64, 1], "")]
     assert cost("planted_cost::product", *arguments) == Cost(), "no formula is registered"
-    register_flop_formula(torch.ops.planted_cost.product)(
-        lambda x, weight, **_: 2 * x[0] * x[1] * weight[0] * weight[1]
-    )
+    register_flop_formula(torch.ops.planted_cost.product)(lambda x, weight, **_: 2 * x[1] * weight[0] * weight[1])
     assert cost("planted_cost::product", *arguments) == Cost(flops=2 * 17 * 64 * 32)
     assert cost("planted_cost::unknown", *arguments) == Cost()
 

@@ -1,18 +1,14 @@
 """Profiling a step into files, and the spans that name its parts in the profiler and in Nsight Systems."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
 import torch
 
-from profiling.results.explained import TraceFiles
 from profiling.trace import spans
 from profiling.trace.profiler import trace_step
 from profiling.trace.spans import cell_span, open_names, span
@@ -20,7 +16,7 @@ from profiling.trace.spans import cell_span, open_names, span
 M, N, K = 16, 32, 64
 
 
-def events(run: Path, result: TraceFiles) -> list[dict[str, Any]]:
+def events(run, result):
     with gzip.open(run / result.trace, "rt") as stream:
         return json.load(stream)["traceEvents"]
 
@@ -28,14 +24,14 @@ def events(run: Path, result: TraceFiles) -> list[dict[str, Any]]:
 CPU = torch.device("cpu")
 
 
-def test_a_step_on_a_cpu(tmp_path: Path) -> None:
+def test_a_step_on_a_cpu(tmp_path):
     a, b, calls = torch.randn(M, K), torch.randn(K, N), []
 
-    def step() -> torch.Tensor:
+    def step():
         calls.append(1)
         return torch.sin(a @ b)
 
-    given: Any = {"component": "planted", "variant": "baseline", "folder": tmp_path / "traces", "device": CPU}
+    given = {"component": "planted", "variant": "baseline", "folder": tmp_path / "traces", "device": CPU}
     with torch.inference_mode():
         result = trace_step(step, iterations=3, stacks=True, **given)
     assert (result.trace, result.operators) == ("traces/planted.baseline.json.gz", "traces/planted.baseline.txt")
@@ -66,7 +62,7 @@ def test_a_step_on_a_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_graph_replay_shows_its_kernels(tmp_path: Path) -> None:
+def test_a_graph_replay_shows_its_kernels(tmp_path):
     device = torch.device("cuda")
     a = torch.randn(512, 512, device=device)
     with torch.inference_mode():
@@ -91,7 +87,7 @@ def test_a_graph_replay_shows_its_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_eager_on_a_gpu_has_device_time(tmp_path: Path) -> None:
+def test_eager_on_a_gpu_has_device_time(tmp_path):
     device = torch.device("cuda")
     a, b = torch.randn(M, K, device=device), torch.randn(K, N, device=device)
     result = trace_step(lambda: a @ b, component="c", variant="v", folder=tmp_path / "traces", device=device)
@@ -99,7 +95,7 @@ def test_eager_on_a_gpu_has_device_time(tmp_path: Path) -> None:
     assert result.device_ms > 0
 
 
-def test_nested_names_are_paths_for_nvtx_and_for_the_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_names_are_paths_for_nvtx_and_for_the_profiler(monkeypatch):
     domain = Mock(get_event_attributes=lambda message: message)
     monkeypatch.setattr(spans, "_domain", domain)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
@@ -120,6 +116,6 @@ def test_nested_names_are_paths_for_nvtx_and_for_the_profiler(monkeypatch: pytes
     assert {*opened} <= {event.key for event in profiler.key_averages()}
 
 
-def test_threads_do_not_see_each_others_spans() -> None:
+def test_threads_do_not_see_each_others_spans():
     with span("main"), ThreadPoolExecutor() as pool:
         assert pool.submit(open_names).result() == ()

@@ -31,16 +31,10 @@ LINES, MODULES = "the trace by line of code", "the trace by submodule"
 def test_submodules_on_a_cpu(tmp_path):
     planted = component(Stack())
     step, own = Recipe()(planted, tmp_path), Step(run=planted.call)  # the other one is a variant of a user's own
-    given = {
-        "component": "planted",
-        "variant": "baseline",
-        "folder": tmp_path / "traces",
-        "device": torch.device("cpu"),
-    }
-    trace = tmp_path / trace_step(step.run, **given).trace
-    found, unattributed = (
-        TracePasses(planted, "baseline", each, tmp_path, nullcontext).analyze(trace) for each in (step, own)
-    )
+    given = {"component": "planted", "variant": "baseline", "folder": tmp_path / "traces"}
+    trace = tmp_path / trace_step(step.run, device=torch.device("cpu"), **given).trace
+    passes = (TracePasses(planted, "baseline", each, tmp_path, nullcontext) for each in (step, own))
+    found, unattributed = (each.analyze(trace) for each in passes)
     modules = {module.path: module for module in found.modules}
     assert (found.calls, found.span_ms, found.kernel_ms, found.classes) == (5, None, None, ()), "no GPU"
     assert found.unattributed_ms >= 0
@@ -110,18 +104,15 @@ COMPILED = {"uncaptured": "net.compile", "eager": "net.eager_hooks"}
         (compiled, COMPILED, "net.compile_graph", "the eager module", 0.3),
     ],
 )
-def test_a_step_is_attributed_by_the_passes_that_know_its_submodules(
-    tmp_path, monkeypatch, step, traces, main, modules_from, most
-):
+def test_passes_that_know_submodules_attribute_a_step(tmp_path, monkeypatch, step, traces, main, modules_from, most):
     traces = {"lines": "faulty.eager_hooks" if step is eager else main, **traces}
     found, failed = on_a_gpu(tmp_path, monkeypatch, step, traces, main)
     assert (failed, found.modules_from.startswith(modules_from)) == ([], True), found.modules_from
     assert (found.unattributed_ms > 0) == (most > 0)
     assert found.unattributed_ms <= most * found.kernel_ms
     assert found.lines_from == "this step, line by line"
-    assert {wait.line for wait in found.waits} == (
-        {f"planted/net.py:{n}" for n in (23, 24)} if step is eager else set()
-    )
+    waits = {f"planted/net.py:{line}" for line in (23, 24)}
+    assert {wait.line for wait in found.waits} == (waits if step is eager else set())
 
 
 def test_a_stage_is_analysed_as_a_step_of_its_own_but_for_its_lines(tmp_path, monkeypatch):
