@@ -63,9 +63,8 @@ def test_options_are_compared_by_what_auto_was_resolved_to(differences):
         "cell_timeout: 4\nvariant: {x: {mode: b}}\ndtype: float32\nthreads: 16\nschedule: fixed\n",
     )
     one, other = ({**ENVIRONMENT, "dtype": dtype} for dtype in ("float16", "bfloat16"))
-    assert differences(other, a=one, configs=typed) == [
-        *(("dtype", "float16", "bfloat16"), ("variant.x.mode", "a", "b"), ("schedule", "auto", "fixed"))
-    ]
+    resolved = [("dtype", "float16", "bfloat16"), ("variant.x.mode", "a", "b"), ("schedule", "auto", "fixed")]
+    assert differences(other, a=one, configs=typed) == resolved
     for unreadable in ("when: 2026-13-45\n", "a: [\n", "[" * 5_000):
         assert differences(ENVIRONMENT, configs=(unreadable, "when: 1\n")) == []
 

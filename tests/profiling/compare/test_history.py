@@ -176,6 +176,5 @@ def test_what_changes_the_recipe_stands_behind_the_variant_and_a_wrong_run_is_no
     jobs = {"variant.compile.mode=fast variant.other.x=1": 4.0, "variant.compile.mode=slow variant.other.x=2": 8.0}
     good, bad = sweep_of(tmp_path / "good", jobs), sweep_of(tmp_path / "bad", {"seed=0": 1.0}, parity=WRONG)
     ((series),) = read_history(good, bad).values()
-    assert [(point.run, point.variant) for point in series] == [
-        *(("good/0", "compile, mode=fast"), ("good/1", "compile, mode=slow"))
-    ]
+    points = [f"{point.run}: {point.variant}" for point in series]
+    assert points == ["good/0: compile, mode=fast", "good/1: compile, mode=slow"]

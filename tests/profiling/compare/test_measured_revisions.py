@@ -59,14 +59,6 @@ def test_the_drift_of_the_machine_is_no_difference_and_a_slower_revision_is_foun
     assert cells[1].interval[0] < 1.2 < cells[1].interval[1]
 
 
-def test_a_difference_that_equal_code_shows_on_a_cpu_is_no_claim(tmp_path):
-    runs, _ = two_runs(tmp_path, {"baseline": Plan(10.0)}, {"baseline": Plan(10.5)})
-    execute(runs)
-    verdicts, code, (cell,) = compared(runs)
-    assert (verdicts, code) == ([("baseline", "undecided")], 2)
-    assert cell.reason.endswith("times as many processes")
-
-
 def test_comparisons_of_equal_revisions_make_no_claim(tmp_path):
     claims = []
     for number in range(12):

@@ -19,10 +19,7 @@ def test_deadlines_by_hand():
     assert rates["60"] == Deadline(fps=60.0, budget_ms=1000 / 60, longest_stall_ms=40 - 1000 / 60, **counted)
     assert (rates["24"].misses, rates["24"].longest_stall_ms) == (0, 0.0)
     assert rates["120"].misses == 7
-
-
-def test_work_of_the_harness_between_frames_makes_no_rate_too_slow():
-    """Frames of 16.5 ms with 0.25 ms between them: 59.7 are delivered a second."""
+    # Frames of 16.5 ms with 0.25 ms between them: 59.7 are delivered a second, but that is the work of the harness.
     rates = deadlines(series_of(np.full(600, 16.5)), target_fps=60.0, pace="free")
     assert (rates["60"].misses, rates["60"].too_slow) == (0, False)
 

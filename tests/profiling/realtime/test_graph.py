@@ -58,6 +58,7 @@ def test_when_the_inputs_of_a_frame_were_sampled():
     assert late.sampled(30)["camera"] == 29
 
 
+EMPTY = {"distribution": "uniform", "low": 2, "high": 1}
 WRONG = {
     "no mapping": (5, "pipeline=5: must be a mapping"),
     "nothing delivered": (node(deliver=[]), "pipeline.deliver is empty"),
@@ -68,10 +69,7 @@ WRONG = {
     "a source without a key": (node(stages__encode__inputs__image="camera"), "read a key of the source as camera.KEY"),
     "a factory without a target": (node(sources__camera={"make": {"x": 1}}), "sources.camera.make has no _target_"),
     "integers without a range": (node(stages__decode__inputs__z="integers"), "{distribution: integers, low: 0"),
-    "an empty range": (
-        node(stages__decode__inputs__z={"distribution": "uniform", "low": 2, "high": 1}),
-        "high=1 must be a number above low=2",
-    ),
+    "an empty range": (node(stages__decode__inputs__z=EMPTY), "high=1 must be a number above low=2"),
     "values without calls": (node(stages__denoise__inputs__t=[1.0, 0.5, 0.2]), "a list needs repeat=3"),
     "again without repeat": (node(stages__decode__again={"z": "normal"}), "add repeat"),
     "again of no input": (node(stages__denoise__again={"y": "denoise"}), "inputs has no y"),

@@ -6,6 +6,7 @@ CEILINGS = {
     **{"dtype": "bfloat16", "copy_bytes_per_s": 4.0e12, "read_bytes_per_s": 4.4e12, "matmul_flops_per_s": 8.0e14},
     **{"bandwidth": [[1024, 4.4e12]], "launch_us": 4.6, "seconds": 1.0},
 }
+LINE = "models/net.py:12"
 KERNELS = (
     # name, class, milliseconds, how many a call, GB/s, TFLOP/s
     ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "gemm", 0.8, 8.0, 3300.0, 6.6),
@@ -34,12 +35,8 @@ def trace(**changes: Any) -> dict[str, Any]:
         "idle": {"host_ms": 0.02, "between_ms": 0.1},
         "classes": [{"class": kind, "ms": ms, "share": ms / 1.5, "count": count} for _, kind, ms, count, *_ in KERNELS],
         "kernels": [kernel(*each) for each in KERNELS],
-        "waits": [
-            {"what": "cudaStreamSynchronize", "count": 1.0, "ms": 0.3, "line": "models/net.py:12", "code": "x.item()"}
-        ],
-        "copies": [
-            {"what": "device to pageable host", "count": 1.0, "ms": 0.1, "bytes": 2**19, "line": "models/net.py:12"}
-        ],
+        "waits": [{"what": "cudaStreamSynchronize", "count": 1.0, "ms": 0.3, "line": LINE, "code": "x.item()"}],
+        "copies": [{"what": "device to pageable host", "count": 1.0, "ms": 0.1, "bytes": 2**19, "line": LINE}],
         "modules": [
             module("", 1.45, 0.05, 14.0),
             module("blocks.0", 0.5, 0.1, 5.0),

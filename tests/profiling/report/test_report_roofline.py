@@ -40,20 +40,14 @@ def tables(*records):
     return titled(roofline_section(run_data(*records)))
 
 
-@pytest.mark.parametrize(
-    ("device", "conditions", "said"),
-    [
-        ("cpu", BUSY, "threads=1"),
-        ("cpu", BUSY | {"pinned_cores": [1]}, "cuda_graph: ~2.4 ms"),
-        ("cpu", BUSY | {"cpu_lost_share": 0.001}, "cuda_graph: ~2.4 ms"),
-        ("cuda:0", BUSY, "cuda_graph: ~2.4 ms"),
-    ],
-)
-def test_the_way_out_beside_other_processes_is_to_pin(device, conditions, said):
-    metrics = clocks(28.7) | {"latency": conditions}
-    for known in (roofline(), None):
-        record = build("baseline", 28.7, device=device, roofline=known, metrics=metrics)
-        assert short(record) == (said if known or said == "threads=1" else "")
+def test_the_way_out_beside_other_processes_is_to_pin():
+    def said(device, **conditions):
+        given = {"device": device, "metrics": clocks(28.7) | {"latency": BUSY | conditions}}
+        return [short(build("baseline", 28.7, roofline=known, **given)) for known in (roofline(), None)]
+
+    assert said("cpu") == ["threads=1"] * 2
+    for others in (said("cpu", pinned_cores=[1]), said("cpu", cpu_lost_share=0.001), said("cuda:0")):
+        assert others == ["cuda_graph: ~2.4 ms", ""]
 
 
 def test_the_next_step_stands_in_the_answer_a_long_one_below_it():

@@ -71,20 +71,14 @@ def test_the_fastest_recipe_of_each_work(grid):
     assert line.startswith("audio: undecided: whether compile, dtype=float16 is as fast")
 
 
-@pytest.mark.parametrize(
-    ("second", "taken", "answer"),
-    [
-        pytest.param(4.4, 0.0, "slower", id="10% apart"),
-        pytest.param(4.06, 0.0, "undecided", id="two runs may differ by 1.5%"),
-        pytest.param(4.4, 0.5, "undecided", id="others may explain it"),
-        pytest.param(40.0, 0.5, "slower", id="others cannot explain it"),
-    ],
-)
-def test_cells_of_two_jobs_are_judged_by_all_their_windows(tmp_path, second, taken, answer):
-    slow = cell("net", "compile", second, turns=turns(second, taken=taken))
-    folder = plant(tmp_path / "s", Job("dtype=bfloat16", pair("net", 50.0, 4.0)), Job("dtype=float16", (slow,)))
-    ranking = only(folder).ranking
-    assert (ranking.leader, ranking.answers["compile, dtype=float16"]) == ("compile, dtype=bfloat16", answer)
+def test_cells_of_two_jobs_are_judged_by_all_their_windows(tmp_path):
+    """Two runs may differ by 1.5%; others may explain 10%, and not that it takes ten times as long."""
+    known = ((4.4, 0.0, "slower"), (4.06, 0.0, "undecided"), (4.4, 0.5, "undecided"), (40.0, 0.5, "slower"))
+    for ms, taken, answer in known:
+        slow, fast = cell("net", "compile", ms, turns=turns(ms, taken=taken)), pair("net", 50.0, 4.0)
+        jobs = Job("dtype=bfloat16", fast), Job("dtype=float16", (slow,))
+        ranking = only(plant(tmp_path / f"{ms} {taken}", *jobs)).ranking
+        assert (ranking.leader, ranking.answers["compile, dtype=float16"]) == ("compile, dtype=bfloat16", answer)
 
 
 def test_cells_that_took_turns_in_each_job_are_compared_in_turns(tmp_path):
@@ -97,16 +91,6 @@ def test_cells_that_took_turns_in_each_job_are_compared_in_turns(tmp_path):
     assert ranking.pairs["baseline"].ratio == pytest.approx(1.05)
     (row,) = table(folder, "answer")
     assert row["vs baseline"].startswith("1.05× ±")
-
-
-def test_jobs_that_differ_by_more_than_two_recipes_claim_nothing(tmp_path):
-    """One recipe takes 4% longer on average, and jobs of the same recipe differ by 10%, in turns or not."""
-    one, other = (4.0, 4.4, 4.1, 4.3), (4.4, 4.2, 4.5, 4.35)
-    together = [Job(f"seed={i}", pair("net", a, b)) for i, (a, b) in enumerate(zip(other, one, strict=True))]
-    timed = ((dtype, i, ms) for dtype, times in (("a", one), ("b", other)) for i, ms in enumerate(times))
-    apart = [Job(f"dtype={dtype} seed={i}", (cell("net", "compile", ms),)) for dtype, i, ms in timed]
-    for name, jobs in (("together", together), ("apart", apart)):
-        assert list(only(plant(tmp_path / name, *jobs)).ranking.answers.values()) == ["undecided"]
 
 
 def test_other_work_and_other_devices_are_never_compared(tmp_path):

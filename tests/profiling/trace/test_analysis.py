@@ -139,25 +139,20 @@ def test_self_time_is_without_inner_spans_and_never_negative(spans, expected):
     assert found == [(name, each) for (name, *_), each in zip(spans, expected, strict=True)]
 
 
+EARLY = [(-5, -4, number) for number in (1, 2, 3)]
+
+
 @pytest.mark.parametrize(
     ("work", "calls", "expected"),
     [
-        # The launch of 2 ends at 13, after the GPU ran dry at 10.
-        ([(0, 10, 1), (15, 20, 2)], [(-5, -1, 1), (8, 13, 2)], (20, 5, 0)),
-        # It ends before: the next work was queued.
-        ([(0, 10, 1), (15, 20, 2)], [(-5, -1, 1), (2, 9, 2)], (20, 0, 5)),
+        ([(0, 10, 1), (15, 20, 2)], [(-5, -1, 1), (8, 13, 2)], (20, 5, 0)),  # launched after the GPU ran dry at 10
+        ([(0, 10, 1), (15, 20, 2)], [(-5, -1, 1), (2, 9, 2)], (20, 0, 5)),  # queued before that
         # A copy, then a graph: only its first node waited for the launch, which is still returning.
         ([(0, 2, 1), (10, 12, 2), (13, 15, 2), (18, 20, 2)], [(-3, -1, 1), (4, 40, 2)], (20, 8, 4)),
-        # A replay that is queued behind another.
-        ([(0, 5, 1), (6, 10, 1), (12, 15, 2)], [(-3, -1, 1), (0, 4, 2)], (15, 0, 3)),
+        ([(0, 5, 1), (6, 10, 1), (12, 15, 2)], [(-3, -1, 1), (0, 4, 2)], (15, 0, 3)),  # a replay behind another
         # Overlapping streams are busy once.
-        (
-            [(0, 10, 1), (2, 4, 2), (8, 14, 3), (20, 21, 4)],
-            [*((-5, -4, number) for number in (1, 2, 3)), (16, 18, 4)],
-            (21, 6, 0),
-        ),
-        # Without a launch in the trace the host is not blamed.
-        ([(0, 10, 1), (15, 20, 2)], [], (20, 0, 5)),
+        ([(0, 10, 1), (2, 4, 2), (8, 14, 3), (20, 21, 4)], [*EARLY, (16, 18, 4)], (21, 6, 0)),
+        ([(0, 10, 1), (15, 20, 2)], [], (20, 0, 5)),  # without a launch in the trace the host is not blamed
     ],
 )
 def test_gaps_by_cause(work, calls, expected):

@@ -46,20 +46,13 @@ def test_without_lines_waits_and_copies_are_listed(tmp_path):
     assert waits_and_copies(stored("net.eager"), stored("net.eager_hooks"), tmp_path) == ((), ()), "without faults"
 
 
-@pytest.mark.parametrize(
-    ("spans", "lines"),
-    [
-        ([span(28, 45, "line: "), span(58, 75, "line: a.py:2")], (None, "a.py:2")),  # none of user code called it
-        # `torch.tensor(..., device=...)` copies where no dispatch mode sees it, and then calls one operator.
-        (
-            [operator(58, 72, "aten::copy_", 1), span(76, 78, "line: a.py:3"), span(90, 95, "line: a.py:4")],
-            (None, "a.py:3"),
-        ),
-    ],
-)
-def test_what_no_span_of_a_line_is_around(tmp_path, spans, lines):
-    (wait,), (copied,) = waits_and_copies(events(), events(lines=spans), tmp_path)
-    assert (wait.line, copied.line) == lines
+def test_what_no_span_of_a_line_is_around(tmp_path):
+    """No user code called the first; `torch.tensor(..., device=...)` copies unseen, and then calls one operator."""
+    seen = [span(28, 45, "line: "), span(58, 75, "line: a.py:2")]
+    unseen = [operator(58, 72, "aten::copy_", 1), span(76, 78, "line: a.py:3"), span(90, 95, "line: a.py:4")]
+    for spans, line in ((seen, "a.py:2"), (unseen, "a.py:3")):
+        (wait,), (copied,) = waits_and_copies(events(), events(lines=spans), tmp_path)
+        assert (wait.line, copied.line) == (None, line)
 
 
 def test_where_the_waits_differ_in_between_none_of_those_has_a_line(tmp_path):

@@ -125,18 +125,15 @@ def test_the_command_leaves_clocks_alone_and_names_the_kernels(tmp_path):
     assert words[-5:] == ["--log-file", str(tmp_path / "out.csv"), "python", "-m", "x"]
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
+def test_errors_in_one_line():
+    for text, says in (
         ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access", "NVreg_RestrictProfilingToAdmin"),
         ("==PROF== x\n==ERROR== Failed to find metric regex:^x(\\.sum)$", "ncu: Failed to find metric regex:^x"),
         ("==WARNING== No kernels were profiled.\n", "met none of the kernels of the trace"),
-    ],
-)
-def test_errors_in_one_line(text, says):
-    failure = failure_in(text)
-    assert says in failure
-    assert "\n" not in failure
+    ):
+        failure = failure_in(text)
+        assert says in failure
+        assert "\n" not in failure
 
 
 @pytest.mark.gpu

@@ -60,17 +60,14 @@ def test_recorded_arguments_are_those_of_the_call():
     assert norm.bytes == 4 * 1024 * BF16 + 4 * 4
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("models::start_norm", [("float", [4], [1], "")]),  # whose business that is
-        ("aten::cat", [("TensorList", [[4], [4]], [[1], [1]], ""), ("Scalar", [], [], "0")]),  # types are not recorded
-        ("aten::mm", [("float", [4, 5], [5, 1], ""), ("float", [4, 5], [5, 1], "")]),  # shapes that do not fit
-        ("aten::no_such_operator", [("float", [4], [1], "")]),
-    ],
-)
-def test_a_cost_that_cannot_be_computed_is_absent(name, arguments):
-    assert cost(name, *arguments) == Cost()
+def test_a_cost_that_cannot_be_computed_is_absent():
+    for name, *arguments in (
+        ("models::start_norm", ("float", [4], [1], "")),  # whose business that is
+        ("aten::cat", ("TensorList", [[4], [4]], [[1], [1]], ""), ("Scalar", [], [], "0")),  # types are not recorded
+        ("aten::mm", ("float", [4, 5], [5, 1], ""), ("float", [4, 5], [5, 1], "")),  # shapes that do not fit
+        ("aten::no_such_operator", ("float", [4], [1], "")),
+    ):
+        assert cost(name, *arguments) == Cost(), name
 
 
 def test_an_operator_from_outside_has_the_flops_of_its_formula():

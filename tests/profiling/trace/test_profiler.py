@@ -76,9 +76,7 @@ def test_a_graph_replay_shows_its_kernels(tmp_path):
     )
     kernels = [event for event in events(tmp_path, result) if event.get("cat") == "kernel"]
     assert len(kernels) >= 2 * 5, "iterations"
-    assert result.device_ms is not None
     assert 0 < result.device_ms < 100
-    assert result.device_launches is not None
     assert result.device_launches >= 2
     text = (tmp_path / result.operators).read_text()
     assert text.index("self device time") < text.index("self CPU time")
@@ -91,7 +89,6 @@ def test_eager_on_a_gpu_has_device_time(tmp_path):
     device = torch.device("cuda")
     a, b = torch.randn(M, K, device=device), torch.randn(K, N, device=device)
     result = trace_step(lambda: a @ b, component="c", variant="v", folder=tmp_path / "traces", device=device)
-    assert result.device_ms is not None
     assert result.device_ms > 0
 
 
