@@ -16,7 +16,7 @@ def test_stalls_do_not_move_the_steady_part(frame):
     frame_ms[max(0, frame - 2) : frame + 3] += 40
     steady = find_steady(frame_ms)
     assert (steady.from_frame, steady.settled) == (0, True)
-    steady = find_steady(noise(FRAMES) * np.where(np.arange(FRAMES) < 450, 1.0, 1.5))
+    steady = find_steady(noise(FRAMES) * np.where(np.arange(FRAMES) < 400, 1.0, 1.5))
     assert (steady.from_frame, steady.settled) == (0, False), "what settles in the second half never does"
 
 
