@@ -264,9 +264,8 @@ def leaks(from_frame=0, **memory):
 GROWTH = np.arange(FRAMES, dtype=np.float64)
 
 
-@pytest.mark.parametrize(
-    ("kind", "growth", "leak"),
-    [
+def test_leaks():
+    for kind, growth, leak in (
         ("allocated", 512 * GROWTH, True),
         ("allocated", 512 * (GROWTH // 100), False),  # 3 KiB over the run
         ("allocated", MIB * ((GROWTH >= 200) + 1.0 * (GROWTH >= 400)), False),  # two steps up
@@ -275,10 +274,8 @@ GROWTH = np.arange(FRAMES, dtype=np.float64)
         ("reserved", 2 * MIB * (GROWTH // 60), True),  # a segment now and then
         ("device_used", 0.01 * MIB * GROWTH, False),  # 6 MiB over the run
         ("host_rss", 0.02 * MIB * GROWTH, True),
-    ],
-)
-def test_leaks(kind, growth, leak):
-    assert leaks(**{kind: 2.0**30 + growth}) == ([kind] if leak else [])
+    ):
+        assert leaks(**{kind: 2.0**30 + growth}) == ([kind] if leak else []), (kind, growth)
 
 
 def test_neither_memory_that_fluctuates_nor_what_grows_in_the_ramp_is_a_leak():

@@ -64,22 +64,19 @@ def test_windows_that_are_too_few_and_busy_ones_decide_nothing():
     assert row_of(*busy)["vs baseline"] == "1.0× (0.64-1.0)", "what the others may have taken is in the interval"
 
 
-@pytest.mark.parametrize(
-    ("slow", "fast", "shown"),
-    [
+def test_a_speedup_has_the_interval_between_processes_and_a_bound_beside_others():
+    for slow, fast, shown in (
         ({}, {}, "10.0× ±0.1%"),
         ({"taken": 0.4}, {}, "≥ 6.00×"),
         ({}, {"taken": 0.4}, "≥ 10.0×"),
         ({"std": 0.15, "freedom": 6.0}, {}, "10× (6.9-14)"),
         ({"taken": 0.95}, {}, "10× (0.50-10)"),
         ({"taken": 0.9995}, {}, "undecided"),
-    ],
-)
-def test_a_speedup_has_the_interval_between_processes_and_a_bound_beside_others(slow, fast, shown):
-    records = in_turns("baseline", 25.0, **slow), in_turns("compile", 2.5, **fast)
-    assert row_of(*records)["vs baseline"] == shown
-    wide = "baseline differs by 15% between processes (standard deviation), which widens the ratio"
-    assert (wide in remarks(*records)) == ("std" in slow)
+    ):
+        records = in_turns("baseline", 25.0, **slow), in_turns("compile", 2.5, **fast)
+        assert row_of(*records)["vs baseline"] == shown
+        wide = "baseline differs by 15% between processes (standard deviation), which widens the ratio"
+        assert (wide in remarks(*records)) == ("std" in slow)
 
 
 def test_a_cell_that_drifts_says_so_and_its_interval_holds_both_ends():
@@ -90,19 +87,16 @@ def test_a_cell_that_drifts_says_so_and_its_interval_holds_both_ends():
     assert row_of(record)["p50 ms"] == "2.0 (1.8-2.3)"
 
 
-@pytest.mark.parametrize(
-    ("late", "groups", "n", "held"),
-    [
+def test_a_rate_is_held_undecided_or_missed():
+    for late, groups, n, held in (
         *((0, 0, 400, "≥ 120 FPS"), (0, 0, 200, "undecided"), (12, 12, 400, "below 24 FPS")),
         (12, 1, 400, "undecided"),  # one burst: late calls are not independent
-    ],
-)
-def test_a_rate_is_held_undecided_or_missed(late, groups, n, held):
-    rates = [rate(fps, late, groups) for fps in (24, 30, 60, 120)]
-    record = build("baseline", metrics=clocks(5.0, n=n) | {"rates": rates})
-    assert held_rate(record) == held
-    wanted = {200: "24 FPS: undecided: 0 of 200 late; 99 calls more would tell"}
-    assert wanted.get(n, "") in remarks(record)
+    ):
+        rates = [rate(fps, late, groups) for fps in (24, 30, 60, 120)]
+        record = build("baseline", metrics=clocks(5.0, n=n) | {"rates": rates})
+        assert held_rate(record) == held
+        wanted = {200: "24 FPS: undecided: 0 of 200 late; 99 calls more would tell"}
+        assert wanted.get(n, "") in remarks(record)
 
 
 def test_a_row_a_component_and_none_for_one_that_was_skipped():

@@ -16,18 +16,15 @@ def test_frame_budgets_stand_on_the_axis_where_their_labels_have_room():
         assert frame_budgets(top) == [budgets[rate] for rate in shown], top
 
 
-@pytest.mark.parametrize(
-    ("readable", "values", "end"),
-    [
+def test_an_axis_ends_where_the_readable_values_need_it():
+    for readable, values, end in (
         ([10.0, 2.0], [26.0, 10.5], 10.5),  # 26 would leave the bars too little
         ([10.0, 2.0], [24.0, 10.5], 24),
         ([300.0, 2.0, 1.0], [300.0, 2.5], 2.5),  # a bar may be the outlier too
         ([300.0, 100.0], [], 300),
         ([], [], 1 / 1.06),
-    ],
-)
-def test_an_axis_ends_where_the_readable_values_need_it(readable, values, end):
-    assert upper_end(readable, values) == pytest.approx(1.06 * end)
+    ):
+        assert upper_end(readable, values) == pytest.approx(1.06 * end), (readable, values)
 
 
 @pytest.mark.parametrize("most", [10, 5000])

@@ -33,9 +33,8 @@ def test_what_was_not_measured_is_a_dash_and_times_of_a_wrong_loop_are_struck():
     assert budget[0]["GPU ms"] == "~~4.000~~"
 
 
-@pytest.mark.parametrize(
-    ("section", "words"),
-    [
+def test_the_verdict_on_a_loop():
+    for section, words in (
         (frame_loop(), HOLDS),
         (stalled_loop(), f"60 FPS: no. {STALLS} Holds 24 and 30 FPS. Does not hold 60 and 120 FPS. {LONGEST}"),
         (
@@ -58,11 +57,8 @@ def test_what_was_not_measured_is_a_dash_and_times_of_a_wrong_loop_are_struck():
             f"60 FPS: yes. {MEET} Holds 24, 30, 60 and 120 FPS. Audio runs dry: it is made at 0.900× real time. "
             f"{LONGEST}",
         ),
-    ],
-    ids=["holds", "stalls", "beside others", "slow beside others", "near its budget", "dry"],
-)
-def test_the_verdict_on_a_loop(section, words):
-    assert verdict(build_loop("baseline", section)) == words
+    ):
+        assert verdict(build_loop("baseline", section)) == words
 
 
 def test_the_longest_stage_is_that_of_all_frames_on_average():

@@ -103,19 +103,16 @@ def test_controls_and_rounds_are_placements_and_samples_are_windows_where_there_
 CAPTURE = (RecipeStep(kind="capture", name="CudaGraph", seconds=1.0),)
 
 
-@pytest.mark.parametrize(
-    ("device", "host", "recipe", "cores", "kind"),
-    [
+def test_what_decides_how_much_processes_differ():
+    for device, host, recipe, cores, kind in (
         *(("cpu", None, None, (), "CPU"), ("cpu", None, None, (1,), "CPU, pinned")),
         *(("cuda:0", 9.0, None, (), "host-bound"), ("cuda:0", 1.0, None, (), "device-bound")),
         ("cuda:0", 9.0, CAPTURE, (), "captured"),
-    ],
-)
-def test_what_decides_how_much_processes_differ(device, host, recipe, cores, kind):
-    latency = replace(CONDITIONS, pinned_cores=cores)
-    metrics = Metrics(wall_ms=summary(10.0), host_ms=host and summary(host), latency=latency)
-    made = record("a", device=device, recipe=recipe, metrics=metrics)
-    assert (spread_kind(made), spread_of(made)) == (kind, DEFAULT_SPREADS[kind])
+    ):
+        latency = replace(CONDITIONS, pinned_cores=cores)
+        metrics = Metrics(wall_ms=summary(10.0), host_ms=host and summary(host), latency=latency)
+        made = record("a", device=device, recipe=recipe, metrics=metrics)
+        assert (spread_kind(made), spread_of(made)) == (kind, DEFAULT_SPREADS[kind])
     assert spread_of(timed("a", 1.0, std=0.5)).std == 0.5, "what the run has stored"
 
 

@@ -346,9 +346,8 @@ def test_no_step_of_made_up_evidence_is_one_that_cannot_run_or_help():
 KERNEL_CEILINGS = ceilings_of(4e12, bandwidth=((1_000_000, 8e12), (1_000_000_000, 4e12)), matmul_flops_per_s=8e14)
 
 
-@pytest.mark.parametrize(
-    ("gbps", "tflops", "mean_us", "bound"),
-    [
+def test_what_bounds_a_kernel_by_its_rates():
+    for gbps, tflops, mean_us, bound in (
         (3000.0, 10.0, 1000.0, "memory bandwidth"),  # 3 GB at 75% of the bandwidth of memory
         (3000.0, None, 1.0, "neither"),  # 3 MB: 38% of the bandwidth of a cache
         (500.0, 600.0, 100.0, "compute"),
@@ -356,20 +355,17 @@ KERNEL_CEILINGS = ceilings_of(4e12, bandwidth=((1_000_000, 8e12), (1_000_000_000
         (None, 700.0, 10.0, "compute"),
         (None, None, 10.0, None),
         (3000.0, None, None, None),
-    ],
-)
-def test_what_bounds_a_kernel_by_its_rates(gbps, tflops, mean_us, bound):
-    assert bound_by_trace(rated(gbps, tflops, mean_us), KERNEL_CEILINGS) == bound
-    assert bound_by_trace(rated(gbps, tflops, mean_us), None) is None
+    ):
+        assert bound_by_trace(rated(gbps, tflops, mean_us), KERNEL_CEILINGS) == bound
+        assert bound_by_trace(rated(gbps, tflops, mean_us), None) is None
 
 
 def rated(gbps, tflops, mean_us):
     return Kernel(name="k", kind="gemm", ms=1.0, mean_us=mean_us, gbps=gbps, tflops=tflops)
 
 
-@pytest.mark.parametrize(
-    ("dram", "l2", "tensor", "fma", "bound"),
-    [
+def test_what_bounds_a_kernel_by_its_counters():
+    for dram, l2, tensor, fma, bound in (
         (0.85, 0.4, 0.2, 0.0, "memory bandwidth"),
         (0.25, 0.83, 0.0, 0.2, "L2 bandwidth"),  # reads its 134 MB more than once
         (0.62, 0.73, 0.0, 0.3, "memory bandwidth"),  # all that passes DRAM passes L2
@@ -379,10 +375,8 @@ def rated(gbps, tflops, mean_us):
         (0.59, 0.2, 0.1, 0.1, "neither"),
         (None, None, 0.9, None, "compute"),
         (None, None, None, None, None),
-    ],
-)
-def test_what_bounds_a_kernel_by_its_counters(dram, l2, tensor, fma, bound):
-    assert bound_by_counters(dram, l2, tensor, fma) == bound
+    ):
+        assert bound_by_counters(dram, l2, tensor, fma) == bound, (dram, l2, tensor, fma)
 
 
 def launches(*sizes):

@@ -125,18 +125,15 @@ def test_parents_hold_the_times_of_their_children():
     ]
 
 
-@pytest.mark.parametrize(
-    ("spans", "expected"),
-    [
+def test_self_time_is_without_inner_spans_and_never_negative():
+    for spans, expected in (
         ([("", 0, 100, 1), ("a", 10, 40, 1), ("a.b", 20, 30, 1), ("c", 50, 55, 1)], [65, 20, 10, 5]),
         ([("a", 0, 5, 1), ("b", 5, 20, 1)], [5, 15]),  # begins when the other ends
         ([("a", 0, 5, 1), ("b", 1, 20, 2)], [5, 19]),  # of another thread
         ([("a", 0, 5, 1), ("b", 1, 5.5, 1)], [1, 4]),  # outlasts the span around it
-    ],
-)
-def test_self_time_is_without_inner_spans_and_never_negative(spans, expected):
-    found = self_times([Span(f"module: {name}", begin, end, (1, row)) for name, begin, end, row in spans])
-    assert found == [(name, each) for (name, *_), each in zip(spans, expected, strict=True)]
+    ):
+        found = self_times([Span(f"module: {name}", begin, end, (1, row)) for name, begin, end, row in spans])
+        assert found == [(name, each) for (name, *_), each in zip(spans, expected, strict=True)]
 
 
 EARLY = [(-5, -4, number) for number in (1, 2, 3)]
