@@ -10,9 +10,10 @@ from __future__ import annotations
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reliability.md"
@@ -241,6 +242,18 @@ def promise(name: str) -> pytest.MarkDecorator:
     """Mark a test of the promise `name`."""
     assert name in PROMISES, f"{name} is no promise of tests/faults/table.py"
     return pytest.mark.promise(name)
+
+
+def rows(*faults: tuple[Any, ...]) -> list[Any]:
+    """Return parameters, one for each (values, what goes wrong)."""
+    return [pytest.param(*values, id=planted) for *values, planted in faults]
+
+
+def bounded(examples: int) -> Any:
+    """Return the settings of a test by hypothesis: the same examples in each run, no deadline on a shared machine."""
+    return settings(
+        max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
 
 
 class _Collector:

@@ -7,15 +7,16 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy
 import pytest
 import torch
 from as_user import OUTSIDE
+from fake_cells import SETTINGS, Silent
 from make_record import record as made_record
 from make_record import summary as made_summary
-from table import promise
+from table import promise, rows
+from test_taking_turns import QUICK_LATENCY
 from torch.overrides import _get_current_function_mode_stack
 
 from profiling.components.spec import ComponentSpec, Settings
@@ -46,14 +47,7 @@ from profiling.run.runner import Run
 from profiling.run.task import Cell, Probe, write_task
 from profiling.training_step.options import TrainingOptions
 
-SILENT = SimpleNamespace(phase=lambda phase: None)
-SETTINGS = Settings(device="cpu", dtype="float32", scale="tiny", ceilings="off", threads=1)
 PARITY = {"parity": {"_target_": "profiling.metrics.parity.Parity"}}
-
-
-def rows(*faults):
-    """Return parameters, one for each (values, what goes wrong)."""
-    return [pytest.param(*values, id=planted) for *values, planted in faults]
 
 
 @pytest.fixture(autouse=True)
@@ -76,14 +70,10 @@ def job(folder, *, module=None, variant=None, metrics=None, name="net"):
     )
 
 
-def received(job):
-    return CellEvents(made_record(variant="tried").with_status("skipped", "not run"), SILENT)
-
-
 def record_of(folder, **parts):
     """Run a cell in this process, as isolation=none does, and return its record as it is read from the results."""
     cell = job(folder, **parts)
-    seen = received(cell)
+    seen = CellEvents(made_record(variant="tried").with_status("skipped", "not run"), Silent())
     seen.performed = process.perform(InProcess(folder, trace=False), Cell(job=cell), "cell", seen.receive)
     append_record(folder, seen.record())
     (kept,) = read_records(folder).records
@@ -273,15 +263,6 @@ def restored(monkeypatch):
     torch.set_grad_enabled(True)
 
 
-QUICK_LATENCY = {
-    "_target_": "profiling.metrics.latency.Latency",
-    "min_iterations": 3,
-    "max_iterations": 5,
-    "warmup_min_iterations": 1,
-    "warmup_max_seconds": 0.1,
-}
-
-
 @promise("process state")
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize(
@@ -378,7 +359,7 @@ def test_no_ratio_of_zero():
     ),
 )
 def test_numbers_that_cannot_be_merged(tmp_path, summary, status):
-    run = Run("t", job_config(rounds=2), tmp_path, SILENT, "")
+    run = Run("t", job_config(rounds=2), tmp_path, Silent(), "")
     for variant, wall in (("baseline", summarize([2.0, 3.0])), ("v", summary)):
         for round_ in (1, 2):
             merged = run.cells.merged(made_record(variant, metrics=Metrics(wall_ms=wall)), round_)
@@ -438,7 +419,6 @@ def test_numbers_that_are_refused(kind, option, values):
 @promise("option")
 def test_numbers_that_are_accepted():
     assert Settings(seed=2**32 - 1).seed == 2**32 - 1
-    numpy.random.seed(2**32 - 1)
     assert job_config(cell_timeout=1e9).cell_timeout == 1e9
 
 

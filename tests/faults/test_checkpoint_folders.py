@@ -31,10 +31,6 @@ def refused(*overrides: str, name: str = LLAMA) -> str:
     return str(error.value)
 
 
-def lose_a_shard(folder: Path) -> None:
-    min(folder.glob("*.safetensors")).unlink()
-
-
 def cut_a_shard(folder: Path) -> None:
     shard = min(folder.glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:99])
@@ -57,7 +53,7 @@ def writes(file: str, text: str) -> Callable[[Path], int]:
 
 INDEX = "model.safetensors.index.json"
 DAMAGES = {
-    "missing": (lose_a_shard, "lacks 1 of the"),
+    "missing": (lambda folder: min(folder.glob("*.safetensors")).unlink(), "lacks 1 of the"),
     "cut": (cut_a_shard, "damaged, cut short"),
     "index": (writes(INDEX, '{"weight_map": {"a'), "not readable JSON"),
     "outside": (writes(INDEX, '{"weight_map": {"a": "../model.safetensors"}}'), "lacks 1 of the 1 shards"),

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from table import promise
+from table import promise, rows
 from unprivileged import as_nobody, reachable_folder
 
 from profiling import checkpoints
@@ -39,10 +39,6 @@ def content_of(seed: int) -> bytes:
 BODY, OTHER = content_of(0), content_of(1)
 SIZE, HALF = len(BODY), 1_000_000
 SHA256 = hashlib.sha256(BODY).hexdigest()
-
-
-def row(planted, *values):
-    return pytest.param(*values, id=planted)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -184,12 +180,12 @@ def test_cut_body_is_resumed_by_the_next_run(published, get):
 @promise("changed download")
 @pytest.mark.parametrize(
     "changed",
-    [
-        row("a server ignores the request to resume", {"ranges": False}),
-        row("a server names no version of its file", {"etag": ""}),
-        row("the remote file changes between two attempts", {"body": OTHER, "etag": '"v2"'}),
-        row("the same, and any two versions are joined", {"body": OTHER, "etag": '"v2"', "trusts_any_version": True}),
-    ],
+    rows(
+        ({"ranges": False}, "a server ignores the request to resume"),
+        ({"etag": ""}, "a server names no version of its file"),
+        ({"body": OTHER, "etag": '"v2"'}, "the remote file changes between two attempts"),
+        ({"body": OTHER, "etag": '"v2"', "trusts_any_version": True}, "the same, and any two versions are joined"),
+    ),
 )
 def test_what_cannot_be_resumed(published, get, changed):
     published.cuts = [HALF, 0]
@@ -214,10 +210,10 @@ def test_part_that_is_whole(published, get):
 @promise("wrong download")
 @pytest.mark.parametrize(
     ("headers", "body"),
-    [
-        row("a server does not give the file's size", {"Content-Length": None}, BODY),
-        row("a body that expands (gzip)", {"Content-Encoding": "gzip"}, gzip.compress(BODY)),
-    ],
+    rows(
+        ({"Content-Length": None}, BODY, "a server does not give the file's size"),
+        ({"Content-Encoding": "gzip"}, gzip.compress(BODY), "a body that expands (gzip)"),
+    ),
 )
 def test_size_that_is_unknown_or_false(published, get, headers, body):
     published.headers, published.body = headers, body
@@ -285,7 +281,7 @@ def test_write_fails(published, get):
 
 @promise("cut download")
 @pytest.mark.parametrize(
-    "how", [row("Ctrl-C during a download", signal.SIGINT), row("a download is killed (SIGKILL)", signal.SIGKILL)]
+    "how", rows((signal.SIGINT, "Ctrl-C during a download"), (signal.SIGKILL, "a download is killed (SIGKILL)"))
 )
 def test_stopped_download(published, get, how):
     published.seconds_per_chunk = 0.1
@@ -393,22 +389,17 @@ def test_checkpoint_that_is_cut(tmp_path, form):
 @promise("damaged checkpoint")
 @pytest.mark.parametrize(
     ("make", "message"),
-    [
-        row("a checkpoint that is a pipe", os.mkfifo, "not a regular file"),
-        row("a checkpoint that is a link to itself", lambda path: path.symlink_to(path), "w.pt"),
-        row("a folder without weights", os.mkdir, "holds no safetensors"),
-        row("a checkpoint that is missing", lambda path: (path.parent / "v.pt").touch(), "'v.pt'?"),
-        row(
-            "a TorchScript program instead of weights",
-            lambda path: torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)), path),
-            "not a checkpoint",
-        ),
-        row(
-            "a tensor name with escape sequences",
+    rows(
+        (os.mkfifo, "not a regular file", "a pipe"),
+        (lambda path: path.symlink_to(path), "w.pt", "a link to itself"),
+        (os.mkdir, "holds no safetensors", "a folder without weights"),
+        (lambda path: (path.parent / "v.pt").touch(), "'v.pt'?", "a file that is missing"),
+        (lambda path: torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path), "not a checkpoint", "TorchScript"),
+        (
             lambda path: torch.save({"\x1b[2J\x1b]0;x\x07": torch.ones(2)}, path),
-            "does not fit Linear: 2 missing (weight; bias), 1 unexpected",
+            *("does not fit Linear: 2 missing (weight; bias), 1 unexpected", "a name with escape sequences"),
         ),
-    ],
+    ),
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_is_no_checkpoint(tmp_path, make, message):

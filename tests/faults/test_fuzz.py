@@ -13,11 +13,11 @@ import pytest
 import safetensors.torch
 import torch
 from fake_cells import Silent
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from make_record import record, summary
 from omegaconf import OmegaConf
-from table import promise
+from table import bounded, promise
 
 from profiling.cli.config import read_component
 from profiling.components.build import build
@@ -48,13 +48,6 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-
-
-def bounded(examples: int):
-    """Return the settings of a fuzz test: the same examples in each run, and no deadline on a shared machine."""
-    return settings(
-        max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )
 
 
 def paths(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

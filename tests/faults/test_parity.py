@@ -10,9 +10,10 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from table import promise
+from playing import component_of
+from table import bounded, promise
 from torch import nn
 
 from profiling.components.component import Component
@@ -28,29 +29,6 @@ from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep
 from profiling.training_step.trajectory import Trajectory, compare_trajectories
 from profiling.variants.variant import Step
-
-bounded = settings(
-    max_examples=20, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-)
-
-
-class Net(nn.Module):
-    """A module whose forward is a function of its input."""
-
-    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.function(x)
-
-
-def component_of(function: Callable[[torch.Tensor], Any], dtype: torch.dtype = torch.float32) -> Component:
-    def make(generator: torch.Generator) -> dict[str, torch.Tensor]:
-        return {"x": torch.randn(4, 8, generator=generator, dtype=torch.float32).to(dtype)}
-
-    inputs = make(torch.Generator().manual_seed(0))
-    return Component("net", Net(function), inputs, make, torch.device("cpu"), dtype, 1, "random")
 
 
 def problem_of(
@@ -157,8 +135,7 @@ def compared(right: Any, other: Any) -> tuple[str | None, float | None]:
     expected = Played(OutputLog())
     for _ in range(2):
         expected.log.append(to_host(output=right, inputs={}))
-    named = {"dtype": torch.float32, "frames_per_call": 1, "weights": "random", "warm_calls": 0}
-    component = Component("net", nn.Identity(), {}, lambda _: {}, torch.device("cpu"), **named)
+    component = component_of(nn.Identity(), lambda _: {}, warm_calls=0)
     subject = Subject(component, Step(lambda: other), Reference(expected, expected), None, 0)
     measured = Parity().measure(subject)
     encode_sections(**measured.sections)
@@ -243,7 +220,7 @@ ERRORS: dict[str, dict[str, tuple[Any, Callable[[Any], Any], str]]] = {
     ],
 )
 def test_one_error_anywhere_in_a_nested_output(leaves, plant, says):
-    @bounded
+    @bounded(20)
     @given(AROUND, leaves if isinstance(leaves, st.SearchStrategy) else st.just(leaves))
     def check(levels, leaf):
         def output(value: Any) -> Any:
@@ -267,13 +244,6 @@ def sparse(dense: torch.Tensor) -> torch.Tensor:
     return dense.to_sparse()
 
 
-@dataclass
-class Holder:
-    """A dataclass with content that is no tensor."""
-
-    array: Any
-
-
 LAYOUTS = {
     "sparse": sparse,
     "nested": lambda x: torch.nested.nested_tensor([x[0], x[1, :3]]),
@@ -282,7 +252,7 @@ LAYOUTS = {
     "complex with conjugate bit": lambda x: torch.complex(x, x).conj(),
     "expanded": lambda x: x[:1].expand(5, 8),
     "8-bit float": lambda x: x.to(torch.float8_e4m3fn),
-    "NumPy array": lambda x: Holder(x.numpy().copy()),
+    "NumPy array": lambda x: Box(None, x.numpy().copy()),
     "NumPy number": lambda x: numpy.float32(x[0, 0]),
     "half complex": lambda x: torch.complex(x, x).to(torch.complex32),
 }
@@ -500,17 +470,14 @@ def test_outputs_that_cannot_be_compared(forward, says):
 # --- the brothers of the check
 
 
+@promise("wrong structure")
 @promise("wrong output")
-def test_drift_of_an_imaginary_part():
+def test_drift_sees_an_imaginary_part_and_names_an_output_of_another_dtype():
     component = component_of(lambda x: torch.complex(x, x))
     step = Step(lambda: torch.complex(component.inputs["x"], component.inputs["x"] * 1.5))
     measured = Drift(calls=3, tolerance=0.1).measure(Subject(component, step, None, None, 0))
     assert measured.sections["drift"].max == pytest.approx(0.5 / math.sqrt(2))
     assert measured.problem is not None
-
-
-@promise("wrong structure")
-def test_drift_names_the_output():
     component = component_of(lambda x: {"a": x})
     dtypes = iter([torch.float32, torch.float64])
     step = Step(lambda: {"a": component.inputs["x"].to(next(dtypes))})

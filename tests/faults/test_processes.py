@@ -13,7 +13,7 @@ import pytest
 from as_user import ROOT, begun, command, environment
 from fake_cells import SETTINGS, Silent
 from make_record import record as made_record
-from table import promise
+from table import promise, rows
 
 from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Turn
@@ -51,11 +51,6 @@ def end():
 
 READY = dict(call_s=0.01, min_iterations=1, max_iterations=9, max_seconds=9.0, used={}, free={})
 """
-
-
-def rows(*faults):
-    """Return parameters, one for each (values, what goes wrong)."""
-    return [pytest.param(*values, id=planted) for *values, planted in faults]
 
 
 @pytest.fixture

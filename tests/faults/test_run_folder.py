@@ -158,20 +158,21 @@ def content(folder: Path) -> dict[str, bytes | None]:
 
 @promise("foreign files")
 @pytest.mark.parametrize(
-    ("names", "named"),
+    ("names", "words", "told"),
     [
-        ([".git", "report.html"], ".git"),
-        (["cells/a.log", "config.yaml", "results.jsonl"], "cells"),
-        (["run.lock"], "run.lock is not the lock of a run"),
+        ([".git", "report.html"], "", (".git", "Choose another hydra.run.dir")),
+        (["cells/a.log", "config.yaml", "results.jsonl"], "", ("cells", "Choose another hydra.run.dir")),
+        (["run.lock"], "", ("run.lock is not the lock of a run", "Choose another hydra.run.dir")),
+        (["multirun.yaml"], "--multirun hydra.sweep.dir=run seed=0,1", ("multirun.yaml", "hydra.sweep.dir")),
     ],
 )
-def test_foreign_files(start, tmp_path, names, named):
+def test_foreign_files(start, tmp_path, names, words, told):
     for name in names:
         path = tmp_path / "run" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("mine")
     before = content(tmp_path / "run")
-    start().refused_with(named, "Choose another hydra.run.dir")
+    start(*words.split()).refused_with(*told)
     assert content(tmp_path / "run") == before
 
 
@@ -208,26 +209,12 @@ def test_a_refused_run_leaves_no_folder_but_one_of_before(start, tmp_path):
 
 
 @promise("foreign files")
-def test_a_sweep_over_foreign_files(start, tmp_path):
-    (tmp_path / "multirun.yaml").write_text("mine")
-    start("--multirun", f"hydra.sweep.dir={tmp_path}", "seed=0,1").refused_with("multirun.yaml", "hydra.sweep.dir")
-    assert content(tmp_path) == {"multirun.yaml": b"mine"}
-
-
-@promise("foreign files")
 def test_folder_of_another_run(start, interrupted, tmp_path):
     before = content(interrupted)
     start("seed=1").refused_with(f"resume={interrupted}", "hydra.run.dir")
     start(f"resume={interrupted}", folder=tmp_path / "other").refused_with("different folders")
     assert content(interrupted) == before
     assert not any((tmp_path / "other").iterdir())
-
-
-@promise("damaged run")
-def test_results_that_are_a_folder(start, interrupted):
-    (interrupted / "results.jsonl").unlink()
-    (interrupted / "results.jsonl").mkdir()
-    start(f"resume={interrupted}").refused_with("results.jsonl")
 
 
 @promise("linked folder")
@@ -351,10 +338,9 @@ def test_killed_in_the_first_cell(start, tmp_path, capsys):
     start(f"resume={ended.folder}").is_complete()
 
 
-#: What has changed since the run began, and the words that say so.
-
-
+#: A file of a run, and what is in its place: these bytes, nothing, or a folder.
 DAMAGE = (
+    ("results.jsonl", "folder"),
     ("environment.json", None),
     ("environment.json", b'{"seed": 1, "versions"'),
     ("environment.json", b'{"seed": 1, "versions": [3]}'),
@@ -371,7 +357,9 @@ DAMAGE = (
 @pytest.mark.parametrize(("file", "text"), DAMAGE, ids=lambda value: str(value)[:30])
 def test_resume_of_a_damaged_run(start, interrupted, file, text):
     (interrupted / file).unlink()
-    if text is not None:
+    if text == "folder":
+        (interrupted / file).mkdir()
+    elif text is not None:
         (interrupted / file).write_bytes(text)
     before = content(interrupted)
     start(f"resume={interrupted}").refused_with(file)
@@ -440,14 +428,10 @@ def test_resume_on_another_machine(start, tmp_path):
     (tmp_path / "run" / "job.json").touch()
     start(resume, probe=on("H100", "0")).refused_with("delete that folder: the job then begins anew")
     start(resume, probe=on("H200", "1")).is_complete()
-
-
-@promise("changed code")
-def test_resume_of_nothing_on_another_machine(start, tmp_path):
-    start(cell=interrupts, probe=on("H200", "0"))
-    start(f"resume={tmp_path / 'run'}", probe=on("H100", "1", threads=2)).is_complete()
-    environment = read_environment(tmp_path / "run")
-    assert (environment.device.name, environment.threads) == ("H100", 2)
+    nothing = start(folder=tmp_path / "nothing", cell=interrupts, probe=on("H200", "0")).folder
+    start(f"resume={nothing}", folder=nothing, probe=on("H100", "1", threads=2)).is_complete()
+    environment = read_environment(nothing)
+    assert (environment.device.name, environment.threads) == ("H100", 2), "nothing was measured on the other one"
 
 
 def test_a_checkout_that_holds_everything_is_named_once():

@@ -31,21 +31,15 @@ NET = ("component=[net]", "variant=[baseline]")
 RECORD = Record(target="generic_forward", component="net", variant="baseline", status="ok")
 
 
-def folder_with_endless_results(path):
-    path.mkdir()
-    (path / "results.jsonl").symlink_to("/dev/zero")
+def in_a_folder(make):
+    """Make what is named as a run's records are, beside a file of another program."""
 
+    def made(path):
+        path.mkdir()
+        (path / "report.md").write_text("mine")
+        make(path / "results.jsonl")
 
-def folder_with_100_gb(path):
-    path.mkdir()
-    (path / "results.jsonl").touch()
-    os.truncate(path / "results.jsonl", 10**11)
-
-
-def folder_of_another_program(path):
-    path.mkdir()
-    (path / "results.jsonl").write_text('{"loss": 1}\n')
-    (path / "report.md").write_text("mine")
+    return made
 
 
 SPECIAL = {
@@ -55,10 +49,10 @@ SPECIAL = {
     "a FIFO": os.mkfifo,
     "bytes that are no records": lambda path: path.write_bytes(bytes(range(256)) * 10),
     "an empty file": lambda path: path.touch(),
-    "a folder in place of the records": lambda path: (path / "results.jsonl").mkdir(parents=True),
-    "an endless device in place of the records": folder_with_endless_results,
-    "records of 100 GB": folder_with_100_gb,
-    "a folder of another program": folder_of_another_program,
+    "a folder in place of the records": in_a_folder(Path.mkdir),
+    "an endless device in place of the records": in_a_folder(lambda path: path.symlink_to("/dev/zero")),
+    "records of 100 GB": in_a_folder(lambda path: (path.touch(), os.truncate(path, 10**11))),
+    "a folder of another program": in_a_folder(lambda path: path.write_text('{"loss": 1}\n')),
 }
 
 

@@ -1,6 +1,7 @@
 """Sweeps."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ def start(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(app.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
 
     def run(*words: str, code: str = "", device: str = "cpu") -> tuple[int, str]:
         monkeypatch.setattr(sweep, "run_command", lambda target: (sys.executable, "-c", JOB + code))
@@ -70,28 +72,12 @@ WRONG = (
 
 @promise("sweep option")
 @pytest.mark.parametrize("row", WRONG, ids=lambda row: row[0])
-def test_wrong_words(start, tmp_path, monkeypatch, row):
+def test_wrong_words(start, tmp_path, row):
     words, *told = row
     if "submitit" in words:
         pytest.importorskip("submitit")
-    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     is_refused(start("--multirun", *words.split()), *told)
     assert not (tmp_path / "sweep").exists()
-
-
-@promise("cluster")
-def test_no_gpu_to_hand_out(start, monkeypatch):
-    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
-    monkeypatch.setattr(launchers, "visible_gpus", list)
-    is_refused(start("--multirun", "seed=0,1", "launcher=local", device="cuda"), "names no GPU")
-
-
-@promise("cluster")
-def test_a_cluster_without_a_gpu(start, monkeypatch):
-    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
-    monkeypatch.setattr(launchers, "_ASK_RAY", "print('[{\"CPU\": 8.0}]')")
-    words = ("launcher=ray", "hydra.launcher.ray.init.address=127.0.0.1:1", "seed=0,1")
-    is_refused(start("--multirun", *words, device="cuda"), "no node of the Ray cluster at 127.0.0.1:1 has a GPU")
 
 
 @promise("sweep option")
@@ -110,17 +96,30 @@ def test_a_launcher_that_is_not_installed(start, monkeypatch, launcher):
     )
 
 
+TOKEN = "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing"
+NODES, REFUSAL = "print('[{\"CPU\": 8.0}]')", f"raise SystemExit({TOKEN!r})"
+#: Launcher, device, what a cluster says when it is asked, and words of the error.
+CLUSTERS = {
+    "no GPU": ("local", "cuda", "", ("names no GPU",)),
+    "no Slurm": ("slurm", "cpu", "", ("sbatch",)),
+    "no GPU in the cluster": ("ray", "cuda", NODES, ("no node of the Ray cluster at 127.0.0.1:1 has a GPU",)),
+    "no token": ("ray", "cpu", REFUSAL, ("the Ray cluster at 127.0.0.1:1 refuses this process", "RAY_AUTH_MODE=token")),
+}
+
+
 @promise("cluster")
-def test_no_slurm(start, monkeypatch):
-    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
-    monkeypatch.setenv("PATH", "")
-    is_refused(start("--multirun", "seed=0,1", "launcher=slurm"), "sbatch")
+@pytest.mark.parametrize(("launcher", "device", "answer", "told"), CLUSTERS.values(), ids=CLUSTERS)
+def test_what_a_cluster_lacks(start, monkeypatch, launcher, device, answer, told):
+    monkeypatch.setattr(launchers, "visible_gpus", list)
+    monkeypatch.setattr(launchers, "_ASK_RAY", answer)
+    monkeypatch.setenv("PATH", "" if launcher == "slurm" else os.environ["PATH"])
+    address = ["hydra.launcher.ray.init.address=127.0.0.1:1"] if launcher == "ray" else []
+    is_refused(start("--multirun", "seed=0,1", f"launcher={launcher}", *address, device=device), *told)
 
 
 @promise("cluster")
 @pytest.mark.parametrize("listens", [False, True])
 def test_a_ray_cluster_that_does_not_answer(start, monkeypatch, listens):
-    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
     monkeypatch.setattr(launchers, "ANSWER_SECONDS", 5.0)
     with socket.create_server(("127.0.0.1", 0)) as server:  # connections are made, and nobody reads from them
         port = server.getsockname()[1]
@@ -130,18 +129,6 @@ def test_a_ray_cluster_that_does_not_answer(start, monkeypatch, listens):
             start("--multirun", "seed=0,1", "launcher=ray", f"hydra.launcher.ray.init.address=127.0.0.1:{port}"),
             f"no Ray cluster answers at 127.0.0.1:{port} within 5 s",
         )
-
-
-@promise("cluster")
-def test_a_ray_cluster_that_wants_a_token(start, monkeypatch):
-    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
-    refusal = "ray.exceptions.AuthenticationError: RPC error: InvalidAuthToken: Authentication token is missing"
-    monkeypatch.setattr(launchers, "_ASK_RAY", f"raise SystemExit({refusal!r})")
-    is_refused(
-        start("--multirun", "seed=0,1", "launcher=ray", "hydra.launcher.ray.init.address=127.0.0.1:1"),
-        "the Ray cluster at 127.0.0.1:1 refuses this process",
-        "RAY_AUTH_MODE=token",
-    )
 
 
 @promise("job")

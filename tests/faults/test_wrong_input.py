@@ -53,9 +53,6 @@ REFUSED = {
         ("component=[]", "Name at least one component"),
         ("component=[nte]", "Did you mean"),
         ("variant=[compil]", "Did you mean 'compile'"),
-        ("variant=[int8_weigths+compile]", "Did you mean 'int8_weights'"),
-        ("variant=[compile+aot_inductor]", "compile and aot_inductor"),
-        ("variant=[pdl+cuda_graph]", "pdl needs compile or"),
         ("variant=[compile+cuda_graph,compile_cuda_graph]", "both are the recipe"),
         ("settings=5", "settings=NAME"),
         # keys

@@ -37,13 +37,8 @@ FULL_SIZE: dict[str, tuple[str, Callable[..., nn.Module], str]] = {
 }
 
 IMAGE, AUDIO = vars(image_vae.ImageVAEParams.tiny()), vars(audio_vae.AudioVAEParams.tiny())
-CLIP = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "projection_dim": 24,
-}
+CLIP = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+CLIP["projection_dim"] = 24
 CLIP_TEXT, CLIP_VISION = {**CLIP, "vocab_size": 128}, {**CLIP, "image_size": 42}
 
 # tiny network -> (config, factory, input maker, the input maker's sizes)
@@ -138,6 +133,11 @@ def worst_error(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     return max(relative_error(*pair) for pair in zip(actual, expected, strict=True))
 
 
+def without_gradient(module: nn.Module) -> list[str]:
+    """Return the names of the parameters that no gradient has reached."""
+    return [name for name, each in module.named_parameters() if each.grad is None or not each.grad.any()]
+
+
 def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Return a CUDA graph of `call()`, and its static outputs."""
     stream = torch.cuda.Stream()
@@ -183,14 +183,8 @@ def full_size_sample(name: str, device: str) -> tuple[nn.Module, dict[str, Tenso
         module = factory(**STATE_DICTS[config]["config"])
     module.to_empty(device=device)
     reference_weights(module, seed, prefix)
-    inputs = {
-        key.removeprefix(f"{name}.in."): value.to(device)
-        for key, value in tensors.items()
-        if key.startswith(f"{name}.in.")
-    }
-    outputs = {
-        key.removeprefix(f"{name}.out."): value.to(device)
-        for key, value in tensors.items()
-        if key.startswith(f"{name}.out.")
-    }
-    return module, inputs, outputs
+
+    def part(prefix):
+        return {key.removeprefix(prefix): value.to(device) for key, value in tensors.items() if key.startswith(prefix)}
+
+    return module, part(f"{name}.in."), part(f"{name}.out.")

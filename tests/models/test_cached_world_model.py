@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from reference_data import relative_error
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 import profiling
@@ -119,19 +120,21 @@ def check(params, frames, first=0, **options):
         torch.testing.assert_close(actual.double(), expected[:, start:], rtol=1e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize(("params", "steps"), [(SMALL, 1), (SMALL, 4), (SHORTEST, 2)], ids=str)
-def test_three_windows_equal_one_pass(params, steps):
-    check(params, 3 * params.n_frames + 1, steps=steps)
-
-
-@pytest.mark.parametrize("options", [{"batch": 2}, {"t_commit": 0.2, "steps": 2}], ids=str)
-def test_options_equal_one_pass(options):
-    check(WIDE, 15, **options)
-
-
-def test_late_frames_equal_one_pass():
-    """After a window of the past at that place, compared with the same one pass: only distances may matter."""
-    check(WIDE, 21, first=1_000_000_007, steps=2)
+@pytest.mark.parametrize(
+    ("params", "frames", "options"),
+    [
+        (SMALL, 13, {"steps": 1}),
+        (SMALL, 13, {"steps": 4}),
+        (SHORTEST, 7, {"steps": 2}),
+        (WIDE, 15, {"batch": 2}),
+        (WIDE, 15, {"t_commit": 0.2, "steps": 2}),
+        # After a window of the past at that place: only distances may matter.
+        (WIDE, 21, {"first": 1_000_000_007, "steps": 2}),
+    ],
+    ids=str,
+)
+def test_more_than_two_windows_equal_one_pass(params, frames, options):
+    check(params, frames, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"steps": 3, "guidance": 1.5}], ids=str)
@@ -142,18 +145,13 @@ def test_fused_and_separate_commits_give_the_same_numbers(options):
     torch.testing.assert_close(fused, separate, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("scale", [0.0, 1.0])
-def test_guidance_of_zero_is_the_model_without_controls_and_of_one_the_model_itself(scale):
+def test_guidance_of_zero_is_the_model_without_controls_of_one_the_model_itself_and_linear_in_its_scale():
     """Over three windows: the unconditional branch embeds mouse = 0 and buttons = 0, and caches its own keys."""
-    sequence = draw_inputs(SMALL, 3 * SMALL.n_frames, batch=2)
-    options = {"steps": 2, "batch": 2}
-    expected = generate(build(SMALL, **options), [*sequence[:2], *(scale * control for control in sequence[2:])])
-    torch.testing.assert_close(
-        generate(build(SMALL, guidance=scale, **options), sequence), expected, rtol=1e-3, atol=1e-4
-    )
-
-
-def test_guidance_is_linear_in_its_scale():
+    sequence, options = draw_inputs(SMALL, 3 * SMALL.n_frames, batch=2), {"steps": 2, "batch": 2}
+    for scale in (0.0, 1.0):
+        expected = generate(build(SMALL, **options), [*sequence[:2], *(scale * control for control in sequence[2:])])
+        guided = generate(build(SMALL, guidance=scale, **options), sequence)
+        torch.testing.assert_close(guided, expected, rtol=1e-3, atol=1e-4)
     sequence = draw_inputs(SMALL, 1)
     scales = {scale: generate(build(SMALL, guidance=scale), sequence)[0] for scale in (0.0, 1.0, 3.0)}
     assert (scales[1.0] - scales[0.0]).abs().max() > 1e-2
@@ -203,19 +201,14 @@ def test_reset_starts_again_in_place():
 
 def test_one_compiled_graph_serves_every_frame():
     torch._dynamo.reset()
-    graphs = []
-
-    def counting(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
+    counter = CompileCounter()
     sequence = draw_inputs(SMALL, 3 * SMALL.n_frames)
     expected = generate(build(SMALL, steps=2), sequence)
     model = build(SMALL, steps=2)
-    compiled = torch.compile(model.frame, backend=counting, fullgraph=True)
+    compiled = torch.compile(model.frame, backend=counter, fullgraph=True)
     with torch.inference_mode():
         frames = [compiled(*(tensor[:, i] for tensor in sequence)) for i in range(3 * SMALL.n_frames)]
-    assert len(graphs) == 1
+    assert counter.frame_count == 1
     for parts, other in zip(zip(*frames, strict=True), expected, strict=True):
         torch.testing.assert_close(torch.stack(parts, 1), other, rtol=1e-4, atol=1e-5)
 

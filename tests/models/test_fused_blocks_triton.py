@@ -147,8 +147,7 @@ def test_blocks_of_8_bits_compiled_or_not_are_those_of_plain_operations(weights)
     past, given = ([tensor[:, part] for tensor in sequence] for part in (slice(7), 7))
     results = []
     for kernel, compiled in (("sdpa", False), ("triton", False), ("triton", True)):
-        model = build(WIDE, kernel=kernel).to(torch.bfloat16).cuda()
-        model = put_in_8_bits(model, weights)
+        model = put_in_8_bits(build(WIDE, kernel=kernel).to(torch.bfloat16).cuda(), weights)
         model.reset()
         model.prefill(*past)
         call = torch.compile(model.frame, fullgraph=True) if compiled else model.frame

@@ -47,14 +47,8 @@ def constants(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in module.named_buffers()}
 
 
-def build(seed=0):
-    module = WorldModel(WorldModelParams.tiny())
-    randomise(module, seed)
-    return module
-
-
 def test_casting_rounds_the_weights_alone():
-    module = build()
+    module, _ = tiny_network("world_model")
     before = constants(module)
     # Frequencies of two layers, two tables and the rotation between frames, two sinusoidal embeddings.
     assert len(before) == 2 + 3 + 2
@@ -66,7 +60,7 @@ def test_casting_rounds_the_weights_alone():
 
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_network_made_on_the_meta_device_has_the_constants_of_what_it_loads(assign):
-    source = build()
+    source, _ = tiny_network("world_model")
     with torch.device("meta"):
         module = WorldModel(WorldModelParams.tiny())
     assert {tensor.device.type for tensor in module.state_dict().values()} == {"meta"}
@@ -77,7 +71,7 @@ def test_a_network_made_on_the_meta_device_has_the_constants_of_what_it_loads(as
     torch.testing.assert_close(after, expected, rtol=0, atol=0)
 
 
-def test_tables_follow_loaded_frequencies():
+def test_tables_follow_loaded_frequencies_and_layers_that_disagree_are_refused():
     module, inputs = tiny_network("world_model")
     state = module.state_dict()
     before = flat(module(**inputs))[0]
@@ -88,11 +82,6 @@ def test_tables_follow_loaded_frequencies():
     assert not torch.allclose(flat(module(**inputs))[0], before)
     module.load_state_dict({name: value / 1.5 if name.endswith(".freqs") else value for name, value in changed.items()})
     torch.testing.assert_close(flat(module(**inputs))[0], before, rtol=1e-3, atol=2e-4)
-
-
-def test_layers_that_disagree_are_refused():
-    module = build()
-    state = module.state_dict()
     state["transformer.blocks.1.attn.rope.pos_emb.freqs"] = state["transformer.blocks.1.attn.rope.pos_emb.freqs"] + 1
     with pytest.raises(ValueError, match=r"blocks\.1\.attn\.rope\.pos_emb\.freqs differs"):
         module.load_state_dict(state)

@@ -12,7 +12,7 @@ from reference_data import STATE_DICTS, TINY, reference_weights
 from models.audio_vae import AudioVAE, AudioVAEParams
 from models.image_vae import GroupScale, ImageVAE, ImageVAEParams, build_image_decoder, picture_size
 from models.playback import build_picture_stage, build_sound_stage, build_world_model_frame, build_world_model_step
-from models.world_model import WorldModel, WorldModelParams, build_world_model
+from models.world_model import WorldModelParams, build_world_model
 
 NAMED_SIZES = {
     "world_model_1b": WorldModelParams.full(),
@@ -89,17 +89,13 @@ def test_other_image_sizes_are_accepted(size):
     assert params.landscape == (size == (360, 640))
 
 
-def test_a_window_too_long_is_refused():
+def test_a_window_too_long_is_refused_and_a_mouse_at_rest_gives_numbers():
     config, factory, make_inputs, _ = TINY["world_model"]
     module = factory(**config)
     options = {"generator": torch.Generator(), "device": "cpu", "dtype": torch.float32}
     with pytest.raises(ValueError, match="1 to 6 frames"):
         module(**make_inputs(module, batch=1, frames=7, **options))
-
-
-def test_a_mouse_at_rest_gives_numbers():
-    embedding = WorldModel(WorldModelParams.tiny()).control_embed.mouse(torch.zeros(1, 1, 2))
-    assert torch.isfinite(embedding).all()
+    assert torch.isfinite(module.control_embed.mouse(torch.zeros(1, 1, 2))).all()
 
 
 def test_group_scale_takes_its_statistic_in_fp32():

@@ -2,20 +2,17 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from naive_ring import attended, newest_frames, written_ring
-from reference_data import relative_error
+from reference_data import ROOT, relative_error
 from test_capturable import OneDeviceMode
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models.kernels import ring_attention as module
 from models.kernels.ring_attention import ring_attention, visibility, visible
-
-ROOT = Path(__file__).parents[2]
 
 
 def random_ring(batch=1, groups=2, n=4, tokens=5, heads=3, d=16, dtype=torch.float32, device="cpu"):

@@ -1,12 +1,9 @@
 """Networks under their losses: the losses against their formulas in float64, and gradients in half precision."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-import yaml
-from reference_data import as_float32, relative_error
+from reference_data import as_float32, relative_error, without_gradient
 from test_capturable import OneDeviceMode
 from torch import nn
 
@@ -17,7 +14,7 @@ from models.world_model import WorldModelParams
 
 pytest.importorskip("transformers")
 
-CONF = Path(__file__).parents[2] / "conf" / "component"
+
 RESNET = {"num_labels": 10, "embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 2]}
 
 
@@ -37,15 +34,6 @@ def flow_matching(dtype=torch.float32, seed=0):
 
 def wide(tensor):
     return tensor.double().numpy()
-
-
-def test_the_default_and_the_yaml_are_resnet50():
-    node = yaml.safe_load((CONF / "resnet50_training.yaml").read_text())["resnet50_training"]["module"]
-    assert node.pop("_target_") == "models.hub.build_resnet_training"
-    with torch.device("meta"):
-        default, named = build_resnet_training(), build_resnet_training(**node)
-    assert sum(p.numel() for p in default.parameters()) == 25_557_032  # published
-    assert named.model.config.to_dict() == default.model.config.to_dict()
 
 
 def test_resnets_loss_is_the_mean_cross_entropy():
@@ -89,15 +77,12 @@ def test_a_folder_brings_its_own_sizes(tmp_path):
 
 @pytest.mark.parametrize("how", ["bf16 autocast", "bf16"])
 @pytest.mark.parametrize("make", [resnet, flow_matching])
-def test_a_gradient_of_half_precision_reaches_every_parameter(make, how):
+def test_a_gradient_of_half_precision_reaches_every_parameter_and_stays_on_its_device(make, how):
     module, inputs = make(torch.bfloat16 if how == "bf16" else torch.float32)
     with torch.autocast("cpu", torch.bfloat16, enabled=how == "bf16 autocast"):
         loss = module(**inputs)
     loss.backward()
-    without = [
-        key for key, parameter in module.named_parameters() if parameter.grad is None or not parameter.grad.any()
-    ]
-    assert not without, "no gradient reaches them"
+    assert without_gradient(module) == []
     exact, _ = make()
     expected = exact(**as_float32(inputs))
     expected.backward()
@@ -105,12 +90,8 @@ def test_a_gradient_of_half_precision_reaches_every_parameter(make, how):
     assert loss.item() == pytest.approx(expected.item(), rel=0.05)
     actual, wanted = (torch.cat([p.grad.flatten().float() for p in each.parameters()]) for each in (module, exact))
     assert relative_error(actual, wanted) < (0.05 if make is flow_matching else 0.5)
-
-
-@pytest.mark.parametrize("make", [resnet, flow_matching])
-def test_forward_and_backward_stay_on_their_device(make):
-    module, inputs = make()
-    module.to("meta")
+    exact.to("meta")
+    placed = {key: value.to("meta") for key, value in as_float32(inputs).items()}
     with OneDeviceMode("meta") as mode:
-        module(**{key: value.to("meta") for key, value in inputs.items()}).backward()
+        exact(**placed).backward()
     assert mode.operations > 20

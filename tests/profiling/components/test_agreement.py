@@ -397,7 +397,7 @@ class Sums(nn.Module):
         return self.total + 0
 
 
-def test_a_module_that_is_reset_begins_each_trajectory_in_the_same_state():
+def test_a_module_that_is_reset_begins_each_trajectory_in_the_same_state_and_one_that_is_not_does_not():
     component = component_of(Sums(), policy="reset", warm_calls=3)
     with torch.inference_mode():
         first = learn(component)
@@ -406,10 +406,7 @@ def test_a_module_that_is_reset_begins_each_trajectory_in_the_same_state():
         assert max(each.error for each in leaf_errors(other, one)) == 0
     assert verdict_of(component).passed
     assert not verdict_of(component, lambda c: lambda: (c.call(), c.module.total.add_(1))[0]).passed
-
-
-def test_a_module_whose_state_is_its_own_business_is_judged_by_its_outputs():
-    component = component_of(Sums(), policy="none")
+    component = component_of(Sums(), policy="none")  # its state is its own business: its outputs are judged
     reference = eager_reference(component)
     assert reference.eager.state is None
     assert component.module.total.abs().sum() > 0

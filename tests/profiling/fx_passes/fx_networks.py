@@ -14,6 +14,10 @@ def normal(*shape, seed=0, dtype=torch.float64):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
+def f32(*shape):
+    return normal(*shape, seed=1, dtype=torch.float32)
+
+
 def applied(passes, module, tolerance=1e-10, **inputs):
     """Apply passes, check the output against eager on these inputs and on others, return module and counts."""
     module = module.eval()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fixed_component import fixed_component
-from fx_networks import assert_same, normal
+from fx_networks import assert_same, f32
 
 from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.image_vae import ImageDecoder, ImageVAEParams
@@ -39,10 +39,6 @@ def wan():
     return model.decoder, {"x": f32(1, 4, 2, 6, 6)}
 
 
-def f32(*shape):
-    return normal(*shape, seed=1, dtype=torch.float32)
-
-
 def randomised(module):
     randomise(module, 0)
     return module
@@ -57,14 +53,9 @@ DECODERS = {
 }
 
 
-def transforms(recipe=STEPS):
-    """Return the steps as they are where their kernels run."""
-    (node,) = named_recipes([recipe]).values()
-    built = [instantiate(each, "variant.transforms") for each in node["transforms"]]
-    return [as_on_a_gpu(each) if isinstance(each, Rewrite) else each for each in built]
-
-
 def as_on_a_gpu(rewrite):
+    """Return the step as it is where its kernels run."""
+
     def asked(misfit):
         return lambda form, device, *others: misfit(form, torch.device("cuda"), *others)
 
@@ -82,8 +73,10 @@ def test_decoders_compute_the_same(build, monkeypatch):
     with torch.no_grad():
         expected = module(**inputs)
         counts = []
-        for each in transforms():
-            outcome = each.apply(module, net)
+        (node,) = named_recipes([STEPS]).values()
+        for each in node["transforms"]:
+            step = instantiate(each, "variant.transforms")
+            outcome = (as_on_a_gpu(step) if isinstance(step, Rewrite) else step).apply(module, net)
             module, counts = outcome.call, [*counts, outcome.changed]
         tables = len(module.traced[0].graph.find_nodes(op="call_function", target=fused_norm.norm_table))
         assert [*counts[1:], tables] == DECODERS[build]

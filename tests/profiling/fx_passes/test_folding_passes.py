@@ -28,15 +28,12 @@ def with_positions(self, x):
     return x + self.table(positions) + mask.exp() * self.gain.double()
 
 
-def test_calls_that_do_not_depend_on_inputs_are_folded():
+def test_calls_that_do_not_depend_on_inputs_are_folded_and_a_view_of_a_weight_without_a_copy():
     table = nn.Embedding(3, 3, dtype=torch.float64)
     module = Net(with_positions, table=table, gain=torch.ones((), dtype=torch.float32))
     traced, counts = applied([FoldConstants()], module, x=normal(3, 3))
     assert counts == [7]  # arange, embedding, full, triu, exp, double, mul
     assert calls(traced) == {"add": 2}
-
-
-def test_a_view_of_a_weight_is_folded_without_a_copy():
     weight = nn.Parameter(normal(3, 4))
     traced, counts = applied([FoldConstants()], Net(lambda self, x: x @ self.weight.t(), weight=weight), x=normal(2, 4))
     assert counts == [1]
@@ -98,8 +95,7 @@ def test_outputs_do_not_alias_inputs_constants_or_each_other():
         y = x + 1
         return x.clone(), self.table.clone().view(2), y.clone(), y.clone()
 
-    table = torch.ones(1, 2)
-    x = normal(3, 4)
+    table, x = torch.ones(1, 2), normal(3, 4)
     traced, counts = applied([DropNoOps()], Net(forward, table=table), x=x)
     assert counts == [0]
     memory = [t.data_ptr() for t in (*traced(x=x), x, table)]

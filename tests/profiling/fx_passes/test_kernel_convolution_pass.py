@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from fixed_component import Net
-from fx_networks import applied, calls, normal
+from fx_networks import applied, calls, f32
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,10 +18,6 @@ KERNELS = {"norm": fused_norm, "table": norm_table}
 KERNELS |= {kernel.__name__: kernel for kernel in (convolution, pack, shares_norms)}
 GROUPED, POINTWISE = (ReplaceConvolutions(grouped=each, misfit=lambda *_: None, **KERNELS) for each in (True, False))
 NORMS = FuseNorms(norm=fused_norm, misfit=lambda *_: None)
-
-
-def f32(*shape):
-    return normal(*shape, seed=1, dtype=torch.float32)
 
 
 def calls_of(traced):

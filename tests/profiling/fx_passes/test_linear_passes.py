@@ -53,9 +53,6 @@ def test_which_layers_are_parallel():
     assert applied([FuseParallelLinears()], Net(two_dtypes, **parts), 1e-6, x=normal(2, 8))[1] == [2]
 
 
-X = normal(2, 5, 8)
-
-
 def writes_between(self, x):
     y = x * 1
     first = self.a(y)
@@ -75,7 +72,12 @@ def writes_between(self, x):
     ids=["other inputs", "computed weight", "computed bias", "one number as bias", "written between"],
 )
 def test_other_linear_layers_are_kept(forward):
-    assert applied([FoldConstants(), FuseParallelLinears()], Net(forward, **linears(a=True, b=True)), x=X)[1][1] == 0
+    assert (
+        applied([FoldConstants(), FuseParallelLinears()], Net(forward, **linears(a=True, b=True)), x=normal(2, 5, 8))[
+            1
+        ][1]
+        == 0
+    )
 
 
 def mlp(forward, bias=True):

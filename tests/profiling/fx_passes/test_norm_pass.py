@@ -4,7 +4,7 @@ import pytest
 import torch
 from fixed_component import Net
 from fixed_component import fixed_component as component
-from fx_networks import applied, calls, normal
+from fx_networks import applied, calls, f32, normal
 from torch import fx
 from torch.nn import functional as F
 
@@ -18,10 +18,8 @@ from profiling.fx_passes.regions import Graph
 from profiling.variants.recipe import Recipe
 
 PASS = FuseNorms(norm=fused_norm, misfit=lambda *_: None)
-
-
 VECTORS = {"gain": normal(6, seed=2, dtype=torch.float32) + 2, "shift": normal(6, seed=3, dtype=torch.float32)}
-X = normal(2, 6, 4, 5, seed=1, dtype=torch.float32)
+X = f32(2, 6, 4, 5)
 
 
 def written_out(self, x):

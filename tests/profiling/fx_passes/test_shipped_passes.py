@@ -94,22 +94,18 @@ def test_passes_of_a_users_own_are_named_and_compared():
     assert torch.equal(first.after(x=x), -module(x=x))
 
 
-def test_errors_name_the_wrong_pass():
-    with pytest.raises(InputError, match=r"passes\.0='drop' cannot be called"):
-        Rewrite(passes=["drop"])
-    nothing = Rewrite(passes=[functools.partial(print, end="")])
-    net = component(Net(lambda self, x: x + 1), x=normal(2))
-    with pytest.raises(InputError, match="pass print returned NoneType"):
-        nothing.apply(net.module, net)
-
-
-def test_a_stateful_network_is_compared_from_its_start():
+def test_a_stateful_network_is_compared_from_its_start_and_errors_name_the_wrong_pass():
     def forward(self, x):
         self.count.add_(1)
         return x * self.count
 
     module, x = Net(forward, count=torch.zeros(())), torch.ones(2)
-    traced = Rewrite(passes=[FuseParallelLinears()]).apply(module, component(module, x=x)).call
+    net = component(module, x=x)
+    with pytest.raises(InputError, match=r"passes\.0='drop' cannot be called"):
+        Rewrite(passes=["drop"])
+    with pytest.raises(InputError, match="pass print returned NoneType"):
+        Rewrite(passes=[functools.partial(print, end="")]).apply(module, net)
+    traced = Rewrite(passes=[FuseParallelLinears()]).apply(module, net).call
     assert module.count == 0, "tracing and looking leave the state as it was"
     assert traced(x=x).tolist() == [1, 1]
     assert module.count == 1

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import random
 import re
 import weakref
 
@@ -164,8 +165,8 @@ def test_in_place_calls_stay_where_the_function_differs():
     for name, arguments in unlike.items():
         module = Net(lambda self, x, name=name, given=arguments: getattr(x.abs() + 1, name)(*given) * 2)
         assert calls(applied([], module, x=normal(3, 3))[0])[name] == 1
-    random = trace(Net(lambda self, x: x + torch.empty(3).bernoulli_()), {"x": normal(3)})
-    assert calls(random)["bernoulli_"] == 1
+    drawn = trace(Net(lambda self, x: x + torch.empty(3).bernoulli_()), {"x": normal(3)})
+    assert calls(drawn)["bernoulli_"] == 1
     with torch.library._scoped_library("fx_test", "DEF") as library:  # not to be taken for torch's
         library.define("add_(Tensor(a!) x, float y) -> Tensor(a!)")
         library.impl("add_", lambda x, y: x.mul_(y), "CompositeExplicitAutograd")
@@ -226,11 +227,8 @@ def test_a_ring_may_be_written_before_it_is_read():
 
 
 def test_an_output_that_a_graph_cannot_express_is_named():
-    class Cache:
-        pass
-
-    with pytest.raises(InputError, match=r"^Net cannot be traced: its forward returns a Cache, which a graph cannot"):
-        trace(Net(lambda self, x: {"y": x, "cache": Cache()}), {"x": torch.ones(3)})
+    with pytest.raises(InputError, match=r"^Net cannot be traced: its forward returns a Random, which a graph cannot"):
+        trace(Net(lambda self, x: {"y": x, "cache": random.Random()}), {"x": torch.ones(3)})
 
 
 def test_a_graph_frees_weights_that_it_no_longer_uses():

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
-from fixed_component import fixed_component
+from fixed_component import Net, fixed_component
 from torch import nn
 from torch._inductor import config, cpp_builder
 from torch.utils._pytree import _register_namedtuple
@@ -161,9 +161,7 @@ esac
 def test_an_application_loads_what_was_prepared_without_this_tool(tmp_path):
     """As docs/python.md has it: a fresh process that imports nothing but torch."""
     page = (Path(__file__).parents[3] / "docs" / "python.md").read_text(encoding="utf-8")
-    (code,) = (
-        each for each in re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE) if "aoti_load" in each
-    )
+    (code,) = (each for each in re.findall(r"^```python\n(.*?)^```$", page, re.S | re.M) if "aoti_load" in each)
     module = nn.Sequential(nn.Conv1d(4, 4, 3), nn.BatchNorm1d(4), nn.ReLU()).eval()
     x = torch.randn(2, 4, 9)
     passes = Rewrite(passes=[FoldBatchNorm()])  # its graph is called by a module, whose names an export copies
@@ -196,38 +194,29 @@ class Pair(NamedTuple):
     second: torch.Tensor
 
 
-class Returns(nn.Module):
-    def __init__(self, output):
-        super().__init__()
-        self.output = output
-
-    def forward(self, x):
-        return self.output(x)
-
-
 @pytest.mark.parametrize(
     ("output", "says"),
     [
-        (lambda x: {"picture": SimpleNamespace(pixels=x)}, r"cannot export Returns.*SimpleNamespace'> in output"),
-        (lambda x: [Pair(x, x)], r"cannot return .*Pair'> .* register using `_register_namedtuple`\. Or return a dict"),
-        (lambda x: {"a": [x, 0.5]}, "holds 0.5, and a package returns only tensors"),
+        (lambda self, x: {"picture": SimpleNamespace(pixels=x)}, r"cannot export Net.*SimpleNamespace'> in output"),
+        (lambda self, x: [Pair(x, x)], r"cannot return .*Pair'> .* register using `_register_namedtuple`\. Or return"),
+        (lambda self, x: {"a": [x, 0.5]}, "holds 0.5, and a package returns only tensors"),
     ],
 )
 def test_what_a_package_cannot_return_is_said_before_it_is_compiled(output, says, tmp_path):
     with pytest.raises(SkippedError, match=says):
-        prepared(Returns(output), torch.ones(2), folder=tmp_path)
+        prepared(Net(output), torch.ones(2), folder=tmp_path)
     assert not list(tmp_path.rglob("*"))
 
 
-def branches(x):
+def branches(self, x):
     return x + 1 if x.sum() > 0 else x  # the line that an export names
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_cannot_be_exported_names_its_line(strict):
     line = branches.__code__.co_firstlineno + 1
-    with pytest.raises(SkippedError, match=rf"cannot export Returns at {__file__}:{line}: ") as raised:
-        exported(Returns(branches), [{"x": torch.ones(2)}], strict=strict)
+    with pytest.raises(SkippedError, match=rf"cannot export Net at {__file__}:{line}: ") as raised:
+        exported(Net(branches), [{"x": torch.ones(2)}], strict=strict)
     assert "\n" not in str(raised.value)
 
 
@@ -235,7 +224,7 @@ def test_what_cannot_be_exported_names_its_line(strict):
     ("call", "says"),
     [
         (
-            lambda: exported(Returns(branches), [{"x": torch.ones(n), "scale": float(n)} for n in (2, 3)]),
+            lambda: exported(Net(branches), [{"x": torch.ones(n), "scale": float(n)} for n in (2, 3)]),
             r"differ in more than sizes: scale\. Write dynamic: false",
         ),
         (lambda: AOTInductor(options={"triton.cudagraphs": True}), "holds no CUDA graphs. Give the recipe a capture"),

@@ -6,25 +6,21 @@ import subprocess
 import sys
 import weakref
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 import pytest
 import torch
-import yaml
 from fixed_component import Net
 from fixed_component import fixed_component as component
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from profiling.cli.app import CONF
-from profiling.components.instantiate import instantiate
 from profiling.components.trajectory import learn
 from profiling.errors import InputError, SkippedError
 from profiling.fx_passes.linear import FuseParallelLinears
 from profiling.graphs import CaptureError
-from profiling.run.job import as_recipe
 from profiling.trace.counters import snapshot
 from profiling.variants.aot_inductor import AOTInductor
 from profiling.variants.cuda_graph import CudaGraph
@@ -537,16 +533,6 @@ def test_an_option_without_an_effect_on_the_device_makes_it_unavailable(compiler
         assert (not reason(CUDA, **pdl)) == has_pdl
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert "enable_pdl changes nothing here" in reason(CUDA, **pdl), "it is of NVIDIA's GPUs"
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "variant").glob("*.yaml")))
-def test_every_variant_is_a_recipe_with_all_its_keys(name):
-    node = yaml.safe_load((CONF / "variant" / f"{name}.yaml").read_text())[name]
-    assert set(node) == {"transforms", "compiler", "capture", "tolerance"}
-    recipe = instantiate(as_recipe(node), f"variant.{name}")
-    assert isinstance(recipe, Recipe)
-    for step, options in ((recipe.compiler, node["compiler"]), (recipe.capture, node["capture"])):
-        assert step is None or {each.name for each in fields(step)} == options.keys() - {"_target_"}
 
 
 def test_a_compiled_step_that_is_never_closed_ends_a_program_without_a_traceback():

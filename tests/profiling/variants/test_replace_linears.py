@@ -68,7 +68,6 @@ def test_it_says_what_it_replaced_and_why_others_stay(weights, bound):
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"weights": "int4"}, ValueError, "weights='int4' must be one of bf16, int8, float8_e4m3"),
         ({"include": "first"}, InputError, "include='first' must be a list"),
         ({"include": ["frist*"]}, InputError, r"'frist\*' matches no linear layer of Network \(such as: first, in"),
         ({"exclude": ["nothing"]}, InputError, "'nothing' matches no linear layer"),

@@ -11,11 +11,13 @@ from torch import nn
 from profiling.results.jsonl import read_records
 from profiling.variants.recipe import Recipe
 
+PAGE = (ROOT / "docs" / "variants.md").read_text(encoding="utf-8")
 
-def blocks(page, language):
-    return re.findall(
-        rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
+
+def block(language, text):
+    """Return the one block of the page in this language that holds the text."""
+    (found,) = (each for each in re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.S | re.M) if text in each)
+    return found
 
 
 SMALL = """
@@ -26,16 +28,13 @@ small:
 
 
 def test_the_step_of_the_page_runs(tmp_path):
-    (code,) = (block for block in blocks("docs/variants.md", "python") if block.startswith("# my_package.py"))
-    (node,) = (block for block in blocks("docs/variants.md", "yaml") if block.startswith("# step/my_steps.yaml"))
-    page = (ROOT / "docs/variants.md").read_text()
-    (command,) = (line for line in page.splitlines() if "my_layout+compile]" in line)
+    (command,) = (line for line in PAGE.splitlines() if "my_layout+compile]" in line)
     command = command.replace("[image_decoder]", "[small]")  # which compiles sooner
-    (tmp_path / "my_package.py").write_text(code)
+    (tmp_path / "my_package.py").write_text(block("python", "# my_package.py"))
     for folder in ("step", "component"):
         (tmp_path / folder).mkdir()
     (tmp_path / "component" / "small.yaml").write_text(SMALL)
-    (tmp_path / "step" / "my_steps.yaml").write_text(node)
+    (tmp_path / "step" / "my_steps.yaml").write_text(block("yaml", "# step/my_steps.yaml"))
     fast = ("isolation=none", f"hydra.run.dir={tmp_path / 'run'}", *QUICK, "metric=[parity,latency]")
     done = finished([*command.split(), *fast], tmp_path, PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert done.returncode == 0, done.stderr
@@ -45,9 +44,8 @@ def test_the_step_of_the_page_runs(tmp_path):
 
 
 def test_the_transform_of_the_page_runs():
-    (code,) = (block for block in blocks("docs/variants.md", "python") if "MyTransform" in block)
     names = {"__name__": __name__}
-    exec(code, names)
+    exec(block("python", "MyTransform"), names)
     net = fixed_component(nn.Linear(2, 2), input=torch.ones(1, 2))
     (row,) = Recipe(transforms=[names["MyTransform"](rank=2)])(net, Path()).recipe
     assert (row.name, row.changed, row.notes) == ("MyTransform", 1, ("what the report should say",))
