@@ -8,11 +8,11 @@ from as_user import QUICK
 from fake_cells import GB, Plan, dies, ends, interrupts, two_runs
 from planted_repository import COMPONENT, NET, commit, git, with_network
 from table import promise
+from test_taking_turns import rows
 
 from profiling.compare import measure
 from profiling.compare.__main__ import main
 from profiling.compare.cells import exit_code, judged, matched_cells, read_run
-from profiling.results.jsonl import read_records
 from profiling.run.runner import execute
 
 # What the user types, in a repository with two commits.
@@ -84,21 +84,18 @@ def test_what_one_revision_lacks(repository, monkeypatch, capsys):
     assert is_clean(repository)
 
 
-@promise("revision")
-def test_overrides_for_runs(repository, capsys):
-    (repository / "run").mkdir()
-    (repository / "run" / "results.jsonl").write_text("{}\n")
-    error = refused(capsys, "run", "HEAD", "component=[net]")
-    assert "run is a run. To compare runs, leave 'component=[net]' out" in error
-
-
 @promise("foreign files")
-def test_a_folder_that_is_not_empty_or_cannot_be_made(repository, capsys):
+@promise("revision")
+def test_a_folder_that_is_not_empty_cannot_be_made_or_is_a_run_beside_overrides(repository, capsys):
     error = refused(capsys, "HEAD~1", "HEAD", *ASKED, f"hydra.run.dir={repository / 'component'}")
     assert "is not empty: it holds net.yaml" in error
     error = refused(capsys, "HEAD~1", "HEAD", *ASKED, "hydra.run.dir=user_net.py/runs")
     assert "cannot write" in error
     assert "hydra.run.dir=FOLDER" in error
+    (repository / "run").mkdir()
+    (repository / "run" / "results.jsonl").write_text("{}\n")
+    error = refused(capsys, "run", "HEAD", "component=[net]")
+    assert "run is a run. To compare runs, leave 'component=[net]' out" in error
     assert is_clean(repository)
 
 
@@ -148,12 +145,8 @@ def compared(runs):
     return {cell.variant: cell for cell in cells}, exit_code(cells, 0.02)
 
 
-def rows(run):
-    return {record.variant: record for record in read_records(run.folder).records}
-
-
 @promise("revision cell")
-def test_a_cell_of_one_revision_dies(tmp_path):
+def test_a_cell_of_one_revision_dies_or_is_never_ready(tmp_path):
     plans = {"baseline": Plan(), "v": Plan()}
     runs, _ = two_runs(tmp_path, plans, {"baseline": Plan(), "v": Plan(happens={3: dies})})
     execute(runs)
@@ -161,11 +154,8 @@ def test_a_cell_of_one_revision_dies(tmp_path):
     assert (cells["baseline"].verdict, cells["v"].verdict, code) == ("undecided", "not compared", 2)
     assert "B is failed" in cells["v"].reason
     assert rows(runs[0])["v"].status == "ok"
-
-
-@promise("revision cell")
-def test_a_cell_of_one_revision_is_never_ready(tmp_path):
-    runs, cells = two_runs(tmp_path, {"baseline": Plan(happens={"ready": ends()})}, {"baseline": Plan()})
+    (tmp_path / "other").mkdir()
+    runs, cells = two_runs(tmp_path / "other", {"baseline": Plan(happens={"ready": ends()})}, {"baseline": Plan()})
     execute(runs)
     assert compared(runs)[0]["baseline"].verdict == "not compared"
     other = rows(runs[1])["baseline"]

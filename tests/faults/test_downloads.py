@@ -198,35 +198,36 @@ def test_what_cannot_be_resumed(published, get, changed):
 
 
 @promise("cut download")
-def test_part_that_is_whole(published, get):
+def test_a_part_that_is_whole_and_a_server_that_is_busy(published, get):
     published.part.parent.mkdir()
     published.part.write_bytes(BODY)
     Path(f"{published.part}.etag").write_text('"v1"')
     assert get()[0] == 0
     assert published.file.read_bytes() == BODY
     assert published.sent == [0]
-
-
-@promise("wrong download")
-@pytest.mark.parametrize(
-    ("headers", "body"),
-    rows(
-        ({"Content-Length": None}, BODY, "a server does not give the file's size"),
-        ({"Content-Encoding": "gzip"}, gzip.compress(BODY), "a body that expands (gzip)"),
-    ),
-)
-def test_size_that_is_unknown_or_false(published, get, headers, body):
-    published.headers, published.body = headers, body
-    assert get()[0] == 1
-    assert not published.lock.exists()
-
-
-@promise("cut download")
-def test_transient_status(published, get):
+    published.file.unlink()
     published.statuses = [503]
     code, printed = get()
     assert code == 0
     assert "HTTP 503 Service Unavailable; trying again in 0 s" in printed
+
+
+@promise("wrong download")
+@pytest.mark.parametrize(
+    ("headers", "body", "code", "says"),
+    rows(
+        ({"Content-Length": None}, BODY, 1, "", "a server does not give the file's size"),
+        ({"Content-Encoding": "gzip"}, gzip.compress(BODY), 1, "", "a body that expands (gzip)"),
+        ({}, b"<!DOCTYPE html><h1>Log in", 2, "not a checkpoint", "a page instead of a checkpoint"),
+    ),
+)
+def test_what_is_no_such_file_is_not_recorded(published, get, headers, body, code, says):
+    published.headers, published.body = headers, body
+    ended, printed = get()
+    assert ended == code
+    assert says in printed
+    assert not published.lock.exists()
+    assert code == 1 or published.partial_files() == []
 
 
 @promise("wrong download")
@@ -235,16 +236,6 @@ def test_missing_remote_file(published, get):
     assert checkpoints.main(["--manifest", str(published.manifest)]) == 1
     assert published.file.read_bytes() == BODY
     assert len(published.sent) == 2
-
-
-@promise("wrong download")
-def test_page_instead_of_checkpoint(published, get):
-    published.body = b"<!DOCTYPE html><h1>Log in"
-    code, printed = get()
-    assert code == 2
-    assert "not a checkpoint" in printed
-    assert not published.lock.exists()
-    assert published.partial_files() == []
 
 
 @promise("wrong download")

@@ -46,15 +46,6 @@ def test_printable_keeps_what_can_be_printed():
     assert printable("beginning " + "x" * 100 + " type this", 30).endswith("type this")
 
 
-@promise("text")
-def test_exception_without_text():
-    class BrokenError(Exception):
-        def __str__(self):
-            raise RuntimeError
-
-    assert "BrokenError" in str(InputError(BrokenError()))
-
-
 #: Shells, Hydra and argparse read these in ways of their own.
 FOLDERS = (
     "my  runs/a b",

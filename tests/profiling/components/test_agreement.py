@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from fixed_component import Net
 from playing import component_of, normal, reference_of, verdict_of
 from torch import nn
 from torch.nn import functional as F
@@ -22,20 +23,16 @@ def _all_calls(monkeypatch):
     monkeypatch.setattr("profiling.components.trajectory.SECONDS", math.inf)
 
 
-class Ring(nn.Module):
-    """A stream: a ring of past inputs, and a running sum that its outputs do not show."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("ring", torch.zeros(16, 8))
-        self.register_buffer("at", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("hidden", torch.zeros(8))
+def stream():
+    """Return a module with a ring of past inputs, and a running sum that its outputs do not show."""
 
     def forward(self, x):
         self.ring.index_copy_(0, self.at[None] % 16, x)
         self.hidden.add_(x[0])
         self.at += 1
         return x + self.ring.cumsum(0)[-1:], self.at + 0
+
+    return Net(forward, ring=torch.zeros(16, 8), at=torch.tensor(0), hidden=torch.zeros(8))
 
 
 def step_of(change):
@@ -100,9 +97,9 @@ WRONG = {
 def test_a_step_that_is_right_in_the_first_call_and_wrong_later(wrong, dtype):
     """The state of `output_of_the_call_before` ends right: only its outputs are late."""
     makes = normal(1, 8, dtype=dtype)
-    component = component_of(Ring().to(dtype), makes, dtype=dtype, warm_calls=1)
+    component = component_of(stream().to(dtype), makes, dtype=dtype, warm_calls=1)
     component.kept.begin()
-    exact = component_of(Ring(), lambda generator: {"x": makes(generator)["x"].float()}, warm_calls=1)
+    exact = component_of(stream(), lambda generator: {"x": makes(generator)["x"].float()}, warm_calls=1)
     assert verdict_of(component, exact=exact).passed
     verdict = verdict_of(component, wrong, exact)
     reason, wrong_from = WRONG[wrong]
@@ -190,21 +187,15 @@ def test_each_output_has_the_tolerance_of_its_own_error():
 # --- errors that grow
 
 
-class Grows(nn.Module):
-    """Keeps an error: off by `first` in call 1, and `by` times as far in each later call."""
-
-    def __init__(self, first, by):
-        super().__init__()
-        self.off, self.by = torch.tensor(first), by
+def growing(first, by):
+    """Return a component that keeps an error: off by `first` in call 1, and `by` times as far in each later call."""
 
     def forward(self, x):
         output = x * (1 + self.off)
-        self.off.mul_(self.by)
+        self.off.mul_(by)
         return output
 
-
-def growing(first, by):
-    return component_of(Grows(first, by), warm_calls=0)
+    return component_of(Net(forward, off=torch.tensor(first)), warm_calls=0)
 
 
 @pytest.mark.parametrize(("factor", "judged"), [(2.0, 4), (4.0, 3)])
@@ -241,17 +232,11 @@ def test_a_recipe_s_own_tolerance_never_allows_an_output_of_zeros():
     assert not verdict_of(near, zeros_from_call_4, exact, Rules(tolerance=0.05)).passed
 
 
-class Logistic(nn.Module):
+def logistic(self, x):
     """A chaotic map: rounding errors double in each call."""
-
-    def __init__(self):
-        super().__init__()
-        self.state = torch.linspace(0.1, 0.9, 64)
-
-    def forward(self, x):
-        for _ in range(6):
-            self.state.copy_(3.99 * self.state * (1 - self.state))
-        return self.state + 0 * x[0, 0]
+    for _ in range(6):
+        self.state.copy_(3.99 * self.state * (1 - self.state))
+    return self.state + 0 * x[0, 0]
 
 
 def reordered(component):
@@ -267,7 +252,7 @@ def reordered(component):
 
 
 def test_in_float32_calls_before_rounding_decides_are_judged():
-    component = component_of(Logistic())
+    component = component_of(Net(logistic, state=torch.linspace(0.1, 0.9, 64)))
     verdict = verdict_of(component, reordered)
     assert verdict.passed, verdict.reason
     assert 1 <= verdict.calls < 8
@@ -290,16 +275,9 @@ def test_nan_is_called_nan():
 # --- random numbers
 
 
-class Walk(nn.Module):
-    """A random walk, whose state is random, too."""
-
-    def __init__(self):
-        super().__init__()
-        self.at = torch.ones(8)
-
-    def forward(self, x):
-        self.at.add_(torch.randn(8) * 0.03)
-        return x + self.at
+def walk():
+    """Return a component that is a random walk, whose state is random, too."""
+    return component_of(Net(lambda self, x: x + self.at.add_(torch.randn(8) * 0.03), at=torch.ones(8)))
 
 
 def test_state_that_is_random_may_differ_as_two_eager_trajectories_do():
@@ -318,21 +296,15 @@ def test_state_that_is_random_may_differ_as_two_eager_trajectories_do():
             component.module.at.mul_(3)
         return output
 
-    assert verdict_of(component_of(Walk()), other).passed
-    wrong = verdict_of(component_of(Walk()), other_state)
+    assert verdict_of(walk(), other).passed
+    wrong = verdict_of(walk(), other_state)
     assert (wrong.reason or "").startswith("the state after 8 calls: ")
 
 
 # --- how a trajectory is played
 
 
-class Full(nn.Module):
-    """A cache with room for six calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.keys, self.at = torch.zeros(6, 8), torch.zeros((), dtype=torch.int64)
-
+def test_a_trajectory_ends_before_a_cache_is_full_and_its_state_is_compared():
     def forward(self, x):
         if int(self.at) == 6:
             raise IndexError("the cache is full")
@@ -340,35 +312,24 @@ class Full(nn.Module):
         self.at += 1
         return self.keys.sum(0)
 
-
-def test_a_trajectory_ends_before_a_cache_is_full_and_its_state_is_compared():
-    component = component_of(Full())
+    component = component_of(Net(forward, keys=torch.zeros(6, 8), at=torch.tensor(0)))
     assert eager_reference(component).calls == 5, "and a warm call"
     assert verdict_of(component).calls == 5
     wrong = verdict_of(component, lambda c: lambda: (c.call(), c.module.keys[5:].add_(1))[0])
     assert not wrong.passed
 
 
-class Attends(nn.Module):
-    """Writes to a cache, made in its first call, at the position that it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.cache = None
-
+def test_positions_advance_from_call_to_call_and_begin_anew():
     def forward(self, x, position):
         if self.cache is None:
             self.cache = torch.zeros(32, 8)
         self.cache[position] = x[0]
         return self.cache.cumsum(0)[-1], position + 0
 
+    def make(generator):
+        return {"x": torch.randn(1, 8, generator=generator), "position": torch.tensor([3])}
 
-def positions(generator):
-    return {"x": torch.randn(1, 8, generator=generator), "position": torch.tensor([3])}
-
-
-def test_positions_advance_from_call_to_call_and_begin_anew():
-    component = component_of(Attends(), positions, advances={"position": 1})
+    component = component_of(Net(forward, cache=None), make, advances={"position": 1})
 
     def seen():
         return [int(each["output", list(each)[2][1]].numbers) for each in play(component, component.call, 8)]

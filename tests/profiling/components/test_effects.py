@@ -3,6 +3,7 @@
 import numpy
 import pytest
 import torch
+from fixed_component import Net
 from kinds_of_state import Stateful, learned
 from playing import component_of
 from torch import nn
@@ -20,16 +21,13 @@ def test_an_ignored_counter_is_accepted_and_the_numbers_below_it():
     assert learned(Stateful("number in a dict"), ignore=("by_name",)).refusal() is None
 
 
-def test_the_sequence_of_values_begins_before_the_first_call():
+def test_the_sequence_of_values_begins_before_the_first_call_and_a_line_names_eight_places_at_most():
     effects = learned(Stateful("number"), warm_calls=0).kept.effects
     assert effects.numbers == {"pos": tuple(range(9))}
     assert effects.lines()[0].startswith("`pos` 0 → 1 → 2 → 3 → …: torch.compile may compile once a value")
-
-
-@pytest.mark.parametrize(("number", "more"), [(8, ""), (10, " and 2 more")])
-def test_a_line_names_eight_places_at_most(number, more):
-    places = tuple(f"cache.{place}" for place in range(number))
-    assert Effects(written=places).lines() == [f"written in place: {', '.join(places[:8])}{more}"]
+    for number, more in ((8, ""), (10, " and 2 more")):
+        places = tuple(f"cache.{place}" for place in range(number))
+        assert Effects(written=places).lines() == [f"written in place: {', '.join(places[:8])}{more}"]
 
 
 class KeepsInputs(nn.Module):
@@ -61,16 +59,7 @@ def test_an_input_that_is_kept_and_read_is_named():
         assert torch.equal(step(x=torch.ones(4, 8), cache=torch.ones(4, 8)), torch.full((4, 8), 3.0))
 
 
-class Writes(nn.Module):
-    """Writes to all that it is given and has."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight, self.kept = nn.Parameter(torch.ones(8)), torch.zeros(4, 8)
-        self.array, self.generator = numpy.zeros(4, dtype="float32"), torch.Generator()
-        self.empty = nn.Parameter(torch.empty(0))
-        self.quiet = torch.ones(3)
-
+def test_everything_that_is_written_to_is_listed_and_put_back():
     def forward(self, x, cache, history):
         self.weight.mul_(1.5)
         self.kept.add_(x)
@@ -81,9 +70,9 @@ class Writes(nn.Module):
         history.append(x + cache)
         return x * self.weight, self.kept[0], len(history)
 
-
-def test_everything_that_is_written_to_is_listed_and_put_back():
-    module = Writes()
+    parts = {"weight": nn.Parameter(torch.ones(8)), "empty": nn.Parameter(torch.empty(0)), "kept": torch.zeros(4, 8)}
+    parts |= {"array": numpy.zeros(4, dtype="float32"), "generator": torch.Generator(), "quiet": torch.ones(3)}
+    module = Net(forward, **parts)
     component = component_of(module, lambda generator: {**cached(generator), "history": []})
     with torch.inference_mode():
         first = learn(component)
@@ -121,33 +110,23 @@ def test_an_input_that_warm_calls_left_equal_is_state_from_the_first_call_on():
         assert difference(one, other).error == 0
 
 
-class Flexible(nn.Module):
-    """Calls FlexAttention, which refuses to run inside of a dispatch mode when it is compiled."""
-
-    def __init__(self):
-        super().__init__()
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        self.mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
-        self.attention, self.calls = flex_attention, torch.zeros(())
+def test_flex_attention_is_observed():
+    """It refuses to run inside of a dispatch mode when it is compiled."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def forward(self, x):
         self.calls += 1
-        return self.attention(x, x, x, block_mask=self.mask)
+        return flex_attention(x, x, x, block_mask=self.mask)
 
-
-def test_flex_attention_is_observed():
-    component = learned(Flexible(), lambda generator: {"x": torch.randn(1, 2, 128, 16, generator=generator)})
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cpu")
+    module = Net(forward, mask=mask, calls=torch.zeros(()))
+    component = learned(module, lambda generator: {"x": torch.randn(1, 2, 128, 16, generator=generator)})
     assert component.refusal() is None
     assert component.kept.effects.written == ("calls",)
 
 
-class Unwatchable(nn.Module):
-    """Cannot run under a dispatch mode, as some compiled code."""
-
-    def __init__(self):
-        super().__init__()
-        self.prev = torch.zeros(4, 8)
+def test_what_cannot_be_watched_is_compared_only():
+    """As some compiled code, which cannot run under a dispatch mode."""
 
     def forward(self, x):
         if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
@@ -155,8 +134,6 @@ class Unwatchable(nn.Module):
         y, self.prev = x + self.prev, x * 2
         return y
 
-
-def test_what_cannot_be_watched_is_compared_only():
-    component = learned(Unwatchable())
+    component = learned(Net(forward, prev=torch.zeros(4, 8)))
     assert component.place.calls == 8
     assert "`prev` is assigned anew" in (component.refusal() or "")

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import fixed_component
 import pytest
 import torch
 from kinds_of_state import KINDS, Stateful, learned
@@ -253,20 +254,16 @@ def test_a_cache_of_transformers(cache, place):
     assert (component.refusal() is None) is (cache == "static")
 
 
-class AppendsToLists(nn.Module):
-    """Changes a list among its inputs, and one in an object."""
-
+def test_lists_and_objects_among_the_inputs_are_state():
     def forward(self, x, history, store):
         history.append(x + 0)
         store.items.append(x + 0)
         return x * len(history) + sum(store.items)
 
-
-def test_lists_and_objects_among_the_inputs_are_state():
     def make(generator):
         return {"x": torch.randn(3, generator=generator), "history": [], "store": SimpleNamespace(items=[])}
 
-    component = learned(AppendsToLists(), make)
+    component = learned(fixed_component.Net(forward), make)
     assert set(component.kept.effects.assigned) == {"inputs['history']", "inputs['store'].items"}
     first = outputs_of(component)
     assert len(component.inputs["history"]) == component.kept.warm_calls + 3, "carried over from call to call"

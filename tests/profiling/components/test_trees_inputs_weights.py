@@ -24,15 +24,12 @@ TREE = OrderedDict(
 )
 
 
-def test_every_entry_has_a_key():
+def test_every_entry_has_a_key_and_mapping_keeps_the_structure_and_the_original():
     keys = {key: [str(inner) for inner, _ in children(content) or ()] for key, content in TREE.items()}
     assert keys == {"a": [], "b": ["[0]", "[1]"], "c": [".left", ".right"], "d": [".inside", ".label"]}
     assert [str(key) for key, _ in children(TREE)] == ["['a']", "['b']", "['c']", "['d']"]
     assert [tensor.numel() for tensor in tensors_in(TREE)] == [2, 1, 3, 1, 2]
     assert tensors_in({"x": None, "y": 3}) == []
-
-
-def test_mapping_keeps_the_structure_and_the_original():
     mapped = map_tensors(lambda tensor: tensor + 1, TREE)
     assert [type(each) for each in (mapped, mapped["c"], mapped["d"])] == [OrderedDict, Pair, Box]
     assert mapped["c"].right == "no tensor"

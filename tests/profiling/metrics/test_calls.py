@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from fixed_component import Net
 from playing import component_of
-from torch import nn
 
 from profiling.components.trajectory import learn
 from profiling.metrics.calls import Calls, time_rows
@@ -35,21 +35,15 @@ def test_rows_beyond_the_time_limit_are_extrapolated_and_marked_but_for_one_call
     assert asked == [10, 1]
 
 
-class Fills(nn.Module):
-    """A cache with room for the calls of one trajectory, and a warm call; it notes what it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.at, self.cache = torch.zeros((), dtype=torch.int64), torch.zeros(9, 8)
+def subject_of(seen):
+    """Return a cache with room for the calls of one trajectory, and a warm call; what calls are given is in `seen`."""
 
     def forward(self, x):
         self.cache[self.at] = x[0]  # raises where it is full
         self.at += 1
         return self.cache.sum(0)
 
-
-def subject_of(seen):
-    component = component_of(Fills())
+    component = component_of(Net(forward, at=torch.tensor(0), cache=torch.zeros(9, 8)))
     learn(component)
     component.reset()
 

@@ -198,7 +198,10 @@ class Pair(NamedTuple):
     ("output", "says"),
     [
         (lambda self, x: {"picture": SimpleNamespace(pixels=x)}, r"cannot export Net.*SimpleNamespace'> in output"),
-        (lambda self, x: [Pair(x, x)], r"cannot return .*Pair'> .* register using `_register_namedtuple`\. Or return"),
+        (
+            lambda self, x: [Pair(x, x)],
+            r"cannot return .*Pair'> .* register using `_register_namedtuple`\. Or return a dict",
+        ),
         (lambda self, x: {"a": [x, 0.5]}, "holds 0.5, and a package returns only tensors"),
     ],
 )

@@ -32,7 +32,7 @@ from profiling.variants.transforms import ChannelsLast
 from profiling.variants.variant import Variant
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-INT8_WEIGHTS = Quantize(config="Int8WeightOnlyConfig")
+INT8, FREEZES = Quantize(config="Int8WeightOnlyConfig"), AOTInductor(options={"freezing": True})
 
 
 class Wrapped(nn.Module):
@@ -210,19 +210,11 @@ def test_what_a_users_own_part_raises_and_returns_names_it(variant, error, says,
         variant.prepare(component(nn.Linear(1, 1), input=torch.ones(1)), tmp_path)
 
 
-class Remembers(nn.Module):
-    """Counts its calls in a buffer and in a Python number."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))
-        self.register_buffer("total", torch.zeros(4))
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        self.total.add_(x[0])
-        return self.second(self.first(x)) + self.total + self.calls
+def remembers(self, x):
+    """Count calls in a buffer and in a Python number."""
+    self.calls += 1
+    self.total.add_(x[0])
+    return self.second(self.first(x)) + self.total + self.calls
 
 
 class Held(nn.Module):
@@ -246,7 +238,8 @@ def replacing(module):
 @pytest.mark.parametrize("learns", [True, False])
 @torch.inference_mode()
 def test_a_reset_restores_the_state_and_keeps_what_a_transform_replaced(tmp_path, learns):
-    net = component(Remembers(), torch.ones(2, 4))
+    layers = {"first": nn.Linear(4, 4), "second": nn.Sequential(nn.Linear(4, 4))}
+    net = component(Net(remembers, **layers, total=torch.zeros(4), calls=0), torch.ones(2, 4))
     if learns:
         learn(net)
     net.reset()
@@ -481,10 +474,7 @@ def test_that_no_part_between_blocks_is_compiled_is_said_and_without_blocks_noth
         ({"compiler": Inductor(mode="reduce-overhead"), "capture": CudaGraph()}, "Write capture: null"),
         ({"compiler": Inductor(options={"triton.cudagraphs": True}), "capture": CudaGraph()}, "options.triton.cudagr"),
         ({"compiler": Inductor(mode="max-autotune", regional=True)}, "Capture the whole call"),
-        (
-            {"transforms": [INT8_WEIGHTS], "compiler": AOTInductor(options={"freezing": True})},
-            "freezing would dequantise the weights of Quantize",
-        ),
+        ({"transforms": [INT8], "compiler": FREEZES}, "freezing would dequantise the weights of Quantize"),
         ({"compiler": nn.Identity()}, "is no Compiler"),
         ({"capture": Inductor()}, "is no CudaGraph"),
         ({"transforms": ["drop"]}, r"transforms\.0='drop' cannot be called"),
@@ -536,10 +526,7 @@ def test_an_option_without_an_effect_on_the_device_makes_it_unavailable(compiler
 
 
 def test_a_compiled_step_that_is_never_closed_ends_a_program_without_a_traceback():
-    program = (
-        "from profiling.variants.inductor import COMPILED_STEPS\n"
-        "def opened():\n    with COMPILED_STEPS:\n        yield\n"
-        "step = opened()\nnext(step)\n"
-    )
+    program = "from profiling.variants.inductor import COMPILED_STEPS\ndef opened():\n    with COMPILED_STEPS: yield\n"
+    program += "step = opened()\nnext(step)\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stderr == ""
