@@ -80,9 +80,6 @@ def record_of(folder, **parts):
     return kept
 
 
-# What the code of a cell raises.
-
-
 def raises(what, where="call"):
     return {"_target_": "cell_faults.Raises", "fault": what, "where": where}
 
@@ -218,9 +215,6 @@ def test_text_that_cannot_be_sent(tmp_path):
     assert "metric mine" in end.reason
 
 
-# What the code of a cell changes for the whole process.
-
-
 def process_state():
     return {
         "defaults": (torch.get_default_dtype(), torch.get_default_device(), torch.is_grad_enabled()),
@@ -307,9 +301,6 @@ def test_a_module_closes_the_output(profile):
     assert f"run: {outcome.folder}" in outcome.out
 
 
-# Clocks.
-
-
 @promise("clock")
 @pytest.mark.parametrize(
     ("step_ns", "text"),
@@ -369,9 +360,6 @@ def test_numbers_that_cannot_be_merged(tmp_path, summary, status):
     assert [record.status for record in read_records(tmp_path).records] == ["ok", status]
 
 
-# Numbers that an API underneath refuses.
-
-
 def job_config(**options):
     given = {"cell_timeout": 60.0, "rounds": 1} | options
     variants = {"baseline": {"_target_": "profiling.variants.recipe.Recipe"}}
@@ -420,9 +408,6 @@ def test_numbers_that_are_refused(kind, option, values):
 def test_numbers_that_are_accepted():
     assert Settings(seed=2**32 - 1).seed == 2**32 - 1
     assert job_config(cell_timeout=1e9).cell_timeout == 1e9
-
-
-# The report.
 
 
 def rendered(folder, *records):

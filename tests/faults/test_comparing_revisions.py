@@ -136,9 +136,6 @@ def test_an_interrupt_removes_the_worktrees(repository, monkeypatch, capsys, num
     assert is_clean(repository)
 
 
-# Cells on a fake clock.
-
-
 def compared(runs):
     loaded = [read_run(run.folder) for run in runs]
     cells = judged(matched_cells(*loaded))

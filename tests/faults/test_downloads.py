@@ -143,9 +143,6 @@ def until(condition) -> None:
         time.sleep(0.01)
 
 
-# Downloads
-
-
 def test_a_download_is_whole_recorded_and_not_repeated(published, get):
     assert "sha256 recorded in lock.yaml" in get("vae_decoder")[1]
     assert published.file.read_bytes() == BODY
@@ -323,8 +320,6 @@ def test_the_repositorys_manifest_is_valid():
     assert len({entry.path for entry in entries}) == len(entries) >= 3
     assert all(entry.path.is_relative_to(REPOSITORY / "checkpoints") for entry in entries)
 
-
-# Checkpoint files
 
 STATE = {"weight": torch.ones(4, 4), "bias": torch.ones(4)}
 

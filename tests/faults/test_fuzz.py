@@ -183,9 +183,6 @@ def test_component_yaml(data):
     assert len(message) <= 2000
 
 
-# The channel from a cell's process.
-
-
 @promise("channel")
 @bounded(300)
 @given(data=st.data())

@@ -57,8 +57,6 @@ def problem_of(
     return None if measured.problem is None else measured.problem[1]
 
 
-# --- one planted error anywhere in a nested output
-
 Pair = namedtuple("Pair", "left right")
 
 
@@ -237,9 +235,6 @@ def test_one_error_anywhere_in_a_nested_output(leaves, plant, says):
     check()
 
 
-# --- tensors that are compared in a way of their own
-
-
 def sparse(dense: torch.Tensor) -> torch.Tensor:
     return dense.to_sparse()
 
@@ -407,9 +402,6 @@ def test_a_pipeline_may_have_the_error_of_a_stage_or_that_of_eager_twice(error, 
         assert found.sections["parity"].calls == 1
 
 
-# --- the reference itself
-
-
 @pytest.mark.parametrize("draw", [torch.zeros_like, torch.randn_like])
 def test_nan_in_each_of_two_eager_calls_is_not_called_random(draw):
     def call(x):
@@ -465,9 +457,6 @@ def test_outputs_that_cannot_be_compared(forward, says):
         learn(component_of(forward))
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-# --- the brothers of the check
 
 
 @promise("wrong structure")

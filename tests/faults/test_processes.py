@@ -81,9 +81,6 @@ def isolated(executor):
     return run
 
 
-# The channel.
-
-
 @promise("channel")
 @pytest.mark.parametrize(
     "written",
@@ -134,9 +131,6 @@ def test_a_long_name(executor):
     assert performed.death == "could not be run: File name too long"
 
 
-# How it ends.
-
-
 @promise("dies")
 @pytest.mark.parametrize(
     ("script", "text"),
@@ -185,9 +179,6 @@ def test_where_a_process_was_when_its_time_was_over(isolated):
     limit, place = "took longer than cell_timeout=1 s and was killed, in the phase timing at File ", "in waits"
     assert record.reason.startswith(f"the process {limit}")
     assert f"{place}; last lines of cells/net.tried.log: a line" in record.reason
-
-
-# Its turns.
 
 
 @pytest.fixture
@@ -252,9 +243,6 @@ def test_a_process_that_hangs_in_its_turn_or_dies_before_it(session, happens, de
     child.advance(each)
     time.sleep(0.5)
     assert death in ended(each, TURN).death
-
-
-# Its children.
 
 
 @promise("children")

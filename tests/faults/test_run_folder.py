@@ -153,9 +153,6 @@ def content(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-# A folder belongs to one run.
-
-
 @promise("foreign files")
 @pytest.mark.parametrize(
     ("names", "words", "told"),
@@ -236,8 +233,6 @@ def test_runs_of_the_same_second(tmp_path):
     assert len(set(folders)) == 24
     assert tmp_path / "runs" / "2026-01-02_03-04-05" in folders
 
-
-# One process at a time.
 
 HOLD = """
 import os, sys, time
@@ -320,9 +315,6 @@ def test_a_lock_that_vanishes(tmp_path, monkeypatch):
     with claimed(tmp_path, None, print):
         assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
     assert len(calls) == 2
-
-
-# What a run makes is whole.
 
 
 @promise("killed run")
@@ -471,9 +463,6 @@ def test_lines_of_results(start, interrupted, tmp_path, capsys, form, kept, skip
         assert ("1 damaged or cut-off line" in text) == bool(skipped), name
 
 
-# A run that ends in the middle of a cell.
-
-
 @promise("interrupt")
 def test_interrupted_in_a_cell(start):
     def half(job, send):
@@ -562,9 +551,6 @@ def test_a_cut_journal(tmp_path, capsys, damage):
     (kept,) = (tmp_path / "cells").iterdir()
     assert kept.name in note
     assert kept.name == f"net.baseline.attempt1.frames.{'npz' if whole else 'part'}"
-
-
-# Disks and folders that fail.
 
 
 @promise("full disk")

@@ -108,9 +108,6 @@ def test_a_step_that_is_right_in_the_first_call_and_wrong_later(wrong, dtype):
     assert verdict.wrong_from == wrong_from
 
 
-# --- damage in one place
-
-
 def picture(generator):
     """Return a smooth picture with texture."""
     rows = torch.linspace(0, 6, 512)
@@ -182,9 +179,6 @@ def test_each_output_has_the_tolerance_of_its_own_error():
     assert passed.passed
     wrong = verdict_of(near, lambda c: lambda: {"picture": c.inputs["x"] * 3, "rough": c.inputs["x"]}, exact)
     assert "relative L2 error 0.5 of output['picture']" in (wrong.reason or "")
-
-
-# --- errors that grow
 
 
 def growing(first, by):
@@ -259,9 +253,6 @@ def test_in_float32_calls_before_rounding_decides_are_judged():
     assert not verdict_of(component, lambda c: lambda: reordered(c)() * 1.5).passed
 
 
-# --- numbers that are none
-
-
 def test_nan_is_called_nan():
     """In its second call, so that all else is right; and where rounding alone would make it."""
     broken = step_of(lambda component, number, output: output * (math.nan if number == 2 else 1))
@@ -270,9 +261,6 @@ def test_nan_is_called_nan():
         assert verdict.wrong_from == 2
         assert "output (float32 [4, 8] on cpu) has NaN" in (verdict.reason or "")
         assert "rounding" not in (verdict.reason or "")
-
-
-# --- random numbers
 
 
 def walk():
@@ -299,9 +287,6 @@ def test_state_that_is_random_may_differ_as_two_eager_trajectories_do():
     assert verdict_of(walk(), other).passed
     wrong = verdict_of(walk(), other_state)
     assert (wrong.reason or "").startswith("the state after 8 calls: ")
-
-
-# --- how a trajectory is played
 
 
 def test_a_trajectory_ends_before_a_cache_is_full_and_its_state_is_compared():

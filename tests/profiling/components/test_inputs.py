@@ -189,9 +189,6 @@ def test_the_examples_of_the_docs_are_read():
     )
 
 
-# --- objects that a factory makes: caches, for example
-
-
 class Cache:
     """An object of a library: keys that a call overwrites, reached by two names."""
 
