@@ -4,20 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from make_record import record
 from table import promise
 
 import profiling.compare.__main__ as compare
 import profiling.report.__main__ as report
 from profiling.results.jsonl import append_record
-from profiling.results.measured import Metrics
-from profiling.results.record import Record
-from profiling.results.stats import summarize
 from profiling.results.sweep import SWEEP_FILE, Sweep, SweepJob, write_sweep
-
-
-def cell(p50: float) -> Record:
-    names = {"target": "generic_forward", "component": "net", "variant": "baseline", "status": "ok"}
-    return Record(**names, metrics=Metrics(wall_ms=summarize([p50, 1.01 * p50, 0.99 * p50] * 4)))
 
 
 @pytest.fixture
@@ -26,7 +19,7 @@ def sweep(tmp_path: Path) -> Path:
     folder = tmp_path / "sweep"
     for number in range(3):
         (folder / str(number)).mkdir(parents=True)
-        append_record(folder / str(number), cell(3.0 + number))
+        append_record(folder / str(number), record(p50=3.0 + number))
         (folder / str(number) / "environment.json").write_text('{"device": {"type": "cuda", "name": "GPU"}}')
     jobs = tuple(SweepJob(number=n, folder=str(n), overrides=(f"seed={n}",)) for n in range(3))
     plan = Sweep(target="generic_forward", launcher="local", began="2026-01-02T03:04:05+00:00", argv=(), jobs=jobs)
@@ -44,9 +37,7 @@ def sweep(tmp_path: Path) -> Path:
         ("0/environment.json", "[", "environment.json is damaged"),
     ],
 )
-def test_damage_in_one_run_costs_that_run(
-    sweep: Path, file: str, text: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damage_in_one_run_costs_that_run(sweep, file, text, words, capsys):
     (sweep / file).write_text(text)
     assert report.main([str(sweep)]) == 0
     out = capsys.readouterr().out
@@ -57,7 +48,7 @@ def test_damage_in_one_run_costs_that_run(
 
 
 @promise("damaged sweep")
-def test_a_cut_off_plan(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cut_off_plan(sweep, capsys):
     (sweep / SWEEP_FILE).write_text('{"schema": 1, "jobs"')
     assert report.main([str(sweep)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -65,7 +56,7 @@ def test_a_cut_off_plan(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @promise("damaged sweep")
-def test_a_folder_outside(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_outside(sweep, capsys):
     plan = json.loads((sweep / SWEEP_FILE).read_text())
     plan["jobs"][0]["folder"] = "../elsewhere"
     (sweep / SWEEP_FILE).write_text(json.dumps(plan))
@@ -74,7 +65,7 @@ def test_a_folder_outside(sweep: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @promise("sweep option")
-def test_what_only_runs_have(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_only_runs_have(sweep, capsys):
     assert report.main([str(sweep), "--format", "junit"]) == 2
     assert "--format junit is of a run" in capsys.readouterr().err
     assert not (sweep / "report.md").exists()

@@ -11,6 +11,7 @@ import psutil
 import pytest
 import torch
 from as_user import QUICK, ROOT, command, environment
+from make_record import record
 from table import promise
 
 import profiling
@@ -23,12 +24,11 @@ from profiling.metrics import memory, monitor
 from profiling.metrics.latency import Latency
 from profiling.metrics.parity import Parity
 from profiling.results.jsonl import append_record, read_records
-from profiling.results.record import Record
 from profiling.results.verdicts import answer_on, taken
 from profiling.variants.recipe import Recipe
 
 NET = ("component=[net]", "variant=[baseline]")
-RECORD = Record(target="generic_forward", component="net", variant="baseline", status="ok")
+RECORD = record()
 
 
 def in_a_folder(make):
@@ -134,7 +134,7 @@ def test_a_run_without_streams(tmp_path):
     line = f"{shell_words(command(tmp_path / 'run', *NET, 'isolation=none'))} <&- >&- 2>&-"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment())
     assert done.returncode == 0
-    assert [record.status for record in read_records(tmp_path / "run").records] == ["ok"]
+    assert [row.status for row in read_records(tmp_path / "run").records] == ["ok"]
     assert (tmp_path / "run" / "report.html").exists()
 
 
@@ -180,10 +180,10 @@ def test_no_proc(started, tmp_path, monkeypatch):
     monkeypatch.setattr(monitor, "PROC", nowhere)
     code, err = started((*QUICK, *NET, "isolation=none", "metric=[latency,memory]", "hydra.run.dir=run"))
     assert code == 0, err
-    (record,) = read_records(Path("run")).records
-    assert record.wall_p50 is not None
-    assert record.memory.peak_host_rss is None
-    assert {kinds.host_rss for kinds in record.memory.phases.values()} == {None}
+    (row,) = read_records(Path("run")).records
+    assert row.wall_p50 is not None
+    assert row.memory.peak_host_rss is None
+    assert {kinds.host_rss for kinds in row.memory.phases.values()} == {None}
     frames = monitor.FrameMonitor(torch.device("cpu"))
     assert "host_rss" not in frames(0, 1.0)
     frames.close()

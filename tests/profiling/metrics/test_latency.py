@@ -59,19 +59,14 @@ def test_the_share_of_limited_time_is_absent_where_it_is_not_known(monkeypatch, 
 
 
 def test_counters_of_the_driver_are_read_by_the_ids_that_it_knows(monkeypatch):
-    def fields(handle, ids):
+    def field(number):
         known = {74: 5, 251: 6, 271: 7}
-        return [
-            SimpleNamespace(
-                fieldId=each, nvmlReturn=0 if each in known else 3, value=SimpleNamespace(ullVal=known.get(each, 99))
-            )
-            for each in ids
-        ]
+        value = SimpleNamespace(ullVal=known.get(number, 99))
+        return SimpleNamespace(fieldId=number, nvmlReturn=0 if number in known else 3, value=value)
 
     monkeypatch.setattr(nvml, "_handle", lambda device: object())
-    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetFieldValues", fields)
-    expected = {"power cap": 5, "software thermal slowdown": 6, "power brake": 7}
-    assert nvml.limited_ns(CUDA) == expected
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetFieldValues", lambda handle, ids: [*map(field, ids)])
+    assert nvml.limited_ns(CUDA) == {"power cap": 5, "software thermal slowdown": 6, "power brake": 7}
 
 
 def test_an_allocator_retry_and_a_compile_are_another_program(monkeypatch, calls):
