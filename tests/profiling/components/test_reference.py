@@ -108,8 +108,7 @@ def test_a_module_that_needs_half_precision_is_its_own_reference():
 
 @pytest.mark.parametrize(("dtype", "calls"), [("float32", 1), ("bfloat16", 2)])
 def test_a_module_that_always_fails_is_the_users_mistake(dtype, calls):
-    with pytest.raises(
-        InputError, match=r"component net: Net\.forward raised RuntimeError: planted \(inputs: x float32"
-    ):
+    says = r"component net: Net\.forward raised RuntimeError: planted \(inputs: x float32"
+    with pytest.raises(InputError, match=says):
         computed(spec_of(fails="always"), dtype)
     assert len(Net.seen) == calls

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fixed_component import Net
 from playing import component_of
-from torch import nn
 
 from profiling.components.outputs import OutputLog, difference, to_host
 from profiling.components.trajectory import learn
@@ -17,26 +17,14 @@ from profiling.metrics.metric import Subject
 from profiling.variants.variant import Step
 
 
-class Adds(nn.Module):
-    """Sums up what it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("total", torch.zeros(4, dtype=torch.float64))
-
-    def reset(self):
-        self.total.zero_()
-
-    def forward(self, x):
-        self.total.add_(x)
-        return self.total.clone()
-
-
 def subject_of(error_per_call=0.0):
+    """Return a network that sums up what it is given, and a step of it with an error that it hands on."""
+
     def make_inputs(generator):
         return {"x": torch.ones(4, dtype=torch.float64) + torch.rand(1, generator=generator).double()}
 
-    component = component_of(Adds(), make_inputs, dtype=torch.float64, warm_calls=0)
+    adds = Net(lambda self, x: self.total.add_(x).clone(), total=torch.zeros(4, dtype=torch.float64))
+    component = component_of(adds, make_inputs, dtype=torch.float64, warm_calls=0)
 
     def run():
         component.module.total.mul_(1 + error_per_call)

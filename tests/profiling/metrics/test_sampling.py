@@ -43,21 +43,14 @@ def run(times, limits):
     return samples, stopped_by, looks
 
 
-def test_a_steady_step_stops_at_the_minimum():
+def test_a_steady_step_stops_at_the_minimum_a_noisy_one_at_the_most_iterations_and_a_slow_one_at_its_time():
     samples, stopped_by, looks = run(itertools.repeat(10.0), SamplingLimits(min_iterations=30))
-    assert (len(samples), stopped_by) == (30, "interval")
-    assert len(looks) == 1
-
-
-def test_a_noisy_step_goes_on_until_the_iterations_end():
+    assert (len(samples), stopped_by, len(looks)) == (30, "interval", 1)
     rng = random.Random(0)
     noisy = (rng.lognormvariate(0, 1) for _ in itertools.count())
     samples, stopped_by, looks = run(noisy, SamplingLimits(min_iterations=10, max_iterations=200, max_seconds=1e6))
     assert (len(samples), stopped_by) == (200, "iterations")
     assert len(looks) < 25, "looking gets rarer"
-
-
-def test_a_slow_step_ends_at_the_time_limit():
     samples, stopped_by, _ = run(itertools.cycle([900.0, 2000.0]), SamplingLimits(max_seconds=10.0))
     assert stopped_by == "time"
     assert 5 <= len(samples) <= 10

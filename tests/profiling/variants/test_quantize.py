@@ -156,16 +156,8 @@ def test_a_convolution_is_a_product_over_its_channels(kind, batch, shape, roundi
     assert (timed, layer.ms.before, layer.ms.after) == ([[kind, Pointwise]], 2.0, 1.0)
 
 
-class Shared(nn.Module):
+def test_layers_in_two_places_with_one_weight_or_used_now_and_then(rounding, tmp_path):
     """A layer in two places, two layers with one weight, a head tied to an embedding, a layer of every second call."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(8, 16), nn.Linear(16, 8)
-        self.head.weight = self.embedding.weight
-        self.a, self.c, self.d, self.later = (nn.Linear(16, 16) for _ in range(4))
-        self.b, self.d.weight = self.a, self.c.weight
-        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
 
     def forward(self, x):
         x = self.embedding(x) + self.b(self.a(self.embedding(x)))
@@ -173,9 +165,11 @@ class Shared(nn.Module):
         self.calls += 1
         return self.head(self.later(x) if self.calls % 2 else x)
 
-
-def test_layers_in_two_places_with_one_weight_or_used_now_and_then(rounding, tmp_path):
-    net = component(Shared(), x=torch.arange(6))
+    shared = Net(forward, embedding=nn.Embedding(8, 16), head=nn.Linear(16, 8), calls=torch.tensor(0))
+    shared.head.weight = shared.embedding.weight
+    shared.a, shared.c, shared.d, shared.later = (nn.Linear(16, 16) for _ in range(4))
+    shared.b, shared.d.weight = shared.a, shared.c.weight
+    net = component(shared, x=torch.arange(6))
     net.reset()
     expected = copy.deepcopy(net.module)
     with torch.inference_mode():
