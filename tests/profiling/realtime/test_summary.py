@@ -130,6 +130,15 @@ def test_a_stage_that_runs_now_and_then_is_the_cause_of_its_frames():
     assert slow.cause_ms["stage keyframe"] == pytest.approx(4.0 * FRAMES / 10, rel=0.05)
 
 
+@pytest.mark.parametrize(("burst", "every"), [(10, 100), (25, 100), (40, 200)])
+def test_every_frame_of_a_burst_is_slow(burst, every):
+    slow = np.arange(FRAMES) % every < burst
+    slow[: every // 2] = False  # the first frames alone would be a warm-up
+    section = summary(series_of(noise(FRAMES) + 30.0 * slow))
+    assert section.slow.causes == {"stage world": slow.sum()}
+    assert section.slow.cause_ms["stage world"] == pytest.approx(30.0 * slow.sum(), rel=0.05)
+
+
 def test_a_drift_has_no_slow_frames():
     section = summary(series_of(noise(200) * (1 + 0.01 * np.arange(200))), fps=30.0)
     assert faults(section) == {"growing": True, "unsettled": True}
