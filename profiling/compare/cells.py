@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from profiling.compare.differences import Difference, cell_changes
-from profiling.errors import InputError
+from profiling.errors import InputError, printable
 from profiling.report.run_data import RunData, load_run
 from profiling.results import judge
 from profiling.results.jsonl import RESULTS_FILE
@@ -124,10 +124,10 @@ def matched_cells(a: RunData, b: RunData) -> Iterator[CellComparison]:
         if one is None or two is None:
             yield replace(cell, reason=f"only in {'A' if two is None else 'B'}", unmatched=two is None)
         else:
-            yield _matched(cell, one, two)
+            yield _matched(cell, one, two, (a.inputs_of(component), b.inputs_of(component)))
 
 
-def _matched(cell: CellComparison, one: Record, two: Record) -> CellComparison:
+def _matched(cell: CellComparison, one: Record, two: Record, inputs: tuple[str, str]) -> CellComparison:
     cell = replace(cell, a_ms=one.median_ms, b_ms=two.median_ms)
     if one.status == two.status == "skipped":
         return replace(cell, reason="skipped in both")
@@ -135,8 +135,11 @@ def _matched(cell: CellComparison, one: Record, two: Record) -> CellComparison:
         return replace(cell, reason="; ".join(wrong), unmatched=one.is_correct)
     if without := [run for run, ms in (("A", cell.a_ms), ("B", cell.b_ms)) if not (ms and ms > 0)]:
         return replace(cell, reason=f"no times in {' and '.join(without)}", unmatched=without == ["B"])
-    if difference := different_work(one, two):
-        return replace(cell, reason=f"different work: {difference}", unmatched=True)
+    difference = different_work(one, two)
+    if all(inputs) and inputs[0] != inputs[1]:
+        difference = ", ".join(filter(None, (difference, f"inputs {inputs[0]} → {inputs[1]}")))
+    if difference:
+        return replace(cell, reason=f"different work: {printable(difference, 300)}", unmatched=True)
     windows = [[each.ms.tolist() for each in placements_of(record)] for record in (one, two)]
     if windows[0] == windows[1] and any(len(each) > 1 for each in windows[0]):
         return replace(cell, verdict="same", reason="one measurement, in both runs")

@@ -1,5 +1,6 @@
 """Verdicts and exit codes on cells whose times are known; different work is never compared."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -8,6 +9,7 @@ from msgspec.structs import replace
 from planted_runs import WRONG, cell, failed, loop, noisy, write_run
 
 from profiling.compare.cells import different_work, exit_code, judged, matched_cells, read_run
+from profiling.history import read_history
 from profiling.results.measured import Metrics
 from profiling.results.stats import summarize
 
@@ -33,6 +35,20 @@ def pair(factor, *, turns="together", spread=0.002, n=24, **more):
 
 
 OTHERS = "38% of the CPU went to other processes in B"
+
+
+def test_other_inputs_are_other_work(tmp_path):
+    sizes = [f"component: {{net: {{inputs: {{x: {{shape: [{rows}, 8]}}}}}}}}\n" for rows in (64, 4)]
+    one, two = (
+        read_run(write_run(tmp_path / name, cell("v", noisy(ms), turns=name), config=config))
+        for name, ms, config in zip("ab", (8, 4), sizes, strict=True)
+    )
+    (found,) = compare_cells(one, two)
+    assert (found.verdict, exit_code([found], 0.05)) == ("not compared", 2)
+    assert found.reason == "different work: inputs {x: {shape: [64, 8]}} → {x: {shape: [4, 8]}}"
+    assert [len(points) for points in read_history(tmp_path).values()] == [1, 1]
+    (again,) = compare_cells(one, dataclasses.replace(two, folder=one.folder))
+    assert again.verdict == "faster"
 
 
 @pytest.mark.parametrize(
