@@ -163,15 +163,14 @@ class _Recorder(TorchFunctionMode):
                 self._refuse("transforms a function of the inputs (vmap, grad), which a graph cannot express")
 
     def _refuse_dynamic_shape(self, operator_name: str) -> None:
-        self._refuse(f"has an output whose shape depends on values ({operator_name})")
+        self._refuse(f"has an output whose shape depends on values ({operator_name})", "")
 
-    def _refuse(self, reason: str) -> NoReturn:
+    def _refuse(
+        self, reason: str, instead: str = ", or use variant=[cuda_graph], which captures without tracing"
+    ) -> NoReturn:
         where = running_line() if self._verb == "passes" else None
         reason = f"{where or 'its forward'} {reason}"
-        raise InputError(
-            f"{self._name} cannot be traced: {reason}. Write it without, or use variant=[cuda_graph], which "
-            "captures without tracing."
-        )
+        raise InputError(f"{self._name} cannot be traced: {reason}. Write it without{instead}.")
 
 
 def _readable_name(func: Any) -> str:

@@ -164,7 +164,11 @@ class RecordedRun:
         """
         series = {} if self._journal is None else _with_rows(self._journal.read() or {}, self._unwritten)
         if self._journal is None or not frame_count(series):
-            raise InputError("save(): no frame has ended. Put `with frames.frame():` around each turn of your loop.")
+            warmup = self._loop.warmup_frames
+            without = f" after the warmup_frames={warmup}" if warmup else ""
+            raise InputError(
+                f"save(): no frame has ended{without}. Put `with frames.frame():` around each turn of your loop."
+            )
         run = (folder or self._folder).absolute()
         if run not in {*self._saved, self._folder}:
             check_is_new(run)

@@ -242,7 +242,7 @@ class Pair:
         often = f"over {MOST_TIMES:.0f}" if times > MOST_TIMES else f"{int(np.ceil(max(2.0, times)))}"
         if self.placement > self.noise:
             return f"{often} times as many processes{'' if self.in_turns else ', in turns'}"
-        return f"{often} times the time (seconds=)"
+        return f"{often} times the windows (seconds=, metric.latency.max_iterations=)"
 
     def times_wanted(self, resolution: float = RESOLUTION) -> float:
         """Return how many times as much would have to be measured for an answer, if the estimate stays."""

@@ -59,7 +59,7 @@ def test_other_inputs_are_other_work(tmp_path):
         (0.9, {}, "faster", 0, ""),
         (1.005, {"turns": ""}, "undecided", 2, "wants .* in turns"),  # two runs tell less than turns
         (1.1, {"turns": ""}, "slower", 1, ""),
-        (1.0, {"spread": 0.2}, "undecided", 2, r"wants .* times the time \(seconds=\)"),
+        (1.0, {"spread": 0.2}, "undecided", 2, r"wants .* times the windows .*"),
         (0.992, {"spread": 0.02}, "undecided", 0, "wants .*"),  # the same or faster
         (1.2, {"n": 3}, "undecided", 2, r"wants more time \(seconds=\)"),  # there is no interval
         (1.1, {"lost": 0.03}, "slower", 1, OTHERS.replace("38", "3")),

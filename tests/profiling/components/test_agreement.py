@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -263,18 +264,36 @@ def test_nan_is_called_nan():
         assert "rounding" not in (verdict.reason or "")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("filler", [1.0, -math.inf])
+def test_an_input_that_eager_leaves_alone_is_compared_bit_by_bit(dtype, filler):
+    def make(generator):
+        x = torch.randn(4, 8, generator=generator).to(dtype)
+        x[0, 0] = filler
+        return {"x": x}
+
+    @step_of
+    def writes(component, number, output):
+        component.inputs["x"][1].mul_(1.00001 if dtype == torch.float32 else 1.01)
+        return output
+
+    def component():
+        return component_of(lambda x: x[1:] * 2, make, dtype=dtype)
+
+    assert verdict_of(component()).passed
+    assert "inputs['x']" in (verdict_of(component(), writes).reason or "")
+
+
 def walk():
     """Return a component that is a random walk, whose state is random, too."""
     return component_of(Net(lambda self, x: x + self.at.add_(torch.randn(8) * 0.03), at=torch.ones(8)))
 
 
 def test_state_that_is_random_may_differ_as_two_eager_trajectories_do():
-    def other(component):
-        generator = torch.Generator().manual_seed(3)
-
+    def other(component, draw=lambda: torch.randn(9)[1:], factor=1.0):
         def run():
-            component.module.at.add_(torch.randn(8, generator=generator) * 0.03)
-            return component.inputs["x"] + component.module.at
+            component.module.at.add_(draw() * 0.03)
+            return component.inputs["x"] * factor + component.module.at
 
         return run
 
@@ -285,6 +304,8 @@ def test_state_that_is_random_may_differ_as_two_eager_trajectories_do():
         return output
 
     assert verdict_of(walk(), other).passed
+    for wrong_draw, factor in ((lambda: torch.zeros(8), 1.0), (lambda: torch.randn(8), 1.001)):
+        assert not verdict_of(walk(), partial(other, draw=wrong_draw, factor=factor)).passed, "chance explains neither"
     wrong = verdict_of(walk(), other_state)
     assert (wrong.reason or "").startswith("the state after 8 calls: ")
 

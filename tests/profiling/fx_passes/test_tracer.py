@@ -96,7 +96,7 @@ def test_errors_name_the_line_that_cannot_be_traced(forward):
     match = re.search(r"test_tracer\.py:(\d+) \((.*# here)", message)
     assert match, message
     assert start <= int(match[1]) <= start + 3
-    assert "variant=[cuda_graph]" in message
+    assert ("variant=[cuda_graph]" in message) == ("depends on values" not in message), "no capture has such a shape"
     assert len(message.splitlines()) == 1
 
 

@@ -168,7 +168,10 @@ def test_an_undecided_pair_says_what_would_tell():
     one, of_another_run = Cell(windows, EQUAL), Cell((Windows.of([1.02] * 24),), EQUAL)
     assert compare(of_another_run, one).wants().endswith("times as many processes, in turns")
     assert compare(one, one).wants() == "2 times as many processes"
-    for taken, wanted in ((0.0, "over 10 times the time (seconds=)"), (0.5, "a quiet machine")):
+    for taken, wanted in (
+        (0.0, "over 10 times the windows (seconds=, metric.latency.max_iterations=)"),
+        (0.5, "a quiet machine"),
+    ):
         noisy = Pair(np.log(1.05), 0.1**2, 1e6, 0.0, 1e6, taken=taken)
         assert noisy.wants() == wanted, "16 times the time is more than a run can give; others are named first"
 
