@@ -40,7 +40,13 @@ def models_block() -> str:
     """Return tables of the components of other libraries: speed, memory, accuracy and preparation of each variant."""
     runs = [load_run(RESULTS / name) for name in MODELS]
     return "\n\n".join(
-        "\n\n".join([*(markdown(table, "console") for table in answer_section(run).tables), measured_on(run)])
+        "\n\n".join(
+            [
+                *(markdown(table, "console") for table in answer_section(run).tables),
+                "\n".join(f"- {escaped(line)}" for line in answer_section(run).lines),
+                measured_on(run),
+            ]
+        )
         for run in runs
     )
 

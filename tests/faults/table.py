@@ -38,9 +38,9 @@ SECTIONS = {
             "refused, names the file, and `resume=` for a run; exit 2",
             "every file",
         ),
-        "refused run": Promise("a run is refused before its first cell", "one line, exit 2", "a folder of before"),
+        "refused run": Promise("a run is refused before its first cell", "one line, exit 2", "an earlier folder"),
         "linked folder": Promise(
-            "the folder is a symbolic link", "the run is where it leads; a link to nothing is refused", "the link"
+            "the folder is a symbolic link", "the run is in its target; a link to nothing is refused", "the link"
         ),
         "shared folder": Promise(
             "several processes want one folder, or a killed one has left its lock",
