@@ -24,13 +24,23 @@ def deadlines(
     come in chunks of several, a row of the series is a chunk, and its budget is that of all of them. What lies between
     two frames of a free loop is the work of the harness, and counts for nothing.
     """
+    taken_ms = _taken_ms(series)
     by_rate = {}
     for fps in sorted({*rates, target_fps}):
         due = series["due_ms"] if pace == "realtime" and fps == target_fps else None
         budget_ms = 1000 * chunk / fps
         excess_ms = (series["frame_ms"] if due is None else series["delivered_ms"] - due) - budget_ms
-        by_rate[rate_key(fps)] = deadline(fps, budget_ms, excess_ms)
+        by_rate[rate_key(fps)] = deadline(fps, budget_ms, excess_ms, taken_ms if due is None else None)
     return by_rate
+
+
+def _taken_ms(series: Series) -> Array | None:
+    """Return what others took of each frame [n] in ms, NaN where it was not read; None where none of it was."""
+    read = [values for name in ("run_queue_ms", "steal_ms", "others_ms") if np.isfinite(values := series[name]).any()]
+    if not read:
+        return None
+    # Where every reading is 0, the frames between two readings lost nothing either.
+    return np.sum([values if np.nansum(values) else np.zeros_like(values) for values in read], axis=0)
 
 
 def delivered_fps(series: Series) -> float:

@@ -58,6 +58,9 @@ class Deadline(Section, frozen=True, kw_only=True):
     fps: Annotated[float, about("frame rate", "frames/s", "FPS")]
     budget_ms: Annotated[float, about("time for the frames of a call, or of a chunk: 1000 / fps for each", "ms")]
     misses: Annotated[int, about("late calls or frames", title="late")]
+    alone: Annotated[int | None, about("of these, late even without what others took of each; absent: not known")] = (
+        None
+    )
     bursts: Annotated[int | None, about("groups of late ones in a row; absent: older records")] = None
     longest_run: Annotated[int, about("most late ones in a row")]
     longest_stall_ms: Annotated[float, about("largest delay beyond the budget", "ms")]

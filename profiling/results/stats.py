@@ -83,8 +83,11 @@ def median_interval(values: Samples) -> tuple[float, float] | None:
     return float(ordered[cut]), float(ordered[-1 - cut])
 
 
-def deadline(fps: float, budget_ms: float, excess_ms: Samples) -> Deadline:
-    """Return what a rate's record says of calls or frames, each `excess_ms` [n] beyond its budget."""
+def deadline(fps: float, budget_ms: float, excess_ms: Samples, taken_ms: Samples | None = None) -> Deadline:
+    """Return what a rate's record says of calls or frames, each `excess_ms` [n] beyond its budget.
+
+    `taken_ms` [n] is what others took of each, NaN where that is not known.
+    """
     excess = np.asarray(excess_ms, dtype=np.float64)
     late = excess > TICK_MS
     edges = np.flatnonzero(np.diff(late, prepend=False, append=False))
@@ -92,6 +95,7 @@ def deadline(fps: float, budget_ms: float, excess_ms: Samples) -> Deadline:
         fps=fps,
         budget_ms=budget_ms,
         misses=int(late.sum()),
+        alone=None if taken_ms is None else int((excess - np.asarray(taken_ms, dtype=np.float64) > TICK_MS).sum()),
         bursts=bursts(late),
         longest_run=int((edges[1::2] - edges[::2]).max(initial=0)),
         longest_stall_ms=max(0.0, float(excess.max())),

@@ -274,7 +274,8 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     """Judge whether a record holds a frame rate, beside what others took of it; None where it was not timed.
 
     Others only lengthen calls: a rate that is missed while they took part of the time is undecided if the median
-    call without that part would be in time. An application that delivers fewer frames a second holds no such rate.
+    call without that part would be in time, unless enough frames are late even without it. An application that delivers
+    fewer frames a second holds no such rate.
     """
     summary = summary_of(record)
     if summary is None or not record.is_correct:
@@ -286,7 +287,10 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
         return replace(said, answer="no")
     others = taken(record)
     lengthened = others is not None and others.is_named and summary.p50 * (1 - others.share) <= deadline.budget_ms
-    return replace(said, answer="undecided") if said.answer == "no" and lengthened else said
+    if said.answer != "no" or not lengthened:
+        return said
+    alone = deadline.alone and holds(deadline.alone, min(groups, deadline.alone), summary.n, record.late or LATE)
+    return said if alone and alone.answer == "no" else replace(said, answer="undecided")
 
 
 def keeps_audio(record: Record) -> Answer | None:

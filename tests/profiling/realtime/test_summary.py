@@ -7,7 +7,8 @@ from planted_series import GAP_MS, loop, noise, series_of
 from profiling.realtime.graph import parse_graph
 from profiling.realtime.summary import loop_energy, memory_section, summarize_frames
 from profiling.results.loop import BudgetPart
-from profiling.results.record import encode_sections
+from profiling.results.record import Record, encode_sections
+from profiling.results.verdicts import holds_rate
 
 FRAMES = 600
 MIB = 2**20
@@ -137,6 +138,15 @@ def test_every_frame_of_a_burst_is_slow(burst, every):
     section = summary(series_of(noise(FRAMES) + 30.0 * slow))
     assert section.slow.causes == {"stage world": slow.sum()}
     assert section.slow.cause_ms["stage world"] == pytest.approx(30.0 * slow.sum(), rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "answer"), [("host_world_ms", "no"), ("run_queue_ms", "undecided")])
+def test_beside_others_a_rate_is_missed_by_frames_that_are_late_without_them(name, answer):
+    stalls = 40.0 * (np.arange(FRAMES) % 10 == 0)
+    series = series_of(noise(FRAMES) + stalls)
+    section = summary(series | {"run_queue_ms": np.full(FRAMES, 1.0)} | {name: series[name] + stalls})
+    record = Record(target="realtime", component="loop", variant="v", status="ok", realtime=section)
+    assert holds_rate(record, section.deadlines["60"]).answer == answer
 
 
 def test_a_drift_has_no_slow_frames():
