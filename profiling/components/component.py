@@ -256,7 +256,7 @@ class Component:
                 "cast: autocast weights stay as built, and torch.autocast casts what operators read; with cast: none "
                 "nothing is cast (from Python: autocast=, or no dtype=)."
             )
-        return f"Correct component.{self.key}.inputs or the module."
+        return f"Correct component.{self.key}.inputs (from Python: inputs=) or the module."
 
     def _pairs(self, seed: int) -> list[tuple[Tensor, Tensor]]:
         fresh = self.make_inputs(torch.Generator(self.device).manual_seed(seed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import weakref
 from collections.abc import Hashable, Iterator, Mapping, ValuesView
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -75,6 +76,7 @@ class OutputLog:
     def __init__(self) -> None:
         self._leaves: list[Outputs] = []  # without their tensors
         self._file = SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - it lives as long as this object
+        weakref.finalize(self, self._file.close)
 
     def __len__(self) -> int:
         """Return the number of outputs."""

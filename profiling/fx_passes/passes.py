@@ -119,8 +119,8 @@ def check_callables(option: str, parts: Any, *, or_of: tuple[type, ...] = ()) ->
     for number, each in enumerate(parts):
         if not isinstance(each, or_of) and (isinstance(each, type) or not callable(each)):
             raise InputError(
-                f"{option}.{number}={each!r} cannot be called. Write {{_target_: package.module.Class}}, or a "
-                "function's path with _partial_: true."
+                f"{option}.{number}={each!r} is no function and no callable object. Write MyClass(), in a YAML "
+                "{_target_: package.module.MyClass}, or a function's path with _partial_: true."
             )
 
 

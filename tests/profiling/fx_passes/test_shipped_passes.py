@@ -101,7 +101,7 @@ def test_a_stateful_network_is_compared_from_its_start_and_errors_name_the_wrong
 
     module, x = Net(forward, count=torch.zeros(())), torch.ones(2)
     net = component(module, x=x)
-    with pytest.raises(InputError, match=r"passes\.0='drop' cannot be called"):
+    with pytest.raises(InputError, match=r"passes\.0='drop' is no function"):
         Rewrite(passes=["drop"])
     with pytest.raises(InputError, match="pass print returned NoneType"):
         Rewrite(passes=[functools.partial(print, end="")]).apply(module, net)
