@@ -61,7 +61,7 @@ test-gpu: $(DEV_READY) ## the tests that need a CUDA device: side by side, then 
 test-ray: $(RAY_READY) ## the tests of sweeps on a Ray cluster, started on this machine: a minute and a half
 	PYTHONPATH=$(CURDIR)/.venv/ray $(PY) -m pytest -m ray $(ARGS)
 
-test-slow: $(DEV_READY) ## full-size networks on the CPU, fuzzing, a benchmark from end to end: minutes, 6 GB of memory
+test-slow: $(DEV_READY) ## full-size networks on the CPU, fuzzing, Slurm, packages, runs from end to end: minutes, 6 GB of memory
 	$(PY) -m pytest -m slow $(ARGS)
 
 lint: $(DEV_READY) ## ruff (check and format) and pyright

@@ -121,6 +121,7 @@ def test_compiles_into_one_graph(name, backend):
         torch.testing.assert_close(outputs_of(made, compiled), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_run_of_all_of_them(tmp_path):
     folder = tmp_path / "run"
     few = ("isolation=none", "variant=[baseline]", "metric=[parity,latency]")

@@ -25,7 +25,9 @@ def needs(package):
 PARALLEL = [
     pytest.param(("launcher=local", "devices=2"), id="joblib", marks=needs("joblib")),
     pytest.param(
-        ("launcher=slurm", "hydra/launcher=submitit_local", "devices=2"), id="submitit", marks=needs("submitit")
+        ("launcher=slurm", "hydra/launcher=submitit_local", "devices=2"),
+        id="submitit",
+        marks=[needs("submitit"), pytest.mark.slow],
     ),
     pytest.param(("launcher=ray", "devices=2"), id="ray", marks=[needs("ray"), pytest.mark.ray]),
 ]

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 from as_user import OUTSIDE, begun, command
 
@@ -147,6 +148,7 @@ def test_frames_of_a_terminated_loop_stay_and_resume_is_named(tmp_path):
     assert len(read_series(folder / "cells" / "mine.baseline.frames.npz")["frame_ms"]) > 10
 
 
+@pytest.mark.slow
 def test_the_users_own_torch_trace(profile, tmp_path):
     outcome = profile(
         "component=[net]",

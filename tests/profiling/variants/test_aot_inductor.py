@@ -66,6 +66,7 @@ class Remembers(nn.Module):
         return {"y": (self.cache.sum(0) * self.at, [x * 2], None), "named": Named(x), "none": []}
 
 
+@pytest.mark.slow
 def test_a_package_follows_the_buffers_that_calls_change(tmp_path):
     """A position and a cache go on from call to call, and a reset of the module is one of the package."""
     net, step = prepared(Remembers(), torch.randn(1, 4), folder=tmp_path)
@@ -158,6 +159,7 @@ esac
 
 @pytest.mark.skipif(sys.platform != "linux", reason="g++ links to libstdc++ on Linux")
 @pytest.mark.usefixtures("static_compiler")
+@pytest.mark.slow
 def test_an_application_loads_what_was_prepared_without_this_tool(tmp_path):
     """As docs/python.md has it: a fresh process that imports nothing but torch."""
     page = (Path(__file__).parents[3] / "docs" / "python.md").read_text(encoding="utf-8")
