@@ -62,7 +62,7 @@ test-ray: $(RAY_READY) ## the tests of sweeps on a Ray cluster, started on this 
 	PYTHONPATH=$(CURDIR)/.venv/ray $(PY) -m pytest -m ray $(ARGS)
 
 test-slow: $(DEV_READY) ## full-size networks on the CPU, fuzzing, Slurm, packages, runs from end to end: minutes, 6 GB of memory
-	$(PY) -m pytest -m slow $(ARGS)
+	$(PY) -m pytest -m "slow and not gpu" $(ARGS)
 
 lint: $(DEV_READY) ## ruff (check and format) and pyright
 	$(PY) -m ruff check .
