@@ -19,21 +19,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from profiling.components.component import CHECK_SEED, Component
+from profiling.components.component import Component
 from profiling.components.effects import Effects
-from profiling.components.outputs import (
-    NO_ERROR,
-    Errors,
-    LeafError,
-    OutputLog,
-    Outputs,
-    Path,
-    difference,
-    leaf_errors,
-    mismatch,
-)
+from profiling.components.outputs import NO_ERROR, Errors, LeafError, OutputLog, Outputs, Path, leaf_errors, mismatch
 from profiling.components.reference import Moves, Reference, moves
-from profiling.components.trajectory import generators, play, played, seed_generators, state_of
+from profiling.components.trajectory import play, played, state_of
 from profiling.components.trees import map_tensors
 
 #: In the reason of a verdict that is none.
@@ -352,7 +342,7 @@ def check(
         return after[0]
 
     verdict = judge(reference, logged(), state, rules, component.dtype)
-    if verdict.passed or (excused := _excused(component, run, reference, rules, compiled)) is rules:
+    if verdict.passed or (excused := _excused(component, reference, rules, compiled)) is rules:
         return verdict, rules
     verdict = judge(reference, log, lambda: after[0] if after else None, excused, component.dtype)
     if verdict.passed and not after:  # the first time, calls after the wrong one were not made
@@ -380,10 +370,9 @@ _AMPLIFIES = (
 )
 
 
-def _excused(component: Component, run: Callable[[], Any], reference: Reference, rules: Rules, compiled: bool) -> Rules:
+def _excused(component: Component, reference: Reference, rules: Rules, compiled: bool) -> Rules:
     """Return the rules with what else than a mistake of the step may move the outputs."""
-    excused = _excused_by_chance(reference, rules, component.dtype, compiled=compiled)
-    if excused is not None and not _draws_as_eager(component, run):
+    if (excused := _excused_by_chance(reference, rules, component.dtype, compiled=compiled)) is not None:
         return excused
     if (component.dtype != torch.float32 and reference.form != "run") or rules.tolerance is not None:
         return rules
@@ -398,21 +387,6 @@ def _excused_by_chance(reference: Reference, rules: Rules, dtype: torch.dtype, *
         return None
     words = reference.nondeterminism(dtype) or _NO_ORDER
     return replace(rules, excuse=reference.spread_moves, words=words + (_OWN_NUMBERS if compiled else ""), random=True)
-
-
-def _draws_as_eager(component: Component, run: Callable[[], Any]) -> bool:
-    """Return whether chance does not explain other outputs: from one seed, eager repeats itself, and the step leaves
-    the random number generators as eager does, or draws nothing.
-    """
-    ends = []
-    for each in (component.call, component.call, run):
-        log = played(component, each, component.place.calls).log
-        ends.append((log, generators()))
-    (one, drawn), (other, _), (_, of_step) = ends
-    if any(difference(*pair).error for pair in zip(one, other, strict=True)):
-        return False
-    seed_generators(component.seed + CHECK_SEED)
-    return of_step in (drawn, generators())
 
 
 def rounding_moves(component: Component) -> Moves:

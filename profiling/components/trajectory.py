@@ -7,7 +7,6 @@ advances its own state.
 from __future__ import annotations
 
 import math
-import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -215,13 +214,6 @@ def seed_generators(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed)
-
-
-def generators() -> bytes:
-    """Return the states of the global random number generators of torch, Python and NumPy, to be compared."""
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    states = [each.tolist() for each in (torch.get_rng_state(), *devices)]
-    return pickle.dumps((states, random.getstate(), numpy.random.get_state()))
 
 
 @contextmanager

@@ -124,7 +124,8 @@ def test_a_channel_of_rounding_errors_may_be_all_different():
 
 def test_a_random_network_is_right_where_it_differs_by_at_most_twice_the_effect_of_its_numbers():
     def other(made):
-        return lambda: made.inputs["x"] + 0.1 * torch.randn(5, 8)[1:]
+        generator = torch.Generator().manual_seed(1)
+        return lambda: made.inputs["x"] + 0.1 * torch.randn(4, 8, generator=generator)
 
     right = checked(noisy(0.1), other, size=8)
     assert right.problem is None
@@ -134,7 +135,7 @@ def test_a_random_network_is_right_where_it_differs_by_at_most_twice_the_effect_
 
 def test_where_any_output_would_pass_for_a_random_one_parity_cannot_tell():
     assert checked(noisy(5.0)).problem is None, "a step that draws the numbers of eager"
-    (_, reason) = checked(noisy(5.0), lambda made: lambda: made.inputs["x"] + torch.randn(1)).problem
+    (_, reason) = checked(noisy(5.0), lambda made: lambda: made.inputs["x"] * 1.0).problem
     assert reason.startswith("parity: cannot tell: nondeterministic")
     assert "inductor draws its own" not in reason
 
