@@ -132,19 +132,37 @@ class State:
         for key, (_, generator) in self._start.structure.generators.items():
             if key not in self._cold.structure.generators and isinstance(generator, torch.Generator):
                 generator.manual_seed(generator.initial_seed())
-        assigned = {*self.effects.assigned}
         for holder, content in self._warmed:
             now = holder.read()
             made = {
                 name
                 for name, value in now.items()
-                if content.get(name) is None and name_of(holder, name) not in assigned and _holds_tensors(value)
+                if content.get(name) is None and self._is_constant(name_of(holder, name)) and _holds_tensors(value)
             }
             if holder.kind in ("sequence", "set"):
                 holder.write(now if made and len(now) == len(content) else content)
             else:
                 holder.write(content | {name: now[name] for name in made})
         self._cold.restore_values()
+
+    def _is_constant(self, path: str) -> bool:
+        """Whether calls assign nothing anew to a path, or to a place below it, that a later call reads."""
+        return not any(is_below(each, path) for each in self.effects.carried)
+
+    @contextmanager
+    def cold(self) -> Iterator[None]:
+        """Begin the block with what was there before the warm calls; put back after it what is there now.
+
+        That is more than S0: it has what only the first calls write to.
+        """
+        now = Snapshot(self.roots)
+        parameters = Kept.of((key, (kept.path, kept.tensor)) for key, kept in self._cold_parameters.tensors.items())
+        self.restore_cold()
+        try:
+            yield
+        finally:
+            now.restore()
+            restore([], parameters.tensors.values())
 
     def restore_unmade(self) -> None:
         """Put back what was there before the warm calls, without what they made."""

@@ -113,7 +113,7 @@ class PreparedStep:
         """
         component.start(keep_cold=True)
         reference = eager_reference(component)
-        expected = _first_session(component, partial(_call_on_copies, component))
+        expected = [_first_session(component, partial(_call_on_copies, component), seed) for seed in (0, 1)]
         component.reset()
         component.refill(0)
         self._step = variant.prepare(component, folder / "kernels" / "prepared")
@@ -233,36 +233,48 @@ class PreparedStep:
         self.close()
 
 
-def _first_session(component: Component, run: Callable[[], Any]) -> list[Outputs]:
-    """Return the outputs of the first calls of a session: those that were warm calls, and two more."""
-    component.kept.restore_cold()
+def _first_session(component: Component, run: Callable[[], Any], seed: int = 0) -> list[Outputs]:
+    """Return the outputs of the first calls of a session: those that were warm calls, and two more.
+
+    `seed` is added to that of the random number generators. The state is afterwards as before.
+    """
     calls = min(component.kept.warm_calls + 2, component.place.calls)
-    return list(play(component, run, calls, reset=False))
+    with component.kept.cold():
+        played = list(play(component, run, calls, reset=False, seed=seed))
+    return [{path: leaf for path, leaf in outputs.items() if path[0] == "output"} for outputs in played]
 
 
 def _call_on_copies(component: Component) -> Any:
-    """Call the module on inputs of their own memory, as an application without a prepared step does."""
+    """Call the module on inputs of their own memory, as an application without a prepared step does.
+
+    Containers among the inputs, which may be state, are those of the component.
+    """
     carried = component.kept.carried
-    return component.module(
-        **dict(map_tensors(lambda each: each if id(each) in carried else each.clone(), component.inputs))
-    )
+    inputs = {
+        name: value.clone() if isinstance(value, torch.Tensor) and id(value) not in carried else value
+        for name, value in component.inputs.items()
+    }
+    return component.module(**inputs)
 
 
-def _check_first_session(expected: Sequence[Outputs], session: Sequence[Outputs], limit: float) -> None:
+def _check_first_session(expected: Sequence[Sequence[Outputs]], session: Sequence[Outputs], limit: float) -> None:
     """Check the first calls of a session, which begins without what earlier calls keep.
+
+    `expected` are two sessions of the module with other random numbers: a call in which they differ is not checked.
 
     Raises:
         WrongOutputError: outputs are further from those of the module than `limit`, a relative L2 error.
 
     """
-    for number, pair in enumerate(zip(session, expected, strict=True), 1):
-        found = difference(*({path: leaf for path, leaf in each.items() if path[0] == "output"} for each in pair))
-        if found.fault is not None or found.error > limit:
+    for number, (output, one, other) in enumerate(zip(session, *expected, strict=True), 1):
+        chance, found = difference(one, other), difference(output, one)
+        if chance.fault is None and not chance.error and (found.fault is not None or found.error > limit):
             what = found.fault or f"relative L2 {found.error:.2g}, at most {limit:.2g}"
             raise WrongOutputError(
                 f"the prepared step is refused: from a fresh state, call {number} does not return what the module does "
-                f"({what}). Where a call keeps its input, keep a copy (x.clone()): the next one is written into the "
-                "same memory."
+                f"({what}). If a call keeps its input, keep a copy (x.clone()): the next one is written into the same "
+                "memory. If only the first call writes some state, a captured graph has no such call: write it in "
+                "__init__."
             )
 
 

@@ -3,10 +3,12 @@
 import copy
 import gc
 import importlib
+import math
 import threading
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -310,6 +312,70 @@ def test_a_step_that_is_wrong_in_the_first_call_of_a_session_is_refused():
         profiling.prepare(
             Grows(copies=True), {"x": torch.randn(1, 4)}, variant=Recipe(transforms=[lambda m: Doubles(m)])
         )
+
+
+class FirstCall(nn.Module):
+    """Does something else in the first call of a session."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.layer, self.first, self.is_new = nn.Linear(4, 4), first, True
+        self.register_buffer("given", torch.zeros(1, 4))
+
+    def forward(self, x):
+        if self.is_new:
+            self.is_new = False
+            if self.first == "kept":  # by a buffer that only this call writes to
+                self.given.copy_(x)
+            elif self.first == "nan":
+                return x * math.nan
+            elif self.first == "random":
+                return x + torch.randn_like(x)
+        return self.layer(x) + self.given
+
+
+class Sums(nn.Module):
+    """Keeps a sum in a container that is an input."""
+
+    def forward(self, x, state):
+        state["sum"] = state.get("sum", 0) + x
+        return state["sum"] * 2
+
+
+class AssignsADict(nn.Module):
+    """Keeps a sum in a dict that each call makes anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.state = None
+
+    def forward(self, x):
+        self.state = {"sum": x * 1 if self.state is None else self.state["sum"] + x}
+        return self.state["sum"] * 2
+
+
+@pytest.mark.parametrize("variant", ["baseline", "compile"])
+@pytest.mark.parametrize(
+    ("make", "inputs"),
+    [
+        *((partial(FirstCall, first), {}) for first in ("kept", "nan", "random")),
+        (Sums, {"state": {}}),
+        (AssignsADict, {}),
+    ],
+)
+def test_sessions_of_a_step_are_those_of_a_module_that_does_something_else_in_their_first_call(make, inputs, variant):
+    module, alone = make(), make()
+    alone.load_state_dict(module.state_dict())
+    fresh = copy.deepcopy(alone)
+    with profiling.prepare(module, {"x": torch.randn(1, 4), **inputs}, variant=variant) as step, torch.no_grad():
+        for _ in range(2):
+            alone, kept = copy.deepcopy(fresh), copy.deepcopy(inputs)
+            for call in range(4):
+                x = torch.randn(1, 4)
+                output, expected = step(x=x, **inputs), alone(x=x, **kept)
+                if call or getattr(alone, "first", None) != "random":
+                    torch.testing.assert_close(output, expected, equal_nan=True)
+            step.reset()
 
 
 class Noise(nn.Module):
