@@ -11,7 +11,6 @@ import argparse
 import os
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,7 +41,6 @@ class HistoryPoint:
     """The fastest correct variant of a component in one run, and how it compares with the runs before it."""
 
     run: str  # its folder, relative to the folder of all runs
-    component: str
     date: str | None  # when the run began, ISO 8601 in UTC
     revision: str | None  # of the user's code, with + for uncommitted changes; `tool …` where only the tool's is known
     variant: str  # the one with the lowest estimate
@@ -106,7 +104,7 @@ def read_history(*folders: Path) -> History:
         runs |= dict.fromkeys(below)
     top = os.path.commonpath([folder.absolute() for folder in folders])
     swept = _swept({run.parent for run in runs})
-    found: dict[tuple[str, str], list[HistoryPoint]] = {}
+    history: dict[str, list[HistoryPoint]] = {}
     for run in runs:
         try:
             loaded = read_run(run)
@@ -117,11 +115,7 @@ def read_history(*folders: Path) -> History:
         for line in loaded.damage:
             print(printable(f"{run}: {line}"), file=sys.stderr)
         for title, point in points_of_run.items():
-            found.setdefault((title, loaded.inputs_of(point.component)), []).append(point)
-    titles = Counter(title for title, _ in found)
-    history = {
-        f"{title} · inputs {given}" if titles[title] > 1 else title: each for (title, given), each in found.items()
-    }
+            history.setdefault(title, []).append(point)
     if not history:
         names = ", ".join(map(str, folders))
         raise InputError(f"{names}: none of its {len(runs)} runs has a correct cell with times.")
@@ -205,7 +199,6 @@ def _point(run: RunData, group: Sequence[Record], name: str, swept: Mapping[str,
     not_slower = {"same": answer.same, "undecided": answer.undecided}
     return HistoryPoint(
         run=name,
-        component=fastest.component,
         date=run.environment.captured_at,
         revision=run.environment.revision,
         variant=_recipe(fastest, swept),

@@ -124,10 +124,10 @@ def matched_cells(a: RunData, b: RunData) -> Iterator[CellComparison]:
         if one is None or two is None:
             yield replace(cell, reason=f"only in {'A' if two is None else 'B'}", unmatched=two is None)
         else:
-            yield _matched(cell, one, two, (a.inputs_of(component), b.inputs_of(component)))
+            yield _matched(cell, one, two)
 
 
-def _matched(cell: CellComparison, one: Record, two: Record, inputs: tuple[str, str]) -> CellComparison:
+def _matched(cell: CellComparison, one: Record, two: Record) -> CellComparison:
     cell = replace(cell, a_ms=one.median_ms, b_ms=two.median_ms)
     if one.status == two.status == "skipped":
         return replace(cell, reason="skipped in both")
@@ -135,10 +135,7 @@ def _matched(cell: CellComparison, one: Record, two: Record, inputs: tuple[str, 
         return replace(cell, reason="; ".join(wrong), unmatched=one.is_correct)
     if without := [run for run, ms in (("A", cell.a_ms), ("B", cell.b_ms)) if not (ms and ms > 0)]:
         return replace(cell, reason=f"no times in {' and '.join(without)}", unmatched=without == ["B"])
-    difference = different_work(one, two)
-    if all(inputs) and inputs[0] != inputs[1]:
-        difference = ", ".join(filter(None, (difference, f"inputs {inputs[0]} → {inputs[1]}")))
-    if difference:
+    if difference := different_work(one, two):
         return replace(cell, reason=f"different work: {printable(difference, 300)}", unmatched=True)
     windows = [[each.ms.tolist() for each in placements_of(record)] for record in (one, two)]
     if windows[0] == windows[1] and any(len(each) > 1 for each in windows[0]):

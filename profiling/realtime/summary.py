@@ -12,7 +12,7 @@ import numpy as np
 from profiling.metrics.slow_samples import SLOW_FACTOR, slow_section, threshold_ms
 from profiling.realtime.deadlines import deadlines, delivered_fps, held_ms, rate_key, sustained_fps, underruns
 from profiling.realtime.graph import DELIVER, Graph
-from profiling.realtime.trend import find_steady, level_beside, line_of, slope_section, unsteady_times
+from profiling.realtime.trend import find_steady, line_of, rolling_median, slope_section, unsteady_times
 from profiling.results.energy import Energy, EnergyWindow, energy_section, others_reason
 from profiling.results.frames import ENERGY, MEMORY, Array, Series, check_series, frame_count, stage_names
 from profiling.results.loop import Budget, BudgetPart, Gap, MemoryTrend, Realtime, Steady
@@ -93,12 +93,12 @@ def summarize_frames(
 def _slow_frames(frame_ms: Array, steady: Steady) -> list[int]:
     """Return the slow frames, ascending.
 
-    Where times never settle, a frame must also stand out from the frames beside it, so that a drift does not make its
-    last frames slow.
+    Where times never settle and have a trend, a frame must also stand out from the frames around it, so that a drift
+    does not make its last frames slow.
     """
     slow = frame_ms > threshold_ms(frame_ms, steady)
-    if not steady.settled:
-        slow &= frame_ms > SLOW_FACTOR * level_beside(frame_ms)
+    if not steady.settled and (line := line_of(frame_ms)) is not None and line.is_claimed():
+        slow &= frame_ms > SLOW_FACTOR * rolling_median(frame_ms)
     return [int(frame) for frame in np.flatnonzero(slow)]
 
 

@@ -13,8 +13,6 @@ from profiling.results.stats import batch_medians
 
 #: Frames of a rolling median; up to 7 stalled frames in a row do not move it.
 WINDOW = 15
-#: Most frames before and after a burst with which it is compared.
-MOST_BESIDE = 1000
 #: Settled times stay within this share of the median of the last half, in at least `NEAR_SHARE` of the frames: a
 #: disturbance in the middle of the steady part is no ramp.
 NEAR, NEAR_SHARE = 0.03, 0.9
@@ -51,16 +49,6 @@ def _settled_from(frame_ms: Array) -> tuple[int, bool]:
 def rolling_median(values: Array) -> Array:
     """Return the median [n] of the 15 values around each one; the series is mirrored at its ends."""
     return median_filter(values, size=WINDOW, mode="reflect")
-
-
-def level_beside(values: Array) -> Array:
-    """Return [n] what each value stands out from: the values around it, or, in a burst, those before and those after.
-
-    A burst has both a quarter of the series before it and one after it below itself; a drift has only one of them.
-    """
-    size = min(max(values.size // 4, WINDOW), MOST_BESIDE)
-    sides = [median_filter(values, size=size, origin=at, mode="nearest") for at in (-(size // 2), (size - 1) // 2)]
-    return np.minimum(rolling_median(values), np.maximum(*sides))
 
 
 def _noise(values: Array) -> float:

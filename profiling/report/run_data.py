@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,13 +58,6 @@ class RunData:
             return read_config(self.folder / CONFIG_FILE)
         except InputError:
             return {}
-
-    def inputs_of(self, component: str) -> str:
-        """Return the inputs of a component as its YAML describes them, in one line; empty where they are not known."""
-        components = self.config.get("component")
-        spec = components.get(component) if isinstance(components, Mapping) else None
-        inputs = spec.get("inputs") if isinstance(spec, Mapping) else None
-        return json.dumps(inputs, sort_keys=True, default=str).replace('"', "") if inputs else ""
 
     @cached_property
     def damage(self) -> tuple[str, ...]:

@@ -59,6 +59,8 @@ FALSE = 0.05
 #: A trend is claimed below this p-value. It is that low since residuals around a curve of any shape understate noise
 #: that is correlated: with a correlation of 0.5, 24 stationary windows are called a trend in 1% of simulated series.
 TREND_P = 1e-5
+#: Largest p-value of the same trend without one end: real steps keep their power, and an odd end leaves no trend.
+END_P = 0.01
 #: Windows of each cell after which turns may end, and the level of the intervals at each of these looks.
 LOOKS: Mapping[int, float] = {10: 0.999, 25: 0.999, 75: 0.95}
 #: Fewest windows from which noise is estimated; slow calls beside other processes may leave a run with no more. The
@@ -632,7 +634,7 @@ def fit_line(values: Array, places: Array | None = None) -> Line | None:
         without = y.copy()
         without[place] = y[neighbour]
         other, p_without, _ = _trend(x, without)
-        p_value = max(p_value, p_without if other * slope > 0 else 1.0)
+        p_value = max(p_value, p_without * TREND_P / END_P if other * slope > 0 else 1.0)
     around_line = y - y.mean() - slope * x
     # What a curve leaves beside a line is correlated and no noise.
     error, freedom = _slope_error(x, around_line, _inflation(around_curve if p_value < TREND_P else around_line))

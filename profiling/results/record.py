@@ -92,6 +92,9 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     weights_hint: Annotated[str | None, about("how to get weights where they are random")] = None
     weights_hints: Annotated[Mapping[str, str], about("realtime: the same for each network, by role")] = {}
     frames_per_call: Annotated[int | None, about("frames that a call makes")] = None
+    inputs: Annotated[
+        str | None, about("shapes and plain values of a call's inputs; of a loop, those of each stage")
+    ] = None
     late: Annotated[float | None, about("share of calls or frames that may be late where a rate is held", "0 to 1")] = (
         None
     )

@@ -333,7 +333,7 @@ def work_of(record: Record) -> dict[str, object]:
     """Return what a call or a frame computes, by name: only times of equal work can be compared."""
     conditions = record.metrics.latency
     work = {
-        **{"target": record.target, "scale": record.scale, "parameters": record.parameters},
+        **{"target": record.target, "scale": record.scale, "parameters": record.parameters, "inputs": record.inputs},
         "frames per call": record.frames_per_call,
         "cold": conditions and conditions.cold,
         **loop_work(record),

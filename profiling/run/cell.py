@@ -30,7 +30,8 @@ from profiling.components.instantiate import instantiate
 from profiling.components.reference import eager_reference
 from profiling.components.sides import Sides
 from profiling.components.spec import ComponentSpec
-from profiling.errors import InputError, SkippedError, print_traceback, reason_of
+from profiling.components.trees import dotted, form_of, keyed_leaves, tensors_in
+from profiling.errors import InputError, SkippedError, print_traceback, printable, reason_of
 from profiling.machine.memory import used_and_free
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import Ready, TakeTurns, Turn, WindowSamples
@@ -55,6 +56,8 @@ from profiling.variants.variant import Step, Variant
 
 #: Calls in a memory snapshot, and before hardware counters are read.
 _CALLS_AGAIN = 3
+#: Most tensors and values of one input that are listed one by one: a cache has many.
+_LISTED = 4
 
 
 @dataclass
@@ -228,7 +231,14 @@ class Cell(ABC):
         for component in components.values():
             dtypes.update(parameter_dtypes(component.module))
         total = sum(dtypes.values())
-        self.add(parameters=total, parameter_dtypes=dict(dtypes), frames_per_call=frames_per_call, cast=cast)
+        inputs = {name: inputs_text(component.inputs) for name, component in components.items()}
+        self.add(
+            parameters=total,
+            parameter_dtypes=dict(dtypes),
+            frames_per_call=frames_per_call,
+            inputs=next(iter(inputs.values())) if len(inputs) == 1 else "; ".join(map(": ".join, inputs.items())),
+            cast=cast,
+        )
 
     def note_state(self, sides: Sides) -> None:
         """Note what disturbs a comparison: state that is not put back, and components that differ from themselves."""
@@ -479,6 +489,23 @@ class Cell(ABC):
 
 def _no_window(turn: Turn) -> WindowSamples:
     raise AssertionError("it takes no windows")
+
+
+def inputs_text(inputs: Mapping[str, Any]) -> str:
+    """Return in one line what of the inputs decides how much work a call is: shapes without dtypes, plain values."""
+    texts = []
+    for name, value in inputs.items():
+        leaves = [(dotted(keys), leaf) for keys, leaf in keyed_leaves({name: value})]
+        if len(leaves) <= _LISTED:
+            texts += [f"{path} {_size(leaf)}" for path, leaf in leaves]
+        else:
+            tensors = tensors_in(value)
+            texts.append(f"{name} {len(tensors)} tensors of {sum(each.numel() for each in tensors)} numbers")
+    return printable(", ".join(texts))
+
+
+def _size(leaf: Any) -> str:
+    return "×".join(map(str, leaf.shape)) or "scalar" if isinstance(leaf, torch.Tensor) else form_of(leaf)
 
 
 def prepare_phases(before: Mapping[str, float], recipe: Sequence[RecipeStep]) -> dict[str, float]:

@@ -27,6 +27,7 @@ from profiling.report.__main__ import main as report
 from profiling.report.result import RunResult
 from profiling.results.environment import read_environment
 from profiling.results.jsonl import append_record
+from profiling.run.cell import inputs_text
 from profiling.variants.recipe import Recipe
 from profiling.variants.rewrite import Rewrite
 from profiling.variants.variant import Step, Variant
@@ -81,6 +82,7 @@ def test_records_and_the_answer(result):
     best = result.best("Net")
     assert best is result.best()
     assert (best.parity.passed, best.weights, best.notes) == (True, "the caller's", ())
+    assert best.inputs == "x 4×8"
     said = " ".join(str(result).split())
     assert "0.001 FPS: undecided: 0 of " in said, "too few calls to tell"
     assert f"Net, {best.variant}: max " in said, "which carry no p99 either"
@@ -89,6 +91,15 @@ def test_records_and_the_answer(result):
     assert "fastest correct" in html
     with pytest.raises(InputError, match=r"best\('net'\): name one of Net"):
         result.best("net")
+
+
+def test_inputs_are_recorded_by_shapes_and_plain_values_whatever_their_dtype():
+    cache = [torch.zeros(2, 3)] * 6
+    for dtype in (torch.float32, torch.bfloat16):
+        given = {"x": torch.zeros(4, 8, dtype=dtype), "t": torch.tensor(1.0), "steps": 4, "size": (8, 16)}
+        assert inputs_text({**given, "cache": cache}) == (
+            "x 4×8, t scalar, steps 4, size.0 8, size.1 16, cache 6 tensors of 36 numbers"
+        )
 
 
 def test_a_saved_result_is_a_run(result, tmp_path, capsys):

@@ -131,7 +131,7 @@ def test_a_stage_that_runs_now_and_then_is_the_cause_of_its_frames():
     assert slow.cause_ms["stage keyframe"] == pytest.approx(4.0 * FRAMES / 10, rel=0.05)
 
 
-@pytest.mark.parametrize(("burst", "every"), [(10, 100), (25, 100), (40, 200)])
+@pytest.mark.parametrize(("burst", "every"), [(10, 100), (25, 100), (40, 200), (60, 400)])
 def test_every_frame_of_a_burst_is_slow(burst, every):
     slow = np.arange(FRAMES) % every < burst
     slow[: every // 2] = False  # the first frames alone would be a warm-up
@@ -155,6 +155,14 @@ def test_a_drift_has_no_slow_frames():
     assert section.slope.us_per_frame == pytest.approx(50.0, rel=0.1), "1% of 5 ms; the line is one of the logarithms"
     section = summary(series_of(noise(FRAMES) * 1.01 ** np.arange(FRAMES)), fps=0.1)
     assert faults(section) == {"growing": True, "unsettled": True}, "also where it compounds"
+
+
+@pytest.mark.parametrize("level", [np.clip((np.arange(FRAMES) - 350) / 200, 0, 1), np.arange(FRAMES) >= 400])
+def test_a_late_step_or_ramp_before_a_short_last_frame_has_no_slow_frames(level):
+    frame_ms = noise(FRAMES) * (1 + 0.5 * level)
+    frame_ms[-1] /= 2
+    section = summary(series_of(frame_ms), fps=30.0)
+    assert section.slow is None or not section.slow.causes
 
 
 def test_a_ramp_is_found_and_left_out_of_the_slope_and_the_warm_up_was_too_short():

@@ -265,7 +265,7 @@ def test_one_odd_window_is_no_drift(n, place):
         windows = np.exp(0.003 * rng.standard_normal(n))
         windows[place] *= 1.2
         claims += drift(Windows.of(windows)) is not None
-    assert claims <= 3
+    assert claims <= 5, "the level of every claim; the full fit alone claims 70"
 
 
 def test_a_burst_of_other_processes_at_the_end_is_no_drift():
