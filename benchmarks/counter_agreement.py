@@ -27,7 +27,7 @@ import msgspec
 from tabulate import tabulate
 
 from profiling.report.trace import traffic
-from profiling.results.explained import CountedKernel, KernelBound
+from profiling.results.explanations import CountedKernel, KernelBound
 from profiling.results.jsonl import read_records
 from profiling.results.record import Record
 

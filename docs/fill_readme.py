@@ -19,7 +19,7 @@ from profiling.report.run_data import RunData, load_run
 from profiling.report.sweep import sweep_as
 from profiling.report.table import Column, Table, columns, markdown
 from profiling.report.time_split import call_parts
-from profiling.results.explained import Kernel
+from profiling.results.explanations import Kernel
 from profiling.results.record import Record
 from profiling.results.sweep import is_sweep
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten_with_path, tree_map
 from profiling.components.casting import HALF, Form, bytes_to_float32, cast_module, floating_dtype
 from profiling.components.compiled import compiled_note, compiled_parts, inside, take_inside
 from profiling.components.component import Component, MakeInputs, Place, check_arguments, of_other_shapes
-from profiling.components.instantiate import explained, instantiate, partial_of
+from profiling.components.instantiate import as_input_error, instantiate, partial_of
 from profiling.components.snapshot import Structure
 from profiling.components.spec import ComponentSpec, InputFactory, InputSpec, Settings, input_tree
 from profiling.components.trees import dotted, keyed_leaves, map_tensors
@@ -283,7 +283,7 @@ def _maker(leaf: Any, module: nn.Module, device: torch.device, dtype: torch.dtyp
     factory = partial_of(leaf.node, leaf.where, given=("generator", "device", "dtype"), positional=1)
 
     def call(generator: torch.Generator) -> Any:
-        with explained(leaf.node, leaf.where):
+        with as_input_error(leaf.node, leaf.where):
             return factory(module, generator=generator, device=device, dtype=dtype)
 
     return call

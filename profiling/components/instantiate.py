@@ -44,12 +44,12 @@ def instantiate(node: Mapping[str, Any], where: str, **arguments: Any) -> Any:
 
     """
     check_options(node, where, arguments)
-    with explained(node, where):
+    with as_input_error(node, where):
         return hydra_instantiate(dict(node), **arguments, _convert_="all")
 
 
 @contextmanager
-def explained(node: Mapping[str, Any], where: str) -> Iterator[None]:
+def as_input_error(node: Mapping[str, Any], where: str) -> Iterator[None]:
     """Explain in one line what the node's `_target_` raises inside the block.
 
     Raises:
@@ -227,5 +227,5 @@ def partial_of(
 
     """
     check_options(node, where, given, positional)
-    with explained(node, where):
+    with as_input_error(node, where):
         return hydra_instantiate({**node, "_partial_": True}, _convert_="all")

@@ -108,7 +108,7 @@ def _too_large(blueprints: Mapping[str, Blueprint]) -> str | None:
     return f"an fp32 copy ({_gb(total)}) does not fit: the module leaves {_gb(free)} free"
 
 
-def has_room_beside(module: nn.Module, device: torch.device) -> bool:
+def has_room_for_copy(module: nn.Module, device: torch.device) -> bool:
     """Return whether the copy for the reference fits beside a module as well as it would without the module."""
     total, _ = bytes_to_float32(module)
     own = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

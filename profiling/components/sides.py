@@ -18,7 +18,7 @@ from profiling.components.build import Blueprint
 from profiling.components.component import Component
 from profiling.components.effects import Effects
 from profiling.components.outputs import OutputLog
-from profiling.components.reference import Reference, compute_reference, free_memory, has_room_beside
+from profiling.components.reference import Reference, compute_reference, free_memory, has_room_for_copy
 from profiling.components.trajectory import SECONDS, Played, learn, played
 
 
@@ -95,7 +95,7 @@ def play_sides(
     components, eager = learned()
     with torch.inference_mode():
         starts = {name: Start.of(component, eager[name].calls) for name, component in components.items()}
-    if not has_room_beside(nn.ModuleList(each.module for each in components.values()), device):
+    if not has_room_for_copy(nn.ModuleList(each.module for each in components.values()), device):
         components = {}
         free_memory()
     computed = compute_reference(load, expected_of)

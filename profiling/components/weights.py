@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from profiling.components.checkpoint import load_into
-from profiling.components.instantiate import explained, partial_of
+from profiling.components.instantiate import as_input_error, partial_of
 from profiling.components.manifest import check_digest, load_manifest
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
@@ -35,7 +35,7 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
         if spec.initialise is not None:
             where = f"component.{spec.key}.initialise"
             initialise = partial_of(spec.initialise, where, given=("seed",), positional=1)
-            with explained(spec.initialise, where):
+            with as_input_error(spec.initialise, where):
                 initialise(module, seed=settings.seed)
         fill_degenerate(module, settings.seed)
         return "random", hint

@@ -24,7 +24,7 @@ from profiling.launch_overhead.sampling import (
     samplers_of,
 )
 from profiling.machine.gc_policy import no_garbage_collection
-from profiling.results.explained import LaunchCalibration, LaunchCosts, LaunchOverhead, OperatorCost
+from profiling.results.explanations import LaunchCalibration, LaunchCosts, LaunchOverhead, OperatorCost
 from profiling.run.cell import Cell
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import theilslopes
 
-from profiling.results.explained import Estimate
+from profiling.results.explanations import Estimate
 from profiling.results.stats import median_interval
 
 Array = NDArray[np.float64]

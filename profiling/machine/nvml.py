@@ -212,7 +212,7 @@ class OthersMonitor:
                 return
 
 
-def share_beside_run(device: torch.device, seconds: float) -> float | None:
+def share_of_others(device: torch.device, seconds: float) -> float | None:
     """Return the share of the last seconds (at least one) in which processes that are not of this run used the device.
 
     Where there are any, the driver takes tens of milliseconds for the answer. None where processes cannot be told.

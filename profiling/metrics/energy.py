@@ -70,7 +70,7 @@ class Energy(Metric):
                 settle_s=self.settle_seconds,
                 max_s=self.max_seconds,
             )
-            others = others_reason(nvml.share_beside_run(device, perf_counter() - began))
+            others = others_reason(nvml.share_of_others(device, perf_counter() - began))
         if others is not None:
             raise NoEnergy(others)
         frames = subject.component.frames_per_call

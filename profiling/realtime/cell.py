@@ -37,7 +37,7 @@ from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
-from profiling.results.explained import TraceAnalysis
+from profiling.results.explanations import TraceAnalysis
 from profiling.results.frames import Journal, Series, recover_series, stage_names
 from profiling.results.measured import Parity
 from profiling.results.record import merge_metric

@@ -85,8 +85,8 @@ def summarize_frames(
         unsteady=(*loop.unsteady, *unsteady_times(frame_ms, steady, loop.warmup_frames, warmup)),
         slow=slow_section(series, steady, slow, events),
         memory=memory_section(series, steady.from_frame),
-        cpu_lost_share=_lost_share(series, _since_the_frame_before(series), "run_queue_ms", "steal_ms"),
-        gpu_lost_share=_lost_share(series, series["frame_ms"], "others_ms"),
+        cpu_taken_share=_taken_share(series, _since_the_frame_before(series), "run_queue_ms", "steal_ms"),
+        gpu_taken_share=_taken_share(series, series["frame_ms"], "others_ms"),
     )
 
 
@@ -115,7 +115,7 @@ def loop_energy(
     ends_s, joules = series["delivered_ms"][frames] / 1e3, series[ENERGY][frames]
     seconds = float(ends_s[-1] - ends_s[0])
     count = min(ENERGY_WINDOWS, frames.size - 1, int(seconds / max(ENERGY_WINDOW_S, 0.01 * (step_ms or 0.0))))
-    reason = others_reason(loop.gpu_lost_share)
+    reason = others_reason(loop.gpu_taken_share)
     if count < 2:
         reason = f"{seconds:.2g} s of frames are too short for the steps of the counter. Use more frames"
     elif not joules[-1] > joules[0]:
@@ -139,7 +139,7 @@ def _since_the_frame_before(series: Series) -> Array:
     return np.diff(series["delivered_ms"], prepend=series["delivered_ms"][:1] - series["frame_ms"][:1])
 
 
-def _lost_share(series: Series, since: Array, *names: str) -> float | None:
+def _taken_share(series: Series, since: Array, *names: str) -> float | None:
     """Return the share of the time `since` (0 to 1) that others took, of frames where it was read; None if of none."""
     lost, known = 0.0, False
     for name in names:

@@ -9,7 +9,7 @@ from profiling.report.format import Value
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, linked_file
 from profiling.report.table import Column, columns
-from profiling.results.explained import CompileEvent, FxPass, LayerSensitivity, Package, RecipeStep, Recompile
+from profiling.results.explanations import CompileEvent, FxPass, LayerSensitivity, Package, RecipeStep, Recompile
 from profiling.results.record import Record
 
 _TO_OPEN = (

@@ -11,7 +11,7 @@ from profiling.report.heading import ceilings_line
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table
 from profiling.report.table import Column, columns
-from profiling.results.explained import KernelFinding, NextStep, RooflinePart
+from profiling.results.explanations import KernelFinding, NextStep, RooflinePart
 from profiling.results.field import described
 from profiling.results.record import Record
 from profiling.results.verdicts import taken

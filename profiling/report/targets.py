@@ -11,7 +11,7 @@ from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table
 from profiling.report.table import Column, Table, columns
 from profiling.results.check import CheckedCall, Obstacle, StateForm, TensorForm
-from profiling.results.explained import LaunchCosts, ShapeCompile
+from profiling.results.explanations import LaunchCosts, ShapeCompile
 from profiling.results.field import described
 from profiling.results.measured import Start, Starts
 from profiling.results.record import Record

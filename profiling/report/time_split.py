@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from profiling.report.charts import GREY, Chart, Node, Part, Row, Rows, View, palette
 from profiling.report.format import count_of, percent, significant
 from profiling.report.run_data import RunData, cell_words
-from profiling.results.explained import KERNEL_CLASSES, KernelClass, ModuleTime
+from profiling.results.explanations import KERNEL_CLASSES, KernelClass, ModuleTime
 from profiling.results.record import Record
 from profiling.results.verdicts import by_component, fastest_correct
 
@@ -108,8 +108,8 @@ def _modules(record: Record) -> tuple[dict[str, ModuleTime], float]:
 
 def _tree(record: Record) -> Node:
     """Return the modules of a call as a tree; what no module is known for stands at its end."""
-    modules, lost_ms = _modules(record)
-    whole_ms = sum(module.self_ms or 0.0 for module in modules.values()) + lost_ms
+    modules, unattributed_ms = _modules(record)
+    whole_ms = sum(module.self_ms or 0.0 for module in modules.values()) + unattributed_ms
     kept = {path for path, module in modules.items() if path and module.ms >= _LEAST_SHARE * whole_ms}
     on_gpu = record.trace_analysis is None or record.trace_analysis.kernel_ms is not None
     noun = "kernel" if on_gpu else "call"
@@ -124,8 +124,10 @@ def _tree(record: Record) -> Node:
         label, words = path.removeprefix(f"{_parent(path, kept)}."), _words(modules[path], noun)
         return Node(label, words, own_ms[path], [node(each) for each in below.get(path, ())])
 
-    lost = Node("no module", f"{significant(lost_ms)} ms that belong to no submodule for certain", lost_ms)
-    inner = [*(node(path) for path in below.get("", ())), *([lost] if lost_ms else [])]
+    inner = [node(path) for path in below.get("", ())]
+    if unattributed_ms:
+        words = f"{significant(unattributed_ms)} ms that belong to no submodule for certain"
+        inner.append(Node("no module", words, unattributed_ms))
     name = cell_words(record, component=True)
     return Node(name, f"{name}: {significant(whole_ms)} ms of {noun}s", own_ms[""], inner)
 

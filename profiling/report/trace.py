@@ -10,7 +10,7 @@ from profiling.report.format import ABSENT, named_once
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, name_of
 from profiling.report.table import Column, columns
-from profiling.results.explained import CountedKernel, HostWait, Kernel, ModuleTime, TraceAnalysis
+from profiling.results.explanations import CountedKernel, HostWait, Kernel, ModuleTime, TraceAnalysis
 from profiling.results.record import Record
 
 #: Least rows of kernels and of submodules for a cell, and rows that all traced cells share if that is more.
@@ -118,8 +118,8 @@ def _modules(traces: Sequence[tuple[Record, TraceAnalysis]]) -> Iterator[tuple[R
         own = sum(module.self_ms or 0.0 for module in rest)
         if rest:
             yield record, ModuleTime(path=f"and {len(groups) - len(kept)} more", ms=own, self_ms=own)
-        if lost_ms := trace.unattributed_ms:
-            yield record, ModuleTime(path="not attributable", ms=lost_ms, self_ms=lost_ms)
+        if unattributed_ms := trace.unattributed_ms:
+            yield record, ModuleTime(path="not attributable", ms=unattributed_ms, self_ms=unattributed_ms)
 
 
 def traffic(record: Record, kernel: CountedKernel, moved: float | None) -> float | None:

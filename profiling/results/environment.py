@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from profiling.results.explained import Kernel, KernelFinding
+from profiling.results.explanations import Kernel, KernelFinding
 from profiling.results.field import Section, about
 from profiling.results.jsonl import DECODE_ERRORS, read_file
 
@@ -66,7 +66,7 @@ class Ceilings(Section, frozen=True, kw_only=True):
     ] = {}
     gap_us: Annotated[float | None, about("time of a kernel in a CUDA graph beyond its duration", "us")] = None
     replay_us: Annotated[float | None, about("time of a replay besides its kernels", "us")] = None
-    lost_share: Annotated[
+    taken_share: Annotated[
         float | None, about("share of CPU time that other processes took while measuring", "0 to 1")
     ] = None
     disturbed: Annotated[bool, about("other processes made these ceilings too low; absent: false")] = False

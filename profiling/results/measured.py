@@ -78,10 +78,10 @@ class FrameRate(Section, frozen=True, kw_only=True):
 class Interference(Section, frozen=True, kw_only=True):
     """The share of the timed window that others took: other processes, and other guests of the machine."""
 
-    cpu_lost_share: Annotated[
+    cpu_taken_share: Annotated[
         float | None, about("share of the time for which others kept it from a CPU: run-queue wait and steal", "0 to 1")
     ] = None
-    gpu_lost_share: Annotated[
+    gpu_taken_share: Annotated[
         float | None, about("share of the time in which other processes used the GPU, as the driver says", "0 to 1")
     ] = None
 
@@ -165,7 +165,7 @@ class Drift(Section, frozen=True, kw_only=True):
 
 
 class OtherShapes(Section, frozen=True, kw_only=True):
-    """Error of the steps of further shapes that were prepared beside the timed one."""
+    """Error of the steps of further shapes that were prepared with the timed one."""
 
     rel_l2_to_eager: Annotated[float, about("largest relative L2 distance from eager of any of them")]
     limit: Annotated[float, about("largest distance that is accepted")]
@@ -187,7 +187,7 @@ class Metrics(Section, frozen=True, kw_only=True):
     ] = {}
     calls: Annotated[Calls | None, about("total time of many calls in a row")] = None
     drift: Annotated[Drift | None, about("error against eager over many calls")] = None
-    other_shapes: Annotated[OtherShapes | None, about("error of further shapes prepared beside the timed one")] = None
+    other_shapes: Annotated[OtherShapes | None, about("error of further shapes prepared with the timed one")] = None
     extra: Annotated[Mapping[str, Any], about("results of user-defined metrics, by name")] = {}
 
 
@@ -319,7 +319,7 @@ class Prepare(Section, frozen=True, kw_only=True):
             title="in this run",
         ),
     ]
-    beside: Annotated[
+    concurrent: Annotated[
         int, about("other processes that prepared at the same time, at most; it takes less time without them")
     ] = 0
     first_call_s: Annotated[Duration | None, about("from the start until the first output", "s")] = None
@@ -502,10 +502,10 @@ class Spread(Section, frozen=True, kw_only=True):
 
 
 class Turns(Section, frozen=True, kw_only=True):
-    """How a cell was timed in turns with the other variants of its component, which were prepared beside it."""
+    """How a cell was timed in turns with the other variants of its component, which were prepared at the same time."""
 
     began: Annotated[str, about("when the component's first cell was started (UTC); equal for cells that took turns")]
-    beside: Annotated[tuple[str, ...], about("variants that were prepared beside it, and held memory of the device")]
+    others: Annotated[tuple[str, ...], about("variants that were prepared at the same time, and held memory")]
     one_process: Annotated[
         bool, about("whether they ran in one process, in which the memory of each lies elsewhere")
     ] = False

@@ -24,7 +24,7 @@ import msgspec
 from profiling.errors import printable
 from profiling.results.check import Check
 from profiling.results.energy import Energy
-from profiling.results.explained import (
+from profiling.results.explanations import (
     CompileLog,
     FxPass,
     Graphs,
@@ -265,7 +265,7 @@ def _typed(path: str, content: Any, kind: Any) -> Any:
 
 def _validated(path: str, section: Any, kind: Any) -> Any:
     content = _plain(path, section)
-    lost = next(lost_keys(content, msgspec.to_builtins(_typed(path, content, kind)), path), None)
+    lost = next(unknown_keys(content, msgspec.to_builtins(_typed(path, content, kind)), path), None)
     if lost is not None:
         raise ValueError(f"section {path}: a record has no field {lost}")
     return content
@@ -305,14 +305,14 @@ def leaves(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, content
 
 
-def lost_keys(content: Any, typed: Any, path: str = "") -> Iterator[str]:
+def unknown_keys(content: Any, typed: Any, path: str = "") -> Iterator[str]:
     """Yield the paths of values in `content` that `typed`, the same content after typing, does not have."""
     if isinstance(content, Mapping) and isinstance(typed, Mapping):
         for key, value in content.items():
             if key in typed:
-                yield from lost_keys(value, typed[key], f"{path}.{key}")
+                yield from unknown_keys(value, typed[key], f"{path}.{key}")
             elif value not in (None, False) and value != {} and value != [] and value != ():
                 yield f"{path}.{key}"
     elif isinstance(content, list | tuple) and isinstance(typed, list | tuple):
         for index, (one, other) in enumerate(zip(content, typed, strict=True)):
-            yield from lost_keys(one, other, f"{path}[{index}]")
+            yield from unknown_keys(one, other, f"{path}[{index}]")

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from profiling.results.environment import Ceilings
-from profiling.results.explained import SHORT_US, Bound, DeviceWork, FindingKind, Kernel, KernelFinding, RooflinePart
+from profiling.results.explanations import SHORT_US, Bound, DeviceWork, FindingKind, Kernel, KernelFinding, RooflinePart
 from profiling.trace.kernel_classes import kernel_class
 
 #: On a CPU, operators up to this multiple of the launch cost count as dispatch time.

@@ -12,7 +12,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from profiling.results.environment import NEAR_CEILING, Ceilings
-from profiling.results.explained import Bound, Kernel, KernelBound, NextStep, RooflinePart
+from profiling.results.explanations import Bound, Kernel, KernelBound, NextStep, RooflinePart
 from profiling.roofline.evidence import BEYOND, Evidence, milliseconds, observations
 
 #: Share of the wall time from which copies, or the gaps between kernels, bound a call.

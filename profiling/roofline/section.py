@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from profiling.components.component import Component
 from profiling.machine.tf32 import tf32_allowed
 from profiling.results.environment import Ceilings
-from profiling.results.explained import ModuleTime, Roofline, TraceAnalysis
+from profiling.results.explanations import ModuleTime, Roofline, TraceAnalysis
 from profiling.roofline.evidence import Conditions, Evidence
 from profiling.roofline.rules import judge
 from profiling.roofline.work import memory_and_compute_ms, work_of

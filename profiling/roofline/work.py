@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from profiling.components.component import Component
 from profiling.components.trees import stored_parts, tensors_in
 from profiling.results.environment import Ceilings
-from profiling.results.explained import Roofline, RooflinePart
+from profiling.results.explanations import Roofline, RooflinePart
 from profiling.trace.flops import counted_flops
 from profiling.trace.operator_costs import (
     Access,

@@ -37,7 +37,7 @@ from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import Ready, TakeTurns, Turn, WindowSamples
 from profiling.results.check import Check
 from profiling.results.environment import Ceilings
-from profiling.results.explained import MemorySnapshot, RecipeStep, TraceAnalysis
+from profiling.results.explanations import MemorySnapshot, RecipeStep, TraceAnalysis
 from profiling.results.measured import Load, Metrics, Prepare, Start
 from profiling.results.record import FAILED, Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline

@@ -16,7 +16,7 @@ from profiling.results.jsonl import append_record, encode_record
 from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import keep_newest_lines
 from profiling.results.verdicts import is_captured
-from profiling.run.child import Pending, Performed, Session, advance
+from profiling.run.child import Pending, ProcessEnd, Session, advance
 from profiling.run.events import End, Event, Phase, Sections
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess
@@ -36,7 +36,7 @@ class CellEvents:
 
     measured: Record  # with the sections that have arrived
     progress: Progress
-    performed: Performed = field(default_factory=Performed)  # how the process ended
+    process_end: ProcessEnd = field(default_factory=ProcessEnd)  # how the process ended
     damage: list[str] = field(default_factory=list)  # what is missing in the record, and why
     end: End | None = None
 
@@ -55,19 +55,19 @@ class CellEvents:
 
     def record(self) -> Record:
         """Return the record, with everything that was measured, even if the process died or events are missing."""
-        performed, end = self.performed, self.end
+        process_end, end = self.process_end, self.end
         damage = list(self.damage)
-        if performed.lost_events:
-            damage.append(f"{performed.lost_events} events of its process were lost")
-        notes = [*performed.notes, *damage]
+        if process_end.lost_events:
+            damage.append(f"{process_end.lost_events} events of its process were lost")
+        notes = [*process_end.notes, *damage]
         if end is None:
-            status, reason = "failed", f"the process {performed.death}"
+            status, reason = "failed", f"the process {process_end.death}"
         elif damage and end.status != "failed":
             status, reason = "failed", f"the record is incomplete: {'; '.join(damage)}"
         else:
             status, reason = end.status, end.reason
-        if end is not None and performed.death is not None:
-            notes.append(f"after the cell's end, its process {performed.death}")
+        if end is not None and process_end.death is not None:
+            notes.append(f"after the cell's end, its process {process_end.death}")
         return replace(
             self.measured,
             status=status,
@@ -91,7 +91,7 @@ class LiveCell:
     number: int = field(default=0, init=False)  # in the progress display, once it has begun
     session: Session | None = field(default=None, init=False)  # its process
     pending: Pending | None = field(default=None, init=False)  # what that waits for
-    beside: int = field(default=0, init=False)  # most others that were prepared meanwhile
+    concurrent: int = field(default=0, init=False)  # most others that were prepared meanwhile
     placement: Placement | None = field(default=None, init=False)  # once it has waited for its turn
     is_kept: bool = field(default=False, init=False)  # whether its record is on disk
 
@@ -102,7 +102,7 @@ class LiveCell:
     def anew(self) -> None:
         """Forget what happened, so that the cell can begin once more."""
         self.events, self.pending = CellEvents(self.records.base_record(self.job), self.records.progress), None
-        self.notes, self.placement, self.number, self.beside = [], None, 0, 0
+        self.notes, self.placement, self.number, self.concurrent = [], None, 0, 0
 
     @property
     def label(self) -> str:
@@ -173,20 +173,20 @@ class LiveCell:
     def ran_out_of_memory(self) -> bool:
         """Whether its process has ended for want of memory, as far as can be told."""
         end = self.events.end
-        return end.out_of_memory if end is not None else self.events.performed.killed
+        return end.out_of_memory if end is not None else self.events.process_end.killed
 
     def _receive(self, event: Event) -> None:
         if not (self.is_control and isinstance(event, Phase)):  # a control is not shown
             self.events.receive(event)
 
-    def _end(self, performed: Performed) -> None:
-        self.session, self.events.performed = None, performed
+    def _end(self, process_end: ProcessEnd) -> None:
+        self.session, self.events.process_end = None, process_end
 
     def _note_beside(self) -> None:
         """Note beside how many other processes it was prepared, which lengthens that."""
         prepare = self.events.measured.prepare
-        if self.beside and prepare is not None and self.has_compiled:
-            self.events.measured = replace(self.events.measured, prepare=replace(prepare, beside=self.beside))
+        if self.concurrent and prepare is not None and self.has_compiled:
+            self.events.measured = replace(self.events.measured, prepare=replace(prepare, concurrent=self.concurrent))
 
 
 @dataclass
@@ -250,7 +250,7 @@ class CellRecords:
         if cell.is_kept:
             return
         if cell.events.end is None:
-            cell.events.performed = Performed(death="was interrupted")
+            cell.events.process_end = ProcessEnd(death="was interrupted")
         record = self._with_files(self._measured(cell), cell.job, [self._with_recovered])
         if cell.events.end is not None or cell.job.cell not in self.by_cell:
             self.keep(self.merged(record, cell.round_))

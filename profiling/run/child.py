@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from profiling.run.fork_server import ForkServer
 
 #: Most processes that prepare at the same time.
-_MOST_BESIDE = 8
+_MOST_CONCURRENT = 8
 #: The phase of a cell to which `prepare_timeout` applies.
 PREPARE = "prepare"
 #: Seconds that a process may take to exit after it has sent its result (CUDA teardown, worker pools).
@@ -57,7 +57,7 @@ _PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SU
 
 
 @dataclass(frozen=True)
-class Performed:
+class ProcessEnd:
     """How the process of a task ended.
 
     `death` says in words how it died; None: it ended normally, after its result. `notes` are remarks for the record.
@@ -79,7 +79,7 @@ class Pending:
 
 #: A task in progress: it yields `Pending` where it is to be resumed when there is something to read, and `Waiting` when
 #: it waits for its turn, which it is then sent. It returns how its process ended. Closing it kills the process.
-Session = Generator[Pending | Waiting, Turn | None, Performed]
+Session = Generator[Pending | Waiting, Turn | None, ProcessEnd]
 
 
 def advance(session: Session, turn: Turn | None = None) -> Waiting:
@@ -102,9 +102,9 @@ def wait(pending: Sequence[Pending]) -> None:
     select.select(descriptors, [], [], min((one.seconds for one in pending), default=0.0))
 
 
-def beside() -> int:
+def most_processes() -> int:
     """Return how many processes may prepare at the same time: each compiles with several threads."""
-    return max(1, min(_MOST_BESIDE, len(os.sched_getaffinity(0)) // 2))
+    return max(1, min(_MOST_CONCURRENT, len(os.sched_getaffinity(0)) // 2))
 
 
 def side_by_side(sessions: Sequence[Session]) -> Generator[Pending, Any, None]:
@@ -348,7 +348,7 @@ def perform(
         task_file.unlink(missing_ok=True)
     done = ending.kind == "exited" and ending.exit_code == 0 and reader.has_result
     killed = ending.kind == "exited" and ending.exit_code == -signal.SIGKILL
-    return Performed(None if done else ending.describe(log), reader.lost, reader.notes, killed)
+    return ProcessEnd(None if done else ending.describe(log), reader.lost, reader.notes, killed)
 
 
 def worker_command(task_file: Path, descriptors: Sequence[int] = ()) -> list[str]:

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from profiling.results.environment import Ceilings, read_environment
-from profiling.results.explained import CountedKernel, HardwareCounters, Kernel, TraceAnalysis, TraceFiles
+from profiling.results.explanations import CountedKernel, HardwareCounters, Kernel, TraceAnalysis, TraceFiles
 from profiling.results.record import decode_section
 from profiling.roofline.rules import bound_by_counters, bound_by_trace
 from profiling.run.child import run_command, worker_command

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Self
 
 from profiling.run.cell_records import LiveCell
-from profiling.run.child import beside, wait
+from profiling.run.child import most_processes, wait
 from profiling.run.compile_caches import compares_times, compiled_code
 from profiling.run.job import FORWARD, LATENCY
 from profiling.run.process import InProcess, perform
@@ -30,7 +30,7 @@ def run_cell(cell: LiveCell, note: str = "") -> None:
     if not cell.records.begin(cell, note):
         return
     try:
-        cell.events.performed = perform(cell.executor, Cell(job=cell.job), cell.job.name, cell.events.receive)
+        cell.events.process_end = perform(cell.executor, Cell(job=cell.job), cell.job.name, cell.events.receive)
         cell.records.end(cell)
     except KeyboardInterrupt:
         cell.records.keep_interrupted(cell)
@@ -160,7 +160,7 @@ class CellsInTurns:
         for each in active:
             if each not in self._preparing:
                 continue  # a control that has ended with its cell
-            each.beside = max(each.beside, len(self._preparing) - 1)
+            each.concurrent = max(each.concurrent, len(self._preparing) - 1)
             if not each.is_control:
                 each.records.show(each, again=True)
             self._resume(each, is_due=each in due)
@@ -259,7 +259,7 @@ def run_in_turns(turns: CellsInTurns, cells: Sequence[LiveCell], later: Sequence
     which the others are compared, stays if it leaves room, and the others follow beside it. `later` cells are those of
     other components, which are prepared meanwhile where there is room.
     """
-    note, seconds, most = "", cells[0].records.config.seconds, most_beside(cells)
+    note, seconds, most = "", cells[0].records.config.seconds, most_concurrent(cells)
 
     def ready() -> list[LiveCell]:
         return [each for each in cells if each in turns.waiting]
@@ -282,10 +282,10 @@ def run_in_turns(turns: CellsInTurns, cells: Sequence[LiveCell], later: Sequence
 def waits(cells: Sequence[LiveCell]) -> bool:
     """Return whether cells may wait when they are prepared: for their windows, or for others to be prepared, too."""
     job = cells[0].job
-    return job.procedure["_target_"] == FORWARD["_target_"] or (job.waits and most_beside(cells) > 1)
+    return job.procedure["_target_"] == FORWARD["_target_"] or (job.waits and most_concurrent(cells) > 1)
 
 
-def most_beside(cells: Sequence[LiveCell]) -> int:
+def most_concurrent(cells: Sequence[LiveCell]) -> int:
     """Return how many of these cells may be prepared at the same time.
 
     Only one in this process, where starts are measured, or a compile log, or where a cell may not wait when it is
@@ -293,7 +293,7 @@ def most_beside(cells: Sequence[LiveCell]) -> int:
     """
     job = cells[0].job
     waits = not isinstance(cells[0].executor, InProcess) and (job.takes_windows or job.waits)
-    return beside() if waits and not (job.settings.starts or job.settings.trace) else 1
+    return most_processes() if waits and not (job.settings.starts or job.settings.trace) else 1
 
 
 def _time(

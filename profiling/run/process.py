@@ -29,7 +29,7 @@ from profiling.metrics.sampling import Turn
 from profiling.results.record import encode_sections
 from profiling.run import child
 from profiling.run.checkouts import Checkout
-from profiling.run.child import Limits, Orphans, Pending, Performed, Session, advance, beside, side_by_side
+from profiling.run.child import Limits, Orphans, Pending, ProcessEnd, Session, advance, most_processes, side_by_side
 from profiling.run.compile_caches import CompileCaches, Lease, compares_times, lease
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
@@ -51,14 +51,14 @@ class Executor(Protocol):
         ...
 
 
-def perform(executor: Executor, task: Task, name: str, on_event: Emit) -> Performed:
+def perform(executor: Executor, task: Task, name: str, on_event: Emit) -> ProcessEnd:
     """Perform a task that takes no turns, from its start to its end; return how its process ended."""
     with closing(executor.session(task, name, on_event, turns=False)) as session:
         try:
             advance(session)
         except StopIteration as end:
             return end.value
-    return Performed("asked for a turn, although it takes none")
+    return ProcessEnd("asked for a turn, although it takes none")
 
 
 class InProcess:
@@ -85,7 +85,7 @@ class InProcess:
             if not cell.dead:
                 with contextlib.suppress(KeyboardInterrupt):
                     cell.throw(KeyboardInterrupt("its turns have ended"))
-        return Performed()
+        return ProcessEnd()
 
     def _perform(self, task: Task, on_event: Emit, cell: greenlet | None) -> None:
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
@@ -185,7 +185,7 @@ class Isolated:
                         try:
                             state = next(worker) if turn is None else worker.send(turn)
                         except StopIteration as end:
-                            performed = end.value
+                            process_end = end.value
                             break
                         logs |= _compile_logs(users_folder) - before
                         turn = yield state
@@ -193,15 +193,15 @@ class Isolated:
                             before = _compile_logs(users_folder)
                     logs |= _compile_logs(users_folder) - before
                 notes += self._orphans.notes()
-                if self._counters is not None and isinstance(task, Cell) and performed.death is None:
+                if self._counters is not None and isinstance(task, Cell) and process_end.death is None:
                     notes += self._counted(self._counters, task, sections, environment, relay)
             if self._trace and users_folder is not None:  # torch wrote there; the run gets a copy
                 cells_folder.mkdir(parents=True, exist_ok=True)
                 for log in logs:
                     shutil.copy(log, cells_folder)
         except OSError as error:  # a name that is too long for a file, for example
-            return Performed(f"could not be run: {error.strerror or error}")
-        return dataclasses.replace(performed, notes=(*performed.notes, *notes))
+            return ProcessEnd(f"could not be run: {error.strerror or error}")
+        return dataclasses.replace(process_end, notes=(*process_end.notes, *notes))
 
     def _compile_parts(self, task: Cell, cache: Lease, server: ForkServer) -> Generator[Pending, Any, None]:
         """Compile what the parts of a cell compile, side by side, into the cache from which the cell will load it.
@@ -209,7 +209,7 @@ class Isolated:
         It costs nothing but time where it fails: the cell then compiles by itself, and its row says what is wrong.
         """
         parts = [each for each in task.job.parts if each.imports and not compares_times(each)]
-        if len(parts) < 2 or beside() == 1 or task.job.settings.compile_cache == "cold":
+        if len(parts) < 2 or most_processes() == 1 or task.job.settings.compile_cache == "cold":
             return
         variables = {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())}
         limits, folder = Limits(self.timeout, self._prepare_timeout), self._run / "cells"
@@ -222,7 +222,7 @@ class Isolated:
                 server=server,
                 modules=set(each.imports),
             )
-            for each in parts[: beside()]
+            for each in parts[: most_processes()]
         ]
         try:
             yield from side_by_side(sessions)

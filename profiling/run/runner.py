@@ -161,13 +161,15 @@ class Run:
             else:
                 answers.append(event)
 
-        performed = perform(executor, Probe(jobs=jobs), "probe", receive)
+        process_end = perform(executor, Probe(jobs=jobs), "probe", receive)
         answer = answers[-1] if answers else None
         if isinstance(answer, Probed):
             return answer
         if isinstance(answer, BadInput):
             raise InputError(f"{self.checkout.name}: {answer.message}" if self.checkout else answer.message)
-        raise InputError(f"probing the device failed: the process {performed.death}. To debug it, add isolation=none.")
+        raise InputError(
+            f"probing the device failed: the process {process_end.death}. To debug it, add isolation=none."
+        )
 
     def _write_environment(self, facts: Mapping[str, Any], earlier: EarlierRun) -> None:
         """Write `environment.json`; where a resumed run keeps cells, compare it with the present one instead.

@@ -13,7 +13,7 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.results.environment import Ceilings
-from profiling.results.explained import TraceAnalysis
+from profiling.results.explanations import TraceAnalysis
 from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
 from profiling.trace.device_work import profiled
 from profiling.trace.events import Timeline, read_events, timeline

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from profiling.results.environment import Ceilings
-from profiling.results.explained import KERNEL_CLASSES, Idle, Kernel, KernelClass, ModuleTime, TraceAnalysis
+from profiling.results.explanations import KERNEL_CLASSES, Idle, Kernel, KernelClass, ModuleTime, TraceAnalysis
 from profiling.trace.attribution import (
     Attributor,
     KernelAttribution,

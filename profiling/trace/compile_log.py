@@ -20,7 +20,7 @@ from typing import Any
 
 from profiling.components.user_code import short_path
 from profiling.errors import install_hint
-from profiling.results.explained import CompileEvent, CompileFailure, CompileLog, Recompile
+from profiling.results.explanations import CompileEvent, CompileFailure, CompileLog, Recompile
 
 _TIMEOUT_S = 120.0
 _COMPILED = (b'"dynamo_start"', b'"compilation_metrics"')

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch.autograd.profiler import profile
 
-from profiling.results.explained import SHORT_US, DeviceWork
+from profiling.results.explanations import SHORT_US, DeviceWork
 from profiling.trace.events import TRANSFERS, WAITS, GpuWork, Timeline, read_events, timeline, traced_calls
 
 #: Calls of the CUDA runtime and driver that launch work.

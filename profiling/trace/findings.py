@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from profiling.results.environment import NEAR_CEILING, Ceilings
-from profiling.results.explained import FindingKind, KernelFinding
+from profiling.results.explanations import FindingKind, KernelFinding
 from profiling.trace.attribution import KernelAttribution, mean, microseconds, rate
 from profiling.trace.events import TRANSFERS
 from profiling.trace.operator_costs import product_dtype_of, recorded_tensors

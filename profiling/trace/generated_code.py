@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from profiling.errors import InputError
-from profiling.results.explained import KernelFile
+from profiling.results.explanations import KernelFile
 
 # Matches the function below inductor's decorator: helper functions precede it, the user's own kernels follow it.
 _TRITON_NAME = re.compile(r"^@triton_heuristics\..*?^@triton\.jit\s+def (\w+)\(", re.MULTILINE | re.DOTALL)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 from profiling.components.user_code import code_at, is_user_code, short_path
-from profiling.results.explained import HostWait
+from profiling.results.explanations import HostWait
 from profiling.trace.attribution import in_exact_order
 from profiling.trace.events import LINE, TRANSFERS, WAITS, Timeline, TracedCall, innermost, traced_calls
 from profiling.trace.modules import OperatorSpans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from profiling.results.explained import Kernel
+from profiling.results.explanations import Kernel
 from profiling.trace.events import GpuWork
 
 _OPERATORS = {

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from profiling.components.trees import tensors_in
-from profiling.results.explained import ModuleTime
+from profiling.results.explanations import ModuleTime
 from profiling.trace.events import MODULE, Span
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from profiling.results.explained import TraceFiles
+from profiling.results.explanations import TraceFiles
 from profiling.trace.events import GPU_WORK, read_events
 from profiling.trace.spans import cell_span, span
 

@@ -289,11 +289,11 @@ class Search:
         self._note_spent()
         began, job = self.now(), self._job(chosen)
         before = self._run.records.get(job.cell)
-        prepared = self._prepared_beside(job)
+        prepared = self._prepared_with_others(job)
         if any(self._alive) and self._ran_out_of_memory():
             self._halve()
             self._make_room(f"{job.variant} ran out of it beside others")
-            began, prepared = self.now(), self._prepared_beside(job)
+            began, prepared = self.now(), self._prepared_with_others(job)
         self._tried[chosen] = 0.0 if prepared is None else self.now() - began
         ran_out = self._ran_out_of_memory()
         if ran_out and before is not None and before.status == "ok":
@@ -323,7 +323,7 @@ class Search:
         saved = sum(prepare.phases.get(each, 0.0) for each in phases)
         self._saved.setdefault(compiled_code(self._job(chosen)), saved)
 
-    def _prepared_beside(self, job: Job) -> LiveCell | None:
+    def _prepared_with_others(self, job: Job) -> LiveCell | None:
         """Prepare a cell beside the others, within the budget; None if it has ended."""
         cells = self._run.cells
         cells.total = cells.begun + 1

@@ -31,7 +31,7 @@ from profiling.components.trees import dotted, keyed_leaves, tensors_in
 from profiling.components.user_code import is_user_code
 from profiling.errors import InputError, SkippedError, causes, printable, reason_of
 from profiling.fx_passes.passes import name_of
-from profiling.results.explained import Package
+from profiling.results.explanations import Package
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import check_known, idle_option, missing_toolchain
 from profiling.variants.packages import link_or_copy, new_file, shared_path

@@ -21,7 +21,7 @@ from profiling.components.component import Component
 from profiling.components.outputs import Outputs, difference, to_host
 from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import no_autocast_cache
-from profiling.results.explained import BeforeAfter, Graphs, LayerSensitivity, ModuleChoice, Sensitivity
+from profiling.results.explanations import BeforeAfter, Graphs, LayerSensitivity, ModuleChoice, Sensitivity
 from profiling.results.measured import MemoryKinds
 from profiling.trace.device_work import device_work
 from profiling.variants.replaced_layers import input_of

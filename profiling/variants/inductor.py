@@ -29,7 +29,7 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 
 from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, NothingChangedError, SkippedError, did_you_mean, printable
-from profiling.results.explained import ShapeCompile
+from profiling.results.explanations import ShapeCompile
 from profiling.trace.counters import (
     CompileCounters,
     nothing_compiled,

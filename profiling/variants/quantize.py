@@ -31,7 +31,7 @@ from profiling.errors import (
     missing_package,
     reason_of,
 )
-from profiling.results.explained import ModuleChoice
+from profiling.results.explanations import ModuleChoice
 from profiling.variants.gains import CALLS_IN_A_ROW, Swap, sensitivity
 from profiling.variants.recipe import Outcome, Transform
 from profiling.variants.replaced_layers import channels_of, check_patterns, counted_rows

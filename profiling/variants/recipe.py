@@ -32,7 +32,7 @@ from profiling.errors import (
 )
 from profiling.fx_passes.passes import RewritePass, check_callables, name_of
 from profiling.graphs.capture import CaptureError, no_autocast_cache, preserved_generators
-from profiling.results.explained import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
+from profiling.results.explanations import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
 from profiling.trace.profiler import synchronize
 from profiling.variants.cuda_graph import CudaGraph, check_reset
 from profiling.variants.gains import graphs_section

@@ -11,7 +11,7 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, missing_package
-from profiling.results.explained import ModuleChoice
+from profiling.results.explanations import ModuleChoice
 from profiling.variants.recipe import Outcome, Transform
 from profiling.variants.replaced_layers import check_patterns, fallbacks
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from profiling.components.component import Component
 from profiling.components.instantiate import is_device_failure
 from profiling.errors import InputError, SkippedError, reason_of
-from profiling.results.explained import Choices, ModuleChoice
+from profiling.results.explanations import Choices, ModuleChoice
 
 #: Most layers in the record of a transform's choices, and most reasons in the message that it changed none.
 _LAYERS, _REASONS = 200, 3

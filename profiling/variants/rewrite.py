@@ -16,7 +16,7 @@ from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.passes import AppliedPass, Pass, apply_passes, check_callables
 from profiling.fx_passes.tracer import placeholders, trace
 from profiling.graphs import CaptureError
-from profiling.results.explained import BeforeAfter, FxPass
+from profiling.results.explanations import BeforeAfter, FxPass
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.gains import replay_ms
 from profiling.variants.recipe import Outcome, Transform

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from profiling.errors import DID_NOTHING, InputError, NothingChangedError, did_you_mean, missing_package
-from profiling.results.explained import Package
+from profiling.results.explanations import Package
 from profiling.variants.aot_inductor import by_shape, exported, grouped
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.inductor import COMPILED_STEPS

@@ -13,7 +13,7 @@ from torch import nn
 
 from profiling.components.component import Component
 from profiling.errors import InputError, check_number
-from profiling.results.explained import RecipeStep
+from profiling.results.explanations import RecipeStep
 
 
 @dataclass(frozen=True)

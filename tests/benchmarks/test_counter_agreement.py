@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from make_record import record
 
-from profiling.results.explained import CountedKernel, HardwareCounters
+from profiling.results.explanations import CountedKernel, HardwareCounters
 from profiling.results.jsonl import append_record
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"

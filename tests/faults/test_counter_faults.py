@@ -7,7 +7,7 @@ from table import promise
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.run import process
-from profiling.run.child import Performed
+from profiling.run.child import ProcessEnd
 from profiling.run.events import End, Phase, Sections
 from profiling.run.job import FORWARD, Job
 from profiling.run.probe import resolve
@@ -65,7 +65,7 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
     def worker(task, files, timeout, on_event, environment, own, **_):
         on_event(Sections({"trace_analysis": {"kernels": kernels}}))
         on_event(End("ok"))
-        return Performed()
+        return ProcessEnd()
         yield
 
     monkeypatch.setattr(process.child, "perform", worker)
@@ -74,10 +74,10 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
     job = Job("generic_forward", spec, "baseline", {}, {}, settings, str(tmp_path), FORWARD)
     events = []
     cells = Isolated(tmp_path, trace=True, timeout=9.0, counters=True)
-    performed = process.perform(cells, Cell(job=job), job.name, events.append)
-    assert performed.death is None
+    process_end = process.perform(cells, Cell(job=job), job.name, events.append)
+    assert process_end.death is None
     assert [type(each) for each in events] == [Sections, End, Phase]
-    (note,) = performed.notes
+    (note,) = process_end.notes
     assert note.startswith("no hardware counters: ")
     assert says in note
     assert "\n" not in note

@@ -49,7 +49,7 @@ def test_a_part_of_a_gpu_and_others_that_use_it(gpu, monkeypatch):  # noqa: F811
         patched.setattr(nvml, "is_mig", lambda device: True)
         assert "MIG is on" in measured().reason
     with monkeypatch.context() as patched:
-        patched.setattr(nvml, "share_beside_run", lambda device, seconds: 0.3)
+        patched.setattr(nvml, "share_of_others", lambda device, seconds: 0.3)
         assert "other processes used the GPU for 30% of the time" in measured().reason
     gpu.use = 0.1
     assert "other processes use the GPU (10%)" in measured().reason

@@ -19,7 +19,7 @@ from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Turn
 from profiling.run import child, events
 from profiling.run.cell_records import CellEvents
-from profiling.run.child import Orphans, Performed
+from profiling.run.child import Orphans, ProcessEnd
 from profiling.run.events import EventReader, Phase, Sections
 from profiling.run.job import FORWARD, Job
 from profiling.run.process import Isolated, perform
@@ -75,7 +75,7 @@ def isolated(executor):
 
     def run(script, **options):
         seen = CellEvents(made_record(variant="tried").with_status("skipped", "not run"), Silent())
-        seen.performed = perform(executor(script, **options), Cell(job=NET), "net.tried", seen.receive)
+        seen.process_end = perform(executor(script, **options), Cell(job=NET), "net.tried", seen.receive)
         return seen.record()
 
     return run
@@ -127,8 +127,8 @@ def test_an_event_that_is_too_long(monkeypatch):
 
 @promise("names")
 def test_a_long_name(executor):
-    performed = perform(executor(""), Cell(job=NET), f"{'x' * 249}.baseline", print)
-    assert performed.death == "could not be run: File name too long"
+    process_end = perform(executor(""), Cell(job=NET), f"{'x' * 249}.baseline", print)
+    assert process_end.death == "could not be run: File name too long"
 
 
 @promise("dies")
@@ -218,8 +218,8 @@ def test_processes_take_turns(session):
         window = child.advance(each, TURN).window
         assert window.wall_ms == (1.0, 2.0)
         assert before < window.start_s < time.perf_counter(), "both processes have the same clock"
-    assert ended(one, Turn()) == Performed()
-    assert ended(two, Turn()) == Performed()
+    assert ended(one, Turn()) == ProcessEnd()
+    assert ended(two, Turn()) == ProcessEnd()
 
 
 @promise("hangs")
@@ -228,7 +228,7 @@ def test_waiting_is_not_hanging(session):
     child.advance(waiting)
     time.sleep(2.2)
     assert child.advance(waiting, TURN).window is not None
-    assert ended(waiting, Turn()) == Performed()
+    assert ended(waiting, Turn()) == ProcessEnd()
 
 
 @pytest.mark.parametrize(

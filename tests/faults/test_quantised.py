@@ -16,7 +16,7 @@ from profiling.components.component import Component
 from profiling.errors import InputError, NothingChangedError, missing_package
 from profiling.realtime.mix import Mixed, check_variant
 from profiling.realtime.options import LoopOptions
-from profiling.results.explained import ModuleChoice
+from profiling.results.explanations import ModuleChoice
 from profiling.variants.inductor import Inductor
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Outcome, Recipe, Transform, _applied

@@ -40,7 +40,7 @@ from profiling.results.record import encode_sections
 from profiling.results.run_folder import LOCK_FILE, claimed, new_folder
 from profiling.results.stats import summarize
 from profiling.run import runner
-from profiling.run.child import Performed
+from profiling.run.child import ProcessEnd
 from profiling.run.events import Emit, End, Probed, Sections
 from profiling.run.revisions import code_changes
 from profiling.run.task import Probe
@@ -104,7 +104,7 @@ def start(tmp_path, monkeypatch, capsys):
                     on_event(Probed(settings=settings, environment=probe(), not_run={}))
                 else:
                     cell(task.job, on_event)
-                return Performed()
+                return ProcessEnd()
 
         monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans, server: Executor())
         monkeypatch.setattr(signal, "signal", lambda *_: None)

@@ -13,7 +13,7 @@ from table import promise
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.measured import Prepare, Start
 from profiling.results.record import encode_sections
-from profiling.run.child import Limits, Performed
+from profiling.run.child import Limits, ProcessEnd
 from profiling.run.compile_caches import CompileCaches, lease
 from profiling.run.events import Sections, Started
 from profiling.run.job import FORWARD, Job, as_recipe
@@ -48,11 +48,11 @@ def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
     def perform(task, files, limits, on_event, variables, own):
         kind = files.name.split(".")[-1].removesuffix("_start")
         if kind == dies:
-            return Performed("exited with code 7")
+            return ProcessEnd("exited with code 7")
         if task.save is not None:
             Path(task.save).write_bytes(b"saved")
         on_event(Started(Start(seconds=9.0, phases={}, graphs=1)))
-        return Performed()
+        return ProcessEnd()
         yield  # a generator
 
     caches, cell = CompileCaches(), task("compile")

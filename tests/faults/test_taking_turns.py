@@ -9,7 +9,7 @@ from profiling.components.spec import ComponentSpec
 from profiling.results.jsonl import read_records
 from profiling.results.record import NOT_ENDED
 from profiling.results.verdicts import compare_records
-from profiling.run.child import Performed
+from profiling.run.child import ProcessEnd
 from profiling.run.job import RunConfig
 from profiling.run.runner import Run
 
@@ -54,7 +54,7 @@ def test_cells_that_are_never_ready(tmp_path, others):
     assert {(records[name].status, records[name].turns) for name in others} == {("failed", None)}
     baseline = records["baseline"]
     assert (baseline.status, baseline.turns.stopped_by) == ("ok", "decided"), "the last one is timed alone"
-    assert baseline.turns.beside == tuple(name for name in ("v", "w") if name not in others)
+    assert baseline.turns.others == tuple(name for name in ("v", "w") if name not in others)
 
 
 @promise("interrupt")
@@ -99,7 +99,7 @@ OUT_OF_MEMORY = ends(reason="OutOfMemoryError: planted", out_of_memory=True)
     [
         ("ready", OUT_OF_MEMORY),
         (4, OUT_OF_MEMORY),
-        ("finish", lambda _: Performed("killed by signal 9 (SIGKILL)", killed=True)),
+        ("finish", lambda _: ProcessEnd("killed by signal 9 (SIGKILL)", killed=True)),
     ],
     ids=["prepared beside others", "in its turn", "killed by the kernel"],
 )
@@ -146,7 +146,7 @@ def test_no_memory_beside_another(tmp_path):
     run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
     records = rows(run)
-    assert [record.turns.beside for record in records.values()] == [()] * 3
+    assert [record.turns.others for record in records.values()] == [()] * 3
     assert not compare_records(records["baseline"], records["v"]).in_turns
     assert records["v"].notes == (
         "not all variants were prepared beside each other: another one would need 1.2 GB of the memory of the host, "

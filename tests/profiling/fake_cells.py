@@ -11,7 +11,7 @@ from profiling.results.measured import LatencyConditions, Metrics, Parity, Prepa
 from profiling.results.record import encode_sections
 from profiling.run import runner
 from profiling.run.checkouts import Checkout
-from profiling.run.child import Performed
+from profiling.run.child import ProcessEnd
 from profiling.run.events import End, Probed, Sections, Waiting
 from profiling.run.job import RunConfig
 from profiling.run.process import Isolated
@@ -59,14 +59,14 @@ class FakeCells(Isolated):
         """Perform the probe, or a cell that is alone."""
         if isinstance(task, Probe):
             on_event(Probed(settings=asdict(replace(SETTINGS)), environment={}, not_run=self.not_run))
-            return Performed()
+            return ProcessEnd()
         variant = name.partition(".")[2]
         self.log.append((variant, "alone"))
         on_event(
             Sections(encode_sections(parameters=1, metrics=self.measured([self.window(self.plans[variant], 1.0, 100)])))
         )
         on_event(End("ok"))
-        return Performed()
+        return ProcessEnd()
 
     def session(self, task, name, on_event, *, turns=True):
         """Perform a cell that takes turns, or its control, a second process, whose steps are not in the log."""
@@ -88,7 +88,7 @@ class FakeCells(Isolated):
             self.held[name] = plan.used
             self.seconds += min(plan.prepare_s, self.timeout)
             if plan.prepare_s > self.timeout:
-                return Performed("took longer than cell_timeout and was killed")
+                return ProcessEnd("took longer than cell_timeout and was killed")
             wrong = plan.rel_l2 > 1e-4
             parity = Parity(reference="fp32 eager", passed=not wrong, rel_l2=plan.rel_l2, tolerance=1e-4)
             prepare = Prepare(seconds=plan.prepare_s, phases=plan.phases)
@@ -110,7 +110,7 @@ class FakeCells(Isolated):
             windows = windows or [self.window(plan, 1.0, 100)]
             on_event(Sections(encode_sections(metrics=self.measured(windows))))
             on_event(End("failed", f"parity: relative L2 error {plan.rel_l2:.2g}") if wrong else End("ok"))
-            return Performed()
+            return ProcessEnd()
         finally:
             self.held.pop(name, None)
 
@@ -121,14 +121,14 @@ class FakeCells(Isolated):
             drifted = plan.call_ms * (1 + plan.drift * self.seconds / 60) / (1 - plan.lost(start))
             samples.append(drifted * (1 + plan.noise * abs(self.rng.gauss(0, 1))))
             self.seconds += samples[-1] / 1e3
-        return WindowSamples(start_s=start, wall_ms=tuple(samples), cpu_lost_share=plan.lost(start))
+        return WindowSamples(start_s=start, wall_ms=tuple(samples), cpu_taken_share=plan.lost(start))
 
     def measured(self, windows):
         """Return the metrics that a cell sends."""
-        lost = sum(window.cpu_lost_share * sum(window.wall_ms) for window in windows)
+        lost = sum(window.cpu_taken_share * sum(window.wall_ms) for window in windows)
         lost /= sum(sum(window.wall_ms) for window in windows)
         warm = {"cold": False, "warmup_seconds": 0.1, "settled": True}
-        return Metrics(**summaries(windows, None), latency=LatencyConditions(**warm, cpu_lost_share=lost))
+        return Metrics(**summaries(windows, None), latency=LatencyConditions(**warm, cpu_taken_share=lost))
 
 
 class Silent(SimpleNamespace):
@@ -180,14 +180,14 @@ def ends(status="failed", reason="planted", **options):
 
     def happen(on_event):
         on_event(End(status, reason, **options))
-        return Performed()
+        return ProcessEnd()
 
     return happen
 
 
 def dies(on_event):
     """A cell whose process crashes."""
-    return Performed("killed by signal 11 (SIGSEGV)")
+    return ProcessEnd("killed by signal 11 (SIGSEGV)")
 
 
 def interrupts(on_event):

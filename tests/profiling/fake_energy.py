@@ -127,7 +127,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     made.install(monkeypatch)
     monkeypatch.setattr(metric, "synchronize", lambda device: None)
     monkeypatch.setattr(metric, "waited_for", lambda run, device: made.call(0.01))
-    monkeypatch.setattr(nvml, "share_beside_run", lambda device, seconds: None)
+    monkeypatch.setattr(nvml, "share_of_others", lambda device, seconds: None)
     return made
 
 

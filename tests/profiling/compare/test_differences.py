@@ -9,7 +9,7 @@ from planted_runs import ENVIRONMENT, MIB, PARITY, WARM, analysed, cell, loop, w
 from profiling.compare.cells import read_run
 from profiling.compare.differences import cell_changes, run_differences
 from profiling.results.energy import Energy, EnergyWindow
-from profiling.results.explained import Idle
+from profiling.results.explanations import Idle
 from profiling.results.measured import Deadline, Memory, Metrics, Prepare, Start, Starts
 
 

@@ -17,7 +17,7 @@ from profiling.fx_passes.linear import FuseParallelLinears
 from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.passes import apply_passes
 from profiling.fx_passes.tracer import trace
-from profiling.results.explained import BeforeAfter, FxPass
+from profiling.results.explanations import BeforeAfter, FxPass
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.gains import interleaved_medians
 from profiling.variants.rewrite import Rewrite

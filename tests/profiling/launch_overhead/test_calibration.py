@@ -23,7 +23,7 @@ from profiling.launch_overhead.sampling import (
     samplers_of,
 )
 from profiling.metrics import clocks
-from profiling.results.explained import LaunchCosts
+from profiling.results.explanations import LaunchCosts
 from profiling.results.record import encode_sections
 
 COUNTS = (1, 50, 100, 200, 400)

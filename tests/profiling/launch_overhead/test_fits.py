@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from profiling.launch_overhead.fits import at_size, crossing, estimate, fit_lines
-from profiling.results.explained import Estimate
+from profiling.results.explanations import Estimate
 
 COUNTS = (1, 50, 100, 200, 400)
 NAN, INF = math.nan, math.inf

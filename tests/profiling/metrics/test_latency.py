@@ -111,7 +111,7 @@ def test_the_share_of_others_is_known_only_where_this_process_can_be_told(monkey
     monkeypatch.setattr(nvml, "processes_of_run", lambda: frozenset({1, 2}))
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetProcessUtilization", lambda handle, since: samples)
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: processes)
-    assert nvml.share_beside_run(CUDA, 0.1) == beside_run
+    assert nvml.share_of_others(CUDA, 0.1) == beside_run
     with closing(nvml.OthersMonitor(CUDA)) as monitor:
         deadline = time.monotonic() + 20
         while monitor.share() != beside and time.monotonic() < deadline:  # a thread asks the driver

@@ -181,7 +181,7 @@ def first_output(sides):
 @pytest.mark.parametrize(("policy", "has_room"), [("snapshot", True), ("snapshot", False), ("reset", True)])
 def test_the_reference_begins_with_the_state_of_the_run(monkeypatch, policy, has_room):
     """S0 is a third in bfloat16, which float32 would not reach by itself; then each side goes on in its own dtype."""
-    monkeypatch.setattr("profiling.components.sides.has_room_beside", lambda *_: has_room)
+    monkeypatch.setattr("profiling.components.sides.has_room_for_copy", lambda *_: has_room)
     target = f"{__name__}.{'Accumulates' if policy == 'snapshot' else 'AccumulatesAnew'}"
     spec = ComponentSpec("net", {"_target_": target}, {"x": {"shape": [1, 1]}}, state=policy)
     graph = parse_graph({"stages": {"a": {"component": "net", "inputs": {"x": "normal"}}}, "deliver": ["a"]}, ["net"])

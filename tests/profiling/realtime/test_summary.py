@@ -379,7 +379,7 @@ def test_what_others_took_of_the_frames(planted, cpu, gpu):
     section = summarize_frames(series, loop())
     if cpu is not None:
         cpu *= 500 / (500 + 99 * GAP_MS)
-    assert (section.cpu_lost_share, section.gpu_lost_share) == (pytest.approx(cpu, rel=1e-3) if cpu else None, gpu)
+    assert (section.cpu_taken_share, section.gpu_taken_share) == (pytest.approx(cpu, rel=1e-3) if cpu else None, gpu)
 
 
 def loop_of_joules(frames=600, *, watts=300.0, **options):

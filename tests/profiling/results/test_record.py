@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from make_record import record, summary
 
-from profiling.results.explained import FxPass
+from profiling.results.explanations import FxPass
 from profiling.results.jsonl import decode_record, encode_record
 from profiling.results.measured import Memory, Metrics, Parity, Prepare
 from profiling.results.record import decode_section, encode_sections, merge_metric, record_with

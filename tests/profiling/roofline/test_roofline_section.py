@@ -8,7 +8,7 @@ import torch
 from hand_made_ceilings import ceilings_of
 from planted_networks import Chain, Copy, Product, component
 
-from profiling.results.explained import KernelFinding, ModuleTime, TraceAnalysis
+from profiling.results.explanations import KernelFinding, ModuleTime, TraceAnalysis
 from profiling.results.jsonl import read_records
 from profiling.results.record import decode_section, encode_sections
 from profiling.roofline.section import call_roofline, frame_roofline, longest_modules

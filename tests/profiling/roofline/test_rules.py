@@ -8,7 +8,7 @@ from fake_ncu import sample
 from hand_made_ceilings import H200, ceilings_of
 from msgspec.structs import asdict, replace
 
-from profiling.results.explained import DeviceWork, FindingKind, Kernel, KernelFinding, RooflinePart
+from profiling.results.explanations import DeviceWork, FindingKind, Kernel, KernelFinding, RooflinePart
 from profiling.roofline.evidence import Conditions, Evidence, observations
 from profiling.roofline.rules import RULES, bound_by_counters, bound_by_trace, judge
 from profiling.trace.analysis import kernels_by_name

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.flop_counter import register_flop_formula
 
-from profiling.results.explained import Roofline
+from profiling.results.explanations import Roofline
 from profiling.roofline.work import memory_and_compute_ms, work_of
 from profiling.trace.flops import counted_flops
 

@@ -8,10 +8,10 @@ import pytest
 from fake_ncu import counters, install, printed
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.results.explained import Kernel
+from profiling.results.explanations import Kernel
 from profiling.results.record import encode_sections
 from profiling.run import process
-from profiling.run.child import Performed
+from profiling.run.child import ProcessEnd
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Phase, Sections
 from profiling.run.hardware_counters import CounterPass, Group, NoCountersError, grouped, launches_to_measure, longest
@@ -150,7 +150,7 @@ def test_the_section_is_sent_after_a_cell_has_ended_and_the_probe_is_not_measure
     def worker(task, files, timeout, on_event, environment, own, **_):
         on_event(Sections(encode_sections(**traced)))
         on_event(End("ok"))
-        return Performed()
+        return ProcessEnd()
         yield  # a generator
 
     monkeypatch.setattr(process.child, "perform", worker)

@@ -10,10 +10,10 @@ from as_user import OUTSIDE
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
-from profiling.results.explained import Package, RecipeStep
+from profiling.results.explanations import Package, RecipeStep
 from profiling.results.measured import Start
 from profiling.run.cell import prepare_phases
-from profiling.run.child import Limits, Performed
+from profiling.run.child import Limits, ProcessEnd
 from profiling.run.compile_caches import CompileCaches, cache_variables, lease
 from profiling.run.events import Started
 from profiling.run.forward import ForwardCell
@@ -50,11 +50,11 @@ class Processes:
         (cache / "plain").touch()
         self.ran.append((kind, cache, was_empty, loaded))
         if kind in self.deaths:
-            return Performed(self.deaths[kind])
+            return ProcessEnd(self.deaths[kind])
         if task.save is not None and self.artifacts:
             Path(task.save).write_bytes(self.artifacts)
         on_event(Started(Start(seconds=9.0, phases={"inductor": 7.0}, graphs=self.graphs)))
-        return Performed()
+        return ProcessEnd()
         yield  # a generator
 
 

@@ -10,7 +10,7 @@ import torch
 from torch._inductor import config
 
 from profiling.errors import InputError
-from profiling.results.explained import KernelFile
+from profiling.results.explanations import KernelFile
 from profiling.trace.generated_code import kept_kernels, list_kernels
 
 

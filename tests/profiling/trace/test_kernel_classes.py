@@ -4,7 +4,7 @@ import pytest
 from hand_made_events import piece
 from stored_traces import NAMES, stored
 
-from profiling.results.explained import KERNEL_CLASSES
+from profiling.results.explanations import KERNEL_CLASSES
 from profiling.trace.kernel_classes import class_of, class_of_name, class_of_operator
 
 #: Kernels of the world model whose names do not show their class.

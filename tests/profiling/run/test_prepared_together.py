@@ -11,9 +11,9 @@ from profiling.metrics.sampling import Ready
 from profiling.results.record import Record
 from profiling.run.cell import metrics_of
 from profiling.run.cell_records import LiveCell
-from profiling.run.child import Pending, Performed
+from profiling.run.child import Pending, ProcessEnd
 from profiling.run.events import End, Waiting
-from profiling.run.in_turns import CellsInTurns, most_beside
+from profiling.run.in_turns import CellsInTurns, most_concurrent
 from profiling.run.job import FORWARD, LATENCY, RECIPE, Job
 from profiling.run.process import Isolated
 
@@ -41,7 +41,7 @@ class Processes(Isolated):
             self.lacking.remove(name)
             self.log.append(f"lacking {name}")
             on_event(End("failed", "out of memory", out_of_memory=True))
-            return Performed()
+            return ProcessEnd()
         self.log.append(f"ready {name}")
         self.alive += 1
         try:
@@ -188,13 +188,13 @@ def test_a_cell_that_runs_out_of_memory_beside_others_is_run_once_more(is_due):
     assert big not in turns.waiting
     assert not big.records.ended
     if not is_due:
-        assert big.beside == 0, "what was prepared at the time of its first try does not lengthen the next one"
+        assert big.concurrent == 0, "what was prepared at the time of its first try does not lengthen the next one"
         assert prepared(turns, big) == []
         assert big in turns.waiting
 
 
 @pytest.mark.parametrize(
-    ("procedure", "metrics", "settings", "beside"),
+    ("procedure", "metrics", "settings", "side_by_side"),
     [
         ({}, {"latency": {}}, {}, True),
         ({"_target_": "profiling.realtime.cell.RealtimeCell"}, {"latency": {}}, {}, False),
@@ -203,14 +203,14 @@ def test_a_cell_that_runs_out_of_memory_beside_others_is_run_once_more(is_due):
     ],
 )
 def test_only_cells_that_are_not_measured_before_their_turn_are_prepared_side_by_side(
-    monkeypatch, procedure, metrics, settings, beside
+    monkeypatch, procedure, metrics, settings, side_by_side
 ):
     """A loop, or a metric without turns, would be timed while others compile."""
-    monkeypatch.setattr("profiling.run.in_turns.beside", lambda: 8)
+    monkeypatch.setattr("profiling.run.in_turns.most_processes", lambda: 8)
     metrics = {name: {"_target_": "profiling.metrics.latency.Latency"} | node for name, node in metrics.items()}
     cell = due(None, "baseline", **settings)
     cell.job = replace(cell.job, procedure={**FORWARD, **procedure}, metrics=metrics)
-    assert (most_beside([cell]) > 1) == beside
+    assert (most_concurrent([cell]) > 1) == side_by_side
 
 
 def test_what_waits_for_its_turns_is_measured_before_any_other_time():
