@@ -104,7 +104,7 @@ def read_history(*folders: Path) -> History:
         runs |= dict.fromkeys(below)
     top = os.path.commonpath([folder.absolute() for folder in folders])
     swept = _swept({run.parent for run in runs})
-    history: dict[str, list[HistoryPoint]] = {}
+    found: dict[str, dict[str | None, list[HistoryPoint]]] = {}  # by title, then by inputs
     for run in runs:
         try:
             loaded = read_run(run)
@@ -114,8 +114,13 @@ def read_history(*folders: Path) -> History:
             continue
         for line in loaded.damage:
             print(printable(f"{run}: {line}"), file=sys.stderr)
-        for title, point in points_of_run.items():
-            history.setdefault(title, []).append(point)
+        for (title, inputs), point in points_of_run.items():
+            found.setdefault(title, {}).setdefault(inputs, []).append(point)
+    history: dict[str, list[HistoryPoint]] = {}
+    for title, by_inputs in found.items():
+        several = len(by_inputs.keys() - {None}) > 1  # records of earlier versions do not have them
+        for inputs, points in by_inputs.items():
+            history.setdefault(f"{title} · inputs {inputs}" if several and inputs else title, []).extend(points)
     if not history:
         names = ", ".join(map(str, folders))
         raise InputError(f"{names}: none of its {len(runs)} runs has a correct cell with times.")
@@ -168,20 +173,20 @@ def _versus(pair: Pair | None) -> Value | None:
     return answer if interval is None else f"{answer}: {shown(estimate(pair.ratio, interval), 'ratio')}"
 
 
-def _points(run: RunData, name: str, swept: Mapping[str, str]) -> dict[str, HistoryPoint]:
-    """Return the point of each title: of the correct records with equal work, where one was timed."""
-    groups: dict[str, list[Record]] = {}
+def _points(run: RunData, name: str, swept: Mapping[str, str]) -> dict[tuple[str, str | None], HistoryPoint]:
+    """Return the point of each title and inputs: of the correct records with equal work, where one was timed."""
+    groups: dict[tuple[str, str | None], list[Record]] = {}
     for record in run.records:
         if cell_of(record) is not None:
-            groups.setdefault(_title(run, record, swept), []).append(record)
-    return {title: _point(run, group, name, swept) for title, group in groups.items()}
+            groups.setdefault((_title(run, record, swept), record.inputs), []).append(record)
+    return {key: _point(run, group, name, swept) for key, group in groups.items()}
 
 
 def _title(run: RunData, record: Record, swept: Mapping[str, str]) -> str:
-    """Return everything that makes times comparable: component, device, dtype and the work of a call or frame."""
+    """Return what makes times comparable but for the inputs: component, device, dtype, the work of a call or frame."""
     device = run.environment.device
     parts = [record.component, device and device.name, record.dtype]
-    parts += [f"{name} {value}" for name, value in work_of(record).items() if value]
+    parts += [f"{name} {value}" for name, value in work_of(record).items() if value and name != "inputs"]
     parts += [setting(key, value) for key, value in swept.items() if is_work(key) and concerns(key, record)]
     training = run.config.get("training")
     if isinstance(training, Mapping) and training.get("autocast"):

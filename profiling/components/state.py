@@ -99,8 +99,8 @@ class State:
         drawn = {id(each) for _, each in self._input_tensors()} - self.carried
         self._start = Snapshot(self._restored, drawn)
         if self._cold is not None:
-            known, now = self._cold.structure.contents, Structure.of(self.roots).contents
-            self._warmed = [known[key] for key in known.keys() & now.keys() if differ(known[key][1], now[key][1])]
+            known = self._cold.structure.contents.values()  # also what is not reached any more
+            self._warmed = [each for each in known if differ(each[1], each[0].read())]
         self.not_restored = self._start.structure.closed | self._start.kept.failures
 
     def form(self) -> dict[str, Any]:
@@ -146,18 +146,14 @@ class State:
         self._cold.restore_values()
 
     def _is_constant(self, path: str) -> bool:
-        """Whether calls assign nothing anew to a path, or to a place below it, that a later call reads."""
-        return not any(is_below(each, path) for each in self.effects.carried)
+        """Whether calls leave a path and what is below it as it is, but for what they write to tensors."""
+        return not any(is_below(each, path) for each in (*self.effects.carried, *self.effects.numbers))
 
     @contextmanager
-    def cold(self) -> Iterator[None]:
-        """Begin the block with what was there before the warm calls; put back after it what is there now.
-
-        That is more than S0: it has what only the first calls write to.
-        """
+    def unchanged(self) -> Iterator[None]:
+        """Put back after the block all that is there now: more than S0, for it has what only the first calls write."""
         now = Snapshot(self.roots)
         parameters = Kept.of((key, (kept.path, kept.tensor)) for key, kept in self._cold_parameters.tensors.items())
-        self.restore_cold()
         try:
             yield
         finally:

@@ -21,7 +21,7 @@ from profiling.results.run_folder import write_json
 
 #: Share of CPU time (0 to 1) taken by other processes, from which ceilings would be too low. On a quiet machine it is
 #: 0.01 to 0.03; another busy program takes at least 0.33 of two cores.
-MOST_TAKEN = 0.1
+MOST_LOST = 0.1
 #: Code that measures ceilings. Its digest is part of the cache key: a changed method invalidates what is cached.
 METHOD_FILES = tuple(
     Path(__file__).parents[1] / name

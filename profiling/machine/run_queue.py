@@ -87,7 +87,7 @@ class RunQueueMonitor:
         since = self._since()
         return None if since is None else 1e3 * sum(waited for _, waited in since.values())
 
-    def taken_share(self) -> float | None:
+    def lost_share(self) -> float | None:
         """Return the share of the time (0 to 1) that others kept this process from a CPU; None where unknown.
 
         That is the longest run-queue wait of a thread that works (the calling one, and each that ran for a tenth of the

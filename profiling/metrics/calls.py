@@ -67,9 +67,9 @@ class Calls(Metric):
 
         run_queue, started = RunQueueMonitor(), perf_counter()
         rows = time_rows(row, self.calls, self.time_limit)
-        cpu, seconds = run_queue.taken_share(), perf_counter() - started
+        cpu, seconds = run_queue.lost_share(), perf_counter() - started
         gpu = nvml.share_of_others(device, seconds) if device.type == "cuda" else None
-        return Measured({"calls": msgspec.structs.replace(rows, cpu_taken_share=cpu, gpu_taken_share=gpu)})
+        return Measured({"calls": msgspec.structs.replace(rows, cpu_lost_share=cpu, gpu_lost_share=gpu)})
 
 
 def time_rows(row: Callable[[int], float], numbers: Sequence[int], time_limit: float) -> CallsSection:

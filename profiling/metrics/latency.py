@@ -181,7 +181,7 @@ class TimedWindowMonitor:
         yield samples
         switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - switches
         self.read_clocks()
-        cpu, wait_ms, sm_clock = run_queue.taken_share(), run_queue.wait_ms(), self._clocks.pause()
+        cpu, wait_ms, sm_clock = run_queue.lost_share(), run_queue.wait_ms(), self._clocks.pause()
         gpu = None if self._cuda is None else nvml.share_of_others(self._cuda, perf_counter() - start)
         self._calls.end(gpu)
         changed = snapshot().since(compiled).describe()
@@ -194,8 +194,8 @@ class TimedWindowMonitor:
             device_ms=tuple(sample.device for sample in samples if sample.device is not None),
             run_queue_wait_ms=wait_ms,
             descheduled=switches,
-            cpu_taken_share=cpu,
-            gpu_taken_share=gpu,
+            cpu_lost_share=cpu,
+            gpu_lost_share=gpu,
             sm_clock_mhz=sm_clock,
         )
         self.windows.append(window)
@@ -229,8 +229,8 @@ class TimedWindowMonitor:
             run_queue_wait_ms=sum(waits) if waits and len(waits) == len(self.windows) else None,
             **{
                 **msgspec.structs.asdict(self._clocks.conditions()),
-                "cpu_taken_share": self._mean_share("cpu_taken_share"),
-                "gpu_taken_share": self._mean_share("gpu_taken_share"),
+                "cpu_lost_share": self._mean_share("cpu_lost_share"),
+                "gpu_lost_share": self._mean_share("gpu_lost_share"),
             },
         )
 

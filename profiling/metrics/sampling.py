@@ -152,8 +152,8 @@ class WindowSamples(msgspec.Struct, frozen=True, kw_only=True):
     device_ms: tuple[float, ...] = ()
     run_queue_wait_ms: float | None = None
     descheduled: int | None = None
-    cpu_taken_share: float | None = None
-    gpu_taken_share: float | None = None
+    cpu_lost_share: float | None = None
+    gpu_lost_share: float | None = None
     sm_clock_mhz: float | None = None
 
 

@@ -85,19 +85,20 @@ def summarize_frames(
         unsteady=(*loop.unsteady, *unsteady_times(frame_ms, steady, loop.warmup_frames, warmup)),
         slow=slow_section(series, steady, slow, events),
         memory=memory_section(series, steady.from_frame),
-        cpu_taken_share=_taken_share(series, _since_the_frame_before(series), "run_queue_ms", "steal_ms"),
-        gpu_taken_share=_taken_share(series, series["frame_ms"], "others_ms"),
+        cpu_lost_share=_lost_share(series, _since_the_frame_before(series), "run_queue_ms", "steal_ms"),
+        gpu_lost_share=_lost_share(series, series["frame_ms"], "others_ms"),
     )
 
 
 def _slow_frames(frame_ms: Array, steady: Steady) -> list[int]:
     """Return the slow frames, ascending.
 
-    Where times never settle and have a trend, a frame must also stand out from the frames around it, so that a drift
-    does not make its last frames slow.
+    Where times never settle, and most frames of the first or the last quarter would be slow, a frame must also stand
+    out from the frames around it: those are the level before or after a change, and no burst.
     """
-    slow = frame_ms > threshold_ms(frame_ms, steady)
-    if not steady.settled and (line := line_of(frame_ms)) is not None and line.is_claimed():
+    threshold, quarter = threshold_ms(frame_ms, steady), max(1, frame_ms.size // 4)
+    slow = frame_ms > threshold
+    if not steady.settled and max(np.median(frame_ms[:quarter]), np.median(frame_ms[-quarter:])) > threshold:
         slow &= frame_ms > SLOW_FACTOR * rolling_median(frame_ms)
     return [int(frame) for frame in np.flatnonzero(slow)]
 
@@ -115,7 +116,7 @@ def loop_energy(
     ends_s, joules = series["delivered_ms"][frames] / 1e3, series[ENERGY][frames]
     seconds = float(ends_s[-1] - ends_s[0])
     count = min(ENERGY_WINDOWS, frames.size - 1, int(seconds / max(ENERGY_WINDOW_S, 0.01 * (step_ms or 0.0))))
-    reason = others_reason(loop.gpu_taken_share)
+    reason = others_reason(loop.gpu_lost_share)
     if count < 2:
         reason = f"{seconds:.2g} s of frames are too short for the steps of the counter. Use more frames"
     elif not joules[-1] > joules[0]:
@@ -139,7 +140,7 @@ def _since_the_frame_before(series: Series) -> Array:
     return np.diff(series["delivered_ms"], prepend=series["delivered_ms"][:1] - series["frame_ms"][:1])
 
 
-def _taken_share(series: Series, since: Array, *names: str) -> float | None:
+def _lost_share(series: Series, since: Array, *names: str) -> float | None:
     """Return the share of the time `since` (0 to 1) that others took, of frames where it was read; None if of none."""
     lost, known = 0.0, False
     for name in names:

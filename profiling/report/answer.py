@@ -176,7 +176,7 @@ def notes_section(data: RunData) -> Section:
     lines += list(_spreads(data.records))
     ceilings = data.environment.ceilings
     if ceilings is not None and ceilings.disturbed:
-        lost = percent(ceilings.taken_share)
+        lost = percent(ceilings.lost_share)
         lines.append(f"The ceilings are too low: other processes took {lost} of the CPU time while they were measured")
     if data.environment.ceilings_reason:
         lines.append(f"No ceilings: {data.environment.ceilings_reason}")

@@ -195,7 +195,7 @@ def prepare_seconds(record: Record) -> Value | None:
         return None
     if prepare.is_cold_unknown:
         return Marked("warm ", prepare.seconds)
-    return Marked("~", prepare.from_cold) if prepare.concurrent or prepare.is_warm else prepare.seconds
+    return Marked("~", prepare.from_cold) if prepare.beside or prepare.is_warm else prepare.seconds
 
 
 def _fps(record: Record) -> float | None:

@@ -78,10 +78,10 @@ class FrameRate(Section, frozen=True, kw_only=True):
 class Interference(Section, frozen=True, kw_only=True):
     """The share of the timed window that others took: other processes, and other guests of the machine."""
 
-    cpu_taken_share: Annotated[
+    cpu_lost_share: Annotated[
         float | None, about("share of the time for which others kept it from a CPU: run-queue wait and steal", "0 to 1")
     ] = None
-    gpu_taken_share: Annotated[
+    gpu_lost_share: Annotated[
         float | None, about("share of the time in which other processes used the GPU, as the driver says", "0 to 1")
     ] = None
 
@@ -319,7 +319,7 @@ class Prepare(Section, frozen=True, kw_only=True):
             title="in this run",
         ),
     ]
-    concurrent: Annotated[
+    beside: Annotated[
         int, about("other processes that prepared at the same time, at most; it takes less time without them")
     ] = 0
     first_call_s: Annotated[Duration | None, about("from the start until the first output", "s")] = None
@@ -505,7 +505,7 @@ class Turns(Section, frozen=True, kw_only=True):
     """How a cell was timed in turns with the other variants of its component, which were prepared at the same time."""
 
     began: Annotated[str, about("when the component's first cell was started (UTC); equal for cells that took turns")]
-    others: Annotated[tuple[str, ...], about("variants that were prepared at the same time, and held memory")]
+    beside: Annotated[tuple[str, ...], about("variants that were prepared at the same time, and held memory")]
     one_process: Annotated[
         bool, about("whether they ran in one process, in which the memory of each lies elsewhere")
     ] = False

@@ -93,7 +93,7 @@ def taken_of_calls(record: Record) -> Taken | None:
 def _larger(conditions: Interference | None) -> Taken | None:
     if conditions is None:
         return None
-    cpu, gpu = conditions.cpu_taken_share, conditions.gpu_taken_share
+    cpu, gpu = conditions.cpu_lost_share, conditions.gpu_lost_share
     if gpu is not None and gpu > (cpu or 0.0):
         return Taken(gpu, "GPU")
     return None if cpu is None else Taken(cpu, "CPU")
@@ -159,7 +159,7 @@ def placements_of(record: Record) -> tuple[Windows, ...]:
 
 
 def _windows(windows: Sequence[Window], medians: Sequence[float], session: str) -> Windows:
-    shares = [max(each.cpu_taken_share or 0.0, each.gpu_taken_share or 0.0) for each in windows]
+    shares = [max(each.cpu_lost_share or 0.0, each.gpu_lost_share or 0.0) for each in windows]
     return Windows.of(medians, [each.block for each in windows], shares, session)
 
 

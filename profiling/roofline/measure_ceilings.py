@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profiling.machine.ceilings import MOST_TAKEN
+from profiling.machine.ceilings import MOST_LOST
 from profiling.machine.memory import free_bytes
 from profiling.machine.run_queue import RunQueueMonitor
 from profiling.machine.tf32 import kept_tf32, set_tf32
@@ -120,7 +120,7 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
     if device.type == "cuda":
         torch.cuda.empty_cache()
     copied, read = max(points.items())[1]
-    taken_share = run_queue.taken_share()
+    lost_share = run_queue.lost_share()
     return Ceilings(
         dtype=str(dtype).removeprefix("torch."),
         copy_bytes_per_s=copied,
@@ -133,8 +133,8 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, *, threads: int, 
         gap_us=gap,
         replay_us=replay,
         seconds=time.perf_counter() - started,
-        taken_share=taken_share,
-        disturbed=(taken_share or 0.0) > MOST_TAKEN,
+        lost_share=lost_share,
+        disturbed=(lost_share or 0.0) > MOST_LOST,
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, ClassVar
+from zlib import crc32
 
 import torch
 from msgspec.structs import replace
@@ -29,8 +30,9 @@ from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.reference import eager_reference
 from profiling.components.sides import Sides
+from profiling.components.snapshot import Structure
 from profiling.components.spec import ComponentSpec
-from profiling.components.trees import dotted, form_of, keyed_leaves, tensors_in
+from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, SkippedError, print_traceback, printable, reason_of
 from profiling.machine.memory import used_and_free
 from profiling.metrics.metric import Measured, Metric, Subject
@@ -56,8 +58,8 @@ from profiling.variants.variant import Step, Variant
 
 #: Calls in a memory snapshot, and before hardware counters are read.
 _CALLS_AGAIN = 3
-#: Most tensors and values of one input that are listed one by one: a cache has many.
-_LISTED = 4
+#: Most tensors and values of one input that are listed one by one (a cache has many), and characters of a value.
+_LISTED, _VALUE = 4, 40
 
 
 @dataclass
@@ -492,20 +494,27 @@ def _no_window(turn: Turn) -> WindowSamples:
 
 
 def inputs_text(inputs: Mapping[str, Any]) -> str:
-    """Return in one line what of the inputs decides how much work a call is: shapes without dtypes, plain values."""
+    """Return in one line what of the inputs decides how much work a call is: shapes without dtypes, plain values.
+
+    Of an object (a cache) the shapes of its tensors count. Many of them are a number of tensors, and a checksum.
+    """
     texts = []
-    for name, value in inputs.items():
-        leaves = [(dotted(keys), leaf) for keys, leaf in keyed_leaves({name: value})]
-        if len(leaves) <= _LISTED:
-            texts += [f"{path} {_size(leaf)}" for path, leaf in leaves]
-        else:
-            tensors = tensors_in(value)
-            texts.append(f"{name} {len(tensors)} tensors of {sum(each.numel() for each in tensors)} numbers")
+    for name in sorted(inputs):
+        sizes = []
+        for keys, leaf in keyed_leaves({name: inputs[name]}):
+            place = dotted(keys)
+            is_plain = leaf is None or isinstance(leaf, torch.Tensor | bool | int | float | str)
+            within = [(place, leaf)] if is_plain else [*Structure.of({place: leaf}).tensors.values()]
+            sizes += [f"{path} {_size(each)}" for path, each in within or [(place, leaf)]]
+        if len(sizes) > _LISTED:
+            sizes = [f"{name} of {len(sizes)} tensors and values ({crc32(', '.join(sizes).encode()):08x})"]
+        texts += sizes
     return printable(", ".join(texts))
 
 
 def _size(leaf: Any) -> str:
-    return "×".join(map(str, leaf.shape)) or "scalar" if isinstance(leaf, torch.Tensor) else form_of(leaf)
+    shape = "×".join(map(str, leaf.shape)) or "scalar" if isinstance(leaf, torch.Tensor) else form_of(leaf)
+    return printable(shape, _VALUE)
 
 
 def prepare_phases(before: Mapping[str, float], recipe: Sequence[RecipeStep]) -> dict[str, float]:

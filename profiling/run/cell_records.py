@@ -186,7 +186,7 @@ class LiveCell:
         """Note beside how many other processes it was prepared, which lengthens that."""
         prepare = self.events.measured.prepare
         if self.concurrent and prepare is not None and self.has_compiled:
-            self.events.measured = replace(self.events.measured, prepare=replace(prepare, concurrent=self.concurrent))
+            self.events.measured = replace(self.events.measured, prepare=replace(prepare, beside=self.concurrent))
 
 
 @dataclass

@@ -109,7 +109,7 @@ class Placement:
             return None
         return Turns(
             began=self.start.utc,
-            others=tuple(self.others),
+            beside=tuple(self.others),
             one_process=self.one_process,
             windows=self._recorded(self.start),
             stopped_by=self.stopped_by,
@@ -121,7 +121,7 @@ class Placement:
         return Windows.of(
             [median(window.wall_ms) for _, window in self.windows],
             [turn for turn, _ in self.windows],
-            [max(window.cpu_taken_share or 0.0, window.gpu_taken_share or 0.0) for _, window in self.windows],
+            [max(window.cpu_lost_share or 0.0, window.gpu_lost_share or 0.0) for _, window in self.windows],
             session="turns",
         )
 
@@ -134,8 +134,8 @@ class Placement:
                 p50=median(window.wall_ms),
                 run_queue_wait_ms=window.run_queue_wait_ms,
                 descheduled=window.descheduled,
-                cpu_taken_share=window.cpu_taken_share,
-                gpu_taken_share=window.gpu_taken_share,
+                cpu_lost_share=window.cpu_lost_share,
+                gpu_lost_share=window.gpu_lost_share,
                 sm_clock_mhz=window.sm_clock_mhz,
             )
             for turn, window in self.windows

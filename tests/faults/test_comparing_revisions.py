@@ -156,7 +156,7 @@ def test_a_cell_of_one_revision_dies_or_is_never_ready(tmp_path):
     execute(runs)
     assert compared(runs)[0]["baseline"].verdict == "not compared"
     other = rows(runs[1])["baseline"]
-    assert (other.status, other.turns.others) == ("ok", ())
+    assert (other.status, other.turns.beside) == ("ok", ())
     assert cells.held == {}
 
 
@@ -167,7 +167,7 @@ def test_without_memory_for_two_revisions_each_is_measured_alone(tmp_path):
     execute(runs)
     for run in runs:
         record = rows(run)["baseline"]
-        assert (record.status, record.turns.others) == ("ok", ())
+        assert (record.status, record.turns.beside) == ("ok", ())
         assert "another one would need 7.2 GB" in record.notes[0]
 
 

@@ -196,7 +196,7 @@ RIVAL = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(ran
 @pytest.fixture
 def rival():
     """Another process that wants the core on which this thread runs."""
-    if run_queue.RunQueueMonitor().taken_share() is None:
+    if run_queue.RunQueueMonitor().lost_share() is None:
         pytest.skip("this system does not count waits")
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     torch.set_num_threads(1)
@@ -221,5 +221,5 @@ def test_a_rival_on_the_same_core_is_measured_and_nothing_is_claimed(rival):
     assert others is not None
     assert others.share > 0.2, "a fair scheduler gives each a half, and less where tests run beside"
     assert answer_on(again, (base, again)) == "undecided"
-    assert {window.cpu_taken_share is not None for window in base.turns.windows} == {True}
+    assert {window.cpu_lost_share is not None for window in base.turns.windows} == {True}
     assert "% of the CPU went to other processes" in str(result)

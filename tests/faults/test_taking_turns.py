@@ -54,7 +54,7 @@ def test_cells_that_are_never_ready(tmp_path, others):
     assert {(records[name].status, records[name].turns) for name in others} == {("failed", None)}
     baseline = records["baseline"]
     assert (baseline.status, baseline.turns.stopped_by) == ("ok", "decided"), "the last one is timed alone"
-    assert baseline.turns.others == tuple(name for name in ("v", "w") if name not in others)
+    assert baseline.turns.beside == tuple(name for name in ("v", "w") if name not in others)
 
 
 @promise("interrupt")
@@ -146,7 +146,7 @@ def test_no_memory_beside_another(tmp_path):
     run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
     records = rows(run)
-    assert [record.turns.others for record in records.values()] == [()] * 3
+    assert [record.turns.beside for record in records.values()] == [()] * 3
     assert not compare_records(records["baseline"], records["v"]).in_turns
     assert records["v"].notes == (
         "not all variants were prepared beside each other: another one would need 1.2 GB of the memory of the host, "

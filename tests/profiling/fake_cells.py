@@ -121,14 +121,14 @@ class FakeCells(Isolated):
             drifted = plan.call_ms * (1 + plan.drift * self.seconds / 60) / (1 - plan.lost(start))
             samples.append(drifted * (1 + plan.noise * abs(self.rng.gauss(0, 1))))
             self.seconds += samples[-1] / 1e3
-        return WindowSamples(start_s=start, wall_ms=tuple(samples), cpu_taken_share=plan.lost(start))
+        return WindowSamples(start_s=start, wall_ms=tuple(samples), cpu_lost_share=plan.lost(start))
 
     def measured(self, windows):
         """Return the metrics that a cell sends."""
-        lost = sum(window.cpu_taken_share * sum(window.wall_ms) for window in windows)
+        lost = sum(window.cpu_lost_share * sum(window.wall_ms) for window in windows)
         lost /= sum(sum(window.wall_ms) for window in windows)
         warm = {"cold": False, "warmup_seconds": 0.1, "settled": True}
-        return Metrics(**summaries(windows, None), latency=LatencyConditions(**warm, cpu_taken_share=lost))
+        return Metrics(**summaries(windows, None), latency=LatencyConditions(**warm, cpu_lost_share=lost))
 
 
 class Silent(SimpleNamespace):

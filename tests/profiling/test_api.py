@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from functools import partial
@@ -94,12 +95,18 @@ def test_records_and_the_answer(result):
 
 
 def test_inputs_are_recorded_by_shapes_and_plain_values_whatever_their_dtype():
-    cache = [torch.zeros(2, 3)] * 6
+    class Cache:
+        def __init__(self, length):
+            self.keys, self.uses = torch.zeros(2, length), time.monotonic()
+
     for dtype in (torch.float32, torch.bfloat16):
         given = {"x": torch.zeros(4, 8, dtype=dtype), "t": torch.tensor(1.0), "steps": 4, "size": (8, 16)}
-        assert inputs_text({**given, "cache": cache}) == (
-            "x 4×8, t scalar, steps 4, size.0 8, size.1 16, cache 6 tensors of 36 numbers"
+        assert inputs_text({**given, "cache": Cache(9)}) == (
+            "cache.keys 2×9, size.0 8, size.1 16, steps 4, t scalar, x 4×8"
         )
+    many = [inputs_text({"rows": [torch.zeros(shape)] * 6}) for shape in ((2, 3), (3, 2), (2, 3))]
+    assert many[0] == many[2] != many[1]
+    assert many[0].startswith("rows of 6 tensors and values (")
 
 
 def test_a_saved_result_is_a_run(result, tmp_path, capsys):

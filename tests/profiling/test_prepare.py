@@ -298,6 +298,45 @@ def test_the_first_calls_of_a_session_are_those_of_the_module(variant):
             step.reset()
 
 
+@pytest.mark.parametrize("variant", ["baseline", "compile"])
+def test_what_the_first_call_computes_from_its_input_is_no_state_to_keep(variant):
+    class Anchored(nn.Module):
+        anchor = None
+
+        def forward(self, x):
+            self.anchor = x.clone() if self.anchor is None else self.anchor
+            return x - self.anchor + x.mean()
+
+    with pytest.raises(WrongOutputError, match=r"from a fresh state, call 1 .*make that state in __init__"):
+        profiling.prepare(Anchored(), {"x": torch.randn(1, 4)}, variant=variant)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-2])
+def test_noise_hides_no_step_that_leaves_out_what_the_first_call_does(noise):
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.is_new = nn.Linear(4, 4), True
+            self.register_buffer("mean", torch.zeros(()))
+
+        def forward(self, x):
+            if self.is_new:
+                self.is_new = False
+                self.mean.copy_(50 * x.mean())
+            return self.layer(x) + self.mean + noise * torch.randn(4)
+
+    class Later(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, x):
+            return self.module.layer(x) + self.module.mean + noise * torch.randn(4)
+
+    with pytest.raises(WrongOutputError, match="from a fresh state, call 1 "):
+        profiling.prepare(Adds(), {"x": torch.randn(1, 4)}, variant=Recipe(transforms=[lambda m: Later(m)]))
+
+
 def test_a_step_that_is_wrong_in_the_first_call_of_a_session_is_refused():
     class Doubles(nn.Module):
         def __init__(self, module):
@@ -342,16 +381,27 @@ class Sums(nn.Module):
         return state["sum"] * 2
 
 
-class AssignsADict(nn.Module):
-    """Keeps a sum in a dict that each call makes anew."""
+class AssignsAnew(nn.Module):
+    """Keeps state in a container that each call replaces, or changes and replaces by a copy."""
 
-    def __init__(self):
+    def __init__(self, kind):
         super().__init__()
-        self.state = None
+        self.kind, self.rows, self.counts, self.state = kind, [], {"n": 0}, None
 
     def forward(self, x):
-        self.state = {"sum": x * 1 if self.state is None else self.state["sum"] + x}
-        return self.state["sum"] * 2
+        if self.kind == "dict":
+            self.state = {"sum": x * 1 if self.state is None else self.state["sum"] + x}
+            return self.state["sum"] * 2
+        if self.kind == "number in a dict":
+            self.state = {"mean": x.mean(0), "n": self.state["n"] + 1 if self.state else 0}
+            return x + self.state["n"]
+        if self.kind == "copied list":
+            self.rows.append(x * 1)
+            self.rows = self.rows[-3:]
+            return sum(self.rows)
+        self.counts["n"] += 1
+        self.counts = dict(self.counts)
+        return x * self.counts["n"]
 
 
 @pytest.mark.parametrize("variant", ["baseline", "compile"])
@@ -360,7 +410,7 @@ class AssignsADict(nn.Module):
     [
         *((partial(FirstCall, first), {}) for first in ("kept", "nan", "random")),
         (Sums, {"state": {}}),
-        (AssignsADict, {}),
+        *((partial(AssignsAnew, kind), {}) for kind in ("dict", "number in a dict", "copied list", "copied dict")),
     ],
 )
 def test_sessions_of_a_step_are_those_of_a_module_that_does_something_else_in_their_first_call(make, inputs, variant):

@@ -54,11 +54,11 @@ def cell(variant: str = "baseline", windows_ms: Sequence[float] = (), *, turns: 
     }
     if len(windows_ms):
         windows = tuple(
-            Window(block=block, start_s=float(block), n=1, p50=ms, cpu_taken_share=lost)
+            Window(block=block, start_s=float(block), n=1, p50=ms, cpu_lost_share=lost)
             for block, ms in enumerate(windows_ms)
         )
-        planted["turns"] = Turns(began=turns, others=(), windows=windows, spread=KNOWN)
-        planted["metrics"] = Metrics(wall_ms=summarize(windows_ms), latency=replace(WARM, cpu_taken_share=lost))
+        planted["turns"] = Turns(began=turns, beside=(), windows=windows, spread=KNOWN)
+        planted["metrics"] = Metrics(wall_ms=summarize(windows_ms), latency=replace(WARM, cpu_lost_share=lost))
     return Record(variant=variant, **{**planted, **changes})
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -46,6 +47,10 @@ def test_other_inputs_are_other_work(tmp_path):
     assert (found.verdict, exit_code([found], 0.05)) == ("not compared", 2)
     assert found.reason == "different work: inputs x 64×8 → x 4×8"
     assert [len(points) for points in read_history(tmp_path).values()] == [1, 1]
+    shutil.rmtree(tmp_path / "b")
+    write_run(tmp_path / "b", cell("v", noisy(4), turns="b"))
+    (series,) = read_history(tmp_path).values()
+    assert len(series) == 2, "an upgrade does not end the series of records that do not have them"
     older = [replace(record, inputs=None) for record in two.records]
     (again,) = compare_cells(one, dataclasses.replace(two, records=tuple(older)))
     assert again.verdict == "faster", "a record without them is no other work"

@@ -33,8 +33,8 @@ def test_the_cells_of_a_name_take_turns_with_each_other(tmp_path):
     a, b = map(records, runs)
     for name in plans:
         assert a[name].turns.began == b[name].turns.began
-        assert a[name].turns.others == (f"{name} of B",)
-        assert b[name].turns.others == (f"{name} of A",)
+        assert a[name].turns.beside == (f"{name} of B",)
+        assert b[name].turns.beside == (f"{name} of A",)
         pair = compare_records(a[name], b[name])
         assert (pair.in_turns, pair.ratio) == (True, pytest.approx(1.0, abs=0.01))
     pair = compare_records(a["baseline"], a["v"])

@@ -42,11 +42,11 @@ def test_the_longest_wait_of_a_thread_that_works_and_stolen_ticks(machine):
     machine.now += 10
     machine.threads(t1=(10.0, 2.0), t2=(10.0, 3.5), t3=(0.01, 9.0))  # the third only woke up
     assert monitor.wait_ms() == pytest.approx(11_500)
-    assert monitor.taken_share() == pytest.approx(0.15, abs=0.001)
+    assert monitor.lost_share() == pytest.approx(0.15, abs=0.001)
     machine.steal += 8  # 2 s of each of 4 processors: a fifth more, but for a tick
-    assert monitor.taken_share() == pytest.approx(0.35, abs=0.001)
+    assert monitor.lost_share() == pytest.approx(0.35, abs=0.001)
     machine.threads(t1=(2.0, 200.0), t2=(2.0, 3.5))
-    assert monitor.taken_share() == 1.0
+    assert monitor.lost_share() == 1.0
 
 
 def test_a_tick_of_stolen_time_in_a_short_window_is_none(machine):
@@ -54,9 +54,9 @@ def test_a_tick_of_stolen_time_in_a_short_window_is_none(machine):
     monitor = RunQueueMonitor()
     machine.now += 0.1
     machine.steal += 0.01
-    assert monitor.taken_share() == pytest.approx(0)
+    assert monitor.lost_share() == pytest.approx(0)
     machine.steal += 0.01
-    assert monitor.taken_share() == pytest.approx(0.025)
+    assert monitor.lost_share() == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize(("ran", "lost"), [(7.5, 0.0), (6.0, 0.2)])
@@ -67,7 +67,7 @@ def test_more_threads_than_cores_wait_for_each_other(machine, ran, lost):
     monitor = RunQueueMonitor()
     machine.now += 10
     machine.threads(**dict.fromkeys(names, (1.0 + ran, 3.5)))
-    assert monitor.taken_share() == pytest.approx(lost)
+    assert monitor.lost_share() == pytest.approx(lost)
 
 
 def test_threads_that_end_neither_reduce_the_wait_nor_hide_another(machine):
@@ -75,15 +75,15 @@ def test_threads_that_end_neither_reduce_the_wait_nor_hide_another(machine):
     monitor = RunQueueMonitor()
     machine.now += 10
     machine.threads(t1=(6.0, 1.0), t2=(0.0, 0.0))  # another thread has the number
-    assert (monitor.taken_share(), monitor.wait_ms()) == (0.0, 0.0)
+    assert (monitor.lost_share(), monitor.wait_ms()) == (0.0, 0.0)
     machine.threads(t7=(0.1, 4.0))
-    assert monitor.taken_share() == pytest.approx(0.4), "the calling thread counts although it only waited"
+    assert monitor.lost_share() == pytest.approx(0.4), "the calling thread counts although it only waited"
     (machine.folder / "1" / "schedstat").unlink()  # it ends while they are read
     machine.threads(t2=(6.0, 7.0))
-    assert monitor.taken_share() == pytest.approx(0.5)
+    assert monitor.lost_share() == pytest.approx(0.5)
     for thread in ("2", "7"):
         (machine.folder / thread / "schedstat").unlink()
-    assert monitor.taken_share() is monitor.wait_ms() is None, "a system that counts no waits"
+    assert monitor.lost_share() is monitor.wait_ms() is None, "a system that counts no waits"
 
 
 @pytest.mark.parametrize("text", [None, "", "1 two 3"])
@@ -95,7 +95,7 @@ def test_a_system_that_does_not_count_waits(machine, monkeypatch, text):
         (machine.folder / "1" / "schedstat").write_text(text)
     monitor = RunQueueMonitor()
     machine.now += 10
-    assert monitor.taken_share() is None
+    assert monitor.lost_share() is None
     if text is None:
         assert ThreadWaits(workers=True).wait_ms() is None
 

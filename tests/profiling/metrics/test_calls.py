@@ -56,10 +56,10 @@ def subject_of(seen):
 
 
 def test_no_call_of_a_row_goes_where_eager_has_not_been_and_what_others_took_is_kept(monkeypatch):
-    monkeypatch.setattr("profiling.metrics.calls.RunQueueMonitor.taken_share", lambda self: 0.4)
+    monkeypatch.setattr("profiling.metrics.calls.RunQueueMonitor.lost_share", lambda self: 0.4)
     seen = []
     measured = Calls(calls=(1, 20)).measure(subject_of(seen)).sections["calls"]
-    assert (measured.cpu_taken_share, measured.gpu_taken_share) == (0.4, None)
+    assert (measured.cpu_lost_share, measured.gpu_lost_share) == (0.4, None)
     assert [point.calls for point in measured.points] == [1, 20]
     assert len(seen) == 10 + 3 + 3 * 20, "ten calls predict, and each short row is timed three times"
     assert len(set(seen)) == 8, "each call of a trajectory has its state and its inputs"

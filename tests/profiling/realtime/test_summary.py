@@ -157,6 +157,15 @@ def test_a_drift_has_no_slow_frames():
     assert faults(section) == {"growing": True, "unsettled": True}, "also where it compounds"
 
 
+def test_spikes_do_not_make_a_late_step_a_burst():
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        frame_ms = 5.0 * np.exp(0.01 * rng.standard_normal(60)) * np.where(np.arange(60) >= 40, 1.5, 1.0)
+        spikes = rng.random(60) < 0.05
+        section = summary(series_of(frame_ms + 20.0 * spikes), fps=30.0)
+        assert (sum(section.slow.causes.values()) if section.slow else 0) <= spikes.sum()
+
+
 @pytest.mark.parametrize("level", [np.clip((np.arange(FRAMES) - 350) / 200, 0, 1), np.arange(FRAMES) >= 400])
 def test_a_late_step_or_ramp_before_a_short_last_frame_has_no_slow_frames(level):
     frame_ms = noise(FRAMES) * (1 + 0.5 * level)
@@ -379,7 +388,7 @@ def test_what_others_took_of_the_frames(planted, cpu, gpu):
     section = summarize_frames(series, loop())
     if cpu is not None:
         cpu *= 500 / (500 + 99 * GAP_MS)
-    assert (section.cpu_taken_share, section.gpu_taken_share) == (pytest.approx(cpu, rel=1e-3) if cpu else None, gpu)
+    assert (section.cpu_lost_share, section.gpu_lost_share) == (pytest.approx(cpu, rel=1e-3) if cpu else None, gpu)
 
 
 def loop_of_joules(frames=600, *, watts=300.0, **options):

@@ -32,11 +32,11 @@ class Job:
 def turns(p50: float, noise: float = 5e-4, taken: float = 0.0, blocks: int = 12) -> dict[str, Any]:
     """Make windows whose medians lie at `p50` times 1 ± noise, of cells that differ by 0.25% between processes."""
     windows = [
-        {"block": n, "start_s": float(n), "n": 10, "p50": p50 * (1 + noise * (-1) ** n), "cpu_taken_share": taken}
+        {"block": n, "start_s": float(n), "n": 10, "p50": p50 * (1 + noise * (-1) ** n), "cpu_lost_share": taken}
         for n in range(blocks)
     ]
     spread = {"kind": "captured", "std": 0.0025, "freedom": 8.0}
-    return {"began": "now", "others": [], "windows": windows, "spread": spread}
+    return {"began": "now", "beside": [], "windows": windows, "spread": spread}
 
 
 def cell(component: str, variant: str, p50: float, sm_clock: float | None = None, **changes: Any) -> Record:

@@ -83,12 +83,12 @@ def in_turns(
     medians = p50 * np.exp(noise * draw.standard_normal(windows) + np.log(drift) * np.linspace(-0.5, 0.5, windows))
     spread = {"kind": "device-bound", "std": std, "freedom": freedom, "learned": 3}
     timed = [
-        {"block": place, "start_s": place, "n": 400 // windows, "p50": ms, "cpu_taken_share": taken}
+        {"block": place, "start_s": place, "n": 400 // windows, "p50": ms, "cpu_lost_share": taken}
         for place, ms in enumerate(medians.tolist())
     ]
     metrics = clocks(p50)
-    metrics["latency"]["cpu_taken_share"] = taken
-    turns = {"began": "now", "others": [], "spread": spread, "windows": timed}
+    metrics["latency"]["cpu_lost_share"] = taken
+    turns = {"began": "now", "beside": [], "spread": spread, "windows": timed}
     return build(variant, p50, metrics=metrics, turns=turns, **changes)
 
 

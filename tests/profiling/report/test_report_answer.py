@@ -141,7 +141,7 @@ def test_failures_have_their_reason_and_what_was_skipped_is_not_among_them():
 def test_cells_and_notes_say_under_which_conditions_cells_ran():
     replaced = {"kind": "transform", "name": "T", "seconds": 0.1, "notes": ["2 of 2 run without their kernel"]}
     compiled = {"kind": "compiler", "name": "Inductor", "seconds": 0.1, "notes": ["1 graph for 25 blocks"]}
-    latency = {"cold": False, "warmup_seconds": 0.1, "settled": False, "gpu_taken_share": 0.05}
+    latency = {"cold": False, "warmup_seconds": 0.1, "settled": False, "gpu_lost_share": 0.05}
     metrics = clocks(2.5) | {"latency": latency}
     metrics["by_call_ms"] = {"first": 2.1, "middle": 2.3, "last": 2.8}
     known = {"prepare": {"seconds": 1.0, "cache_hits": 2}, "energy": {"reason": "the driver has no counter"}}

@@ -38,12 +38,12 @@ def test_the_verdict_on_a_loop():
         (frame_loop(), HOLDS),
         (stalled_loop(), f"60 FPS: no. {STALLS} Holds 24 and 30 FPS. Does not hold 60 and 120 FPS. {LONGEST}"),
         (
-            stalled_loop(cpu_taken_share=0.38),
+            stalled_loop(cpu_lost_share=0.38),
             f"60 FPS: undecided: 12 of 600 late; a quiet machine would tell. {STALLS} Holds 24 and 30 FPS. "
             f"Undecided: 120 FPS. {LONGEST}",
         ),
         (
-            frame_loop(20.0, late=600, cpu_taken_share=0.38),  # without others a frame would take 12.4 ms
+            frame_loop(20.0, late=600, cpu_lost_share=0.38),  # without others a frame would take 12.4 ms
             "60 FPS: yes. Every frame misses its 16.7 ms budget (p50 20.0, p99 9.1). Holds 24, 30 and 60 FPS. "
             "Does not hold 120 FPS. The stage world takes 4.00 of 20.00 ms.",
         ),

@@ -17,7 +17,7 @@ PREDICTED = "Predicted and measured medians"
 CAPTURE = {"words": "cuda_graph", "advice": "capture it (cuda_graph)", "variant": "cuda_graph", "wall_ms": 2.4}
 BATCH = [{"words": "batch calls", "advice": "process several inputs a call"}]
 #: Of calls beside other processes.
-BUSY = {"cold": False, "warmup_seconds": 0.1, "settled": True, "cpu_taken_share": 0.6}
+BUSY = {"cold": False, "warmup_seconds": 0.1, "settled": True, "cpu_lost_share": 0.6}
 
 
 def roofline(*steps, **changes):
@@ -46,7 +46,7 @@ def test_the_way_out_beside_other_processes_is_to_pin():
         return [short(build("baseline", 28.7, roofline=known, **given)) for known in (roofline(), None)]
 
     assert said("cpu") == ["threads=1"] * 2
-    for others in (said("cpu", pinned_cores=[1]), said("cpu", cpu_taken_share=0.001), said("cuda:0")):
+    for others in (said("cpu", pinned_cores=[1]), said("cpu", cpu_lost_share=0.001), said("cuda:0")):
         assert others == ["cuda_graph: ~2.4 ms", ""]
 
 
@@ -142,7 +142,7 @@ def test_what_a_stage_should_take_and_took_and_its_findings():
 def test_ceilings_that_are_too_low_or_absent_say_why():
     ceilings = {
         **{"copy_bytes_per_s": 4.02e12, "read_bytes_per_s": 4.41e12, "matmul_flops_per_s": 6.9e14, "dtype": "bfloat16"},
-        **{"bandwidth": [[1024, 4.0e12]], "launch_us": 4.6, "seconds": 1.0, "taken_share": 0.47, "disturbed": True},
+        **{"bandwidth": [[1024, 4.0e12]], "launch_us": 4.6, "seconds": 1.0, "lost_share": 0.47, "disturbed": True},
     }
     busy = notes_section(run_data(environment={"ceilings": ceilings}))
     assert "too low: other processes took 47% of the CPU time" in busy.lines[0]

@@ -130,7 +130,7 @@ def test_repetitions_are_placements_of_one_recipe(tmp_path):
 def test_conditions_are_facts_with_a_number(tmp_path):
     def busy(share, mhz):
         timed = clocks(4.0)
-        timed["latency"] |= {"cpu_taken_share": share, "sm_clock_median_mhz": mhz}
+        timed["latency"] |= {"cpu_lost_share": share, "sm_clock_median_mhz": mhz}
         same = cell("net", "cuda_graph", 4.004, sm_clock=mhz)
         return cell("net", "baseline", 8.0, sm_clock=mhz), cell("net", "compile", 4.0, metrics=timed), same
 

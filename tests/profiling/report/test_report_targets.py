@@ -37,7 +37,7 @@ def values(row):
 def test_what_others_took_of_calls_in_a_row_is_a_condition(of):
     record = cell("baseline", 0.010, 0.5)
     assert conditions_of(record) == []
-    slowed = structs.replace(record.metrics.calls, **{f"{of}_taken_share": 0.4})
+    slowed = structs.replace(record.metrics.calls, **{f"{of}_lost_share": 0.4})
     busy = structs.replace(record, metrics=structs.replace(record.metrics, calls=slowed))
     assert conditions_of(busy) == [f"calls in a row: 40% of the {of.upper()} went to other processes"]
 
@@ -46,7 +46,7 @@ def test_a_preparation_beside_others_or_from_a_filled_cache_is_marked():
     prepared = [
         {"seconds": 40.0},
         {"seconds": 9.0, "cache": "from x", "cold_s": 38.0},
-        {"seconds": 60.0, "concurrent": 3},
+        {"seconds": 60.0, "beside": 3},
     ]
     rows = cells(*(build(f"v{number}", 1.0, prepare=each) for number, each in enumerate(prepared)))
     assert [row["prepare s"] for row in rows] == ["40.0", "~38.0", "~60.0"]
@@ -213,7 +213,7 @@ def test_contributions_refer_to_the_nearest_recipe_that_was_measured():
 
 
 def test_the_front_is_of_time_error_and_preparation():
-    """On a CPU equal code differs by 4% between processes: that 4.1 ms are more than 4.0 is not known."""
+    """On a CPU equal code differs by 4% between processes: 4.1 ms may be no more than 4.0."""
     names = ["int8+cuda_graph", "compile+pdl+cuda_graph", "compile+cuda_graph", "cuda_graph", "baseline"]
     assert [each.variant for each in front(RECORDS)] == names
     winner, line = tune_section(run_data(*RECORDS, folder=Path("run"))).lines
@@ -243,7 +243,7 @@ def test_a_warm_start_is_not_called_one_from_an_empty_cache():
     assert row["in this run s"] == "2.00"
 
 
-BUSY = {"latency": {"cold": False, "warmup_seconds": 0.1, "settled": True, "cpu_taken_share": 0.7}}
+BUSY = {"latency": {"cold": False, "warmup_seconds": 0.1, "settled": True, "cpu_lost_share": 0.7}}
 
 
 def test_that_no_recipe_or_perhaps_none_is_faster_is_said():

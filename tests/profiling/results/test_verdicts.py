@@ -35,7 +35,7 @@ CONDITIONS = LatencyConditions(cold=False, warmup_seconds=0.1, settled=True)
 def windows(ms, n=20, seed=0, noise=0.002, taken=0.0, first=0):
     times = ms * np.exp(noise * np.random.default_rng(seed).standard_normal(n))
     return tuple(
-        Window(block=first + place, start_s=float(place), n=5, p50=float(each), cpu_taken_share=taken)
+        Window(block=first + place, start_s=float(place), n=5, p50=float(each), cpu_lost_share=taken)
         for place, each in enumerate(times)
     )
 
@@ -44,8 +44,8 @@ def timed(variant, ms, *, began="now", taken=0.0, std=0.002, noise=0.002, seed=0
     """A record in turns, whose windows take about `ms`."""
     of = windows(ms, seed=seed, noise=noise, taken=taken)
     spread = StoredSpread(kind="captured", std=std, freedom=20.0)
-    turns = Turns(began=began, others=(), windows=of, spread=spread, controls=controls)
-    metrics = Metrics(wall_ms=summary(ms), latency=replace(CONDITIONS, cpu_taken_share=taken))
+    turns = Turns(began=began, beside=(), windows=of, spread=spread, controls=controls)
+    metrics = Metrics(wall_ms=summary(ms), latency=replace(CONDITIONS, cpu_lost_share=taken))
     return record(variant, ms, turns=turns, **{"metrics": metrics, **more})
 
 
@@ -145,8 +145,8 @@ def test_a_rate_is_held_by_the_bound_of_late_calls():
 
     assert said([10.0] * 600) == ["yes", "yes", "yes", "no"]
     assert said([10.0] * 100) == ["undecided", "undecided", "undecided", "no"]
-    assert said([20.0] * 600, cpu_taken_share=0.6)[2] == "undecided", "without others it could be in time"
-    assert said([20.0] * 600, cpu_taken_share=0.1)[2] == "no"
+    assert said([20.0] * 600, cpu_lost_share=0.6)[2] == "undecided", "without others it could be in time"
+    assert said([20.0] * 600, cpu_lost_share=0.1)[2] == "no"
     quick = calls([10.0] * 600)
     at_24 = deadlines_of(quick)[0]
     assert holds_rate(replace(quick, late=0.001), at_24).answer == "undecided", "how many calls may be late"

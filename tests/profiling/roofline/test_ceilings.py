@@ -175,7 +175,7 @@ def test_cached_ceilings_are_measured_once_for_each_device_and_setup(measure, mo
 
 
 def test_disturbed_ceilings_are_used_and_not_cached(tmp_path):
-    measured = [replace(KNOWN, taken_share=share, disturbed=share > 0.1) for share in (0.4, 0.4, 0.02)]
+    measured = [replace(KNOWN, lost_share=share, disturbed=share > 0.1) for share in (0.4, 0.4, 0.02)]
     found = [kept_ceilings(KEY, iter([ceilings]).__next__, tmp_path) for ceilings in measured]
     assert [replace(ceilings, measured_at=None) for ceilings in found] == measured
     assert kept_ceilings(KEY, iter(()).__next__, tmp_path) == found[-1], "undisturbed ceilings are kept"

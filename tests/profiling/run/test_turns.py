@@ -85,7 +85,7 @@ def test_on_a_busy_machine_turns_end_and_only_what_others_cannot_explain_is_clai
     assert base.turns.stopped_by == "decided"
     assert len(base.turns.windows) == min(LOOKS), "more windows would not tell more"
     assert answer_on(fast, (base, fast)) == said
-    assert {window.cpu_taken_share for window in base.turns.windows} == {0.4}
+    assert {window.cpu_lost_share for window in base.turns.windows} == {0.4}
 
 
 def test_limits_end_the_turns():
@@ -126,7 +126,7 @@ def test_a_run_prepares_all_variants_then_gives_turns_then_lets_each_finish(tmp_
     assert [variant for variant, _ in cells.log[-3:]] == ["baseline", "fast", "slow"]
     records = {record.variant: record for record in read_records(run.folder).records}
     base, fast, slow = (records[name] for name in cells.plans)
-    assert fast.turns.others == ("baseline", "slow")
+    assert fast.turns.beside == ("baseline", "slow")
     assert fast.turns.began == base.turns.began
     assert [window.block for window in fast.turns.windows] == list(range(len(fast.turns.windows)))
     assert sum(window.n for window in fast.turns.windows) == fast.metrics.wall_ms.n
@@ -228,7 +228,7 @@ def test_a_single_variant_has_all_turns_until_its_time_and_its_rates_are_known(p
     _, records = records_of(tmp_path / "run", cells)
     (record,) = records.values()
     assert record.turns.stopped_by == stopped_by
-    assert record.turns.others == record.turns.controls == ()
+    assert record.turns.beside == record.turns.controls == ()
     if windows is not None:
         assert len(record.turns.windows) >= windows
     if stopped_by == "decided":
@@ -255,7 +255,7 @@ def test_where_the_memory_holds_two_cells_the_baseline_stays_for_each_of_the_oth
     run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
     base, one, two = read_records(run.folder).records
-    assert (base.turns.others, one.turns.others, two.turns.others) == (("v", "w"), ("baseline",), ("baseline",))
+    assert (base.turns.beside, one.turns.beside, two.turns.beside) == (("v", "w"), ("baseline",), ("baseline",))
     assert [one.speedup.wall, two.speedup.wall] == pytest.approx([1, 1], rel=0.01)
     assert len(base.turns.windows) == len(one.turns.windows) + len(two.turns.windows)
     assert "not all variants were prepared beside each other: another one would need 1.2 GB" in base.notes[0]

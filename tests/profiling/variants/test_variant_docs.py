@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs" / "variants.md").read_text(encoding="utf-8")
 
 
 def block(language, text):
-    """Return the one block of the page in this language that holds the text."""
+    """Return the code block of the page, of this language, that holds the text."""
     (found,) = (each for each in re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.S | re.M) if text in each)
     return found
 
