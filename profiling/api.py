@@ -22,7 +22,7 @@ from torch import nn
 
 from profiling.cli.variants import CONF, named_recipes
 from profiling.components import held
-from profiling.components.build import use_deterministic_algorithms
+from profiling.components.build import use_deterministic_algorithms, use_threads
 from profiling.components.compiled import compiled_note
 from profiling.components.component import CHECK_SEED
 from profiling.components.held import Held, Inputs, named_inputs, same_values
@@ -123,7 +123,7 @@ def profile(
             f"module computes in {kind}; {', '.join(DTYPES)} can be measured. Pass dtype=torch.float32, which casts "
             "copies of it."
         )
-    component = name or (type(subject.module).__name__ if isinstance(module, nn.Module) else "module")
+    component = name or _class_name(module, subject)
     settings = Settings(
         device=str(device or subject.device),
         dtype=str(dtype or autocast or subject.dtype).removeprefix("torch."),
@@ -345,6 +345,12 @@ def _complete(run: Run, subject: Held) -> None:
     keep_newest_lines(run.folder)
 
 
+def _class_name(module: object, subject: Held) -> str:
+    """Return the name of the module's class; `module` for what another function returns."""
+    made = module if isinstance(module, type) else type(subject.module)
+    return made.__name__ if issubclass(made, torch.nn.Module) else "module"
+
+
 @contextmanager
 def _unchanged_process() -> Iterator[None]:
     """Restore what the cells of a run change for the whole process."""
@@ -366,7 +372,7 @@ def _unchanged_process() -> Iterator[None]:
             yield
     finally:
         use_deterministic_algorithms(deterministic, warn_only=warn_only)
-        torch.set_num_threads(threads)
+        use_threads(threads)
         torch.set_default_dtype(default_dtype)
         torch.set_default_device(default_device)
         if current is not None:

@@ -109,7 +109,7 @@ def _launched(target: str, run: Target) -> int:
 
     def compose_and_run() -> int:
         parsed = check_arguments(sys.argv[1:])
-        folders = _config_folders()
+        folders = _checked_config_folders()
         if any(getattr(parsed, each) for each in _SHOWS_THE_CONFIG):
             register_resolvers()
             sys.argv += register(target, parsed.overrides, folders)
@@ -147,14 +147,14 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
     try:
         code = (perform or Run.execute)(Run(target, config, folder, progress, started_by))
     except KeyboardInterrupt:
-        progress.close()
-        if (folder / CONFIG_FILE).exists():
-            again = resume_command(folder, started_by)
-            progress.say(f"interrupted; finished cells are kept. To resume:\n  {again}")
         code = INTERRUPTED
     finally:
         progress.close()
+    resume = code == INTERRUPTED and (folder / CONFIG_FILE).exists()
+    said = f"interrupted; finished cells are kept. To resume:\n  {resume_command(folder, started_by)}" if resume else ""
     if not (folder / RESULTS_FILE).exists():
+        if said:
+            progress.say(said)
         return code
     try:
         printed = write_report(folder, details=config.details)
@@ -163,6 +163,8 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
         progress.say(f"interrupted while the report was written; the records are complete. To write it:\n  {again}")
         return INTERRUPTED
     print_text(printed.text)
+    if said:
+        progress.say(said)
     return code if printed.is_written else max(code, 1)
 
 
@@ -463,6 +465,8 @@ def explain(error: Exception, target: str, folders: Sequence[Path]) -> str:
     if match := re.search(r"Could not override '([^']+)'", text):
         if match[1] in SWEEP_OPTIONS:
             return f"{match[1]}= is an option of a sweep. Add --multirun, or leave it out."
+        if match[1] == "fps":
+            return "fps= is an option of loops: loop.fps=60. Calls are judged at 24, 30, 60 and 120 FPS."
         near = _near_key(match[1], target, folders)
         return (
             f"there is no key {match[1]!r} in the config.{near} --cfg job lists all keys; "
@@ -476,6 +480,15 @@ def _config_folders() -> list[Path]:
     """Return the folders that hold config groups: conf, and the one that the user adds with --config-dir."""
     added = re.findall(r"(?:^|\0)(?:--config-dir|-cd)[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
     return [CONF, *map(Path, added[-1:])]
+
+
+def _checked_config_folders() -> list[Path]:
+    folders = _config_folders()
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise InputError(
+            f"--config-dir={missing[0]}: there is no such folder. Name the one with your component/*.yaml."
+        )
+    return folders
 
 
 def _where_it_is(group: str, name: str, folders: Sequence[Path]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiling.compare.cells import (
+    DIFFERENT_WORK,
     IN_TURNS,
     PASSED,
     SLOWER,
@@ -133,6 +134,8 @@ def _are_checkouts(options: argparse.Namespace) -> bool:
         InputError: it names a run, and options for measuring.
 
     """
+    if "=" in options.b and not Path(options.b).exists():
+        raise InputError(f"B is missing: {options.b} is an option. Name what {options.a} is compared with before it.")
     paths = [Path(options.a), Path(options.b)]
     runs = [path for path in paths if path.is_file() or (path / RESULTS_FILE).is_file()]
     measuring = [*options.overrides[:1], *(["--config-dir"] if options.config_dir else [])]
@@ -140,6 +143,12 @@ def _are_checkouts(options: argparse.Namespace) -> bool:
         raise InputError(
             f"{runs[0]} is a run. To compare runs, leave {shell_words(measuring[:1])} out; to measure, name two "
             "revisions or checkouts."
+        )
+    unknown = next((path for path in paths if not path.exists()), None)
+    if runs and unknown is not None:
+        raise InputError(
+            f"{runs[0]} is a run, and {unknown} is none: there is no such folder. Name two runs, or two revisions, "
+            "which are then measured."
         )
     return bool(measuring) or not any(path.exists() and not (path / ".git").exists() for path in paths)
 
@@ -199,7 +208,9 @@ def _answer(cells: Sequence[CellComparison], threshold: float) -> str:
     lacking = f"B lacks what {count_of(missing, 'cell')} of A can be compared with"
     answer = "; ".join([undecided] * bool(number) + [lacking] * bool(missing))
     if all(cell.verdict == "not compared" for cell in cells):
-        answer = "Nothing was compared: no cell was measured, and correct, in both"
+        other = [cell for cell in cells if cell.reason.startswith(DIFFERENT_WORK)]
+        why = "cells of A and B do different work" if other else "no cell was measured, and correct, in both"
+        answer = f"Nothing was compared: {why}"
     answer = {
         PASSED: f"No cell of B is slower than A by more than {limit}",
         SLOWER: f"B is slower than A in {count_of(slower, 'cell')}, by an estimate of more than {limit}",

@@ -90,6 +90,16 @@ def use_deterministic_algorithms(wanted: bool, *, warn_only: bool = False) -> No
         torch.use_deterministic_algorithms(wanted, warn_only=warn_only)
 
 
+def use_threads(number: int) -> None:
+    """Let torch use so many CPU threads.
+
+    Nothing is called where it does already: `set_num_threads` makes MKL use all of them for every small operation,
+    which an application that does not call it is spared.
+    """
+    if number != torch.get_num_threads():
+        torch.set_num_threads(number)
+
+
 def set_process_state(settings: Settings) -> None:
     """Set what holds for the whole process and what a module may have changed: threads, TF32, torch's defaults."""
     torch.set_default_dtype(torch.float32)
@@ -97,7 +107,7 @@ def set_process_state(settings: Settings) -> None:
     if not torch.is_inference_mode_enabled():
         torch.set_grad_enabled(True)
     if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+        use_threads(settings.threads)
     set_tf32(settings.tf32)
     device = torch.device(settings.device)
     if device.type == "cuda" and device.index is not None:

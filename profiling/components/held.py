@@ -67,9 +67,14 @@ class Held:
             object.__setattr__(self, "module", inside(self.module))
         if isinstance(self.inputs, Sequence) and not self.inputs:
             raise InputError("inputs is an empty list. Give the arguments of forward for each call of a trajectory.")
-        listed = enumerate(self.inputs[1:], 1) if isinstance(self.inputs, Sequence) else ()
-        others = [(f"inputs[{number}]", each) for number, each in listed]
-        for name, inputs in (("inputs", self.first), *others, ("check_inputs", self.check_inputs)):
+        several = [*self.inputs] if isinstance(self.inputs, Sequence) else [self.first]
+        named = [(f"inputs[{number}]" if len(several) > 1 else "inputs", each) for number, each in enumerate(several)]
+        if isinstance(self.inputs, Sequence) and not isinstance(self.first, Mapping):
+            raise InputError(
+                f"inputs is a {type(self.inputs).__name__}, and its first element {_words(self.first)}. Give the "
+                "arguments of forward by name, inputs={'x': x}, or a list of such mappings, one for each call."
+            )
+        for name, inputs in (*named, ("check_inputs", self.check_inputs)):
             if inputs is not None:
                 check_inputs(self.module, inputs, name)
 

@@ -167,7 +167,7 @@ def _check_types(node: Mapping[str, Any], target: Any, where: str) -> None:
         try:
             msgspec.convert(node[name], hints[name])
         except msgspec.ValidationError as error:
-            raise wrong_type(error, f"{where}.{name}") from None
+            raise wrong_type(error, f"{where}.{name}", node[name]) from None
 
 
 def accepted_names(target: Callable[..., Any]) -> tuple[str, ...] | None:

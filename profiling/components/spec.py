@@ -67,16 +67,19 @@ def decode(kind: type[Kind], node: Any, where: str, hidden: Collection[str] = ()
     try:
         return msgspec.convert(dict(node), kind)
     except msgspec.ValidationError as error:
-        raise wrong_type(error, where) from None
+        raise wrong_type(error, where, node) from None
 
 
-def wrong_type(error: msgspec.ValidationError, where: str) -> InputError:
-    """Return the error of a value of another type than its hint, in words and with the key's dotted path."""
+def wrong_type(error: msgspec.ValidationError, where: str, node: Any) -> InputError:
+    """Return the error of a value in `node` of another type than its hint, with its dotted path and what it is."""
     reason, _, path = str(error).partition(" - at `$")
     if types := re.fullmatch(r"Expected `(.*)`, got `(.*)`", reason):
         reason = f"must be {_in_words(types[1])}, not {_in_words(types[2])}"
     key = f"{where}{path.rstrip('`')}".lstrip(".")  # without `where`, the keys of a run itself
-    return InputError(f"{key} {reason}. Correct the YAML, or the command line.")
+    for name in path.rstrip("`").lstrip(".").split("."):
+        node = node.get(name) if isinstance(node, Mapping) else node
+    given = f"={node!r}" if isinstance(node, str | bool | int | float) else ""
+    return InputError(f"{key}{given} {reason}. Correct the YAML, or the command line.")
 
 
 def decode_options(kind: type[Kind], node: Any, where: str) -> Kind:

@@ -144,7 +144,7 @@ class RecordedRun:
             return
         self.close()
         if not self._is_removed:
-            said = f". FrameRecorder.recover({str(self._folder)!r}) does."
+            said = f". To save them: profiling.FrameRecorder.recover({str(self._folder)!r})"
             if not self._journal.is_on_disk:
                 said = f", and their journal was removed from {self._folder}."
             left = self._rows - self._saved_rows

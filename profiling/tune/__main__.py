@@ -23,7 +23,7 @@ from profiling.run.job import RunConfig
 from profiling.run.runner import Run, exit_code
 from profiling.run.runner import execute as run_cells
 from profiling.tune.devices import SEARCHING, searching
-from profiling.tune.search import Search
+from profiling.tune.search import NOT_TRIED, Search
 from profiling.tune.space import Space
 
 #: The winner's name as a variant.
@@ -129,7 +129,11 @@ def finished(run: Run, space: Space) -> int:
     best = fastest_correct(records)
     if best is None:
         eager = next((each for each in records if each.variant == BASELINE), None)
-        if eager is None or eager.status == "skipped":
+        others = [each for each in records if each.variant != BASELINE]
+        refused = [each.reason for each in others if each.status == "skipped" and each.reason != NOT_TRIED]
+        if refused and len(refused) == len(others):
+            reason = f"none of its steps can run here: {refused[0]}. Name others: steps=[compile]"
+        elif eager is None or eager.status == "skipped":
             seconds = run.config.seconds or 0.0
             reason = f"nothing was timed within seconds={seconds:g}. Write seconds={max(60, round(4 * seconds))}"
         else:

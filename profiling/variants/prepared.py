@@ -196,7 +196,9 @@ class PreparedStep:
         for name, tensor in fresh.items():
             buffer = self._buffers[name]
             if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
-                raise InputError(f"step: {name} is {form_of(tensor)}, it was prepared for {form_of(buffer)}.")
+                raise InputError(
+                    f"step: {name} is {form_of(tensor)}, it was prepared for {form_of(buffer)}. Prepare it again."
+                )
         for name, value in plain.items():
             if value != self._plain[name] and not same(value, self._plain[name]):  # NaN is not equal to itself
                 raise InputError(f"step: {name} is {value!r}, it was prepared for {self._plain[name]!r}.")

@@ -65,7 +65,7 @@ def test_frames_that_were_never_saved_are_said_to_be_there(tmp_path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     done = script(UNSAVED, tmp_path)
     (run,) = (tmp_path / "runs" / "realtime").iterdir()
-    assert done.stderr == f"3 frames were not saved. FrameRecorder.recover({str(run)!r}) does.\n"
+    assert done.stderr == f"3 frames were not saved. To save them: profiling.FrameRecorder.recover({str(run)!r})\n"
     assert FrameRecorder.recover(run).records[0].realtime.frames == 3
 
 

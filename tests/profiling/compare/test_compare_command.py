@@ -94,7 +94,10 @@ def test_the_exit_code_and_a_page_that_changes_nothing(tmp_path, capsys, options
 def test_runs_without_a_common_cell_say_that_nothing_was_compared(tmp_path, capsys):
     one, two = (str(write_run(tmp_path / name, cell(name, noisy(1)))) for name in "ab")
     assert main([one, two]) == 2
-    assert "Nothing was compared" in capsys.readouterr().out.splitlines()[0]
+    assert "Nothing was compared: no cell was measured, and correct, in both" in capsys.readouterr().out
+    sizes = [write_run(tmp_path / f"{size}", cell("a", noisy(1), parameters=size)) for size in (5, 6)]
+    assert main([*map(str, sizes)]) == 2
+    assert "Nothing was compared: cells of A and B do different work" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -104,6 +107,7 @@ def test_runs_without_a_common_cell_say_that_nothing_was_compared(tmp_path, caps
         (["--html", "nowhere/page.html"], "in a folder that exists"),
         (["--html", "folder.html"], "a file"),
         (["--html", "b/results.jsonl"], "ends in .html"),
+        (["component=[net]"], "leave 'component=[net]' out"),
     ],
 )
 def test_wrong_input_is_one_line_and_code_two_and_writes_nothing(tmp_path, capsys, monkeypatch, runs, arguments, error):
@@ -113,6 +117,16 @@ def test_wrong_input_is_one_line_and_code_two_and_writes_nothing(tmp_path, capsy
     assert main([*runs, *arguments]) == 2
     assert error in only_line(capsys)
     assert (tmp_path / "b" / RESULTS_FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [(["a", "component=[net]"], "B is missing"), (["a", "HEAD"], "HEAD is none: there is no such folder")],
+)
+def test_what_is_no_run_and_cannot_be_measured_is_named(tmp_path, capsys, monkeypatch, runs, arguments, error):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert error in only_line(capsys)
 
 
 def only_line(capsys):

@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from profiling.components.build import use_threads
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.machine.memory import held_before
@@ -31,6 +32,15 @@ def test_the_memory_of_a_cell_is_without_what_its_process_held_before():
     held = held_before(CPU)["host"]
     take(Ready(used={"host": held + 10**9}, **LIMITS), None)
     assert told[0].used["host"] == pytest.approx(10**9, abs=10**8)
+
+
+def test_the_number_of_threads_is_set_only_where_it_differs(monkeypatch):
+    """The call alone makes MKL use all threads for small operations, unlike in an application."""
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    for number in (torch.get_num_threads(), torch.get_num_threads() + 1):
+        use_threads(number)
+    assert asked == [torch.get_num_threads() + 1]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")

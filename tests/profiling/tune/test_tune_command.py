@@ -32,13 +32,14 @@ def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("seconds=0.01",), "nothing was timed within seconds=0.01. Write seconds=60"),
-        (("seconds=60", "component.net.inputs.x.shape=[2,7]"), "baseline failed: "),
+        (("steps=[channels_last]", "seconds=0.01"), "nothing was timed within seconds=0.01. Write seconds=60"),
+        (("steps=[channels_last]", "seconds=60", "component.net.inputs.x.shape=[2,7]"), "baseline failed: "),
+        (("seconds=60", "steps=[cuda_graph]"), "none of its steps can run here: CUDA graphs need a CUDA device"),
     ],
-    ids=["no time", "a wrong component"],
+    ids=["no time", "a wrong component", "no step for this device"],
 )
 def test_a_search_without_a_winner_ends_with_an_error(tune, options, why):
-    done = tune("component=[net]", "steps=[channels_last]", *options)
+    done = tune("component=[net]", *options)
     assert done.code
     assert f"error: the search has no winner: {why}" in done.err
 
