@@ -45,7 +45,10 @@ from profiling.results.verdicts import (
 _WIDE = 1.3
 #: Most characters of a next step in the table; a longer one is printed below it.
 _SHORT = 26
-_INTERVALS, _RATIO = "±, (low-high): 95% intervals.", " vs baseline: by neighbouring windows, not of the two medians."
+_INTERVALS, _RATIO = (
+    "±, (low-high): 95% intervals.",
+    " vs baseline: of measurements one after the other, not of the medians.",
+)
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: its time over that of the recipe, with the 95% "
     "interval over processes: equal code differs between them. "
