@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from profiling.components.build import use_threads
 from profiling.machine.ceilings import MOST_LOST
 from profiling.machine.memory import free_bytes
 from profiling.machine.run_queue import RunQueueMonitor
@@ -241,8 +240,10 @@ def _as_the_run(device: torch.device, threads: int, tf32: bool) -> Iterator[None
     before = torch.get_num_threads()
     with kept_tf32(), torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         set_tf32(tf32)
-        use_threads(threads)
+        if threads != before:
+            torch.set_num_threads(threads)
         try:
             yield
         finally:
-            use_threads(before)
+            if threads != before:
+                torch.set_num_threads(before)

@@ -34,7 +34,7 @@ from profiling.run.probe import probe
 
 KNOWN = replace(ceilings_of(1e9), bandwidth=((1024, 4e9), (2**20, 2e9)), replay_us=7.5)
 #: Modules that read a trace, or hold a result: nothing that is timed.
-HOLDERS = {"ceilings", "environment", "events", "explained"}
+HOLDERS = {"ceilings", "environment", "events", "explanations"}
 KEY = {"device": "this one", "threads": 1}
 
 #: The same two measurements without torch, on one thread.
