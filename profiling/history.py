@@ -183,7 +183,7 @@ def _points(run: RunData, name: str, swept: Mapping[str, str]) -> dict[tuple[str
 
 
 def _title(run: RunData, record: Record, swept: Mapping[str, str]) -> str:
-    """Return what makes times comparable but for the inputs: component, device, dtype, the work of a call or frame."""
+    """Return the title of a series: component, device, dtype, and what a call or frame computes, without the inputs."""
     device = run.environment.device
     parts = [record.component, device and device.name, record.dtype]
     parts += [f"{name} {value}" for name, value in work_of(record).items() if value and name != "inputs"]

@@ -109,7 +109,11 @@ def _launched(target: str, run: Target) -> int:
 
     def compose_and_run() -> int:
         parsed = check_arguments(sys.argv[1:])
-        folders = _checked_config_folders()
+        folders = _config_folders()
+        if not folders[-1].is_dir():
+            raise InputError(
+                f"--config-dir={folders[-1]}: there is no such folder. Name the one that holds component/my_net.yaml."
+            )
         if any(getattr(parsed, each) for each in _SHOWS_THE_CONFIG):
             register_resolvers()
             sys.argv += register(target, parsed.overrides, folders)
@@ -465,8 +469,6 @@ def explain(error: Exception, target: str, folders: Sequence[Path]) -> str:
     if match := re.search(r"Could not override '([^']+)'", text):
         if match[1] in SWEEP_OPTIONS:
             return f"{match[1]}= is an option of a sweep. Add --multirun, or leave it out."
-        if match[1] == "fps":
-            return "fps= is an option of loops: loop.fps=60. Calls are judged at 24, 30, 60 and 120 FPS."
         near = _near_key(match[1], target, folders)
         return (
             f"there is no key {match[1]!r} in the config.{near} --cfg job lists all keys; "
@@ -480,15 +482,6 @@ def _config_folders() -> list[Path]:
     """Return the folders that hold config groups: conf, and the one that the user adds with --config-dir."""
     added = re.findall(r"(?:^|\0)(?:--config-dir|-cd)[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
     return [CONF, *map(Path, added[-1:])]
-
-
-def _checked_config_folders() -> list[Path]:
-    folders = _config_folders()
-    if missing := [folder for folder in folders if not folder.is_dir()]:
-        raise InputError(
-            f"--config-dir={missing[0]}: there is no such folder. Name the one with your component/*.yaml."
-        )
-    return folders
 
 
 def _where_it_is(group: str, name: str, folders: Sequence[Path]) -> str:
@@ -513,7 +506,8 @@ def _near_key(key: str, target: str, folders: Sequence[Path]) -> str:
         places = [each.rpartition(".") for each in keys]
         if siblings := [last for above, _, last in places if above == parent]:
             keys = [".".join((above, last)) for above, _, last in places if last == name]  # it stands elsewhere
-        return did_you_mean(name, siblings) or did_you_mean(key, keys)
+            return did_you_mean(name, siblings) or (f" Did you mean {keys[0]!r}?" if keys else "")
+        return did_you_mean(key, keys)
     return ""
 
 

@@ -71,7 +71,7 @@ def decode(kind: type[Kind], node: Any, where: str, hidden: Collection[str] = ()
 
 
 def wrong_type(error: msgspec.ValidationError, where: str, node: Any) -> InputError:
-    """Return the error of a value in `node` of another type than its hint, with its dotted path and what it is."""
+    """Return the error for a value in `node` that has another type than its hint; it has the value and its path."""
     reason, _, path = str(error).partition(" - at `$")
     if types := re.fullmatch(r"Expected `(.*)`, got `(.*)`", reason):
         reason = f"must be {_in_words(types[1])}, not {_in_words(types[2])}"

@@ -146,12 +146,12 @@ class State:
         self._cold.restore_values()
 
     def _is_constant(self, path: str) -> bool:
-        """Whether calls leave a path and what is below it as it is, but for what they write to tensors."""
+        """Whether calls only write into the tensors at or below a path, and assign nothing there anew."""
         return not any(is_below(each, path) for each in (*self.effects.carried, *self.effects.numbers))
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Put back after the block all that is there now: more than S0, for it has what only the first calls write."""
+        """Put all state back after the block, also what only the first calls write, which S0 does not have."""
         now = Snapshot(self.roots)
         parameters = Kept.of((key, (kept.path, kept.tensor)) for key, kept in self._cold_parameters.tensors.items())
         try:

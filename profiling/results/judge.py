@@ -59,8 +59,8 @@ FALSE = 0.05
 #: A trend is claimed below this p-value. It is that low since residuals around a curve of any shape understate noise
 #: that is correlated: with a correlation of 0.5, 24 stationary windows are called a trend in 1% of simulated series.
 TREND_P = 1e-5
-#: Largest p-value of the same trend without one end. Of simulated series with one odd window at an end 1 to 5% are
-#: called drifting (35 to 100% without this rule), and steps and ramps keep their power.
+#: Largest p-value of the same trend without its first or last window. Of simulated series with one odd window at an
+#: end 1 to 5% are then called drifting, 35 to 100% without this rule; steps and ramps are found as often as without it.
 END_P = 0.01
 #: Windows of each cell after which turns may end, and the level of the intervals at each of these looks.
 LOOKS: Mapping[int, float] = {10: 0.999, 25: 0.999, 75: 0.95}
@@ -77,7 +77,7 @@ APART, BOUNDED, APART_WINDOWS = 3.29, 1e6, 8
 #: `wants` states how many times as much would have to be measured, and "over 10 times" where it is more than that.
 NAMED_SHARE, MOST_TIMES = 0.02, 10.0
 #: Most that can be removed from a window, as a share of it.
-MOST_LOST = 0.999
+MOST_TAKEN = 0.999
 #: Pairs of placements that a prior counts as, at most.
 PRIOR_PAIRS = 8.0
 
@@ -144,7 +144,7 @@ class Windows:
         """
         times = np.asarray(ms, dtype=np.float64)
         numbers = np.arange(times.size) if turns is None else np.asarray(turns, dtype=np.int64)
-        shares = np.clip(np.broadcast_to(np.asarray(taken, dtype=np.float64), times.shape), 0.0, MOST_LOST)
+        shares = np.clip(np.broadcast_to(np.asarray(taken, dtype=np.float64), times.shape), 0.0, MOST_TAKEN)
         if times.size == 0 or times.shape != numbers.shape or not (np.isfinite(times) & (times > 0)).all():
             raise ValueError("windows need times above 0, and a turn and a share for each")
         return Windows(times, numbers, shares, session)

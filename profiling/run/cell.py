@@ -494,9 +494,9 @@ def _no_window(turn: Turn) -> WindowSamples:
 
 
 def inputs_text(inputs: Mapping[str, Any]) -> str:
-    """Return in one line what of the inputs decides how much work a call is: shapes without dtypes, plain values.
+    """Return the shapes and plain values of inputs in one line; runs with other ones do other work. No dtypes.
 
-    Of an object (a cache) the shapes of its tensors count. Many of them are a number of tensors, and a checksum.
+    An object (a cache) is described by the shapes of its tensors, and an input with many entries by a checksum of them.
     """
     texts = []
     for name in sorted(inputs):
@@ -507,7 +507,7 @@ def inputs_text(inputs: Mapping[str, Any]) -> str:
             within = [(place, leaf)] if is_plain else [*Structure.of({place: leaf}).tensors.values()]
             sizes += [f"{path} {_size(each)}" for path, each in within or [(place, leaf)]]
         if len(sizes) > _LISTED:
-            sizes = [f"{name} of {len(sizes)} tensors and values ({crc32(', '.join(sizes).encode()):08x})"]
+            sizes = [f"{name} with {len(sizes)} tensors and values (checksum {crc32(', '.join(sizes).encode()):08x})"]
         texts += sizes
     return printable(", ".join(texts))
 

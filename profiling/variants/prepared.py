@@ -32,7 +32,7 @@ from profiling.trace.counters import Recompiles
 from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Step, Variant
 
-#: How many times as far as two sessions of a random module are apart a step's may be from the module's.
+#: Largest distance of a step's session from one of its random module, over that of two sessions of the module.
 _OF_CHANCE = 3.0
 
 
@@ -197,7 +197,7 @@ class PreparedStep:
             buffer = self._buffers[name]
             if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
                 raise InputError(
-                    f"step: {name} is {form_of(tensor)}, it was prepared for {form_of(buffer)}. Prepare it again."
+                    f"step: {name} is {form_of(tensor)}, it was prepared for {form_of(buffer)}. Prepare it anew."
                 )
         for name, value in plain.items():
             if value != self._plain[name] and not same(value, self._plain[name]):  # NaN is not equal to itself

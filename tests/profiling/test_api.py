@@ -106,7 +106,7 @@ def test_inputs_are_recorded_by_shapes_and_plain_values_whatever_their_dtype():
         )
     many = [inputs_text({"rows": [torch.zeros(shape)] * 6}) for shape in ((2, 3), (3, 2), (2, 3))]
     assert many[0] == many[2] != many[1]
-    assert many[0].startswith("rows of 6 tensors and values (")
+    assert many[0].startswith("rows with 6 tensors and values (checksum ")
 
 
 def test_a_saved_result_is_a_run(result, tmp_path, capsys):

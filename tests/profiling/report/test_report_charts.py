@@ -64,7 +64,7 @@ def tree(*records):
 
 
 def profiled(wall_ms, busy_ms, *classes, **changes):
-    """Make a cell without a trace: its kernels are known from a short profile."""
+    """Make a cell of a run without `trace=true`: its kernel times come from the short profile of each cell."""
     work = {"kernels": 9, "launches": 9, "busy_ms": busy_ms, "median_us": 5, "short_ms": 0, "transfer_ms": 0}
     kinds = [{"class": kind, "ms": ms, "share": ms / wall_ms} for kind, ms in classes]
     section = {"device_work": work | {"waits": 0}, "classes": kinds}
