@@ -26,7 +26,7 @@ from profiling.results.sweep import is_sweep
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 #: Runs of the components of other libraries.
-MODELS = ("h100_clip_text", "h200_diffusion", "h200_wan_vae_decoder", "h200_language")
+MODELS = ("h200_clip_text", "h200_diffusion", "h200_wan_vae_decoder", "h200_language")
 
 
 def results_block() -> str:
