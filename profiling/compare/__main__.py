@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiling.compare.cells import (
-    DIFFERENT_WORK,
     IN_TURNS,
     PASSED,
     SLOWER,
@@ -208,8 +207,8 @@ def _answer(cells: Sequence[CellComparison], threshold: float) -> str:
     lacking = f"B lacks what {count_of(missing, 'cell')} of A can be compared with"
     answer = "; ".join([undecided] * bool(number) + [lacking] * bool(missing))
     if all(cell.verdict == "not compared" for cell in cells):
-        other = [cell for cell in cells if cell.reason.startswith(DIFFERENT_WORK)]
-        why = "cells of A and B do different work" if other else "no cell was measured, and correct, in both"
+        different = any(cell.other_work for cell in cells)
+        why = "cells of A and B do different work" if different else "no cell was measured, and correct, in both"
         answer = f"Nothing was compared: {why}"
     answer = {
         PASSED: f"No cell of B is slower than A by more than {limit}",

@@ -25,7 +25,6 @@ Verdict = Answer | Literal["not compared"]
 #: Verdicts in the order in which a reader looks for them.
 VERDICTS: tuple[Verdict, ...] = ("slower", "undecided", "not compared", "faster", "same")
 #: How the reason of a cell begins whose times cannot be compared.
-DIFFERENT_WORK = "different work: "
 #: Exit codes: no cell is slower, one is, undecided for some.
 PASSED, SLOWER, UNDECIDED = 0, 1, InputError.exit_code
 #: Largest slowdown that passes, of two runs (other processes, maybe another day) and where all cells took turns.
@@ -43,6 +42,7 @@ class CellComparison:
     a_ms: float | None = None
     b_ms: float | None = None
     pair: Pair | None = None  # the ratio B / A, above 1 is slower
+    other_work: bool = False  # A and B do different work
     unmatched: bool = False  # A was measured and B has nothing to compare with it: exit code 2
     changes: tuple[Difference, ...] = ()
 
@@ -138,7 +138,7 @@ def _matched(cell: CellComparison, one: Record, two: Record) -> CellComparison:
     if without := [run for run, ms in (("A", cell.a_ms), ("B", cell.b_ms)) if not (ms and ms > 0)]:
         return replace(cell, reason=f"no times in {' and '.join(without)}", unmatched=without == ["B"])
     if difference := different_work(one, two):
-        return replace(cell, reason=f"{DIFFERENT_WORK}{printable(difference, 300)}", unmatched=True)
+        return replace(cell, reason=f"different work: {printable(difference, 300)}", other_work=True, unmatched=True)
     windows = [[each.ms.tolist() for each in placements_of(record)] for record in (one, two)]
     if windows[0] == windows[1] and any(len(each) > 1 for each in windows[0]):
         return replace(cell, verdict="same", reason="one measurement, in both runs")

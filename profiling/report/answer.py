@@ -67,6 +67,11 @@ class Answer:
     fastest: Record | None
 
     @property
+    def leader(self) -> str:
+        """The variant that leads, as it is shown."""
+        return leader_name(self.ranking, is_checked=self.fastest is None or self.fastest.parity is not None)
+
+    @property
     def same(self) -> list[str]:
         """Variants whose times are the same as those of the fastest."""
         return self.ranking.named("same") if self.ranking is not None else []
@@ -236,10 +241,15 @@ def holds_words(said: Holds, noun: str = "calls") -> str:
     return f"{said.answer}: {evidence} (at most {percent(said.most)})"
 
 
+def leader_name(ranked: Ranking | None, *, is_checked: bool) -> str:
+    """Return the recipe that leads as it is shown; with a mark where its output was not compared with a reference."""
+    return "none" if ranked is None else ranked.leader + " (not checked)" * (not is_checked)
+
+
 def judged_columns(against: str) -> tuple[Column[Any], ...]:
     """Return the columns of an answer, of a run or a sweep: what leads, its time and speedup, the rate it holds."""
     return (
-        Column("fastest correct", lambda row: row.ranking.leader if row.ranking else "none", wrap=34),
+        Column("fastest correct", lambda row: row.leader, wrap=34),
         Column("p50", lambda row: row.p50, "ms"),
         Column(against, lambda row: row.vs_baseline, "ratio"),
         Column("holds", lambda row: row.holds),

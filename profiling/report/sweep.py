@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from profiling.errors import LONGEST_COMMAND, InputError, printable, reason_of, shell_words
-from profiling.report.answer import failure_lines, held_rate, judged_columns, ranking_remarks
+from profiling.report.answer import failure_lines, held_rate, judged_columns, leader_name, ranking_remarks
 from profiling.report.cells import conditions_of, median_of, ratio_value, speedup_of
 from profiling.report.export import cell_rows, csv_text
 from profiling.report.format import Estimate, Link, Value, count_of, few, listed, named_once, number_of, percent
@@ -90,6 +90,7 @@ class SweptCell:
     judged: Cell | None
     baseline: Cell | None
     sm_clock: float | None  # MHz, while it was timed
+    is_checked: bool  # against a reference
     conditions: list[str]
 
     @cached_property
@@ -122,6 +123,11 @@ class SweepAnswer:
         placed = {name: _placed([cell.judged for cell in cells]) for name, cells in self.recipes.items()}
         judged = {name: cell for name, cell in placed.items() if cell is not None}
         return rank(judged) if judged else None
+
+    @property
+    def leader(self) -> str:
+        """The recipe that leads, as it is shown."""
+        return leader_name(self.ranking, is_checked=all(cell.is_checked for cell in self.fastest))
 
     @property
     def fastest(self) -> Sequence[SweptCell]:
@@ -303,6 +309,7 @@ def _cells(job: SweptJob, group: Sequence[Record]) -> Iterator[SweptCell]:
             judged=judged[record.cell],
             baseline=None if baseline is None or record.is_realtime else judged[baseline.cell],
             sm_clock=sm_clock(record),
+            is_checked=record.parity is not None,
             conditions=conditions_of(record),
         )
 

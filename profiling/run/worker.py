@@ -156,8 +156,9 @@ def _fail(task: Task, error: BaseException, emit: Emit) -> None:
     if isinstance(task, Probe) and isinstance(error, InputError | MissingExtraError):
         emit(BadInput(str(error)))
         return
-    if not isinstance(error, InputError) or error.__cause__ is not None:  # else the message says all
-        print_traceback(error)
+    raised = error.__cause__ if isinstance(error, InputError) else error  # an InputError's message says what it adds
+    if raised is not None:
+        print_traceback(raised)
     reason = reason_of(error)
     if isinstance(task, Probe):
         emit(BadInput(f"probing the device failed: {reason}. The traceback is in cells/probe.log of the run."))
