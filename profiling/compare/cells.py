@@ -24,7 +24,6 @@ Verdict = Answer | Literal["not compared"]
 
 #: Verdicts in the order in which a reader looks for them.
 VERDICTS: tuple[Verdict, ...] = ("slower", "undecided", "not compared", "faster", "same")
-#: How the reason of a cell begins whose times cannot be compared.
 #: Exit codes: no cell is slower, one is, undecided for some.
 PASSED, SLOWER, UNDECIDED = 0, 1, InputError.exit_code
 #: Largest slowdown that passes, of two runs (other processes, maybe another day) and where all cells took turns.
