@@ -20,9 +20,10 @@ import numpy
 import torch
 
 from profiling.components.component import CHECK_SEED, Component
-from profiling.components.effects import read_later
+from profiling.components.effects import Effects, is_below, read_later
 from profiling.components.outputs import OutputLog, Outputs, readable, to_host
-from profiling.errors import InputError
+from profiling.components.snapshot import Structure
+from profiling.errors import InputError, did_you_mean
 
 #: A trajectory is made shorter where its eager calls take longer than this, in seconds, but not below two calls.
 SECONDS = 10.0
@@ -143,6 +144,7 @@ def learn(component: Component) -> Played:
             if not len(log):
                 component.raise_explained(failure)
             component.place.calls = len(log)
+        _check_ignored(component, observer.effects)
         if component.kept.learn(observer, component.ignore):
             component.place.drawn.clear()
             component.place.calls = wanted
@@ -157,6 +159,17 @@ def learn(component: Component) -> Played:
             state = _state_again(component)
         return Played(log, state)
     raise AssertionError("the second attempt returns or raises")
+
+
+def _check_ignored(component: Component, effects: Effects) -> None:
+    """Raise an InputError for a path of `component.ignore` at which the module has nothing, before calls or after."""
+    paths = {*Structure.of(component.kept.roots).values, *effects.numbers, *effects.assigned}
+    for name in component.ignore:
+        if not any(is_below(path, name) for path in paths):
+            raise InputError(
+                f"component.{component.key}.state.ignore (from Python: allow=): {component.name} has nothing at "
+                f"{name!r}.{did_you_mean(name, paths)}"
+            )
 
 
 def _state_again(component: Component) -> Outputs | None:

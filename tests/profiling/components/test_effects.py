@@ -17,7 +17,8 @@ from profiling.errors import InputError
 
 def test_an_ignored_counter_is_accepted_and_the_numbers_below_it():
     assert learned(Stateful("number"), ignore=("pos",)).refusal() is None
-    assert learned(Stateful("number"), ignore=("po",)).refusal() is not None
+    with pytest.raises(InputError, match=r"has nothing at 'po'\. Did you mean 'pos'"):
+        learned(Stateful("number"), ignore=("po",))
     assert learned(Stateful("number in a dict"), ignore=("by_name",)).refusal() is None
 
 
