@@ -75,7 +75,8 @@ class Holder:
     def write(self, content: Mapping[Hashable, Any]) -> None:
         """Write the content, and nothing where it is the same already."""
         now = self.read()
-        if now.keys() == content.keys() and all(now[key] is value for key, value in content.items()):
+        in_order = now.keys() == content.keys() if self.kind == "set" else list(now) == list(content)
+        if in_order and all(now[key] is value for key, value in content.items()):
             return
         match self.kind:  # attributes without the class's own `__setattr__`, which may check or count
             case "attributes":
@@ -240,8 +241,8 @@ def same(one: Any, other: Any) -> bool:
 
 
 def differ(one: Mapping[Hashable, Any], other: Mapping[Hashable, Any]) -> bool:
-    """Return whether two contents of a holder have other keys or entries."""
-    return one.keys() != other.keys() or any(not same(each, other[name]) for name, each in one.items())
+    """Return whether two contents of a holder have other keys, in another order, or other entries."""
+    return list(one) != list(other) or any(not same(each, other[name]) for name, each in one.items())
 
 
 class KeptTensor:

@@ -137,7 +137,7 @@ class State:
             made = {
                 name
                 for name, value in now.items()
-                if content.get(name) is None and self._is_constant(name_of(holder, name)) and _holds_tensors(value)
+                if content.get(name) is None and self._is_constant(holder, name) and _holds_tensors(value)
             }
             if holder.kind in ("sequence", "set"):
                 holder.write(now if made and len(now) == len(content) else content)
@@ -145,9 +145,15 @@ class State:
                 holder.write(content | {name: now[name] for name in made})
         self._cold.restore_values()
 
-    def _is_constant(self, path: str) -> bool:
-        """Whether calls only write into the tensors at or below a path, and assign nothing there anew."""
-        return not any(is_below(each, path) for each in (*self.effects.carried, *self.effects.numbers))
+    def _is_constant(self, holder: Holder, key: Hashable) -> bool:
+        """Whether calls only write into the tensors at or below an entry, assign nothing there anew, and keep it.
+
+        Of a dict to which calls add entries, or take some from, no entry is sure to be kept.
+        """
+        path, places = name_of(holder, key), (*self.effects.carried, *self.effects.numbers)
+        if holder.kind == "items" and holder.path in places:
+            return False
+        return not any(is_below(each, path) for each in places)
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import importlib
 import math
 import threading
 import weakref
+from collections import OrderedDict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -382,11 +383,12 @@ class Sums(nn.Module):
 
 
 class AssignsAnew(nn.Module):
-    """Keeps state in a container that each call replaces, or changes and replaces by a copy."""
+    """Keeps state in a container that each call replaces, changes and replaces by a copy, or takes entries from."""
 
     def __init__(self, kind):
         super().__init__()
         self.kind, self.rows, self.counts, self.state = kind, [], {"n": 0}, None
+        self.latest = OrderedDict()
 
     def forward(self, x):
         if self.kind == "dict":
@@ -399,6 +401,12 @@ class AssignsAnew(nn.Module):
             self.rows.append(x * 1)
             self.rows = self.rows[-3:]
             return sum(self.rows)
+        if self.kind == "latest of a dict":
+            self.latest[len(self.rows)] = x * 1
+            self.rows.append(None)
+            if len(self.latest) > 2:
+                self.latest.popitem(last=False)
+            return sum(self.latest.values())
         self.counts["n"] += 1
         self.counts = dict(self.counts)
         return x * self.counts["n"]
@@ -411,6 +419,7 @@ class AssignsAnew(nn.Module):
         *((partial(FirstCall, first), {}) for first in ("kept", "nan", "random")),
         (Sums, {"state": {}}),
         *((partial(AssignsAnew, kind), {}) for kind in ("dict", "number in a dict", "copied list", "copied dict")),
+        (partial(AssignsAnew, "latest of a dict"), {}),
     ],
 )
 def test_sessions_of_a_step_are_those_of_a_module_that_does_something_else_in_their_first_call(make, inputs, variant):

@@ -147,6 +147,25 @@ def test_a_trajectory_is_followed_by_another_from_the_same_state():
     assert not torch.equal(outputs[0], outputs[1])
 
 
+def test_the_order_of_a_dict_is_put_back():
+    class Turns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = dict.fromkeys((1.0, 2.0, 3.0, 4.0, 5.0))
+
+        def forward(self, x):
+            weight = next(iter(self.weights))
+            self.weights[weight] = self.weights.pop(weight)
+            return x * weight
+
+    component = learned(Turns())
+    component.reset()
+    order = list(component.module.weights)
+    component.call()
+    assert list(component.module.weights) != order
+    assert_equal(outputs_of(component), outputs_of(component))
+
+
 def test_large_tensors_that_calls_leave_alone_are_not_kept_twice():
     module = Stateful("buffer")
     module.register_buffer("table", torch.zeros(2**19))  # 2 MiB
