@@ -142,7 +142,14 @@ def write_report(folder: Path, *, details: bool = False) -> Printed:
 
     """
     report = run_report(load_run(folder))
-    return report.written(folder, report.console(f"run: {printable(folder)}", "report" if details else "console"))
+    return report.written(folder, report.console(_places(folder), "report" if details else "console"))
+
+
+def _places(folder: Path) -> str:
+    """Return the lines with the run's folder, and what can be opened with other tools, where there is any."""
+    others = {"traces, for Perfetto": folder / "traces", "compile reports, of tlparse": folder / "tl_out"}
+    found = {"run": folder} | {name: place for name, place in others.items() if place.is_dir()}
+    return "\n".join(f"{name}: {printable(place)}" for name, place in found.items())
 
 
 def sections_of(data: RunData) -> tuple[Section, ...]:
@@ -173,7 +180,7 @@ def run_report(data: RunData) -> Report:
 
 def render_console(data: RunData, *, details: bool = False) -> str:
     """Return the console text: the answer, failed cells, with `details` all tables of `report.md`, and the folder."""
-    return run_report(data).console(f"run: {printable(data.folder)}", "report" if details else "console")
+    return run_report(data).console(_places(data.folder), "report" if details else "console")
 
 
 def render_markdown(data: RunData) -> str:

@@ -44,6 +44,7 @@ runpy.run_module("profiling.report", run_name="__main__")
 def test_the_answer_comes_first_and_the_paths_last(three, save):
     run = save([msgspec.structs.replace(record, scale="tiny") for record in three])
     (run / "environment.json").write_text(json.dumps(KNOWN))
+    (run / "traces").mkdir()
     lines = write_report(run).text.splitlines()
     assert (lines[0].split()[:2], lines[3].split()[:2]) == (["component", "fastest"], ["world_model", "compile"])
     start = next(i for i, line in enumerate(lines) if line.startswith("NVIDIA"))
@@ -52,8 +53,9 @@ def test_the_answer_comes_first_and_the_paths_last(three, save):
         "scale tiny (these times say nothing about the full networks) · bfloat16 · seed 0 · git abcdef"
     )
     assert "world_model.cuda_graph failed: parity: error 1.2" in lines
-    assert lines[-2:] == [f"run: {run}", f"report: {run / 'report.html'}"]
-    assert max(map(len, lines[:-2])) <= 100, "all but the paths, whose length is the user's"
+    paths = [f"run: {run}", f"traces, for Perfetto: {run / 'traces'}", f"report: {run / 'report.html'}"]
+    assert lines[-3:] == paths
+    assert max(map(len, lines[:-3])) <= 100, "all but the paths, whose length is the user's"
     report, first = (run / "report.md").read_text(), (run / "report.html").read_bytes()
     assert "## generic_forward: 2026-01-02" in report
     assert "```bash\npython -m profiling.generic_forward component=world_model\n```" in report
