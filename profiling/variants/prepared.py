@@ -241,13 +241,13 @@ class PreparedStep:
 
 
 def _sessions_of_module(component: Component) -> list[list[Outputs]]:
-    """Return the first calls of two sessions of the module itself, with other random numbers in each.
+    """Return the first calls of three sessions of the module itself: with other random numbers, and the first again.
 
     They begin without what the warm calls made, on other inputs than those. The state is afterwards as before.
     """
     sessions = []
     with component.kept.unchanged():
-        for seed in (0, 1):
+        for seed in (0, 1, 0):
             component.kept.restore_unmade()
             sessions.append(_first_session(component, partial(_call_on_copies, component), seed))
     return sessions
@@ -279,16 +279,26 @@ def _call_on_copies(component: Component) -> Any:
 def _check_first_session(expected: Sequence[Sequence[Outputs]], session: Sequence[Outputs], limit: float) -> None:
     """Check the first calls of a session, which begins without what earlier calls keep.
 
-    `expected` are two sessions of the module. An output may be some times as far off as random numbers move it; one
-    that the module itself returns with NaN is not checked.
+    `expected` are three sessions of the module, the last with the random numbers of the first. An output may be some
+    times as far off as random numbers move it; one that the module itself returns with NaN is not checked.
 
     Raises:
-        WrongOutputError: outputs are further from those of the module than `limit`, a relative L2 error.
+        WrongOutputError: outputs are further from those of the module than `limit`, a relative L2 error; or those of
+            the module's equal sessions from each other.
 
     """
-    chances = [difference(*pair) for pair in zip(*expected, strict=True)]
+    first, other, again = expected
+    for number, pair in enumerate(zip(first, again, strict=True), 1):
+        if (found := difference(*pair)).fault is None and found.error > limit:
+            raise WrongOutputError(
+                f"the prepared step is refused: call {number} of the module returned something else when it was made "
+                f"again from the same state and random numbers (relative L2 {found.error:.2g}, at most {limit:.2g}). "
+                "State that `reset` cannot put back lies outside of the module, in a global for example: keep it in an "
+                "attribute of the module."
+            )
+    chances = [difference(*pair) for pair in zip(first, other, strict=True)]
     limit += _OF_CHANCE * max((each.error for each in chances if each.fault is None), default=0.0)
-    for number, (output, one, chance) in enumerate(zip(session, expected[0], chances, strict=True), 1):
+    for number, (output, one, chance) in enumerate(zip(session, first, chances, strict=True), 1):
         found = difference(output, one)
         if chance.fault is None and (found.fault is not None or found.error > limit):
             what = found.fault or f"relative L2 {found.error:.2g}, at most {limit:.2g}"
