@@ -97,23 +97,22 @@ class _Flex(nn.Module):
         return self.attend(q, k, v, block_mask=self.mask).transpose(1, 2).flatten(-2)
 
 
-@pytest.mark.parametrize("compiles", [False, True])
-def test_flex_attention_counts_the_blocks_of_its_mask(compiles):
+def test_flex_attention_counts_the_blocks_of_its_mask():
     given = {name: torch.randn(2, 4, 300, 16) for name in "qkv"}
     size, tokens = given["q"].nbytes, 4 * (2 * 4 * 16)
 
-    def work(mask):
+    def work(mask, *, compiles=False):
         return work_of(component(_Flex(compiles, mask), **given))
 
-    last_64 = work(lambda b, h, q, k: (q >= k) & (q - k < 64))  # blocks of the diagonal, and one left of it
-    blocks = 128 * 128 + 128 * 256 + 44 * (128 + 44)
-    assert last_64.flops == only("attention", 2 * (2 * 4) * blocks * (16 + 16))
-    assert (last_64.bytes["inputs"], last_64.bytes["outputs"]) == (3 * size, size)
+    blocks = 128 * 128 + 128 * 256 + 44 * (128 + 44)  # of the diagonal, and one left of it
+    for compiles in (False, True):
+        last_64 = work(lambda b, h, q, k: (q >= k) & (q - k < 64), compiles=compiles)
+        assert last_64.flops == only("attention", 2 * (2 * 4) * blocks * (16 + 16))
+        assert (last_64.bytes["inputs"], last_64.bytes["outputs"]) == (3 * size, size)
     assert work(None).flops["total"] == 2 * (2 * 4) * 300 * 300 * (16 + 16)
-    if not compiles:
-        part = work(lambda b, h, q, k: k >= 256)
-        assert part.flops["total"] == 2 * (2 * 4) * 300 * 44 * (16 + 16)
-        assert part.bytes["inputs"] == tokens * (300 + 44 + 44), "keys in blocks that are not masked"
+    part = work(lambda b, h, q, k: k >= 256)
+    assert part.flops["total"] == 2 * (2 * 4) * 300 * 44 * (16 + 16)
+    assert part.bytes["inputs"] == tokens * (300 + 44 + 44), "keys in blocks that are not masked"
 
 
 def test_a_transformer_layer_in_the_fused_kernel_of_eval_mode():
