@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -64,11 +65,13 @@ def command(
 def finished(start: list[str], cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run the command `start` to its end in `cwd`, with the environment variables `extra`.
 
-    It is forked from a warm process, unless torch has to read a variable when it is imported (trace=true sets one).
+    It is forked from a warm process, unless torch has to read a variable when it is imported: trace=true sets one for
+    what compiles.
     Beside a GPU only runs with isolation=none are.
     """
     env = environment(**extra)
-    read_by_torch = "trace=true" in start or any(name.startswith("TORCH") for name in extra)
+    compiles = any(word.startswith("variant=") and re.search("compile|regional|aot", word) for word in start)
+    read_by_torch = ("trace=true" in start and compiles) or any(name.startswith("TORCH") for name in extra)
     if not read_by_torch and ("isolation=none" in start or not HAS_GPU):
         return run_warm(start, cwd=cwd, env=env)
     return subprocess.run(start, cwd=cwd, env=env, capture_output=True, text=True)
