@@ -426,7 +426,7 @@ def with_transform(transform):
         (given(module=Net().double()), r"module computes in float64.* Pass dtype=torch\.float32, which casts copies"),
         (given(module=PositionsOnly()), r"inputs do not fit .* Arguments are passed by name: wrap the module"),
         (given(module=Guided()), r"raised RuntimeError: .* Calls run under torch\.inference_mode\(\): begin"),
-        (given(device="cuda:99"), "device=cuda:99"),
+        (given(device="cuda:99"), "device=cuda:99: (torch .* Use device=cpu, or|this machine has)"),
         (given(fps=0), "fps=0 must be a number above 0"),
         (given(seconds=0), "seconds=0"),
         (with_transform(lambda module: module), "defined inside a function"),

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 
-import pytest
 import torch
 from as_user import ROOT, environment
 
@@ -18,13 +17,6 @@ from profiling.run.probe import resolve
 
 COMPONENT = "component=[net]"
 BASELINE = "variant=[baseline]"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="asks what happens without CUDA")
-def test_cuda_without_cuda(profile):
-    outcome = profile(COMPONENT, BASELINE, "device=cuda", "isolation=none")
-    assert outcome.code == 2
-    assert "device=cpu" in outcome.err
 
 
 def test_a_bad_cell_costs_no_good_one(profile):

@@ -242,6 +242,11 @@ if pid == 0:
         torch.ones(1, device="cuda").add_(1).item()
     os._exit(bad)
 assert os.waitpid(pid, 0)[1] == 0
+def opened():  # a compiled step that is never closed, which must not end the program with a traceback
+    with sys.modules["profiling.variants.inductor"].COMPILED_STEPS:
+        yield
+step = opened()
+next(step)
 """
 
 
@@ -250,4 +255,5 @@ def test_importing_the_compiler_starts_no_threads_processes_or_cuda(tmp_path, de
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCH_WARM_POOL": "1"}
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=120, env=environment)
+    done = subprocess.run([sys.executable, "-c", IMPORTS], timeout=120, env=environment, capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
