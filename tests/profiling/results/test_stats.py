@@ -62,10 +62,10 @@ def remembering(rng, size, memory):
 def test_the_interval_of_a_series_holds_the_typical_value_about_as_often_as_it_says(size, memory, least):
     rng = np.random.default_rng(17)
     hits = 0
-    for _ in range(400):
+    for _ in range(200):
         low, high = series_interval(remembering(rng, size, memory))
         hits += low <= 100 <= high
-    assert hits / 400 >= least
+    assert hits / 200 >= least
 
 
 def test_the_interval_of_a_series_holds_both_ends_of_a_drift():
