@@ -60,5 +60,5 @@ if action == "hang":
 if action.startswith("meet"):  # the job of another seed, which runs at the same time
     while not (folder.parent / action.split()[1] / "config.yaml").exists() and time.time() < began + 60:
         time.sleep(0.05)
-time.sleep(0.3)
+time.sleep(0.1)
 write()
