@@ -5,7 +5,6 @@ from msgspec.structs import replace
 from planted_runs import WRONG, cell, dated, failed, loop, noisy, write_run
 
 from profiling import history
-from profiling.compare.__main__ import main as compare
 from profiling.history import main, read_history
 from profiling.report import render
 from profiling.report.table import WIDTH
@@ -150,15 +149,6 @@ def sweep_of(folder, jobs, *, when="2026-01-01", **records):
     plan = Sweep(target="generic_forward", launcher="local", began=when, argv=(), jobs=tuple(planned))
     write_sweep(folder, plan)
     return folder
-
-
-def test_a_sweep_is_refused_with_what_to_type(tmp_path, capsys):
-    a, b = (sweep_of(tmp_path / name, {"n=1": 4.0}) for name in "ab")
-    for words in ([a / "0", b], [a, b]):
-        assert compare([*map(str, words)]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert "is a sweep. Name one of its runs" in line
-        assert f"-m profiling.history {words[0]} {b}" in line
 
 
 def test_the_runs_of_sweeps_are_points_of_a_history(tmp_path):
