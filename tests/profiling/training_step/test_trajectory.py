@@ -12,7 +12,6 @@ from torch import nn
 from profiling.errors import InputError
 from profiling.results.measured import ParityCheck
 from profiling.results.record import encode_sections
-from profiling.training_step.cell import TrainingCell
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
 from profiling.training_step.trajectory import (
@@ -194,8 +193,3 @@ def test_the_timed_training_is_judged_where_eager_does_not_differ_from_itself():
     (fault,) = parity_faults(chaotic, right)
     assert "deterministic" in fault, "with deterministic algorithms chaos is no excuse"
     assert parity_faults(right, structs.replace(chaotic, loss_error=None)), "a loss is not finite"
-
-
-def test_ceilings_are_measured_in_the_dtype_of_autocast():
-    assert TrainingCell.computes_in("float32", options=TrainingOptions(autocast="bfloat16")) == "bfloat16"
-    assert TrainingCell.computes_in("float32", options=TrainingOptions()) == "float32"
