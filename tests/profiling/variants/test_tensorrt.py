@@ -148,10 +148,9 @@ def test_no_engine_skips_the_cell_and_what_would_be_ignored_is_refused(trt, tmp_
         prepared(compiler(), tmp_path, 2)
 
 
-def test_what_is_missing(monkeypatch):
+def test_a_cpu_is_no_device_for_it(monkeypatch):
+    """What is said where torch_tensorrt is missing is in tests/faults."""
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    monkeypatch.setattr("profiling.errors.find_spec", lambda name: None)
-    assert "python -m pip install torch_tensorrt" in TensorRT().unavailable(cpu)
     monkeypatch.setattr("profiling.variants.tensorrt.missing_package", lambda name: None)
     assert TensorRT().unavailable(cpu) == "TensorRT needs a CUDA device, this run is on cpu"
     assert TensorRT().unavailable(cuda) is None
