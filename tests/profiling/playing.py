@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from fixed_component import Net
 from torch import nn
 
 from profiling.components.agreement import Rules, Verdict, check
@@ -17,17 +18,6 @@ CPU = torch.device("cpu")
 Make = Callable[[torch.Generator], dict[str, Any]]
 
 
-class Net(nn.Module):
-    """A module whose forward is a function of its input."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.function(x)
-
-
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Make:
     """Return a factory of one input `x` of normally distributed numbers."""
     return lambda generator: {"x": torch.randn(*shape, generator=generator).to(dtype)}
@@ -35,7 +25,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Make:
 
 def component_of(module: nn.Module | Callable[..., Any], make: Make | None = None, **fields: Any) -> Component:
     """Return a component of a module, or of a function of `x`, on a CPU."""
-    made, make = module if isinstance(module, nn.Module) else Net(module), make or normal(4, 8)
+    made, make = module if isinstance(module, nn.Module) else Net(lambda self, x: module(x)), make or normal(4, 8)
     named = {"dtype": torch.float32, "frames_per_call": 1, "weights": "random", **fields}
     inputs = make(torch.Generator().manual_seed(0))
     return Component(name="net", module=made, inputs=inputs, make_inputs=make, device=CPU, **named)

@@ -5,11 +5,11 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import fixed_component
 import pytest
 import torch
+from fixed_component import Net
 from kinds_of_state import KINDS, Stateful, learned
-from playing import Net, component_of
+from playing import component_of
 from torch import nn
 
 from profiling.components.component import Component
@@ -71,9 +71,7 @@ def test_state_of_any_dtype_and_size_is_put_back(dtype, size):
         return x + state.reshape(-1)[:1].float().sum()
 
     state = torch.zeros(size).to(dtype)
-    module = Net(write)
-    module.register_buffer("state", state)
-    component = learned(module)
+    component = learned(Net(lambda self, x: write(x), state=state))
     component.reset()
     before = state.clone()
     for _ in range(3):
@@ -282,7 +280,7 @@ def test_lists_and_objects_among_the_inputs_are_state():
     def make(generator):
         return {"x": torch.randn(3, generator=generator), "history": [], "store": SimpleNamespace(items=[])}
 
-    component = learned(fixed_component.Net(forward), make)
+    component = learned(Net(forward), make)
     assert set(component.kept.effects.assigned) == {"inputs['history']", "inputs['store'].items"}
     first = outputs_of(component)
     assert len(component.inputs["history"]) == component.kept.warm_calls + 3, "carried over from call to call"
