@@ -78,7 +78,6 @@ REFUSED = {
         (f"{PASSES} step.fx_passes.passes=5", "variant.fx_passes+cuda_graph"),
         ("~metric.latency._target_", "metric.latency has no _target_"),
         ("metric.latency.max_iterations=many", "max_iterations"),
-        ("+component.net.inputs.y={shape:[2],value:one}", "is no number"),
         ("+component.net.checkpoint=missing.pt", "does not exist"),
         ("checkpoint=required", "component.net.checkpoint=PATH"),
         ("device=gpu", "cuda"),
@@ -242,6 +241,7 @@ COMPONENT = (
     ("inputs.y={shape:[2],dtype:uint8,high:300}", "within uint8, 0 to 255"),
     ("inputs.y={shape:[2],dtype:int64,high:1.5}", "whole number"),
     ("inputs.y={shape:[2],distribution:normal,low:0}", "has no range"),
+    ("inputs.y={shape:[2],value:one}", "is no number"),
     ("inputs.y={shape:[2],value:1,low:0}", "Leave one of the two out"),
     ("inputs.y={shape:[2,3],value:[1,2]}", "cannot be repeated"),
     ("inputs.y={shape:[2,2],value:[[1],[1,2]]}", "different lengths"),
@@ -249,14 +249,20 @@ COMPONENT = (
 )
 
 
+def node_of(component, change):
+    """Return the YAML of a component with a change, which is written as on the command line."""
+    node = OmegaConf.load(OUTSIDE / "component" / f"{component}.yaml")[component]
+    if change:
+        given = OverridesParser.create().parse_override(change)
+        OmegaConf.update(node, given.key_or_group, given.value(), force_add=True, merge=False)
+    return OmegaConf.to_container(node)
+
+
 @promise("component yaml")
 @pytest.mark.parametrize(("change", "says"), COMPONENT, ids=lambda value: value)
 def test_component_yaml(change, says):
-    given = OverridesParser.create().parse_override(change)
-    node = OmegaConf.load(OUTSIDE / "component" / "net.yaml")
-    OmegaConf.update(node, f"net.{given.key_or_group}", given.value(), force_add=True)
     with pytest.raises(InputError) as error:
-        read_component("net", OmegaConf.to_container(node)["net"])
+        read_component("net", node_of("net", change))
     assert says in str(error.value)
 
 
@@ -285,30 +291,61 @@ def test_yaml_files(started, tmp_path, content, says):
 
 # What is known when a network is built or called: an error in its row.
 
-WARMUPS = "component=[remembers] component.remembers.warmup_inputs"
+
+@pytest.fixture
+def records_of(started, tmp_path):
+    """Run components of these YAML nodes, none of which can run; return their records."""
+
+    def run(nodes, *words):
+        folder = tmp_path / "conf" / "component"
+        folder.mkdir(parents=True)
+        names = [f"mine{number}" for number in range(len(nodes))]
+        for name, node in zip(names, nodes, strict=True):
+            OmegaConf.save({name: node}, folder / f"{name}.yaml")
+        words = (f"component=[{','.join(names)}]", "hydra.run.dir=run", *words)
+        code, err = started(words, quick=GIVEN["generic_forward"], config_dir=tmp_path / "conf")
+        assert code == 2, err
+        return read_records(Path("run")).records
+
+    return run
+
+
+#: Component, change of its YAML, and words of the reason in the row.
+NETWORKS = (
+    ("net", "inputs={x:{shape:[2,8]},gian:{shape:[1]}}", "Did you mean 'gain'"),
+    ("net", "inputs.x.shape=[2,9]", "x float32 [2, 9]"),
+    ("net", "inputs.x=5", "(inputs: x 5, gain float32 [1])"),
+    ("wrong_nesting", "", "x.0 float32 [2, 8]"),
+    (
+        "net",
+        "module._target_=elsewhere.Net",
+        "no module 'elsewhere'. Run the command in the folder that holds it, or add that folder to PYTHONPATH",
+    ),
+    ("net", "module._target_=Net", "Write the module, too: my_package.Net"),
+    ("nested", "inputs.position.row=2", "Did you mean 'rows'? It takes rows"),
+    ("nested", "inputs.position={_target_:outside_net.make_position}", "missing 1 required keyword-only argument"),
+    ("remembers", "warmup_inputs=[{x:{shape:[4,9]}}]", ".warmup_inputs[0]: "),
+    ("remembers", "warmup_inputs=[{y:{shape:[4,8]}}]", "unexpected keyword argument 'y'"),
+)
+CHECKED = (
+    ("net", "inputs={x:{shape:[2,8]}}", "needs 'gain'"),
+    ("raises", "", "Raises.forward raised ValueError: this module never works"),
+    ("net", "inputs.x.shape=[2,9]", "Net.forward raised"),
+)
+
+
+@promise("module")
+@pytest.mark.parametrize(("rows", "words"), [(NETWORKS, ()), (CHECKED, ("check=true",))], ids=["timed", "checked"])
+def test_what_does_not_fit_a_network(records_of, rows, words):
+    records = records_of([node_of(*row[:2]) for row in rows], *words)
+    for (*_, says), record in zip(rows, records, strict=True):
+        assert says in record.reason
+        assert (record.check is not None) == bool(words), "the report knows that nothing was to be timed"
+        assert record.metrics.wall_ms is None
+
+
 #: By target: words of the command line, and of the reason in the row.
 ROWS = {
-    "generic_forward": (
-        ("~component.net.inputs.gain +component.net.inputs.gian={shape:[1]}", "Did you mean 'gain'"),
-        ("component.net.inputs.x.shape=[2,9]", "x float32 [2, 9]"),
-        ("component.net.inputs.x=5", "(inputs: x 5, gain float32 [1])"),
-        ("component=[wrong_nesting]", "x.0 float32 [2, 8]"),
-        (
-            "component.net.module._target_=elsewhere.Net",
-            "no module 'elsewhere'. Run the command in the folder that holds it, or add that folder to PYTHONPATH",
-        ),
-        ("component.net.module._target_=Net", "Write the module, too: my_package.Net"),
-        ("component=[nested] +component.nested.inputs.position.row=2", "Did you mean 'rows'? It takes rows"),
-        (
-            "component=[nested] ~component.nested.inputs.position.rows",
-            "missing 1 required keyword-only argument: 'rows'",
-        ),
-        (f"{WARMUPS}=[{{x:{{shape:[4,9]}}}}]", "component.remembers.warmup_inputs[0]: "),
-        (f"{WARMUPS}=[{{y:{{shape:[4,8]}}}}]", "unexpected keyword argument 'y'"),
-        ("check=true ~component.net.inputs.gain", "needs 'gain'"),
-        ("check=true component=[raises]", "Raises.forward raised ValueError: this module never works"),
-        ("check=true component.net.inputs.x.shape=[2,9]", "Net.forward raised"),
-    ),
     "launch_overhead": (("check=true", "launch_overhead runs no component"),),
     "realtime": (
         ("+pipeline.sources.camera.file=no.npz", "numpy.savez(path, image=[n, 2, 8])"),
@@ -321,14 +358,9 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("target", "words", "says"),
-    [
-        pytest.param(*row.values, id=row.id, marks=promise("pipeline" if row.values[0] == "realtime" else "module"))
-        for row in each_row(ROWS)
-    ],
-)
-def test_what_does_not_fit_a_network(started, target, words, says):
+@promise("pipeline")
+@pytest.mark.parametrize(("target", "words", "says"), each_row(ROWS))
+def test_what_does_not_fit_a_pipeline(started, target, words, says):
     code, err = started(words, target=target, quick=(*GIVEN[target], "hydra.run.dir=run"))
     assert code == 2, err
     (record,) = read_records(Path("run")).records
@@ -384,16 +416,13 @@ MODULES = (
 
 
 @promise("module")
-@pytest.mark.parametrize(("code", "says"), [pytest.param(code, says, id=what) for what, code, says in MODULES])
-def test_user_modules(started, tmp_path, code, says):
-    """The error is known when the module is built, so that it is a row and other cells are measured."""
-    name, has_inputs = f"planted_{abs(hash(code))}", "def inputs" in code
-    network = "Net = torch.nn.Identity\n" * has_inputs
-    (tmp_path / f"{name}.py").write_text(f"import torch\n{network}{code}\n")
-    made = f"{{_target_: {name}.inputs}}" if has_inputs else "{input: {shape: [2]}}"
-    (tmp_path / "conf" / "component").mkdir(parents=True)
-    node = f"mine: {{module: {{_target_: {name}.Net}}, inputs: {made}}}"
-    (tmp_path / "conf" / "component" / "mine.yaml").write_text(node)
-    code, err = started("component=[mine]", quick=GIVEN["generic_forward"], config_dir=tmp_path / "conf")
-    assert code == 2, err
-    assert says in " ".join(err.split())
+def test_user_modules(records_of, tmp_path):
+    """The error is known when the module is built, so that it is a row."""
+    nodes = []
+    for number, (_, code, _) in enumerate(MODULES):
+        name, has_inputs = f"planted{number}", "def inputs" in code
+        (tmp_path / f"{name}.py").write_text(f"import torch\n{'Net = torch.nn.Identity' * has_inputs}\n{code}\n")
+        made = {"_target_": f"{name}.inputs"} if has_inputs else {"input": {"shape": [2]}}
+        nodes.append({"module": {"_target_": f"{name}.Net"}, "inputs": made})
+    for (what, _, says), record in zip(MODULES, records_of(nodes), strict=True):
+        assert says in record.reason, what
