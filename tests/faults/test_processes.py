@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from as_user import ROOT, begun, command, environment
+from as_user import ROOT, begun, command, environment, finished
 from fake_cells import SETTINGS, Silent
 from make_record import record as made_record
 from table import promise, rows
 
 from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Turn
+from profiling.results.jsonl import read_records
 from profiling.run import child, events
 from profiling.run.cell_records import CellEvents
 from profiling.run.child import Orphans, ProcessEnd
@@ -305,20 +306,30 @@ class Net(nn.Linear):
             os._exit(0)
 """
 
+#: The main job, which waits less long for processes that cells leave.
+IMPATIENT = """
+import runpy
+from profiling.run import child
+child.ORPHAN_SECONDS = 0.3
+runpy.run_module("profiling.generic_forward", run_name="__main__", alter_sys=True)
+"""
+
 
 @promise("children")
-def test_processes_that_outlive_the_run_are_named(profile, tmp_path):
+def test_processes_that_outlive_the_run_are_named(tmp_path):
     (tmp_path / "leaving.py").write_text(LEAVES)
     (tmp_path / "component").mkdir()
     yaml = "mine:\n  module: {_target_: leaving.Net}\n  inputs: {input: {shape: [2, 4]}}\n"
     (tmp_path / "component" / "mine.yaml").write_text(yaml)
-    given = (f"--config-dir={tmp_path}", "component=[mine]", "variant=[baseline]", "metric=[latency]")
-    outcome = profile(*given, PYTHONPATH=f"{ROOT}:{tmp_path}")
-    assert outcome.code == 0, outcome.err
-    said = re.search(r"note: cells left processes behind, which still run: python\S* \(process (\d+)\)", outcome.err)
-    assert said is not None, outcome.err
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    words = ("component=[mine]", "variant=[baseline]", "metric=[latency]", f"--config-dir={tmp_path}")
+    start = [sys.executable, "-m", "impatient", *command(tmp_path / "run", *words)[4:]]
+    done = finished(start, tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = re.search(r"note: cells left processes behind, which still run: python\S* \(process (\d+)\)", done.stderr)
+    assert said is not None, done.stderr
     os.kill(int(said[1]), signal.SIGKILL)
-    (record,) = outcome.records.values()
+    (record,) = read_records(tmp_path / "run").records
     assert any(f"(process {said[1]})" in note for note in record.notes)
 
 
