@@ -359,42 +359,36 @@ def test_resume_of_a_damaged_run(start, interrupted, file, text):
 
 
 @promise("changed code")
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("commit", "your code "),
-        ("edit", "your code "),
-        ("tool", "→ 9.9.9"),
-        ("module", "outside_net.Net aaaaaaa → bbbb"),
-    ],
-)
-def test_resume_with_other_code(start, tmp_path, monkeypatch, what, words):
+def test_resume_with_other_code(start, tmp_path, monkeypatch):
     def git(*words):
         subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e@example.org", *words], check=True)
 
-    git("init", "-q")
-    (tmp_path / "net.py").write_text("one")
-    git("add", "net.py")
-    git("commit", "-qm", "one")
-    (tmp_path / "net.py").write_text("two")
-    module = {"outside_net.Net": {"revision": "a" * 40, "dirty": False}}
+    def is_refused(words):
+        before = content(tmp_path / "run")
+        start(resume, probe=probe).refused_with("has changed", words, "resume_changed=true")
+        assert content(tmp_path / "run") == before
 
     def probe():
-        return {"module_git": module}
+        return {"module_git": {"outside_net.Net": {"revision": revision, "dirty": False}}}
 
+    git("init", "-q")
+    code, resume, revision = tmp_path / "net.py", f"resume={tmp_path / 'run'}", "a" * 40
+    code.write_text("one")
+    git("add", "net.py")
+    git("commit", "-qm", "one")
+    code.write_text("two")
     start(cell=second_is(interrupts), probe=probe)
-    if what == "commit":
-        git("commit", "-qam", "two")
-    elif what == "edit":
-        (tmp_path / "net.py").write_text("three")
-    elif what == "tool":
-        monkeypatch.setattr(runner, "tool_version", lambda: "9.9.9")
-    else:
-        module["outside_net.Net"]["revision"] = "b" * 40
-    before = content(tmp_path / "run")
-    resume = f"resume={tmp_path / 'run'}"
-    start(resume, probe=probe).refused_with("has changed", words, "resume_changed=true")
-    assert content(tmp_path / "run") == before
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "tool_version", lambda: "9.9.9")
+        is_refused("→ 9.9.9")
+    revision = "b" * 40
+    is_refused("outside_net.Net aaaaaaa → bbbb")
+    revision = "a" * 40
+    code.write_text("three")
+    is_refused("your code ")
+    code.write_text("two")
+    git("commit", "-qam", "two")
+    is_refused("your code ")
     ended = start(resume, "resume_changed=true", probe=probe)
     assert ended.code == 0, ended.err
     noted = (tmp_path / "run" / "report.md").read_text()
@@ -495,28 +489,30 @@ def test_ended_in_a_later_round(start, how):
     assert [len(each.rounds) for each in read_records(ended.folder).records] == [2, 2]
 
 
-FRAMES = (
-    *("variant=[baseline]", "component=[world_model_frame,failing_picture,sound_stage]", "metric=[]", "isolation=none"),
-    *("pipeline.stages.picture.component=failing_picture", "loop.frames=100", "loop.warmup_frames=5"),
+#: A loop whose only stage is killed in one of its frames.
+KILLED_LOOP = (
+    *("pipeline=stale", "variant=[baseline]", "metric=[]", "isolation=none", "loop.frames=100", "loop.warmup_frames=5"),
+    *("component=[failing_picture]", "component.failing_picture.module.how=kill", "pipeline.frame_rate=120"),
+    *("pipeline.stages.only.component=failing_picture", "~pipeline.stages.only.inputs.x"),
+    "+pipeline.stages.only.inputs.z=normal",
 )
 
 
 @promise("killed run")
 def test_a_killed_loop(realtime, tmp_path, capsys):
-    dies = "component.failing_picture.module.how=kill"
-    ended = realtime(*FRAMES, dies, folder=tmp_path / "run")
+    ended = realtime(*KILLED_LOOP, folder=tmp_path / "run")
     assert ended.code == -signal.SIGKILL
-    journal = tmp_path / "run" / "cells" / "realtime.baseline.frames.part"
-    frames = len(read_journal(tmp_path / "run", "realtime.baseline")["frame_ms"])
+    journal = tmp_path / "run" / "cells" / "stale.baseline.frames.part"
+    frames = len(read_journal(tmp_path / "run", "stale.baseline")["frame_ms"])
     assert frames > 10
     assert report([str(tmp_path / "run")]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"{frames} frames were timed" in printed
     assert "has not ended" in printed
     assert "Frame time over frames" in (tmp_path / "run" / "report.html").read_text()
-    resumed = realtime(*FRAMES, dies, f"resume={tmp_path / 'run'}", folder=tmp_path / "run")
+    resumed = realtime(*KILLED_LOOP, f"resume={tmp_path / 'run'}", folder=tmp_path / "run")
     assert resumed.code == -signal.SIGKILL
-    kept = tmp_path / "run" / "cells" / "realtime.baseline.attempt1.frames.npz"
+    kept = tmp_path / "run" / "cells" / "stale.baseline.attempt1.frames.npz"
     assert len(read_series(kept)["frame_ms"]) == frames
     assert journal.exists()
 
