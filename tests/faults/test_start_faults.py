@@ -89,3 +89,16 @@ def test_the_prepare_timeout_holds_for_starts(tmp_path, monkeypatch, limit, note
             return
         with pytest.raises(NoStartError, match=note):
             starts.measure(cell, leased)
+
+
+@promise("dies")
+def test_a_crash_while_a_package_is_loaded(profile):
+    outcome = profile("component=[caches]", "variant=[baseline,load_crashes]")
+    records = {variant: record for (_, variant), record in outcome.records.items()}
+    assert outcome.code == 1
+    assert records["baseline"].status == "ok"
+    crashed = records["load_crashes"]
+    assert crashed.status == "failed"
+    assert "killed by signal 11 (SIGSEGV)" in crashed.reason
+    assert "loading kernels/caches.load_crashes/Caches.pt2" in crashed.reason
+    assert (outcome.folder / "kernels" / "caches.load_crashes" / "Caches.pt2").is_file()

@@ -1,4 +1,4 @@
-"""Transforms of a user's own: a right one, a wrong one, and those that do not work."""
+"""Transforms of a user's own: a right one, a wrong one, and one that changes nothing."""
 
 import torch
 from torch import nn
@@ -21,11 +21,6 @@ class Scaled(nn.Module):
         return self.module(x, gain * self.gain)
 
 
-def wrong(module: nn.Module) -> nn.Module:
-    """Change what the module computes."""
-    return Scaled(module, 2.0)
-
-
 def wrong_in_place(module: nn.Module, rows: int) -> nn.Module:
     """Put a layer into the module that is wrong with so many rows, and return the module itself."""
     module.first = WrongWith(module.first, rows)
@@ -39,15 +34,6 @@ class WrongWith(nn.Module):
 
     def forward(self, x):
         return self.layer(x) * (2.0 if len(x) == self.rows else 1.0)
-
-
-def raising(module: nn.Module) -> nn.Module:
-    """Raise."""
-    raise ValueError("planted failure")
-
-
-def nothing(module: nn.Module) -> None:
-    """Forget to return the module."""
 
 
 def unchanged(module: nn.Module) -> nn.Module:
