@@ -371,8 +371,10 @@ HUGE = 10**5000
 REFUSED = (
     (Settings, "seed", (2**32, -1, HUGE)),
     (Settings, "threads", (0, 10**9)),
-    (job_config, "cell_timeout", (0, -1.0, math.inf, math.nan, HUGE)),
-    (job_config, "rounds", (0, 10**9)),
+    (Settings, "scale", ("small",)),
+    (Settings, "ceilings", ("always",)),
+    (job_config, "cell_timeout", (0, -1.0, math.inf, math.nan, HUGE, "soon")),
+    (job_config, "rounds", (0, 10**9, "many")),
     (Latency, "max_seconds", (0, math.nan, math.inf, "1", True, HUGE)),
     (Latency, "interval", (0, 1, -1e-3, "x")),
     (Latency, "min_iterations", (0, 2.5, True)),
