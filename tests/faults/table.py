@@ -7,6 +7,7 @@ A test that plants a fault has the mark `@promise(NAME)` of the promise that it 
 
 from __future__ import annotations
 
+import sys
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -301,4 +302,5 @@ def page_with(table: str) -> str:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))  # before `tests`, which has a folder `profiling` too
     PAGE.write_text(page_with(render(collect())), encoding="utf-8")
