@@ -17,6 +17,7 @@ WIDENED, EAGER = "fp32 eager on bfloat16 weights", "eager bfloat16"
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(0)  # the tolerance follows from eager's own error
         self.layers = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).bfloat16()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
