@@ -192,7 +192,7 @@ def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Pat
         if key in (*SWEEP_OPTIONS, "resume", _CHANGED) and each.is_sweep_override():
             raise InputError(f"{text}: {key} applies to the whole sweep. Give one value.")
         if each.is_sweep_override() and (not each.is_discrete_sweep() or each.value_type == _GLOB):
-            raise InputError(f"{text}: a sweep takes values or a range. Write {key}=A,B or {key}=range(1,5).")
+            raise InputError(f"{text}: a sweep takes values or a range. Write {key}=A,B or '{key}=range(1,5)'.")
         if key in SWEEP_OPTIONS:
             values[key] = each.value()
         elif key == "resume":
