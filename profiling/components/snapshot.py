@@ -75,7 +75,7 @@ class Holder:
     def write(self, content: Mapping[Hashable, Any]) -> None:
         """Write the content, and nothing where it is the same already."""
         now = self.read()
-        in_order = now.keys() == content.keys() if self.kind == "set" else list(now) == list(content)
+        in_order = now.keys() == content.keys() if self.kind == "set" else same_keys(now, content)
         if in_order and all(now[key] is value for key, value in content.items()):
             return
         match self.kind:  # attributes without the class's own `__setattr__`, which may check or count
@@ -89,7 +89,7 @@ class Holder:
                 for name, value in content.items():
                     object.__setattr__(self.owner, str(name), value)
             case "items":
-                if list(now) != list(content):
+                if not in_order:
                     self.owner.clear()
                 self.owner.update(content)
             case "sequence":
@@ -240,9 +240,15 @@ def same(one: Any, other: Any) -> bool:
     return isinstance(one, _ATOMS) and bool(one == other or (one != one and other != other))
 
 
+def same_keys(one: Mapping[Hashable, Any], other: Mapping[Hashable, Any]) -> bool:
+    """Return whether two contents have the same keys in the same order. `==` compares tensors element by element."""
+    pairs = zip(one, other, strict=False)
+    return one.keys() == other.keys() and all(a is b or (not isinstance(a, Tensor) and a == b) for a, b in pairs)
+
+
 def differ(one: Mapping[Hashable, Any], other: Mapping[Hashable, Any]) -> bool:
     """Return whether two contents of a holder have other keys, in another order, or other entries."""
-    return list(one) != list(other) or any(not same(each, other[name]) for name, each in one.items())
+    return not same_keys(one, other) or any(not same(each, other[name]) for name, each in one.items())
 
 
 class KeptTensor:

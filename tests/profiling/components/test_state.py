@@ -145,11 +145,12 @@ def test_a_trajectory_is_followed_by_another_from_the_same_state():
     assert not torch.equal(outputs[0], outputs[1])
 
 
-def test_the_order_of_a_dict_is_put_back():
+@pytest.mark.parametrize("key", [float, lambda number: torch.full((8,), number)], ids=["number", "tensor"])
+def test_the_order_of_a_dict_is_put_back(key):
     class Turns(nn.Module):
         def __init__(self):
             super().__init__()
-            self.weights = dict.fromkeys((1.0, 2.0, 3.0, 4.0, 5.0))
+            self.weights = dict.fromkeys(map(key, (1.0, 2.0, 3.0, 4.0, 5.0)))
 
         def forward(self, x):
             weight = next(iter(self.weights))
@@ -158,9 +159,9 @@ def test_the_order_of_a_dict_is_put_back():
 
     component = learned(Turns())
     component.reset()
-    order = list(component.module.weights)
+    order = [*map(id, component.module.weights)]
     component.call()
-    assert list(component.module.weights) != order
+    assert [*map(id, component.module.weights)] != order
     assert_equal(outputs_of(component), outputs_of(component))
 
 
