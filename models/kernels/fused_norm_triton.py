@@ -314,7 +314,7 @@ def _table(
 
 
 def _tile(x: Tensor, elements: int) -> tuple[int, int]:
-    """Return channels and positions of a program's tile of at most `elements`."""
+    """Return how many channels, and how many positions, one program takes: their product is `elements` at most."""
     c, held = x.shape[1], triton.next_power_of_2(x.shape[2:].numel())
     if channels_last(x):
         block_c = min(triton.next_power_of_2(c), MOST_CHANNELS)

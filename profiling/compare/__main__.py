@@ -212,7 +212,7 @@ def _answer(cells: Sequence[CellComparison], threshold: float) -> str:
         answer = f"Nothing was compared: {why}"
     answer = {
         PASSED: f"No cell of B is slower than A by more than {limit}",
-        SLOWER: f"B is slower than A in {count_of(slower, 'cell')}, estimated at more than {limit}",
+        SLOWER: f"B is slower than A in {count_of(slower, 'cell')}: the estimated slowdown is more than {limit}",
     }.get(code, answer)
     return f"{answer} (exit code {code})."
 

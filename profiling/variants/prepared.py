@@ -197,7 +197,8 @@ class PreparedStep:
             buffer = self._buffers[name]
             if tensor.shape != buffer.shape or tensor.dtype != buffer.dtype:
                 raise InputError(
-                    f"step: {name} is {form_of(tensor)}, it was prepared for {form_of(buffer)}. Prepare it anew."
+                    f"step: {name} is {form_of(tensor)}, it was prepared for {form_of(buffer)}. Convert the input, "
+                    "or call `prepare` with an example of this shape and dtype."
                 )
         for name, value in plain.items():
             if value != self._plain[name] and not same(value, self._plain[name]):  # NaN is not equal to itself
@@ -288,13 +289,14 @@ def _check_first_session(expected: Sequence[Sequence[Outputs]], session: Sequenc
 
     """
     first, other, again = expected
-    for number, pair in enumerate(zip(first, again, strict=True), 1):
-        if (found := difference(*pair)).fault is None and found.error > limit:
+    for number, (one, two) in enumerate(zip(first, again, strict=True), 1):
+        found = difference(two, one)
+        if difference(one, one).fault is None and (found.fault is not None or found.error > limit):
+            what = found.fault or f"relative L2 {found.error:.2g}, at most {limit:.2g}"
             raise WrongOutputError(
-                f"the prepared step is refused: call {number} of the module returned something else when it was made "
-                f"again from the same state and random numbers (relative L2 {found.error:.2g}, at most {limit:.2g}). "
-                "State that `reset` cannot put back lies outside of the module, in a global for example: keep it in an "
-                "attribute of the module."
+                f"the prepared step is refused: the module's own call {number}, made twice from the same state with "
+                f"the same random numbers, returned different outputs ({what}). They depend on something outside "
+                "of the module, a global variable for example, which `reset` cannot put back. Keep it in an attribute."
             )
     chances = [difference(*pair) for pair in zip(first, other, strict=True)]
     limit += _OF_CHANCE * max((each.error for each in chances if each.fault is None), default=0.0)

@@ -160,7 +160,7 @@ def test_launch_costs_are_measured_and_shown(tmp_path):
 
 
 def test_what_a_new_shape_costs_a_compiled_model_is_a_table(tmp_path, monkeypatch):
-    """Of the cells that prepare all shapes; those of one shape each take most of the time, and say nothing of it.
+    """Only the cells that prepare all shapes in one process run: the table is of them, and the others are slow.
 
     What each value of `dynamic` compiles is in variants/test_shape_compiles.py.
     """

@@ -443,19 +443,19 @@ def test_sessions_of_a_step_are_those_of_a_module_that_does_something_else_in_th
             step.reset()
 
 
-OUTSIDE_STATE = {}
+LATEST = {}
 
 
 class KeepsInAGlobal(nn.Module):
     def forward(self, x):
-        before = OUTSIDE_STATE.get("before", torch.zeros_like(x))
-        OUTSIDE_STATE["before"] = x.clone()
+        before = LATEST.get("x", torch.zeros_like(x))
+        LATEST["x"] = x.clone()
         return x + before
 
 
 def test_state_in_a_global_is_refused():
-    OUTSIDE_STATE.clear()
-    with pytest.raises(WrongOutputError, match=r"call 1 of the module returned something else .* in a global"):
+    LATEST.clear()
+    with pytest.raises(WrongOutputError, match=r"the module's own call 1, made twice .* a global variable"):
         profiling.prepare(KeepsInAGlobal(), {"x": torch.randn(2, 4)}, variant="baseline")
 
 

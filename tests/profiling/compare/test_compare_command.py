@@ -54,7 +54,7 @@ def test_the_conclusion_comes_first_and_what_matters_most_above_the_rest(tmp_pat
     assert main([*map(str, two_runs(tmp_path, threads=8)), "--html", str(page)]) == 1
     printed = capsys.readouterr().out
     conclusion, counts, *_ = printed.splitlines()
-    assert conclusion == "B is slower than A in 1 cell, estimated at more than 2% (exit code 1)."
+    assert conclusion == "B is slower than A in 1 cell: the estimated slowdown is more than 2% (exit code 1)."
     assert counts == "6 cells: 1 slower, 2 undecided, 1 not compared, 1 faster, 1 same."
     variants = [line.split()[1] for line in printed.splitlines() if line.startswith("net ")]
     assert variants == ["worse", "wild", "few", "broken", "better", "unchanged"]
