@@ -14,12 +14,12 @@ from models.kernels import one_call
 from models.kernels.activations import activated, channelwise
 from models.kernels.fused_norm import DTYPES, HAS_TRITON, channels_last, in_format_of, moments, runs_in_kernel
 
-#: Inputs of a group, 64 bytes in half precision, below which groups are joined.
-LEAST_INPUTS = 32
-#: Most channels of a block for the kernel that goes by rows: it keeps the weights of nine taps in registers.
+#: Inputs of a group in one dim and in two, 64 and 32 bytes in half precision, below which groups are joined.
+LEAST_INPUTS = (32, 16)
+#: Most channels of a block for the kernel that goes by rows: it keeps the weights of nine taps.
 MOST_IN_ROWS = 32
 #: Least width of a result that is computed by rows.
-LEAST_WIDTH = 64
+LEAST_WIDTH = 32
 
 
 def misfit(form: Tensor, device: torch.device, weight: Tensor, groups: int) -> str | None:
@@ -50,19 +50,28 @@ def is_depthwise(weight: Tensor, groups: int) -> bool:
     return weight.shape[1] == 1 and weight.shape[0] == groups > 1
 
 
-def goes_by_rows(packed: Tensor, kernel: list[int], stride: list[int], dilation: list[int], size: list[int]) -> bool:
+def goes_by_rows(
+    form: Tensor, packed: Tensor, kernel: list[int], stride: list[int], dilation: list[int], size: list[int]
+) -> bool:
     """Return whether the kernel reads each row of its input once for the three rows of its result that need it."""
-    is_small = 1 < max(packed.shape[2:]) <= MOST_IN_ROWS
-    return is_small and kernel == [3, 3] and (stride[0], dilation[0]) == (1, 1) and size[1] >= LEAST_WIDTH
+    is_small = 1 < max(packed.shape[2:]) <= MOST_IN_ROWS and form.dtype in (torch.float16, torch.bfloat16)
+    is_dense = kernel == [3, 3] and (stride[0], dilation[0]) == (1, 1) and bool(channels_last(form))
+    return is_small and is_dense and size[1] >= LEAST_WIDTH
 
 
-def shares_norms(packed: Tensor) -> bool:
-    """Return whether a convolution normalises its input and returns statistics of its result: only with one tap.
+def shares_norms(
+    form: Tensor, packed: Tensor, kernel: list[int], stride: list[int], before: list[int], dilation: list[int],
+    size: list[int],
+) -> tuple[bool, bool]:  # fmt: skip
+    """Return whether a convolution of `form` normalises its input, and whether it returns statistics of its result.
 
-    With several taps it would normalise each number once for each tap, and computing the statistics would cost as much
-    as the pass over memory that it saves.
+    With several taps it would normalise each number once for each tap. Statistics cost little where a thread has many
+    positions of few channels: with one tap, and by rows where a group has at most 16 channels. The other arguments are
+    those of `convolution`.
     """
-    return packed.shape[1] == 1 < max(packed.shape[2:])
+    is_flat = packed.shape[:2] == (1, 1) and form.shape[2:] == torch.Size(size) and {*stride} == {1} and not any(before)
+    by_rows = goes_by_rows(form, packed, kernel, stride, dilation, size)
+    return is_flat, is_flat or (by_rows and max(packed.shape[2:]) <= 16)
 
 
 def pack(weight: Tensor, groups: int) -> Tensor:
@@ -74,7 +83,7 @@ def pack(weight: Tensor, groups: int) -> Tensor:
     each = weight.reshape(groups, -1, inputs, taps)  # [group, output, input, tap]
     if is_depthwise(weight, groups):
         return each.permute(0, 3, 2, 1).contiguous()
-    most = max(LEAST_INPUTS // inputs, 1)
+    most = max(LEAST_INPUTS[weight.dim() - 3] // inputs, 1)
     joined = max(count for count in range(1, most + 1) if not groups % count)
     each = each.unflatten(0, (-1, joined))
     joint = weight.new_zeros(groups // joined, taps, joined, inputs, joined, each.shape[2])
@@ -110,12 +119,12 @@ def convolution(
         size: of the result, in each dim.
         activation: one of `activations.ACTIVATIONS`.
         slope: of leaky ReLU.
-        table: as `norm_table` returns it, or None; depthwise convolutions and those by rows take none.
+        table: as `norm_table` returns it, or None; see `shares_norms`.
         first_activation: of the norm.
         first_slope: of leaky ReLU there.
         first_alpha: of a snake there, fp32 [inputs], else None.
         first_beta: likewise.
-        statistics: return what `norm_table` takes as `partial`, too; a kernel by rows does not.
+        statistics: return what `norm_table` takes as `partial`, too; see `shares_norms`.
     """
     given = (x, packed, bias, residual, alpha, beta, kernel, stride, before, dilation, size, activation, slope)
     first = (table, first_activation, first_slope, first_alpha, first_beta)

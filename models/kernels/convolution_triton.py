@@ -1,4 +1,4 @@
-"""Triton kernels of `convolution.py`: for groups and 1×1 kernels, small 3×3 ones by rows, and depthwise ones."""
+"""Triton kernels of `convolution.py`: for 1×1 kernels, small 3×3 ones by rows, depthwise ones, and all others."""
 
 import math
 
@@ -10,10 +10,10 @@ from torch.library import triton_op, wrap_triton
 
 from models.kernels.activations import ACTIVATIONS
 from models.kernels.activations_triton import activate
-from models.kernels.convolution import goes_by_rows
+from models.kernels.convolution import goes_by_rows, shares_norms
 from models.kernels.fused_norm import channels_last, in_format_of
 
-PROGRAMS = 264  # at least, where there are so many tiles: two for each multiprocessor of an H100
+PROGRAMS = 256  # at least, where there are so many tiles: two for each multiprocessor of an H100
 
 
 @triton.jit
@@ -24,34 +24,30 @@ def _positions(tile, tiles_w, block_h: tl.constexpr, block_w: tl.constexpr):
 
 
 @triton.jit
-def _store(
-    sums, row, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w,
-    has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr, is_channel,
-):  # fmt: skip
-    """Apply bias, residual and activation to `sums` [positions, channels]; store and return the result (fp32)."""
+def _offsets(row, column, channel, out_n, out_c, out_h, out_w):
+    """Return where the results of positions and channels lie, [positions, channels]."""
     at = tl.program_id(1).to(tl.int64) * out_n + (row.to(tl.int64) * out_h + column.to(tl.int64) * out_w)[:, None]
-    at = at + (channel.to(tl.int64) * out_c)[None, :]
+    return at + (channel.to(tl.int64) * out_c)[None, :]
+
+
+@triton.jit
+def _store(
+    sums, at, channel, real, is_channel, bias, residual, alpha, beta, out,
+    has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
+):  # fmt: skip
+    """Apply bias, residual and activation to `sums`; store and return the result (fp32); `channel` has its dims."""
     if has_bias:
-        sums += tl.load(bias + channel, mask=is_channel, other=0.0)[None, :]
+        sums += tl.load(bias + channel, mask=is_channel, other=0.0)
     if has_residual:
         sums += tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
     a = 0.0
     b = 0.0
     if activation == 5:
-        a = tl.load(alpha + channel, mask=is_channel, other=0.0)[None, :]
-        b = tl.load(beta + channel, mask=is_channel, other=0.0)[None, :]
+        a = tl.load(alpha + channel, mask=is_channel, other=0.0)
+        b = tl.load(beta + channel, mask=is_channel, other=0.0)
     rounded = activate(sums, activation, slope, a, b).to(out.dtype.element_ty)
     tl.store(out + at, rounded, mask=real)
     return rounded.to(tl.float32)
-
-
-@triton.jit
-def _moments(written, real, is_inside):
-    """Return the count, and the mean and squared differences from it of each channel of `written`."""
-    count = tl.sum(is_inside.to(tl.float32), 0)
-    mean = tl.sum(tl.where(real, written, 0.0), 0) / tl.maximum(count, 1.0)
-    off = tl.where(real, written - mean[None, :], 0.0)
-    return count, mean, tl.sum(off * off, 0)
 
 
 @triton.jit
@@ -68,27 +64,88 @@ def _normalised(
     here, given, table, channel, channels, is_channel, first_alpha, first_beta,
     first_activation: tl.constexpr, first_slope: tl.constexpr,
 ):  # fmt: skip
-    """Return the activation of the norm of `here` [positions, channels], and zeros where padding is."""
+    """Return the activation of the norm of `here`, and zeros where nothing is given; `channel` has its dims."""
     of = table + tl.program_id(1) * 5 * channels + channel
     scale = tl.load(of + 2 * channels, mask=is_channel, other=0.0)
     offset = tl.load(of + 4 * channels, mask=is_channel, other=0.0)
     a = 0.0
     b = 0.0
     if first_activation == 5:
-        a = tl.load(first_alpha + channel, mask=is_channel, other=0.0)[None, :]
-        b = tl.load(first_beta + channel, mask=is_channel, other=0.0)[None, :]
-    first = here.to(tl.float32) * scale[None, :] + offset[None, :]
-    first = activate(first, first_activation, first_slope, a, b)
+        a = tl.load(first_alpha + channel, mask=is_channel, other=0.0)
+        b = tl.load(first_beta + channel, mask=is_channel, other=0.0)
+    first = activate(here.to(tl.float32) * scale + offset, first_activation, first_slope, a, b)
     return tl.where(given, first, 0.0).to(here.dtype)
 
 
 @triton.jit
-def _products(
-    x, weight, bias, residual, alpha, beta, out, partial, height, width, x_n, x_c, x_h, x_w,
-    size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
-    tiles, table, first_alpha, first_beta,
-    blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, kernel_w: tl.constexpr,
+def _pointwise(
+    x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
+    positions, x_c, x_p, out_c, out_p, tiles, inputs: tl.constexpr, outputs: tl.constexpr,
     has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
+    has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
+    turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+):  # fmt: skip
+    """Compute a tile of positions and outputs of a product of matrices; programs with the same positions are neighbours.
+
+    `turned` computes it as [outputs, positions]: a thread then has many positions of few outputs, so that their
+    statistics are sums in registers. In the other order what a thread normalises goes to the product in registers.
+    `whole`: every tile is full, so that positions need no mask.
+    """
+    across: tl.constexpr = (outputs + block_n - 1) // block_n
+    is_ragged: tl.constexpr = inputs % block_k != 0
+    tile = tl.program_id(0) // across
+    start, batch = tile.to(tl.int64) * block_p, tl.program_id(1).to(tl.int64)
+    each_p: tl.constexpr = 0 if turned else 1  # the dim that positions do not have
+    each_n: tl.constexpr = 1 if turned else 0
+    within = tl.arange(0, block_p)
+    position = tl.expand_dims(within, each_p)
+    is_inside = tl.expand_dims((within < positions - start) | whole, each_p)
+    channel = tl.program_id(0) % across * block_n + tl.arange(0, block_n)
+    output = tl.expand_dims(channel, each_n)
+    is_output = output < outputs
+    first = tl.arange(0, block_k)
+    from_x, of_weight = tl.expand_dims(first, each_n), tl.expand_dims(first, each_p)
+    x_at = x + batch * inputs * positions + start * x_p + (position * x_p + from_x.to(tl.int64) * x_c)
+    weight_at = weight + (of_weight * outputs + output)
+    sums = tl.zeros([block_n, block_p] if turned else [block_p, block_n], tl.float32)
+    for step in range((inputs + block_k - 1) // block_k):
+        given, real = is_inside, is_output
+        if is_ragged:
+            given = is_inside & (step * block_k + from_x < inputs)
+            real = is_output & (step * block_k + of_weight < inputs)
+        here = tl.load(x_at + step * block_k * x_c, mask=given, other=0.0)
+        if has_table:
+            input_ = step * block_k + from_x
+            here = _normalised(
+                here, given, table, input_, inputs, input_ < inputs, first_alpha, first_beta,
+                first_activation, first_slope,
+            )  # fmt: skip
+        by = tl.load(weight_at + step * block_k * outputs, mask=real, other=0.0)
+        if turned:
+            sums = tl.dot(by, here, sums, input_precision="ieee")
+        else:
+            sums = tl.dot(here, by, sums, input_precision="ieee")
+    at = batch * outputs * positions + start * out_p + (position * out_p + output.to(tl.int64) * out_c)
+    real = is_inside & is_output
+    written = _store(
+        sums, at, output, real, is_output, bias, residual, alpha, beta, out,
+        has_bias, has_residual, activation, slope,
+    )  # fmt: skip
+    if statistics:  # of what is stored, as a norm would read it
+        count = tl.minimum(positions - start, block_p) * 1.0
+        written = written if whole else tl.where(is_inside, written, 0.0)
+        mean = tl.sum(written, each_n) / count
+        off = written - tl.expand_dims(mean, each_n)
+        off = off if whole else tl.where(is_inside, off, 0.0)
+        squares = tl.sum(off * off, each_n)
+        _leave(partial, tile, tiles, channel, outputs, channel < outputs, count, mean, squares)
+
+
+@triton.jit
+def _products(
+    x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
+    size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
+    blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, kernel_w: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
@@ -108,26 +165,16 @@ def _products(
         z = column * stride_w - before_w + tap % kernel_w * dilation_w
         inside = (y >= 0) & (y < height) & (z >= 0) & (z < width)
         at = batch + (y.to(tl.int64) * x_h + z.to(tl.int64) * x_w)[:, None] + (input_.to(tl.int64) * x_c)[None, :]
-        given = inside[:, None] & (input_ < inputs)[None, :]
-        here = tl.load(x + at, mask=given, other=0.0)
-        if has_table:
-            here = _normalised(
-                here, given, table, block * inputs + input_, blocks * inputs, input_ < inputs,
-                first_alpha, first_beta, first_activation, first_slope,
-            )  # fmt: skip
+        here = tl.load(x + at, mask=inside[:, None] & (input_ < inputs)[None, :], other=0.0)
         of = ((block * taps + tap) * inputs + input_)[:, None] * outputs + output[None, :]
         real = (input_ < inputs)[:, None] & (output < outputs)[None, :]
         sums = tl.dot(here, tl.load(weight + of, mask=real, other=0.0), sums, input_precision="ieee")
-    is_inside = (row < size_h) & (column < size_w)
-    real = is_inside[:, None] & (output < outputs)[None, :]
-    channel, is_channel = block * outputs + output, output < outputs
-    written = _store(
-        sums, row, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w,
-        has_bias, has_residual, activation, slope, is_channel,
-    )  # fmt: skip
-    if statistics:  # of what is stored, as a norm would read it
-        count, mean, squares = _moments(written, real, is_inside)
-        _leave(partial, tile, tiles, channel, blocks * outputs, is_channel, count, mean, squares)
+    channel, is_channel = (block * outputs + output)[None, :], (output < outputs)[None, :]
+    real = ((row < size_h) & (column < size_w))[:, None] & is_channel
+    at = _offsets(row, column, block * outputs + output, out_n, out_c, out_h, out_w)
+    _store(
+        sums, at, channel, real, is_channel, bias, residual, alpha, beta, out, has_bias, has_residual, activation, slope
+    )
 
 
 @triton.jit
@@ -139,9 +186,9 @@ def _tap(weight, block, place: tl.constexpr, inputs: tl.constexpr, outputs: tl.c
 
 @triton.jit
 def _rows(
-    x, weight, bias, residual, alpha, beta, out, partial, height, width, x_n, x_c, x_h, x_w,
+    x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
     size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
-    tiles,
+    partial, tiles, statistics: tl.constexpr,
     blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, kernel_w: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
@@ -149,13 +196,17 @@ def _rows(
     """Compute a tile of one block, 3×3 and of row stride 1, row by row.
 
     Each row of the input is loaded once for the three rows of the result that need it. `_products` loads it three
-    times, and with few channels those loads are what it spends its time on.
+    times, and with few channels those loads are what it spends its time on. Sums for the statistics are of differences
+    from the tile's first row, in each column; columns are combined at the end.
     """
     tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     input_, output = tl.arange(0, block_k), tl.arange(0, block_n)
     column = tile % tiles_w * block_w + tl.arange(0, block_w)
-    channel, is_channel = block * outputs + output, output < outputs
+    channel, is_channel = block * outputs + output, (output < outputs)[None, :]
     batch = tl.program_id(1).to(tl.int64) * x_n + block.to(tl.int64) * inputs * x_c
+    origin = tl.zeros([block_w, block_n], tl.float32)
+    totals = tl.zeros([block_w, block_n], tl.float32)
+    squares = tl.zeros([block_w, block_n], tl.float32)
     w0 = _tap(weight, block, 0, inputs, outputs, input_, output)
     w1 = _tap(weight, block, 1, inputs, outputs, input_, output)
     w2 = _tap(weight, block, 2, inputs, outputs, input_, output)
@@ -180,22 +231,36 @@ def _rows(
             above = tl.dot(here, w6 if shift == 0 else (w7 if shift == 1 else w8), above)
             middle = tl.dot(here, w3 if shift == 0 else (w4 if shift == 1 else w5), middle)
             below = tl.dot(here, w0 if shift == 0 else (w1 if shift == 1 else w2), below)
-        is_inside = (step >= 2) & (row < size_h) & (column < size_w)
-        real = is_inside[:, None] & is_channel[None, :]
-        rows = tl.zeros([block_w], tl.int32) + row
-        _store(
-            above, rows, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w,
-            has_bias, has_residual, activation, slope, is_channel,
+        real = ((step >= 2) & (row < size_h) & (column < size_w))[:, None] & is_channel
+        at = _offsets(tl.zeros([block_w], tl.int32) + row, column, channel, out_n, out_c, out_h, out_w)
+        written = _store(
+            above, at, channel[None, :], real, is_channel, bias, residual, alpha, beta, out,
+            has_bias, has_residual, activation, slope,
         )  # fmt: skip
+        if statistics:
+            origin = tl.where(step == 2, written, origin)
+            off = tl.where(real, written - origin, 0.0)
+            totals += off
+            squares += off * off
         above = middle
         middle = below
+    if statistics:
+        rows = tl.minimum(size_h - tile // tiles_w * block_h, block_h) * 1.0
+        is_inside = (column < size_w)[:, None]
+        count = tl.minimum(size_w - tile % tiles_w * block_w, block_w) * rows
+        means = tl.where(is_inside, origin + totals / rows, 0.0)
+        mean = tl.sum(means, 0) * rows / count
+        spread = tl.where(is_inside, means - mean[None, :], 0.0)
+        squares = tl.maximum(squares - totals * totals / rows, 0.0) + spread * spread * rows
+        of = output < outputs
+        _leave(partial, tile, tiles, channel, blocks * outputs, of, count, mean, tl.sum(squares, 0))
 
 
 @triton.jit
 def _depthwise(
-    x, weight, bias, residual, alpha, beta, out, partial, height, width, x_n, x_c, x_h, x_w,
+    x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
     size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
-    tiles, channels, taps: tl.constexpr, kernel_w: tl.constexpr, statistics: tl.constexpr,
+    channels, taps: tl.constexpr, kernel_w: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
@@ -214,15 +279,12 @@ def _depthwise(
         at = batch + (y.to(tl.int64) * x_h + z.to(tl.int64) * x_w)[:, None] + (channel.to(tl.int64) * x_c)[None, :]
         here = tl.load(x + at, mask=inside[:, None] & is_channel[None, :], other=0.0).to(tl.float32)
         sums += here * tl.load(weight + channel * taps + tap, mask=is_channel, other=0.0).to(tl.float32)[None, :]
-    is_inside = (row < size_h) & (column < size_w)
-    real = is_inside[:, None] & is_channel[None, :]
-    written = _store(
-        sums, row, column, channel, real, bias, residual, alpha, beta, out, out_n, out_c, out_h, out_w,
-        has_bias, has_residual, activation, slope, is_channel,
+    real = ((row < size_h) & (column < size_w))[:, None] & is_channel[None, :]
+    at = _offsets(row, column, channel, out_n, out_c, out_h, out_w)
+    _store(
+        sums, at, channel[None, :], real, is_channel[None, :], bias, residual, alpha, beta, out,
+        has_bias, has_residual, activation, slope,
     )  # fmt: skip
-    if statistics:
-        count, mean, squares = _moments(written, real, is_inside)
-        _leave(partial, tile, tiles, channel, channels, is_channel, count, mean, squares)
 
 
 @triton_op("models::convolution", mutates_args=())
@@ -235,65 +297,107 @@ def convolution(
 ) -> list[Tensor]:  # fmt: skip
     """Return what `convolution.convolution` documents."""
     blocks, taps, inputs, outputs = packed.shape
+    if channels_last(x) is None:
+        x = x.contiguous()
+    geometry = (kernel, stride, before, dilation, size)
+    normalises, leaves = shares_norms(x, packed, *geometry)
+    if statistics and not leaves:  # another pass of a compiler may have changed the layout that was looked at
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+        normalises, leaves = shares_norms(x, packed, *geometry)
+    if (table is not None and not normalises) or (statistics and not leaves):
+        raise ValueError("a convolution of this form does not share the work of a norm: ask shares_norms() first")
     n, c, innermost = x.shape[0], blocks * outputs, channels_last(x)
     positions = math.prod(size)
     rows = [math.prod(size[dim + 1 :]) * (c if innermost else 1) for dim in range(len(size))]
     # No view of other memory: in a graph, a write to one would copy.
     out = x.new_empty_strided((n, c, *size), (c * positions, 1 if innermost else positions, *rows))
     residual = None if residual is None else in_format_of(out, residual)
+    given = (*(packed if each is None else each for each in (packed, bias, residual, alpha, beta)), out)
+    options = {
+        "has_bias": bias is not None, "has_residual": residual is not None,
+        "activation": ACTIVATIONS.index(activation), "slope": slope,
+    }  # fmt: skip
+    is_wide = x.dtype == torch.float32
+    if normalises:
+        tile = _flat_tile(positions, inputs, outputs, n, is_wide, table is not None)
+        tiles = triton.cdiv(positions, tile["block_p"])
+        partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
+        first = (packed if each is None else each for each in (table, first_alpha, first_beta))
+        strides = (1, inputs, 1, outputs) if innermost else (positions, 1, positions, 1)
+        wrap_triton(_pointwise)[(tiles * triton.cdiv(outputs, tile["block_n"]), n)](
+            x, *given, partial, *first, positions, *strides, tiles, inputs=inputs, outputs=outputs,
+            has_table=table is not None, first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope,
+            statistics=statistics, whole=positions % tile["block_p"] == 0, **options, **tile,
+        )  # fmt: skip
+        return [out, partial] if statistics else [out]
     shape, steps, out_steps = list(x.shape[2:]), list(x.stride()), list(out.stride())
     if len(kernel) == 1:
         kernel, stride, dilation, size, shape = ([1, *each] for each in (kernel, stride, dilation, size, shape))
         before = [0, *before]
         steps.insert(2, 0)
         out_steps.insert(2, 0)
-    is_depthwise = inputs == outputs == 1
-    by_rows = bool(innermost) and x.dtype != torch.float32 and goes_by_rows(packed, kernel, stride, dilation, size)
-    by_rows = by_rows and table is None and not statistics
-    if is_depthwise:
+    given = (x, *given, *shape, *steps, *size, *out_steps, *stride, *before, *dilation)
+    options |= {"taps": taps, "kernel_w": kernel[1]}
+    if inputs == outputs == 1:
         block_n, most = (64, 64) if innermost else (1, 1024)
         across = triton.cdiv(blocks, block_n)
-        most_w = most
-    else:
-        most = 64 if x.dtype == torch.float32 else 128
-        # What a norm costs is the less, the more results share it.
-        widest = 2 * most if table is not None and taps == 1 else most
-        block_n = min(max(triton.next_power_of_2(outputs), 16), widest)
-        across = blocks * triton.cdiv(outputs, block_n)
-        most_w = 16 if innermost and taps > 1 and size[0] > 1 else most
-    block_h, block_w, tiles_w, tiles = _tiles(size, most, most_w, across * n)
-    if by_rows:
-        block_h, block_w = 64, most if size[1] > most // 2 else most // 2
+        block_h, block_w, tiles_w, tiles = _tiles(size, most, most, across * n)
+        wrap_triton(_depthwise)[(tiles * across, n)](
+            *given, tiles_w, blocks, **options, block_h=block_h, block_w=block_w, block_n=block_n, num_warps=4
+        )
+        return [out]
+    options |= {"blocks": blocks, "inputs": inputs, "outputs": outputs}
+    block_k, block_n = (max(triton.next_power_of_2(each), 16) for each in (inputs, outputs))
+    if goes_by_rows(x, packed, kernel, stride, dilation, size):
+        warps = max(block_k, block_n) // 16
+        block_h, block_w = 64, 32 * warps
         tiles_w = triton.cdiv(size[1], block_w)
-        while block_h > 8 and tiles_w * triton.cdiv(size[0], block_h) * across * n < PROGRAMS // 2:
+        while block_h > 8 and tiles_w * triton.cdiv(size[0], block_h) * blocks * n < 4 * PROGRAMS:
             block_h //= 2
         tiles = tiles_w * triton.cdiv(size[0], block_h)
-    partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
-    given = (
-        *(packed if each is None else each for each in (packed, bias, residual, alpha, beta)), out, partial,
-        *shape, *steps, *size, *out_steps, *stride, *before, *dilation, tiles_w, tiles,
+        partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
+        wrap_triton(_rows)[(tiles * blocks, n)](
+            *given, tiles_w, partial, tiles, statistics=statistics, **options,
+            block_h=block_h, block_w=block_w, block_n=block_n, block_k=block_k, num_warps=warps, num_stages=3,
+        )  # fmt: skip
+        return [out, partial] if statistics else [out]
+    most = 64 if is_wide else 128
+    block_n = min(block_n, most)
+    across = blocks * triton.cdiv(outputs, block_n)
+    block_h, block_w, tiles_w, tiles = _tiles(size, most, 16 if innermost and size[0] > 1 else most, across * n)
+    wrap_triton(_products)[(tiles * across, n)](
+        *given, tiles_w, **options, block_h=block_h, block_w=block_w, block_n=block_n, block_k=min(block_k, most // 2),
+        num_warps=8 if block_h * block_w * block_n >= 128 * 128 else 4, num_stages=3,
     )  # fmt: skip
-    options = {
-        "taps": taps, "kernel_w": kernel[1], "has_bias": bias is not None, "has_residual": residual is not None,
-        "activation": ACTIVATIONS.index(activation), "slope": slope,
-        "block_h": block_h, "block_w": block_w, "block_n": block_n,
+    return [out]
+
+
+def _flat_tile(
+    positions: int, inputs: int, outputs: int, batch: int, is_wide: bool, has_table: bool
+) -> dict[str, int | bool]:
+    """Return the tile of a 1×1 convolution: positions, outputs and inputs at once, their order, warps and stages.
+
+    A norm of the input costs the less, the more outputs share it. Tiles are smaller where they would not fill the GPU.
+    """
+    block_n = max(min(triton.next_power_of_2(outputs), 256 if has_table else 128), 16)
+    block_p = 64 if has_table else 128
+    if is_wide:
+        block_n, block_p = min(block_n, 64), 64
+
+    def programs() -> int:
+        return triton.cdiv(positions, block_p) * triton.cdiv(outputs, block_n) * batch
+
+    while block_n > 64 and programs() < (PROGRAMS // 2 if has_table else PROGRAMS):
+        block_n //= 2
+    while block_p > 16 and programs() < PROGRAMS // 2:
+        block_p //= 2
+    is_small = block_p < 64
+    most_k = 32 if is_wide else 128 if is_small else 64
+    return {
+        "block_p": block_p, "block_n": block_n, "block_k": min(max(triton.next_power_of_2(inputs), 16), most_k),
+        "turned": is_small or not has_table, "num_warps": 8 if block_p == block_n == 128 else 4,
+        "num_stages": 4 if block_n <= 64 and not is_wide else 3,
     }  # fmt: skip
-    if is_depthwise:
-        wrap_triton(_depthwise)[(tiles * across, n)](x, *given, blocks, **options, statistics=statistics, num_warps=4)
-    elif by_rows:
-        wrap_triton(_rows)[(tiles * across, n)](
-            x, *given, blocks=blocks, inputs=inputs, outputs=outputs, **options,
-            block_k=max(triton.next_power_of_2(inputs), 16), num_warps=block_w // 16, num_stages=3,
-        )  # fmt: skip
-    else:
-        first = (packed if each is None else each for each in (table, first_alpha, first_beta))
-        wrap_triton(_products)[(tiles * across, n)](
-            x, *given, *first, blocks=blocks, inputs=inputs, outputs=outputs, statistics=statistics, **options,
-            has_table=table is not None, first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope,
-            block_k=min(max(triton.next_power_of_2(inputs), 16), most // 2),
-            num_warps=8 if block_h * block_w * block_n >= 128 * (256 if statistics else 128) else 4, num_stages=3,
-        )  # fmt: skip
-    return [out, partial] if statistics else [out]
 
 
 def _tiles(size: list[int], positions: int, most_w: int, others: int) -> tuple[int, int, int, int]:

@@ -50,7 +50,8 @@ class ReplaceConvolutions(RewritePass):
         misfit: returns why it does not take a tensor of a form, on a device, with a weight and groups, or None.
         norm: what `FuseNorms` writes for a norm.
         table: returns what the convolution needs of a norm, as `models.kernels.fused_norm.norm_table` does.
-        shares_norms: returns whether a convolution with this packed weight normalises its input and returns statistics.
+        shares_norms: returns whether a convolution normalises its input, and whether it returns statistics of its result,
+            for the form of its input, the packed weight, and its geometry as `convolution` takes it.
 
     """
 
@@ -60,7 +61,7 @@ class ReplaceConvolutions(RewritePass):
     misfit: Callable[[Tensor, torch.device, Tensor, int], str | None]
     norm: Callable[..., list[Tensor]]
     table: Callable[..., Tensor]
-    shares_norms: Callable[[Tensor], bool]
+    shares_norms: Callable[..., tuple[bool, bool]]
 
     def rewrite(self, module: fx.GraphModule) -> int:
         """Replace each convolution that the kernel takes; `module.meta["left"]` counts why others stay."""
@@ -107,8 +108,11 @@ class ReplaceConvolutions(RewritePass):
             if squeezed and residual is not None:
                 residual = nodes.call_method("unsqueeze", (residual, 2))
             packed = self.pack(weight, args["groups"] or 1)
+            geometry = (list(weight.shape[2:]), strides, before, dilations, list(output.shape[2:]))
+            form = node_info(source).zeros("meta")  # pyright: ignore[reportOptionalMemberAccess]: `rewrite` has seen it
+            normalises, leaves = self.shares_norms(form, packed, *geometry)
             found, prologue = self._norm_before(source), ()
-            if found is not None and self.shares_norms(packed):
+            if found is not None and normalises:
                 norm, views = found
                 table = nodes.call_function(function_of(self.table), tuple(norm[name] for name in _TABLE_ARGUMENTS))
                 prologue = (table, *(norm[name] for name in ("activation", "slope", "alpha", "beta")))
@@ -118,9 +122,9 @@ class ReplaceConvolutions(RewritePass):
             packed = add_constant(graph.module, "weight", packed)
             named = {"bias": bias, "alpha": activation.alpha, "beta": activation.beta}
             first, *snake = (add_vector(graph.module, name, vector) for name, vector in named.items())
-            geometry = (list(weight.shape[2:]), strides, before, dilations, list(output.shape[2:]))
             given = (source, packed, first, residual, *snake, *geometry, activation.name, activation.slope)
             new = nodes.call_function(function_of(self.convolution), (*given, *prologue))
+            new.meta["leaves_statistics"] = leaves
             new = nodes.call_function(operator.getitem, (new, 0))
             if squeezed:
                 new = nodes.call_method("squeeze", (new, 2))
@@ -149,8 +153,7 @@ class ReplaceConvolutions(RewritePass):
         call: Any = out.args[0] if is_call(out, operator.getitem) else None
         if third is not None or norm.kwargs or not is_call(call, function_of(self.convolution)):
             return
-        packed: Any = operator.attrgetter(call.args[1].target)(graph.module)
-        if not self.shares_norms(packed) or not (is_table or given[7]):  # 0: at each position
+        if not call.meta.get("leaves_statistics") or not (is_table or given[7]):  # 0: at each position
             return
         readers = {norm, *norm.users} if is_table else {norm}
         is_plain = call.args[2] is None and call.args[11] == "none" and _readers(out) <= readers
