@@ -11,7 +11,7 @@ from torch.library import triton_op, wrap_triton
 from models.kernels.activations import ACTIVATIONS
 from models.kernels.activations_triton import activate
 from models.kernels.convolution import goes_by_rows, shares_norms
-from models.kernels.fused_norm import channels_last, in_format_of
+from models.kernels.fused_norm import alignment, channels_last, in_format_of
 
 PROGRAMS = 256  # at least, where there are so many tiles: two for each multiprocessor of an H100
 
@@ -80,17 +80,23 @@ def _normalised(
 @triton.jit
 def _pointwise(
     x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
-    positions, x_c, x_p, out_c, out_p, tiles, inputs: tl.constexpr, outputs: tl.constexpr,
+    positions, tiles, inputs: tl.constexpr, outputs: tl.constexpr, innermost: tl.constexpr, aligned: tl.constexpr,
     has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of positions and outputs of a product of matrices; programs with the same positions are neighbours.
+    """Compute a tile of positions and outputs of a 1×1 convolution; programs with the same positions are neighbours.
 
     `turned` computes it as [outputs, positions]: a thread then has many positions of few outputs, so that their
     statistics are sums in registers. In the other order what a thread normalises goes to the product in registers.
-    `whole`: every tile is full, so that positions need no mask.
+    `whole`: every tile is full, so that positions need no mask. `aligned`: divides the number of positions.
     """
+    if aligned > 1:
+        positions = positions // aligned * aligned
+    x_c = 1 if innermost else positions
+    x_p: tl.constexpr = inputs if innermost else 1
+    out_c = 1 if innermost else positions
+    out_p: tl.constexpr = outputs if innermost else 1
     across: tl.constexpr = (outputs + block_n - 1) // block_n
     is_ragged: tl.constexpr = inputs % block_k != 0
     tile = tl.program_id(0) // across
@@ -145,11 +151,14 @@ def _pointwise(
 def _products(
     x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
     size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
-    blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, kernel_w: tl.constexpr,
+    aligned: tl.constexpr, blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr,
+    kernel_w: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of positions and outputs of one block; programs with the same positions are neighbours."""
+    if aligned > 1:
+        out_c, size_w = out_c // aligned * aligned, size_w // aligned * aligned
     across: tl.constexpr = (outputs + block_n - 1) // block_n
     steps: tl.constexpr = (inputs + block_k - 1) // block_k
     tile, place = tl.program_id(0) // (blocks * across), tl.program_id(0) % (blocks * across)
@@ -323,11 +332,11 @@ def convolution(
         tiles = triton.cdiv(positions, tile["block_p"])
         partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
         first = (packed if each is None else each for each in (table, first_alpha, first_beta))
-        strides = (1, inputs, 1, outputs) if innermost else (positions, 1, positions, 1)
         wrap_triton(_pointwise)[(tiles * triton.cdiv(outputs, tile["block_n"]), n)](
-            x, *given, partial, *first, positions, *strides, tiles, inputs=inputs, outputs=outputs,
+            x, *given, partial, *first, positions, tiles, inputs=inputs, outputs=outputs, innermost=bool(innermost),
+            aligned=alignment(positions), whole=positions % tile["block_p"] == 0, statistics=statistics, **tile,
             has_table=table is not None, first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope,
-            statistics=statistics, whole=positions % tile["block_p"] == 0, **options, **tile,
+            **options,
         )  # fmt: skip
         return [out, partial] if statistics else [out]
     shape, steps, out_steps = list(x.shape[2:]), list(x.stride()), list(out.stride())
@@ -366,7 +375,8 @@ def convolution(
     across = blocks * triton.cdiv(outputs, block_n)
     block_h, block_w, tiles_w, tiles = _tiles(size, most, 16 if innermost and size[0] > 1 else most, across * n)
     wrap_triton(_products)[(tiles * across, n)](
-        *given, tiles_w, **options, block_h=block_h, block_w=block_w, block_n=block_n, block_k=min(block_k, most // 2),
+        *given, tiles_w, aligned=1 if innermost else alignment(size[1]), **options,
+        block_h=block_h, block_w=block_w, block_n=block_n, block_k=min(block_k, most // 2),
         num_warps=8 if block_h * block_w * block_n >= 128 * 128 else 4, num_stages=3,
     )  # fmt: skip
     return [out]

@@ -7,6 +7,8 @@ are groups, which fill a quarter of a large GPU. The kernels read once for the s
 more to write the result; where a group is small, they read once.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -36,6 +38,14 @@ def channels_last(x: Tensor) -> bool | None:
     if x.is_contiguous():
         return False
     return True if x.movedim(1, -1).is_contiguous() else None
+
+
+def alignment(elements: int) -> int:
+    """Return the largest power of two, at most 16, that divides a number of elements: a kernel may read as many.
+
+    Triton itself looks only whether 16 divides a number, and reads single elements where it does not.
+    """
+    return math.gcd(elements, 16)
 
 
 def in_format_of(x: Tensor, result: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.library import triton_op, wrap_triton
 
 from models.kernels.activations import ACTIVATIONS
 from models.kernels.activations_triton import activate
-from models.kernels.fused_norm import MOST_IN_REGISTERS, channels_last, in_format_of
+from models.kernels.fused_norm import MOST_IN_REGISTERS, alignment, channels_last, in_format_of
 
 PROGRAMS = 1056  # that share the statistics: eight for each multiprocessor of an H100
 TILE = 4096  # elements of a program that sums, 32 for each thread: four loads of 16 bytes in half precision
@@ -108,14 +108,16 @@ def _tile_of_sum(
 @triton.jit
 def _partial(
     x, bias, added, summed, partial, channels, per_group, positions, stride_n, stride_c, stride_p,
-    steps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr, about_mean: tl.constexpr,
-    block_channels: tl.constexpr, block_positions: tl.constexpr,
+    aligned: tl.constexpr, steps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr,
+    about_mean: tl.constexpr, block_channels: tl.constexpr, block_positions: tl.constexpr,
 ):  # fmt: skip
     """Write [n, part, 3, channel]: count, mean (less the group's first element), sum of squared differences from it.
 
     Sums are of differences from the mean of the first tile. That tile is part of the sum of squares: where its mean is
     far from that of the rest, the sum is as large, so that what the subtraction rounds away is small beside it.
     """
+    if aligned > 1:
+        positions, stride_c = positions // aligned * aligned, stride_c // aligned * aligned
     batch, part = tl.program_id(2).to(tl.int64), tl.program_id(0)
     channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)[:, None]
     is_channel = channel < channels
@@ -211,10 +213,12 @@ def _combine(
 @triton.jit
 def _normalise(
     x, bias, table, alpha, beta, out, channels, positions, stride_n, stride_c, stride_p,
-    has_bias: tl.constexpr, subtract_mean: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
-    block_channels: tl.constexpr, block_positions: tl.constexpr,
+    aligned: tl.constexpr, has_bias: tl.constexpr, subtract_mean: tl.constexpr, activation: tl.constexpr,
+    slope: tl.constexpr, block_channels: tl.constexpr, block_positions: tl.constexpr,
 ):  # fmt: skip
     """Write the result of a tile; `x` is the sum where there was one, and then has no bias."""
+    if aligned > 1:
+        positions, stride_c = positions // aligned * aligned, stride_c // aligned * aligned
     batch = tl.program_id(2).to(tl.int64)
     channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)[:, None]
     position = tl.program_id(0) * block_positions + tl.arange(0, block_positions)[None, :]
@@ -274,7 +278,8 @@ def fused_norm(
     table = _table(x, bias, added, summed, partial, gain, shift, groups, eps, about_mean, subtract_mean)
     wrap_triton(_normalise)[(triton.cdiv(positions, block_p), triton.cdiv(c, block_c), n)](
         x if summed is None else summed, bias_given, table, alpha_given, beta_given, out,
-        c, positions, stride_n, stride_c, stride_p, has_bias=bias is not None and summed is None, **form, **tile,
+        c, positions, stride_n, stride_c, stride_p, aligned=1 if innermost else alignment(positions),
+        has_bias=bias is not None and summed is None, **form, **tile,
     )  # fmt: skip
     return results
 
@@ -299,7 +304,8 @@ def _table(
         partial = x.new_empty((n, parts, 3, c), dtype=torch.float32)
         wrap_triton(_partial)[(parts, blocks, n)](
             x, bias_given, added_given, summed_given, partial, c, c // groups, positions, *strides,
-            steps=steps, **flags, block_channels=block_c, block_positions=block_p, num_warps=4,
+            aligned=1 if innermost else alignment(positions), steps=steps, **flags,
+            block_channels=block_c, block_positions=block_p, num_warps=4,
         )  # fmt: skip
     table = x.new_empty((n, 5, c), dtype=torch.float32)
     inner = triton.next_power_of_2(c // groups) if groups < c else min(triton.next_power_of_2(c), LEAST_CHANNELS)
