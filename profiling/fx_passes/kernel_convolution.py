@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ _NORM_ARGUMENTS = (
 _TABLE_ARGUMENTS = ("x", "bias", "partial", "gain", "shift", "groups", "eps", "about_mean", "subtract_mean")
 #: Calls that turn a sequence [n, c, t] into a picture of one row, and back.
 _VIEWS = ("unsqueeze", "squeeze", "contiguous")
+#: Calls that fail where the memory of a tensor is in another order.
+_BY_STRIDES = ("view", "view_as")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +52,8 @@ class ReplaceConvolutions(RewritePass):
         misfit: returns why it does not take a tensor of a form, on a device, with a weight and groups, or None.
         norm: what `FuseNorms` writes for a norm.
         table: returns what the convolution needs of a norm, as `models.kernels.fused_norm.norm_table` does.
-        shares_norms: returns whether a convolution normalises its input, and whether it returns statistics of its result,
-            for the form of its input, the packed weight, and its geometry as `convolution` takes it.
+        shares_norms: returns whether a convolution normalises its input, and whether it returns statistics of its
+            result, for the form of its input, the packed weight, and the geometry that `convolution` takes.
 
     """
 
@@ -77,7 +79,8 @@ class ReplaceConvolutions(RewritePass):
             source, before = _before(args, weight.dim() - 2)
             info: Any = node_info(source)
             output: Any = node_info(node)
-            reason = self.misfit(info.zeros("meta"), info.device, weight, groups)
+            form = _in_format_of(output.zeros("meta"), info.zeros("meta"))
+            reason = self.misfit(form, info.device, weight, groups)
             if reason is None and (output.dtype != info.dtype or (bias is None) != (args["bias"] is None)):
                 reason = "its result has another dtype, or its bias is computed"
             if reason is None and is_written(source):
@@ -85,6 +88,8 @@ class ReplaceConvolutions(RewritePass):
             if reason is not None:
                 left[reason] += 1
                 continue
+            if form.stride() != info.stride:
+                source = _converted(source, form)
             self._replace(graph, node, source, before, weight, bias, args)
             replaced += 1
         drop_dead_code(module.graph)  # norms replaced by tables: they would count as readers of the convolution
@@ -168,6 +173,22 @@ class ReplaceConvolutions(RewritePass):
             partial = nodes.call_function(operator.getitem, (call, 1))
         norm.args = (x, None, partial if is_table else None, *given[3:])
         norm.kwargs = {} if is_table else {"partial": partial}
+
+
+def _in_format_of(result: Tensor, form: Tensor) -> Tensor:
+    """Return the input with channels last where a library returns the result so: it converts the input itself."""
+    is_last = result.dim() == 4 and result.is_contiguous(memory_format=torch.channels_last)
+    converts = is_last and form.dim() == 4 and form.is_contiguous() and form.shape[2:].numel() > 1
+    return form.contiguous(memory_format=torch.channels_last) if converts else form
+
+
+def _converted(source: fx.Node, form: Tensor) -> fx.Node:
+    """Return a node of `source` in the memory of `form`; what else reads `source` reads it, unless it needs a view."""
+    with source.graph.inserting_after(source):
+        converted = source.graph.call_method("contiguous", (source,), {"memory_format": torch.channels_last})
+    converted.meta = {**source.meta, "info": replace(source.meta["info"], stride=tuple(form.stride()), offset=0)}
+    source.replace_all_uses_with(converted, lambda user: user is not converted and user.target not in _BY_STRIDES)
+    return converted
 
 
 def _readers(node: fx.Node) -> set[fx.Node]:

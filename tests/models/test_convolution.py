@@ -81,7 +81,7 @@ def check_norms(convolve, table_of, dtypes, device="cpu"):
     activations = itertools.cycle(["leaky_relu", "silu", "snake"])
     for case, dtype, last in itertools.product(CASES, dtypes, (False, True)):
         (x, weight, bias, residual, *snake), options = draw_case(case, dtype, device, last, 0.5)
-        (_, channels, outputs, groups, *_), packed, form = case, pack(weight, case[3]), (1e-6, *next(forms))
+        (_, channels, outputs, *_), packed, form = case, pack(weight, case[3]), (1e-6, *next(forms))
         before, gain, shift, alpha, beta = (torch.linspace(-1, 2, channels, device=device) + n for n in range(5))
         activation, of = next(activations), channels // 2 if channels % 2 == 0 else 1
         normalises, leaves = shares_norms(x, packed, *options)

@@ -153,6 +153,29 @@ def test_a_norm_between_pointwise_convolutions_is_a_table_of_what_the_first_left
     assert (table.args[1], table.args[2] is None) == (None, False), "the first one adds the bias, and leaves statistics"
 
 
+def test_convolutions_by_rows_leave_statistics():
+    convs = {"rows": nn.Conv2d(32, 32, 3, padding=1, groups=2), "last": nn.Conv2d(32, 8, 1)}
+    module = Net(lambda self, x: self.last(F.silu(self.norm(self.rows(x)))), norm=nn.GroupNorm(2, 32), **convs)
+    module.to(torch.bfloat16, memory_format=torch.channels_last)
+    for width, leaves in ((40, True), (20, False)):  # narrow pictures have another kernel
+        x = f32(1, 32, 4, width).to(torch.bfloat16, memory_format=torch.channels_last)
+        traced, counts = applied([NORMS, GROUPED, POINTWISE], module, 1e-2, x=x)
+        (table,) = (node for node in traced.graph.nodes if node.target is norm_table)
+        assert (counts, table.args[2] is not None) == ([1, 1, 1], leaves)
+
+
+def test_an_input_that_the_library_converts_is_converted_once():
+    needs_last = ReplaceConvolutions(grouped=False, misfit=lambda form, *_: kernel_misfit(form), **KERNELS)
+    convs = {name: nn.Conv2d(8, 8, 1).to(memory_format=torch.channels_last) for name in ("one", "two")}
+    module = Net(lambda self, x: self.one(y := x.relu()) + self.two(y) + y.view(2, -1, 1, 1)[:, :1], **convs)
+    traced, counts = applied([needs_last], module, 1e-5, x=f32(2, 8, 5, 6))
+    assert (counts, calls(traced)["contiguous"], calls(traced)["conv2d"]) == ([2], 1, 0)
+
+
+def kernel_misfit(form):
+    return None if form.is_contiguous(memory_format=torch.channels_last) else "its input is not channels last"
+
+
 def test_what_stays_says_why():
     refuses_all = ReplaceConvolutions(grouped=True, misfit=lambda *_: "too small", **KERNELS)
     module = Net(lambda self, x: self.conv(self.conv(x)), conv=nn.Conv1d(6, 6, 3, groups=2))
