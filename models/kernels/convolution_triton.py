@@ -78,7 +78,7 @@ def _normalised(
 
 
 @triton.jit
-def _pointwise(
+def _convolution_1x1(
     x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
     positions, tiles, inputs: tl.constexpr, outputs: tl.constexpr, innermost: tl.constexpr, aligned: tl.constexpr,
     has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
@@ -148,7 +148,7 @@ def _pointwise(
 
 
 @triton.jit
-def _products(
+def _convolution_taps(
     x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
     size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
     aligned: tl.constexpr, blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr,
@@ -194,7 +194,7 @@ def _tap(weight, block, place: tl.constexpr, inputs: tl.constexpr, outputs: tl.c
 
 
 @triton.jit
-def _rows(
+def _convolution_rows(
     x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
     size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
     partial, tiles, statistics: tl.constexpr,
@@ -204,9 +204,9 @@ def _rows(
 ):  # fmt: skip
     """Compute a tile of one block, 3×3 and of row stride 1, row by row.
 
-    Each row of the input is loaded once for the three rows of the result that need it. `_products` loads it three
-    times, and with few channels those loads are what it spends its time on. Sums for the statistics are of differences
-    from the tile's first row, in each column; columns are combined at the end.
+    Each row of the input is loaded once for the three rows of the result that need it. `_convolution_taps` loads it
+    three times, and with few channels those loads are what it spends its time on. Sums for the statistics are
+    of differences from the tile's first row, in each column; columns are combined at the end.
     """
     tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     input_, output = tl.arange(0, block_k), tl.arange(0, block_n)
@@ -266,7 +266,7 @@ def _rows(
 
 
 @triton.jit
-def _depthwise(
+def _convolution_depthwise(
     x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
     size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
     channels, taps: tl.constexpr, kernel_w: tl.constexpr,
@@ -332,7 +332,7 @@ def convolution(
         tiles = triton.cdiv(positions, tile["block_p"])
         partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
         first = (packed if each is None else each for each in (table, first_alpha, first_beta))
-        wrap_triton(_pointwise)[(tiles * triton.cdiv(outputs, tile["block_n"]), n)](
+        wrap_triton(_convolution_1x1)[(tiles * triton.cdiv(outputs, tile["block_n"]), n)](
             x, *given, partial, *first, positions, tiles, inputs=inputs, outputs=outputs, innermost=bool(innermost),
             aligned=alignment(positions), whole=positions % tile["block_p"] == 0, statistics=statistics, **tile,
             has_table=table is not None, first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope,
@@ -351,7 +351,7 @@ def convolution(
         block_n, most = (64, 64) if innermost else (1, 1024)
         across = triton.cdiv(blocks, block_n)
         block_h, block_w, tiles_w, tiles = _tiles(size, most, most, across * n)
-        wrap_triton(_depthwise)[(tiles * across, n)](
+        wrap_triton(_convolution_depthwise)[(tiles * across, n)](
             *given, tiles_w, blocks, **options, block_h=block_h, block_w=block_w, block_n=block_n, num_warps=4
         )
         return [out]
@@ -365,7 +365,7 @@ def convolution(
             block_h //= 2
         tiles = tiles_w * triton.cdiv(size[0], block_h)
         partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
-        wrap_triton(_rows)[(tiles * blocks, n)](
+        wrap_triton(_convolution_rows)[(tiles * blocks, n)](
             *given, tiles_w, partial, tiles, statistics=statistics, **options,
             block_h=block_h, block_w=block_w, block_n=block_n, block_k=block_k, num_warps=warps, num_stages=3,
         )  # fmt: skip
@@ -374,7 +374,7 @@ def convolution(
     block_n = min(block_n, most)
     across = blocks * triton.cdiv(outputs, block_n)
     block_h, block_w, tiles_w, tiles = _tiles(size, most, 16 if innermost and size[0] > 1 else most, across * n)
-    wrap_triton(_products)[(tiles * across, n)](
+    wrap_triton(_convolution_taps)[(tiles * across, n)](
         *given, tiles_w, aligned=1 if innermost else alignment(size[1]), **options,
         block_h=block_h, block_w=block_w, block_n=block_n, block_k=min(block_k, most // 2),
         num_warps=8 if block_h * block_w * block_n >= 128 * 128 else 4, num_stages=3,

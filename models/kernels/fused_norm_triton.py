@@ -23,7 +23,7 @@ LEAST_CHANNELS = 16  # 32 bytes, the least that memory transfers
 
 
 @triton.jit
-def _in_registers(
+def _norm_in_registers(
     x, bias, added, gain, shift, alpha, beta, summed, out,
     units, inner, positions, stride_n, stride_unit, stride_inner, stride_position, channel_unit, channel_inner,
     has_bias: tl.constexpr, has_added: tl.constexpr, eps: tl.constexpr, about_mean: tl.constexpr,
@@ -106,7 +106,7 @@ def _tile_of_sum(
 
 
 @triton.jit
-def _partial(
+def _norm_partial(
     x, bias, added, summed, partial, channels, per_group, positions, stride_n, stride_c, stride_p,
     aligned: tl.constexpr, steps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr,
     about_mean: tl.constexpr, block_channels: tl.constexpr, block_positions: tl.constexpr,
@@ -154,7 +154,7 @@ def _partial(
 
 
 @triton.jit
-def _combine(
+def _norm_combine(
     x, bias, added, partial, gain, shift, table, channels, positions, stride_n, stride_c,
     parts: tl.constexpr, per_group: tl.constexpr, eps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr,
     about_mean: tl.constexpr, subtract_mean: tl.constexpr, has_origin: tl.constexpr,
@@ -211,7 +211,7 @@ def _combine(
 
 
 @triton.jit
-def _normalise(
+def _norm_apply(
     x, bias, table, alpha, beta, out, channels, positions, stride_n, stride_c, stride_p,
     aligned: tl.constexpr, has_bias: tl.constexpr, subtract_mean: tl.constexpr, activation: tl.constexpr,
     slope: tl.constexpr, block_channels: tl.constexpr, block_positions: tl.constexpr,
@@ -265,7 +265,7 @@ def fused_norm(
     is_scattered = innermost and inner * block < min(LEAST_CHANNELS, c)
     if not groups or (inner * held <= MOST_IN_REGISTERS and not is_scattered):
         by_unit = (per_group * stride_c, stride_c, stride_p) if groups else (stride_p, stride_c, 0)
-        wrap_triton(_in_registers)[(triton.cdiv(units, block), n)](
+        wrap_triton(_norm_in_registers)[(triton.cdiv(units, block), n)](
             x, bias_given, added_given, gain, shift, alpha_given, beta_given, summed_given, out,
             units, per_group, positions if groups else 1, stride_n, *by_unit, per_group if groups else 0, 1,
             eps=eps, about_mean=about_mean, **flags, **form,
@@ -276,7 +276,7 @@ def fused_norm(
     block_c, block_p = _tile(x, TILE // 2)
     tile = {"block_channels": block_c, "block_positions": block_p, "num_warps": 4}
     table = _table(x, bias, added, summed, partial, gain, shift, groups, eps, about_mean, subtract_mean)
-    wrap_triton(_normalise)[(triton.cdiv(positions, block_p), triton.cdiv(c, block_c), n)](
+    wrap_triton(_norm_apply)[(triton.cdiv(positions, block_p), triton.cdiv(c, block_c), n)](
         x if summed is None else summed, bias_given, table, alpha_given, beta_given, out,
         c, positions, stride_n, stride_c, stride_p, aligned=1 if innermost else alignment(positions),
         has_bias=bias is not None and summed is None, **form, **tile,
@@ -302,14 +302,14 @@ def _table(
         steps = triton.cdiv(triton.cdiv(positions, parts), block_p)
         parts = triton.cdiv(positions, steps * block_p)
         partial = x.new_empty((n, parts, 3, c), dtype=torch.float32)
-        wrap_triton(_partial)[(parts, blocks, n)](
+        wrap_triton(_norm_partial)[(parts, blocks, n)](
             x, bias_given, added_given, summed_given, partial, c, c // groups, positions, *strides,
             aligned=1 if innermost else alignment(positions), steps=steps, **flags,
             block_channels=block_c, block_positions=block_p, num_warps=4,
         )  # fmt: skip
     table = x.new_empty((n, 5, c), dtype=torch.float32)
     inner = triton.next_power_of_2(c // groups) if groups < c else min(triton.next_power_of_2(c), LEAST_CHANNELS)
-    wrap_triton(_combine)[(groups if groups < c else triton.cdiv(c, inner), n)](
+    wrap_triton(_norm_combine)[(groups if groups < c else triton.cdiv(c, inner), n)](
         x, bias_given, added_given, partial, gain, shift, table, c, positions, *strides[:2],
         parts=partial.shape[1], per_group=c // groups, eps=eps, **flags, subtract_mean=subtract_mean,
         has_origin=has_origin,
