@@ -35,8 +35,8 @@ _NORM_ARGUMENTS = (
 _TABLE_ARGUMENTS = ("x", "bias", "partial", "gain", "shift", "groups", "eps", "about_mean", "subtract_mean")
 #: Calls that turn a sequence [n, c, t] into a picture of one row, and back.
 _VIEWS = ("unsqueeze", "squeeze", "contiguous")
-#: Calls that fail where the memory of a tensor is in another order.
-_BY_STRIDES = ("view", "view_as")
+#: Calls that fail where the memory of a tensor is in another order; `view` with sizes is a `reshape` in a traced graph.
+_BY_STRIDES = ("view", "view_as", torch.view_as_complex)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,18 +176,29 @@ class ReplaceConvolutions(RewritePass):
 
 
 def _in_format_of(result: Tensor, form: Tensor) -> Tensor:
-    """Return the input with channels last where a library returns the result so: it converts the input itself."""
-    is_last = result.dim() == 4 and result.is_contiguous(memory_format=torch.channels_last)
+    """Return the input with channels last where a library returns the result so: it converts the input itself.
+
+    A result of one channel or one position is contiguous, too, and shows nothing.
+    """
+    is_last = result.is_contiguous(memory_format=torch.channels_last) and not result.is_contiguous()
     converts = is_last and form.dim() == 4 and form.is_contiguous() and form.shape[2:].numel() > 1
     return form.contiguous(memory_format=torch.channels_last) if converts else form
 
 
 def _converted(source: fx.Node, form: Tensor) -> fx.Node:
-    """Return a node of `source` in the memory of `form`; what else reads `source` reads it, unless it needs a view."""
+    """Return a node of `source` in the memory of `form`; what else reads `source` reads it where any order will do.
+
+    The order matters to a view by strides and to writes through a reshape, which may be a copy, however far behind:
+    results mostly have the order of what they are computed from.
+    """
+    fixed = set[fx.Node]()
+    for node in reversed(source.graph.nodes):
+        if is_written(node) or node.target in _BY_STRIDES or not fixed.isdisjoint(node.users):
+            fixed.add(node)
     with source.graph.inserting_after(source):
         converted = source.graph.call_method("contiguous", (source,), {"memory_format": torch.channels_last})
     converted.meta = {**source.meta, "info": replace(source.meta["info"], stride=tuple(form.stride()), offset=0)}
-    source.replace_all_uses_with(converted, lambda user: user is not converted and user.target not in _BY_STRIDES)
+    source.replace_all_uses_with(converted, lambda user: user is not converted and user not in fixed)
     return converted
 
 

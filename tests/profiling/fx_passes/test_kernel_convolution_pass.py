@@ -17,6 +17,8 @@ from profiling.fx_passes.norm import FuseNorms
 KERNELS = {"norm": fused_norm, "table": norm_table}
 KERNELS |= {kernel.__name__: kernel for kernel in (convolution, pack, shares_norms)}
 GROUPED, POINTWISE = (ReplaceConvolutions(grouped=each, misfit=lambda *_: None, **KERNELS) for each in (True, False))
+LAST = torch.channels_last
+NEEDS_LAST = ReplaceConvolutions(grouped=False, misfit=lambda form, *_: kernel_misfit(form), **KERNELS)
 NORMS = FuseNorms(norm=fused_norm, misfit=lambda *_: None)
 
 
@@ -165,11 +167,36 @@ def test_convolutions_by_rows_leave_statistics():
 
 
 def test_an_input_that_the_library_converts_is_converted_once():
-    needs_last = ReplaceConvolutions(grouped=False, misfit=lambda form, *_: kernel_misfit(form), **KERNELS)
-    convs = {name: nn.Conv2d(8, 8, 1).to(memory_format=torch.channels_last) for name in ("one", "two")}
+    convs = {name: nn.Conv2d(8, 8, 1).to(memory_format=LAST) for name in ("one", "two")}
     module = Net(lambda self, x: self.one(y := x.relu()) + self.two(y) + y.view(2, -1, 1, 1)[:, :1], **convs)
-    traced, counts = applied([needs_last], module, 1e-5, x=f32(2, 8, 5, 6))
+    traced, counts = applied([NEEDS_LAST], module, 1e-5, x=f32(2, 8, 5, 6))
     assert (counts, calls(traced)["contiguous"], calls(traced)["conv2d"]) == ([2], 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("conv", "replaced"),
+    [(nn.Conv2d(8, 1, 1), 0), (nn.Conv2d(8, 4, 1, stride=8), 0), (nn.Conv2d(8, 4, 1).to(memory_format=LAST), 1)],
+    ids=["one output", "one position", "channels last"],
+)
+def test_a_result_that_is_contiguous_as_well_is_no_sign_of_a_conversion(conv, replaced):
+    traced, counts = applied([NEEDS_LAST], Net(lambda self, x: self.conv(x), conv=conv), 1e-5, x=f32(2, 8, 5, 6))
+    assert (counts, calls(traced)["contiguous"]) == ([replaced], replaced)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda y: y.view_as(y.flatten(1)),
+        lambda y: y.sigmoid().view_as(y.flatten(1)),
+        lambda y: torch.view_as_complex(y.sigmoid()).abs(),
+        lambda y: (z := y.clone(), z.view(2, -1)[:, :9].add_(7), z)[2],
+    ],
+    ids=["view", "view of a result", "complex", "written by a view"],
+)
+def test_what_depends_on_the_order_of_memory_reads_it_as_it_was(read):
+    conv = nn.Conv2d(8, 8, 1).to(memory_format=LAST)
+    module = Net(lambda self, x: (self.conv(y := x.relu()), read(y)), conv=conv)
+    assert applied([NEEDS_LAST], module, 1e-5, x=f32(2, 8, 5, 2))[1] == [1]
 
 
 def kernel_misfit(form):
