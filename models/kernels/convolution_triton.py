@@ -13,7 +13,7 @@ from models.kernels.activations_triton import activate
 from models.kernels.convolution import goes_by_rows, shares_norms
 from models.kernels.fused_norm import alignment, channels_last, in_format_of
 
-PROGRAMS = 256  # at least, where there are so many tiles: two for each multiprocessor of an H100
+PROGRAMS = 256  # at least, where there are so many tiles: almost two for each multiprocessor of an H100
 
 
 @triton.jit
@@ -93,7 +93,7 @@ def _convolution_1x1(
     """
     if aligned > 1:
         positions = positions // aligned * aligned
-    x_c = 1 if innermost else positions
+    x_c = 1 if innermost else tl.cast(positions, tl.int64)
     x_p: tl.constexpr = inputs if innermost else 1
     out_c = 1 if innermost else positions
     out_p: tl.constexpr = outputs if innermost else 1

@@ -113,6 +113,25 @@ def interpreted():
 
     check(kernel, (torch.float32, torch.float16))  # the interpreter multiplies the bits of bfloat16
     check_norms(kernel, kernel_table, (torch.float32, torch.float16))
+    check_more_than_31_bits()
+
+
+def check_more_than_31_bits():
+    """Check one tile of a sequence whose channels lie further apart than 32-bit offsets reach; nothing else is read."""
+    from models.kernels.convolution_triton import _convolution_1x1 as kernel
+
+    inputs, outputs, positions = 2112, 16, 2**20
+    x = torch.empty(inputs, positions, dtype=torch.float16)  # pages that nobody touches take no memory
+    x[:, :16] = 0
+    x[-1, :16] = torch.arange(16)
+    weight, out = torch.ones(inputs, outputs).half(), torch.zeros(outputs, positions).half()
+    kernel[(1, 1)](
+        x, weight, *[weight] * 4, out, out, *[weight] * 3, positions, 1, inputs=inputs, outputs=outputs,
+        innermost=False, aligned=16, has_table=False, first_activation=0, first_slope=0.0, statistics=False,
+        has_bias=False, has_residual=False, activation=0, slope=0.0, turned=True, whole=True, block_p=16, block_n=16,
+        block_k=64,
+    )  # fmt: skip
+    assert torch.equal(out[:, :16], x[-1:, :16].expand(outputs, -1))
 
 
 def test_kernels_in_the_interpreter():
