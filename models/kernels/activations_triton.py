@@ -28,7 +28,10 @@ def activate(y, activation: tl.constexpr, slope: tl.constexpr, alpha, beta):
     elif activation == 3:
         y = y * tl.sigmoid(1.5957691216057308 * (y + 0.044715 * y * y * y))  # 2·sqrt(2/π): 1 + tanh(a) = 2·sigmoid(2a)
     elif activation == 4:
-        y = tl.maximum(y, y * slope) if slope <= 1 else tl.where(y >= 0, y, y * slope)
+        if slope == 0:
+            y = tl.where(y < 0, 0.0, y)  # -inf becomes 0, as in a ReLU
+        else:
+            y = tl.maximum(y, y * slope) if slope <= 1 else tl.where(y >= 0, y, y * slope)
     elif activation == 5:
         y = y + beta * _square_of_sine(alpha * y)
     return y
