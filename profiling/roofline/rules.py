@@ -104,7 +104,9 @@ def _mend(e: Evidence) -> _Steps:
 
 
 def _tune(e: Evidence) -> _Steps:
-    tunable = sum(each.ms for each in e.kernels if each.kind in ("gemm", "conv"))
+    # A convolution of unknown cost is a kernel of the model's own: a compiler does not tune it.
+    known = (each for each in e.kernels if each.kind == "gemm" or (each.kind == "conv" and each.gbps is not None))
+    tunable = sum(each.ms for each in known)
     if e.here.compiles and tunable > MOST * sum(each.ms for each in e.kernels):
         variant = "compile+max_autotune+cuda_graph" if e.on_gpu else "compile+max_autotune"
         yield NextStep(words="max_autotune", advice=f"tune GEMMs and convolutions ({variant})", variant=variant)

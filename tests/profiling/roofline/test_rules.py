@@ -262,6 +262,8 @@ def test_where_no_word_fits_kernels_are_named_with_their_share():
             verdict = judged(CAPTURED, multiprocessors=132, kernels_by_time=(kernel(name, 5.0, blocks=blocks),))
             assert verdict.evidence[0] == f"50% {words}{grid}"
     assert verdict.steps[0].words == "max_autotune", "GEMMs take most of the time"
+    own = judged(CAPTURED, kernels_by_time=(kernel("_convolution_1x1", 5.0, "conv"),))
+    assert own.steps[0].words == "convolutions 5 of 10 ms", "a compiler does not tune what no operator of torch starts"
 
 
 @pytest.mark.parametrize(
