@@ -59,19 +59,34 @@ def goes_by_rows(
     return is_small and is_dense and size[1] >= LEAST_WIDTH
 
 
+def is_pointwise(form: Tensor, packed: Tensor, stride: list[int], before: list[int], size: list[int]) -> bool:
+    """Return whether each position of the result is the product of one position of the input and one weight."""
+    is_one_product = packed.shape[:2] == (1, 1) and {*stride} == {1}
+    return is_one_product and not any(before) and form.shape[2:] == torch.Size(size)
+
+
 def shares_norms(
     form: Tensor, packed: Tensor, kernel: list[int], stride: list[int], before: list[int], dilation: list[int],
     size: list[int],
 ) -> tuple[bool, bool]:  # fmt: skip
-    """Return whether a convolution of `form` normalises its input, and whether it returns statistics of its result.
+    """Return whether a convolution can normalise its input, and whether it can return statistics of its result.
 
-    With several taps it would normalise each number once for each tap. Statistics cost little where a thread has many
-    positions of few channels: with one tap, and by rows where a group has at most 16 channels. The other arguments are
-    those of `convolution`.
+    A kernel with several taps reads each number several times, and would normalise it as often. Statistics cost little
+    where a thread has many positions of few channels: in 1×1 convolutions, and by rows where a group has at most 16
+    channels.
+
+    Args:
+        form: a tensor with the shape, dtype and memory format of the input.
+        packed: as for `convolution`, like the rest.
+        kernel: size of the kernel.
+        stride: in each dim.
+        before: zeros before the first element.
+        dilation: in each dim.
+        size: of the result.
     """
-    is_flat = packed.shape[:2] == (1, 1) and form.shape[2:] == torch.Size(size) and {*stride} == {1} and not any(before)
+    pointwise = is_pointwise(form, packed, stride, before, size)
     by_rows = goes_by_rows(form, packed, kernel, stride, dilation, size)
-    return is_flat, is_flat or (by_rows and max(packed.shape[2:]) <= 16)
+    return pointwise, pointwise or (by_rows and max(packed.shape[2:]) <= 16)
 
 
 def pack(weight: Tensor, groups: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernels of `convolution.py`: for 1×1 kernels, small 3×3 ones by rows, depthwise ones, and all others."""
+"""Triton kernels for convolutions: 1×1, 3×3 of small groups row by row, depthwise, and one kernel for the rest."""
 
 import math
 
@@ -10,7 +10,7 @@ from torch.library import triton_op, wrap_triton
 
 from models.kernels.activations import ACTIVATIONS
 from models.kernels.activations_triton import activate
-from models.kernels.convolution import goes_by_rows, shares_norms
+from models.kernels.convolution import goes_by_rows, is_pointwise, shares_norms
 from models.kernels.fused_norm import alignment, channels_last, in_format_of
 
 PROGRAMS = 256  # at least, where there are so many tiles: almost two for each multiprocessor of an H100
@@ -35,7 +35,10 @@ def _store(
     sums, at, channel, real, is_channel, bias, residual, alpha, beta, out,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
 ):  # fmt: skip
-    """Apply bias, residual and activation to `sums`; store and return the result (fp32); `channel` has its dims."""
+    """Apply bias, residual and activation to `sums`, store the result and return it in fp32.
+
+    `channel` and `is_channel` have the dims of `sums`, one of them of size 1.
+    """
     if has_bias:
         sums += tl.load(bias + channel, mask=is_channel, other=0.0)
     if has_residual:
@@ -64,7 +67,7 @@ def _normalised(
     here, given, table, channel, channels, is_channel, first_alpha, first_beta,
     first_activation: tl.constexpr, first_slope: tl.constexpr,
 ):  # fmt: skip
-    """Return the activation of the norm of `here`, and zeros where nothing is given; `channel` has its dims."""
+    """Return the activation of the norm of `here`, zeros outside the mask `given`; `channel` has the dims of `here`."""
     of = table + tl.program_id(1) * 5 * channels + channel
     scale = tl.load(of + 2 * channels, mask=is_channel, other=0.0)
     offset = tl.load(of + 4 * channels, mask=is_channel, other=0.0)
@@ -89,7 +92,8 @@ def _convolution_1x1(
 
     `turned` computes it as [outputs, positions]: a thread then has many positions of few outputs, so that their
     statistics are sums in registers. In the other order what a thread normalises goes to the product in registers.
-    `whole`: every tile is full, so that positions need no mask. `aligned`: divides the number of positions.
+    `whole`: every tile is full, so that positions need no mask. `aligned`: a power of two that divides the number of
+    positions; the product below tells Triton, which itself looks for a factor of 16 only.
     """
     if aligned > 1:
         positions = positions // aligned * aligned
@@ -157,7 +161,7 @@ def _convolution_taps(
     block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of positions and outputs of one block; programs with the same positions are neighbours."""
-    if aligned > 1:
+    if aligned > 1:  # as in `_convolution_1x1`
         out_c, size_w = out_c // aligned * aligned, size_w // aligned * aligned
     across: tl.constexpr = (outputs + block_n - 1) // block_n
     steps: tl.constexpr = (inputs + block_k - 1) // block_k
@@ -309,12 +313,11 @@ def convolution(
     if channels_last(x) is None:
         x = x.contiguous()
     geometry = (kernel, stride, before, dilation, size)
+    if statistics and not shares_norms(x, packed, *geometry)[1]:
+        x = x.movedim(1, -1).contiguous().movedim(-1, 1)  # a compiler may have changed the layout since it was traced
     normalises, leaves = shares_norms(x, packed, *geometry)
-    if statistics and not leaves:  # another pass of a compiler may have changed the layout that was looked at
-        x = x.movedim(1, -1).contiguous().movedim(-1, 1)
-        normalises, leaves = shares_norms(x, packed, *geometry)
     if (table is not None and not normalises) or (statistics and not leaves):
-        raise ValueError("a convolution of this form does not share the work of a norm: ask shares_norms() first")
+        raise ValueError("this convolution cannot share the work of a norm: ask shares_norms() before you pass a table")
     n, c, innermost = x.shape[0], blocks * outputs, channels_last(x)
     positions = math.prod(size)
     rows = [math.prod(size[dim + 1 :]) * (c if innermost else 1) for dim in range(len(size))]
@@ -327,8 +330,8 @@ def convolution(
         "activation": ACTIVATIONS.index(activation), "slope": slope,
     }  # fmt: skip
     is_wide = x.dtype == torch.float32
-    if normalises:
-        tile = _flat_tile(positions, inputs, outputs, n, is_wide, table is not None)
+    if is_pointwise(x, packed, stride, before, size):
+        tile = _pointwise_tile(positions, inputs, outputs, n, is_wide, table is not None)
         tiles = triton.cdiv(positions, tile["block_p"])
         partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
         first = (packed if each is None else each for each in (table, first_alpha, first_beta))
@@ -382,7 +385,7 @@ def convolution(
     return [out]
 
 
-def _flat_tile(
+def _pointwise_tile(
     positions: int, inputs: int, outputs: int, batch: int, is_wide: bool, has_table: bool
 ) -> dict[str, int | bool]:
     """Return the tile of a 1×1 convolution: positions, outputs and inputs at once, their order, warps and stages.

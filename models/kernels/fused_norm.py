@@ -41,9 +41,10 @@ def channels_last(x: Tensor) -> bool | None:
 
 
 def alignment(elements: int) -> int:
-    """Return the largest power of two, at most 16, that divides a number of elements: a kernel may read as many.
+    """Return the largest power of two, at most 16, that divides a number of elements.
 
-    Triton itself looks only whether 16 divides a number, and reads single elements where it does not.
+    A kernel can read this many at once. Triton by itself checks only whether 16 divides a stride, and otherwise reads
+    single elements.
     """
     return math.gcd(elements, 16)
 

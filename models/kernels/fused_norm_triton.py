@@ -116,7 +116,7 @@ def _norm_partial(
     Sums are of differences from the mean of the first tile. That tile is part of the sum of squares: where its mean is
     far from that of the rest, the sum is as large, so that what the subtraction rounds away is small beside it.
     """
-    if aligned > 1:
+    if aligned > 1:  # tells Triton that it may read so many elements at once
         positions, stride_c = positions // aligned * aligned, stride_c // aligned * aligned
     batch, part = tl.program_id(2).to(tl.int64), tl.program_id(0)
     channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)[:, None]
@@ -217,7 +217,7 @@ def _norm_apply(
     slope: tl.constexpr, block_channels: tl.constexpr, block_positions: tl.constexpr,
 ):  # fmt: skip
     """Write the result of a tile; `x` is the sum where there was one, and then has no bias."""
-    if aligned > 1:
+    if aligned > 1:  # tells Triton that it may read so many elements at once
         positions, stride_c = positions // aligned * aligned, stride_c // aligned * aligned
     batch = tl.program_id(2).to(tl.int64)
     channel = tl.program_id(1) * block_channels + tl.arange(0, block_channels)[:, None]

@@ -241,7 +241,10 @@ def same(one: Any, other: Any) -> bool:
 
 
 def same_keys(one: Mapping[Hashable, Any], other: Mapping[Hashable, Any]) -> bool:
-    """Return whether two contents have the same keys in the same order. `==` compares tensors element by element."""
+    """Return whether two dicts have the same keys in the same order.
+
+    Keys may be tensors, which `==` would compare element by element.
+    """
     pairs = zip(one, other, strict=False)
     return one.keys() == other.keys() and all(a is b or (not isinstance(a, Tensor) and a == b) for a, b in pairs)
 

@@ -176,9 +176,9 @@ class ReplaceConvolutions(RewritePass):
 
 
 def _in_format_of(result: Tensor, form: Tensor) -> Tensor:
-    """Return the input with channels last where a library returns the result so: it converts the input itself.
+    """Return `form` with channels last if the library's result has them last: then it converts the input itself.
 
-    A result of one channel or one position is contiguous, too, and shows nothing.
+    A result of one channel or one position is in both formats, and tells nothing.
     """
     is_last = result.is_contiguous(memory_format=torch.channels_last) and not result.is_contiguous()
     converts = is_last and form.dim() == 4 and form.is_contiguous() and form.shape[2:].numel() > 1
@@ -186,10 +186,10 @@ def _in_format_of(result: Tensor, form: Tensor) -> Tensor:
 
 
 def _converted(source: fx.Node, form: Tensor) -> fx.Node:
-    """Return a node of `source` in the memory of `form`; what else reads `source` reads it where any order will do.
+    """Insert a conversion of `source` to channels last and return it; other readers of `source` read it, too.
 
-    The order matters to a view by strides and to writes through a reshape, which may be a copy, however far behind:
-    results mostly have the order of what they are computed from.
+    Not those from which a view by strides or a write is computed, also indirectly: results mostly have the memory
+    format of their inputs, and in another format such a view fails, and the write may go to a copy.
     """
     fixed = set[fx.Node]()
     for node in reversed(source.graph.nodes):

@@ -104,7 +104,7 @@ def _mend(e: Evidence) -> _Steps:
 
 
 def _tune(e: Evidence) -> _Steps:
-    # A convolution of unknown cost is a kernel of the model's own: a compiler does not tune it.
+    # A convolution whose bytes are unknown was not started by an operator of torch, and torch.compile cannot tune it.
     known = (each for each in e.kernels if each.kind == "gemm" or (each.kind == "conv" and each.gbps is not None))
     tunable = sum(each.ms for each in known)
     if e.here.compiles and tunable > MOST * sum(each.ms for each in e.kernels):

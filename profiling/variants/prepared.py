@@ -242,9 +242,10 @@ class PreparedStep:
 
 
 def _sessions_of_module(component: Component) -> list[list[Outputs]]:
-    """Return the first calls of three sessions of the module itself: with other random numbers, and the first again.
+    """Return what the unchanged module returns in the first calls of three sessions, with the seeds 0, 1 and 0 again.
 
-    They begin without what the warm calls made, on other inputs than those. The state is afterwards as before.
+    Each session begins from the state before the warm-up calls, and has other inputs than these. Afterwards the state
+    is as it was.
     """
     sessions = []
     with component.kept.unchanged():

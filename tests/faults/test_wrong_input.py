@@ -247,7 +247,7 @@ COMPONENT = (
 
 
 def node_of(component, change):
-    """Return the YAML of a component with a change, which is written as on the command line."""
+    """Return the YAML of a component, changed by an override as one would write it on the command line."""
     node = OmegaConf.load(OUTSIDE / "component" / f"{component}.yaml")[component]
     if change:
         given = OverridesParser.create().parse_override(change)

@@ -46,7 +46,7 @@ def test_low_precision_stays_near_fp32_and_on_its_device(name, dtype):
     assert all(output.dtype == dtype for output in (*outputs, *rounded))
 
 
-#: A stage that resamples and one that does not; more of them would take longer to trace.
+#: Two stages, one that changes the resolution and one that does not: more stages would only make tracing slower.
 TWO_STAGES = {"strides": (2, 1)}
 
 
