@@ -40,7 +40,7 @@ def _answer_section(data: RunData) -> Section:
     return replace(answer_section(data), charts=time_charts(data))
 
 
-def _skipped_section(data: RunData) -> Section:
+def skipped_section(data: RunData) -> Section:
     """Return a line with the number of skipped cells and the most frequent reason, and a table of all reasons."""
     reasons: dict[str, list[Record]] = {}
     for record in data.records:
@@ -66,7 +66,7 @@ _SECTIONS = (
     _answer_section,
     tune_section,  # the winner is what a search is for
     status_section,
-    _skipped_section,
+    skipped_section,
     check_section,
     realtime_section,
     launches_section,

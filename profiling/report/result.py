@@ -15,7 +15,7 @@ from profiling.report.answer import answer_section, holds_words, notes_section, 
 from profiling.report.format import significant
 from profiling.report.page import Section, render_fragment
 from profiling.report.realtime import realtime_section
-from profiling.report.render import section_text, write_report
+from profiling.report.render import section_text, skipped_section, write_report
 from profiling.report.run_data import load_run, name_of
 from profiling.results.record import Record
 from profiling.results.run_folder import check_is_new
@@ -97,7 +97,8 @@ class RunResult:
         loops = (realtime_section(data),) if data.loops else (answer_section(data),)
         best = [record for group in by_component(data.timed).values() if (record := fastest_correct(group)) is not None]
         lines = [line for record in best for line in self._rate_line(record)]
-        return (*loops, Section("rate", "Frame rate", lines), status_section(data), notes_section(data))
+        rate = Section("rate", "Frame rate", lines)
+        return (*loops, rate, status_section(data), skipped_section(data), notes_section(data))
 
     def _rate_line(self, record: Record) -> list[str]:
         """Say whether calls deliver their frames at that rate."""

@@ -55,7 +55,7 @@ class Rewrite(Transform):
             for each in applied:
                 graph = each.after
                 counts.append(each.replaced)
-                notes += [f"{each.name} leaves {count}: {reason}" for reason, count in each.left.items()]
+                notes += [f"{each.name} left {count} in place ({reason})" for reason, count in each.left.items()]
             graphs.append((inputs, graph))
         changed: int | None = sum(each or 0 for each in counts)
         if not changed and (not counts or None in counts):

@@ -31,6 +31,7 @@ from profiling.results.jsonl import append_record
 from profiling.run.cell import inputs_text
 from profiling.variants.recipe import Recipe
 from profiling.variants.rewrite import Rewrite
+from profiling.variants.transforms import ChannelsLast
 from profiling.variants.variant import Step, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,12 +75,13 @@ class Other(Variant):
 
 @pytest.fixture(scope="module")
 def result():
-    return profiling.profile(Net(), inputs(), {"baseline": Recipe(), "other": Other()}, fps=0.001, **QUICK)
+    variants = {"baseline": Recipe(), "other": Other(), "idle": Recipe(transforms=[ChannelsLast()])}
+    return profiling.profile(Net(), inputs(), variants, fps=0.001, **QUICK)
 
 
 def test_records_and_the_answer(result):
     statuses = {record.cell: record.status for record in result.records}
-    assert statuses == {("Net", "baseline"): "ok", ("Net", "other"): "ok"}
+    assert statuses == {("Net", "baseline"): "ok", ("Net", "other"): "ok", ("Net", "idle"): "skipped"}
     best = result.best("Net")
     assert best is result.best()
     assert (best.parity.passed, best.weights, best.notes) == (True, "the caller's", ())
@@ -87,6 +89,7 @@ def test_records_and_the_answer(result):
     said = " ".join(str(result).split())
     assert "0.001 FPS: undecided: 0 of " in said, "too few calls to tell"
     assert f"Net, {best.variant}: max " in said, "which carry no p99 either"
+    assert "1 cell skipped: idle (" in said
     html = result._repr_mimebundle_()["text/html"]
     assert "<table>" in html
     assert "fastest correct" in html
