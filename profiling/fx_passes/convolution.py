@@ -118,6 +118,16 @@ def for_each_dim(value: Any, dims: int, default: int) -> list[int]:
     return values * dims if len(values) == 1 else values
 
 
+def zeros_before(args: dict[str, Any]) -> list[int]:
+    """Return the zeros that a convolution itself adds before the first element of each dim, from its `arguments`."""
+    weight: Any = node_info(args["weight"])
+    dims, padding = len(weight.shape) - 2, args["padding"]
+    if padding == "same":
+        reach = zip(for_each_dim(args["dilation"], dims, 1), weight.shape[2:], strict=True)
+        return [dilation * (size - 1) // 2 for dilation, size in reach]
+    return for_each_dim(0 if padding == "valid" else padding, dims, 0)
+
+
 def _has_form_of(added: Any, conv: fx.Node) -> bool:
     one, other = node_info(added), node_info(conv)
     if one is None or other is None or is_written(added):

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.nn import functional as F
 
 from profiling.fx_passes.activation import activation_after, add_vector
-from profiling.fx_passes.convolution import CONVOLUTION_ARGUMENTS, CONVOLUTIONS, for_each_dim
+from profiling.fx_passes.convolution import CONVOLUTION_ARGUMENTS, CONVOLUTIONS, for_each_dim, zeros_before
 from profiling.fx_passes.nodes import (
     add_constant,
     arguments,
@@ -215,12 +214,7 @@ def _before(args: dict[str, Any], dims: int) -> tuple[Any, list[int]]:
 
     Zeros that a call before it adds belong to it, too; those behind follow from the size of its result.
     """
-    source, padding = args["input"], args["padding"]
-    if padding == "same":
-        reach = zip(for_each_dim(args["dilation"], dims, 1), node_info(args["weight"]).shape[2:], strict=True)  # pyright: ignore
-        before = [dilation * (size - 1) // 2 for dilation, size in reach]
-    else:
-        before = for_each_dim(0 if padding == "valid" else padding, dims, 0)
+    source, before = args["input"], zeros_before(args)
     pad = arguments(source, "input", "pad", "mode", "value") if name_of_call(source) == "pad" else {"pad": None}
     amounts = pad["pad"]
     if amounts is None or pad["mode"] not in (None, "constant") or pad["value"] or min(amounts) < 0:
@@ -238,40 +232,3 @@ def _sum_after(node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
         if one is node and added is not node and same_form(user, node) and same_form(added, node):
             return (user, added) if not is_written(added) else (node, None)
     return node, None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommuteUpsampling(RewritePass):
-    """Move a 1×1 convolution before the nearest-neighbour upsampling that it reads: the same numbers, from fewer."""
-
-    def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
-        """Return the upsampling of the convolution of what is upsampled, where nothing else reads that."""
-        if not is_call(node, *CONVOLUTIONS):
-            return None
-        conv = arguments(node, *CONVOLUTION_ARGUMENTS)
-        up: Any = conv["input"]
-        if not is_call(up, F.interpolate) or not is_read_once(up):
-            return None
-        options = arguments(up, "input", "size", "scale_factor", "mode")
-        weight, before, after = node_info(conv["weight"]), node_info(options["input"]), node_info(up)
-        if (
-            weight is None
-            or before is None
-            or after is None
-            or options["mode"] not in (None, "nearest", "nearest-exact")
-        ):
-            return None
-        dims = len(weight.shape) - 2
-        is_pointwise = set(weight.shape[2:]) == {1} and set(for_each_dim(conv["stride"], dims, 1)) == {1}
-        is_padded = conv["padding"] not in ("same", "valid") and any(for_each_dim(conv["padding"], dims, 0))
-        if (
-            not is_pointwise
-            or is_padded
-            or any(one > other for one, other in zip(before.shape, after.shape, strict=True))
-        ):
-            return None
-        graph = module.graph
-        rest = {name: value for name, value in node.kwargs.items() if name != "input"}
-        small: Any = graph.call_function(node.target, (options["input"], *node.args[1:]), rest)  # pyright: ignore
-        rest = {name: value for name, value in up.kwargs.items() if name != "input"}
-        return graph.call_function(F.interpolate, (small, *up.args[1:]), rest)

@@ -1,4 +1,4 @@
-"""The steps fused_norm, grouped_conv and pointwise_conv together, on decoders."""
+"""The steps fold_upsampling, fused_norm, grouped_conv and pointwise_conv together, on decoders."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from profiling.components.instantiate import instantiate
 from profiling.variants.recipe import Recipe
 from profiling.variants.rewrite import Rewrite
 
-STEPS = "channels_last+fused_norm+grouped_conv+pointwise_conv"
+STEPS = "channels_last+fold_upsampling+fused_norm+grouped_conv+pointwise_conv"
 
 
 def image_decoder():
@@ -44,12 +44,12 @@ def randomised(module):
     return module
 
 
-#: Places that each step replaces (norms, grouped and pointwise convolutions), and norms that convolutions compute.
+#: Places that each step replaces (upsampling, norms, grouped and pointwise convolutions), and norms in convolutions.
 DECODERS = {
-    image_decoder: [9, 4, 10, 4],
-    audio_decoder: [24, 12, 26, 12],
-    stable_diffusion: [14, 0, 1, 0],
-    wan: [13, 0, 2, 0],
+    image_decoder: [0, 9, 4, 10, 4],
+    audio_decoder: [3, 24, 12, 26, 12],
+    stable_diffusion: [1, 14, 0, 1, 0],
+    wan: [1, 13, 0, 2, 0],
 }
 
 
@@ -95,7 +95,7 @@ def test_decoders_on_the_gpu(build, compiled, tmp_path, monkeypatch):
     inputs = {name: x.cuda() for name, x in inputs.items()}
     with torch.no_grad():
         expected = module(**inputs)
-        counted = [count for count in zip(STEPS.split("+")[1:], DECODERS[build][:3], strict=True) if count[1]]
+        counted = [count for count in zip(STEPS.split("+")[1:], DECODERS[build][:4], strict=True) if count[1]]
         names = [*["channels_last"] * (build is not audio_decoder), *(name for name, _ in counted)]
         (node,) = named_recipes(["+".join(names) + compiled + "+cuda_graph"]).values()
         parts = {name: node[name] and instantiate(node[name], f"variant.{name}") for name in ("compiler", "capture")}

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from models.kernels.convolution import convolution, pack, shares_norms
 from models.kernels.fused_norm import fused_norm, norm_table
-from profiling.fx_passes.kernel_convolution import CommuteUpsampling, ReplaceConvolutions
+from profiling.fx_passes.kernel_convolution import ReplaceConvolutions
 from profiling.fx_passes.norm import FuseNorms
 
 KERNELS = {"norm": fused_norm, "table": norm_table}
@@ -208,23 +208,3 @@ def test_what_stays_says_why():
     module = Net(lambda self, x: self.conv(self.conv(x)), conv=nn.Conv1d(6, 6, 3, groups=2))
     traced, counts = applied([refuses_all], module, 1e-5, x=f32(1, 6, 8))
     assert (counts, traced.meta["left"]) == ([0], {"too small": 2})
-
-
-@pytest.mark.parametrize(
-    ("conv", "up", "commuted"),
-    [
-        (nn.Conv2d(6, 4, 1), {"scale_factor": 2}, 1),
-        (nn.Conv2d(6, 4, 1, bias=False), {"size": (7, 9), "mode": "nearest-exact"}, 1),
-        (nn.Conv2d(6, 4, 3, padding=1), {"scale_factor": 2}, 0),
-        (nn.Conv2d(6, 4, 1, padding=1), {"scale_factor": 2}, 0),
-        (nn.Conv2d(6, 4, 1, stride=2), {"scale_factor": 2}, 0),
-        (nn.Conv2d(6, 4, 1), {"scale_factor": 2, "mode": "bilinear"}, 0),
-        (nn.Conv2d(6, 4, 1), {"scale_factor": 0.5}, 0),
-    ],
-)
-def test_upsampling_after_a_pointwise_convolution(conv, up, commuted):
-    module = Net(lambda self, x: self.conv(F.interpolate(x, **up)), conv=conv)
-    traced, counts = applied([CommuteUpsampling()], module, 1e-6, x=f32(2, 6, 4, 4))
-    assert counts == [commuted]
-    names = [node.target.__name__ for node in traced.graph.nodes if node.op == "call_function"]
-    assert names == (["conv2d", "interpolate"] if commuted else ["interpolate", "conv2d"])

@@ -1,0 +1,222 @@
+"""The pass that computes a convolution after nearest-neighbour upsampling from the tensor before it.
+
+Upsampling by a factor writes each number so many times, and a convolution multiplies the copies by different weights.
+The number times the sum of those weights is the same, and takes fewer products: 4 for each result instead of 9 for a
+3×3 kernel and a factor of 2, 3 instead of 14 for a kernel of 14 and a factor of 7. Results at different places between
+two numbers need different sums: they are outputs of one convolution, and are put in order behind it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+from profiling.fx_passes.activation import random_numbers, tried
+from profiling.fx_passes.convolution import CONVOLUTION_ARGUMENTS, CONVOLUTIONS, for_each_dim, zeros_before
+from profiling.fx_passes.nodes import add_constant, arguments, is_call, is_written, node_info
+from profiling.fx_passes.passes import RewritePass
+from profiling.fx_passes.regions import Graph, name_of_call
+
+#: Calls of which upsampling, and zeros around it, may consist; what they compute is tried on numbers.
+_COPIES = frozenset(
+    {"interpolate", "pad", "repeat_interleave", "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "reshape"}
+    | {"flatten", "unflatten", "contiguous", "clone", "to", "type", "type_as", "float", "double", "half", "bfloat16"}
+)
+#: Calls in them, at most.
+_MOST_CALLS = 10
+_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+@dataclass(frozen=True)
+class _Upsampling:
+    """A tensor whose numbers a convolution reads `factors` times in each dim, with `before` zeros before them."""
+
+    source: fx.Node
+    factors: list[int]
+    before: list[int]
+
+    def sizes(self, dims: int) -> list[int]:
+        """Return the size of the source in each dim; a sequence read as a picture has one row."""
+        sizes = _shape(self.source)[2:]
+        return [*[1] * (dims - len(sizes)), *sizes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldUpsampling(RewritePass):
+    """Replace convolutions after nearest-neighbour upsampling, also written out, where that takes fewer products.
+
+    A 1×1 convolution moves before the upsampling: the same numbers, from fewer. A larger one gets sums of its weights,
+    added up in fp64 and rounded to the weight's dtype.
+    """
+
+    def rewrite(self, module: fx.GraphModule) -> int:
+        """Replace each such convolution; `module.meta["left"]` counts why others stay."""
+        graph, left, replaced = Graph(module), Counter[str](), 0
+        for node in list(module.graph.nodes):
+            args: Any = arguments(node, *CONVOLUTION_ARGUMENTS) if is_call(node, *CONVOLUTIONS) else {"input": None}
+            info = node_info(args["input"])
+            if info is None or info.shape[0] != _shape(node)[0] or len(info.shape) != len(_shape(args["weight"])):
+                continue
+            try:
+                found = _upsampling_before(graph, node, args["input"])
+                reason = None if found is None else _misfit(graph, args, found)
+            except torch.OutOfMemoryError:
+                found, reason = None, "too little memory to try what is before it on numbers"
+            if reason is not None:
+                left[reason] += 1
+            elif found is not None:
+                with module.graph.inserting_before(node):
+                    new = _replacement(graph, node, args, found)
+                new.meta = dict(node.meta)
+                node.replace_all_uses_with(new)
+                replaced += 1
+        module.meta["left"] = left
+        return replaced
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    info: Any = node_info(node)
+    return info.shape
+
+
+def _upsampling_before(graph: Graph, conv: fx.Node, last: fx.Node) -> _Upsampling | None:
+    """Return the upsampling of which only `conv` reads the result `last`, the longest one; None if there is none."""
+    found, source = None, last
+    while name_of_call(source) in _COPIES and isinstance(source.args[0], fx.Node):
+        source = source.args[0]
+        region = _calls_between(graph, source, last, conv)
+        info = node_info(source)
+        if region is None or info is None or is_written(source) or not info.dtype.is_floating_point:
+            continue
+        if len(info.shape) > 2 and len(_shape(conv)) - len(info.shape) in (0, 1):
+            found = tried(_upsampling_of, graph, source, region) or found
+    return found
+
+
+def _calls_between(graph: Graph, source: fx.Node, last: fx.Node, reader: fx.Node) -> list[fx.Node] | None:
+    """Return the calls that compute `last` from `source`, in order; None if others than `reader` read them."""
+    inside = set[fx.Node]()
+
+    def admit(node: fx.Node) -> bool:
+        if node is source or node in graph.constants or node in inside:
+            return True
+        if name_of_call(node) not in _COPIES or is_written(node) or len(inside) == _MOST_CALLS:
+            return False
+        inside.add(node)
+        return all(map(admit, node.all_input_nodes))
+
+    if not admit(last) or any(user not in inside and user is not reader for node in inside for user in node.users):
+        return None
+    return sorted(inside, key=graph.order.__getitem__)
+
+
+def _upsampling_of(graph: Graph, source: fx.Node, region: list[fx.Node]) -> _Upsampling | None:
+    """Return the factors by which a region upsamples `source`, or None if it computes anything else."""
+    x = random_numbers(source, 1.0, 0.0).abs() + 1  # no zeros: those of the result are what the region adds
+    result = graph.values(region, source, x)[region[-1]]
+    x = x.unsqueeze(2) if result.dim() > x.dim() else x
+    factors, before, pads = list[int](), list[int](), list[int]()
+    for dim in range(2, x.dim()):
+        filled = (result != 0).movedim(dim, 0).flatten(1).any(1).nonzero()
+        first, (factor, rest) = int(filled[0]), divmod(len(filled), x.shape[dim])
+        if rest:
+            return None
+        x = x.repeat_interleave(factor, dim)
+        factors.append(factor)
+        before.append(first)
+        pads = [first, result.shape[dim] - first - len(filled), *pads]
+    is_same = math.prod(factors) > 1 and torch.equal(F.pad(x, pads), result)
+    return _Upsampling(source, factors, before) if is_same else None
+
+
+def _misfit(graph: Graph, args: dict[str, Any], found: _Upsampling) -> str | None:
+    """Return why a convolution after upsampling stays, or None."""
+    sizes = _shape(args["weight"])[2:]
+    strides, dilations = (for_each_dim(args[name], len(sizes), 1) for name in ("stride", "dilation"))
+    if {*strides, *dilations, args["groups"] or 1} != {1}:
+        return "it has groups, or a stride or dilation of more than 1"
+    if graph.constant(args["weight"]) is None or (args["bias"] and graph.constant(args["bias"]) is None):
+        return "its weight or its bias is computed"
+    if math.prod(sizes) == 1:
+        upsampled = list(map(operator.mul, found.sizes(len(sizes)), found.factors))
+        is_padded = any(zeros_before(args)) or list(_shape(args["input"])[2:]) != upsampled
+        return "zeros are added before it" if is_padded else None
+    if math.prod(map(_window, sizes, found.factors)) >= math.prod(sizes):
+        return "before the upsampling it takes as many products"
+    return None
+
+
+def _window(size: int, factor: int) -> int:
+    """Return how many numbers, at most, a kernel of `size` elements reads of those that upsampling repeats."""
+    return (factor + size - 2) // factor + 1
+
+
+def _summed(weight: Tensor, factors: list[int]) -> Tensor:
+    """Return the sums of a weight [outputs, inputs, *kernel] for each place: [*factors, outputs, inputs, *window].
+
+    At place `r` between two numbers, element `t` of the kernel reads the number `(r + t) // factor`.
+    """
+    sums = weight.double()
+    for factor in factors:
+        size = sums.shape[2]
+        place, element = (torch.arange(length, device=weight.device) for length in (factor, size))
+        is_read = F.one_hot((place[:, None] + element) // factor, _window(size, factor))  # [place, element, number]
+        sums = torch.tensordot(sums, is_read.to(sums), dims=([2], [1]))  # pyright: ignore[reportArgumentType]
+    dims = len(factors)
+    return sums.permute(*range(2, 2 + 2 * dims, 2), 0, 1, *range(3, 3 + 2 * dims, 2)).to(weight.dtype)
+
+
+def _replacement(graph: Graph, node: fx.Node, args: dict[str, Any], found: _Upsampling) -> fx.Node:
+    """Insert the convolution of `found.source`, and what puts its results in order; return the last node."""
+    nodes, source, factors = graph.module.graph, found.source, found.factors
+    given: Any = node_info(args["input"])
+    out: Any = node_info(node)
+    info: Any = node_info(source)
+    weight: Any = graph.constant(args["weight"])
+    bias = graph.constant(args["bias"])
+    dims, outputs = len(factors), len(weight)
+    last = _CHANNELS_LAST.get(dims, torch.contiguous_format)
+    if len(info.shape) < len(given.shape):
+        source = nodes.call_method("unsqueeze", (source, 2))
+    if info.dtype != given.dtype:
+        source = nodes.call_method("to", (source, given.dtype))
+    if given.zeros("meta").is_contiguous(memory_format=last):
+        source = nodes.call_method("contiguous", (source,), {"memory_format": last})
+    convolution: Any = node.target
+    if weight[0, 0].numel() == 1:
+        small = nodes.call_function(convolution, (source, args["weight"], args["bias"]))
+        return nodes.call_function(F.interpolate, (small, list(out.shape[2:])))
+    pads, starts, counts = list[int](), list[int](), list[int]()
+    zeros = [own + added for own, added in zip(zeros_before(args), found.before, strict=True)]
+    sizes = zip(found.sizes(dims), factors, weight.shape[2:], zeros, out.shape[2:], strict=True)
+    for size, factor, kernel, zero, results in sizes:  # result `i` is in the window at `(i - zero) // factor`
+        window = _window(kernel, factor)
+        pad = max(-(-zero // factor), (results - 1 - zero) // factor + window - size, 0)
+        pads.append(pad)
+        starts.append(factor * pad - zero)
+        counts.append((size + 2 * pad - window + 1) * factor)
+    summed = _summed(weight, factors).flatten(0, dims)
+    if weight.is_contiguous(memory_format=last):
+        summed = summed.contiguous(memory_format=last)
+    repeated = None if bias is None else add_constant(graph.module, "bias", bias.repeat(math.prod(factors)))
+    new = nodes.call_function(convolution, (source, add_constant(graph.module, "weight", summed), repeated, 1, pads))
+    new = nodes.call_method("unflatten", (new, 1, (*factors, outputs)))
+    placed = [each for dim in range(dims) for each in (dims + 2 + dim, dim + 1)]
+    if last != torch.contiguous_format and out.zeros("meta").is_contiguous(memory_format=last):
+        new = nodes.call_function(torch.permute, (new, (0, *placed, dims + 1)))
+        new = nodes.call_function(torch.reshape, (new, (out.shape[0], *counts, outputs)))
+        new = nodes.call_method("movedim", (new, -1, 1))
+    else:
+        last = torch.contiguous_format
+        new = nodes.call_function(torch.permute, (new, (0, dims + 1, *placed)))
+        new = nodes.call_function(torch.reshape, (new, (out.shape[0], outputs, *counts)))
+    for dim, (start, results) in enumerate(zip(starts, out.shape[2:], strict=True)):
+        new = nodes.call_method("narrow", (new, dim + 2, start, results))
+    return nodes.call_method("contiguous", (new,), {"memory_format": last})

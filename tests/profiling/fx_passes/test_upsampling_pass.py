@@ -1,0 +1,132 @@
+"""Convolutions after nearest-neighbour upsampling, computed before it."""
+
+import pytest
+import torch
+from fixed_component import Net
+from fx_networks import applied, calls, f32
+from torch import nn
+from torch.nn import functional as F
+
+from profiling.fx_passes.upsampling import FoldUpsampling
+
+
+def interpolated(**options):
+    return lambda x: F.interpolate(x, **options)
+
+
+def written_out(x):
+    return x.unsqueeze(-1).expand(-1, -1, -1, 7).flatten(2)
+
+
+def as_in_float32(x):
+    return F.interpolate(x.float(), scale_factor=(2.0, 2.0), mode="nearest-exact").type_as(x)
+
+
+def last(x):
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+#: Convolution, what is before it, the shape of the input, and the weight of the convolution that replaces it.
+FOLDED = {
+    "3x3 of a picture": (nn.Conv2d(6, 4, 3, padding=1), interpolated(scale_factor=2), (2, 6, 5, 4), (16, 6, 2, 2)),
+    "channels last": (
+        nn.Conv2d(6, 4, 3, padding=1).to(memory_format=torch.channels_last),
+        lambda x: F.interpolate(last(x), scale_factor=2),
+        (2, 6, 5, 4),
+        (16, 6, 2, 2),
+    ),
+    "casts": (nn.Conv2d(6, 4, 3, padding=1), as_in_float32, (2, 6, 5, 4), (16, 6, 2, 2)),
+    "valid": (nn.Conv2d(6, 4, 3, bias=False), interpolated(size=(10, 12)), (1, 6, 5, 4), (24, 6, 2, 2)),
+    "same": (nn.Conv2d(6, 4, (5, 4), padding="same"), interpolated(scale_factor=2), (1, 6, 5, 4), (16, 6, 3, 3)),
+    "in one dim": (nn.Conv2d(6, 4, 3, padding=2), interpolated(scale_factor=(1, 3)), (1, 6, 5, 4), (12, 6, 3, 2)),
+    "sequence": (nn.Conv1d(6, 4, 14), lambda x: F.pad(written_out(x), (6, 7)), (2, 6, 9), (28, 6, 3)),
+    "causal": (nn.Conv1d(6, 4, 8), lambda x: F.pad(x.repeat_interleave(4, -1), (7, 0)), (2, 6, 9), (16, 6, 3)),
+    "wide padding": (nn.Conv1d(6, 4, 5, padding=9), interpolated(scale_factor=3), (2, 6, 4), (12, 6, 3)),
+    "video": (nn.Conv3d(6, 4, 3, padding=1), interpolated(scale_factor=2), (1, 6, 3, 4, 2), (32, 6, 2, 2, 2)),
+    "as a picture": (
+        nn.Conv2d(6, 4, (1, 14)),
+        lambda x: last(F.pad(written_out(x), (6, 7)).unsqueeze(2)),
+        (2, 6, 9),
+        (28, 6, 1, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_the_kernel_of_the_small_picture(name):
+    conv, up, shape, weight = FOLDED[name]
+    module = Net(lambda self, x: torch.tanh(self.conv(up(x))), conv=conv)
+    traced, counts = applied([FoldUpsampling()], module, 1e-6, x=f32(*shape))
+    assert counts == [1]
+    assert calls(traced)["interpolate"] == calls(traced)["pad"] == 0
+    assert [tuple(each.shape) for each in traced.buffers() if each.dim() > 1] == [weight]
+    x = f32(*shape)
+    assert traced(x=x).stride() == module(x=x).stride()
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d(6, 4, 1), nn.Conv2d(6, 4, 1, bias=False)], ids=["bias", "no bias"])
+def test_a_pointwise_convolution_moves_before_the_upsampling(conv):
+    module = Net(lambda self, x: self.conv(F.interpolate(x, scale_factor=2)), conv=conv)
+    traced, counts = applied([FoldUpsampling()], module, 1e-6, x=f32(2, 6, 4, 4))
+    names = [node.target.__name__ for node in traced.graph.nodes if node.op == "call_function"]
+    assert (counts, names) == ([1], ["conv2d", "interpolate"])
+
+
+COMPUTES = "its weight or its bias is computed"
+#: Convolutions that stay, and the reason that is counted; None: what is before them is no upsampling.
+STAY = {
+    "as many products": (
+        nn.Conv2d(6, 4, 2),
+        interpolated(scale_factor=2),
+        "before the upsampling it takes as many products",
+    ),
+    "zeros": (nn.Conv2d(6, 4, 1, padding=1), interpolated(scale_factor=2), "zeros are added before it"),
+    "stride": (
+        nn.Conv2d(6, 4, 3, stride=2),
+        interpolated(scale_factor=2),
+        "it has groups, or a stride or dilation of more than 1",
+    ),
+    "bilinear": (nn.Conv2d(6, 4, 3), interpolated(scale_factor=2, mode="bilinear"), None),
+    "smaller": (nn.Conv2d(6, 4, 1), interpolated(scale_factor=0.5), None),
+    "uneven": (nn.Conv2d(6, 4, 3), interpolated(size=(7, 9)), None),
+    "replicated": (nn.Conv2d(6, 4, 3), lambda x: F.pad(F.interpolate(x, scale_factor=2), (1,) * 4, "replicate"), None),
+    "tiled": (nn.Conv2d(6, 4, 3), lambda x: x.repeat(1, 1, 2, 2), None),
+    "plain": (nn.Conv2d(6, 4, 3), lambda x: x, None),
+}
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_what_stays(name):
+    conv, up, reason = STAY[name]
+    module = Net(lambda self, x: self.conv(up(x)), conv=conv)
+    traced, counts = applied([FoldUpsampling()], module, 1e-6, x=f32(2, 6, 4, 4))
+    assert counts == [0]
+    assert traced.meta["left"] == ({} if reason is None else {reason: 1})
+
+
+def test_upsampling_that_is_read_twice_or_written_to_stays():
+    def twice(self, x):
+        up = F.interpolate(x, scale_factor=2)
+        return self.conv(up) + up[:, :4].mean()
+
+    def written(self, x):
+        x = x * 1
+        part, up = x[:, :4], F.interpolate(x, scale_factor=2)
+        x.mul_(2)
+        return self.conv(up) + part.mean()
+
+    for forward in (twice, written):
+        module = Net(forward, conv=nn.Conv2d(6, 4, 3, padding=1))
+        assert applied([FoldUpsampling()], module, 1e-6, x=f32(2, 6, 4, 4))[1] == [0]
+
+
+def test_bfloat16_is_rounded_once():
+    conv = nn.Conv2d(64, 32, 3, padding=1)
+    module = Net(lambda self, x: self.conv(F.interpolate(x, scale_factor=2)), conv=conv)
+    x = f32(1, 64, 8, 8).bfloat16()
+    expected = module.bfloat16().double()(x=x.double()).detach()
+    module.bfloat16()
+    traced, _ = applied([FoldUpsampling()], module, 1e-2, x=x)
+    assert traced(x=x).dtype == torch.bfloat16
+    own, library = (float((each.double() - expected).norm() / expected.norm()) for each in (traced(x=x), module(x=x)))
+    assert own < 2 * library, "sums of weights are rounded as each weight was"
