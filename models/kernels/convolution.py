@@ -18,8 +18,10 @@ from models.kernels.fused_norm import DTYPES, HAS_TRITON, channels_last, in_form
 LEAST_INPUTS = (32, 16)
 #: Most channels of a block for the kernel that goes by rows: it keeps the weights of nine taps.
 MOST_IN_ROWS = 32
-#: Least width of a result that is computed by rows.
+#: Least width of a result that is computed by rows, or along a sequence.
 LEAST_WIDTH = 32
+#: Most taps along a sequence, where the kernel keeps a sum and a weight for each.
+MOST_TAPS = 11
 
 
 def misfit(form: Tensor, device: torch.device, weight: Tensor, groups: int) -> str | None:
@@ -59,6 +61,17 @@ def goes_by_rows(
     return is_small and is_dense and size[1] >= LEAST_WIDTH
 
 
+def goes_along(form: Tensor, packed: Tensor, kernel: list[int], stride: list[int], size: list[int]) -> bool:
+    """Return whether the kernel reads each position of a sequence once for all results that need it.
+
+    A sequence is in one dim, or is a picture of one row.
+    """
+    is_small = 1 < max(packed.shape[2:]) <= 16 and form.dtype in (torch.float16, torch.bfloat16)
+    is_sequence = len(kernel) == 1 or (kernel[0], form.shape[2]) == (1, 1)
+    is_dense = 1 < kernel[-1] <= MOST_TAPS and {*stride} == {1} and bool(channels_last(form))
+    return is_small and is_sequence and is_dense and size[-1] >= LEAST_WIDTH
+
+
 def is_pointwise(form: Tensor, packed: Tensor, stride: list[int], before: list[int], size: list[int]) -> bool:
     """Return whether each position of the result is the product of one position of the input and one weight."""
     is_one_product = packed.shape[:2] == (1, 1) and {*stride} == {1}
@@ -71,8 +84,8 @@ def shares_norms(
 ) -> tuple[bool, bool]:  # fmt: skip
     """Return whether a convolution can normalise its input, and whether it can return statistics of its result.
 
-    A kernel with several taps reads each number several times, and would normalise it as often. Statistics cost little
-    where a thread has many positions of few channels: in 1×1 convolutions, and by rows where a group has at most 16
+    A kernel that reads each number several times would normalise it as often. Statistics cost little where a thread
+    has many positions of few channels: in 1×1 convolutions, along sequences, and by rows where a group has at most 16
     channels.
 
     Args:
@@ -84,9 +97,9 @@ def shares_norms(
         dilation: in each dim.
         size: of the result.
     """
-    pointwise = is_pointwise(form, packed, stride, before, size)
+    reads_once = is_pointwise(form, packed, stride, before, size) or goes_along(form, packed, kernel, stride, size)
     by_rows = goes_by_rows(form, packed, kernel, stride, dilation, size)
-    return pointwise, pointwise or (by_rows and max(packed.shape[2:]) <= 16)
+    return reads_once, reads_once or (by_rows and max(packed.shape[2:]) <= 16)
 
 
 def pack(weight: Tensor, groups: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernels for convolutions: 1×1, 3×3 of small groups row by row, depthwise, and one kernel for the rest."""
+"""Triton kernels for convolutions: 1×1, 3×3 by rows, along sequences, depthwise, and one kernel for the rest."""
 
 import math
 
@@ -10,10 +10,12 @@ from torch.library import triton_op, wrap_triton
 
 from models.kernels.activations import ACTIVATIONS
 from models.kernels.activations_triton import activate
-from models.kernels.convolution import goes_by_rows, is_pointwise, shares_norms
+from models.kernels.convolution import goes_along, goes_by_rows, is_pointwise, shares_norms
 from models.kernels.fused_norm import alignment, channels_last, in_format_of
 
 PROGRAMS = 256  # at least, where there are so many tiles: almost two for each multiprocessor of an H100
+PIECES = 16  # of a sequence in one program: the rows of one product
+MULTIPROCESSORS = 132  # of an H100
 
 
 @triton.jit
@@ -63,11 +65,8 @@ def _leave(partial, tile, tiles, channel, channels, is_channel, count, mean, squ
 
 
 @triton.jit
-def _normalised(
-    here, given, table, channel, channels, is_channel, first_alpha, first_beta,
-    first_activation: tl.constexpr, first_slope: tl.constexpr,
-):  # fmt: skip
-    """Return the activation of the norm of `here`, zeros outside the mask `given`; `channel` has the dims of `here`."""
+def _norm_of(table, channel, channels, is_channel, first_alpha, first_beta, first_activation: tl.constexpr):
+    """Return scale, offset, alpha and beta of the norm of some channels."""
     of = table + tl.program_id(1) * 5 * channels + channel
     scale = tl.load(of + 2 * channels, mask=is_channel, other=0.0)
     offset = tl.load(of + 4 * channels, mask=is_channel, other=0.0)
@@ -76,7 +75,13 @@ def _normalised(
     if first_activation == 5:
         a = tl.load(first_alpha + channel, mask=is_channel, other=0.0)
         b = tl.load(first_beta + channel, mask=is_channel, other=0.0)
-    first = activate(here.to(tl.float32) * scale + offset, first_activation, first_slope, a, b)
+    return scale, offset, a, b
+
+
+@triton.jit
+def _normalised(here, given, scale, offset, a, b, activation: tl.constexpr, slope: tl.constexpr):
+    """Return the activation of the norm of `here`, zeros outside the mask `given`."""
+    first = activate(here.to(tl.float32) * scale + offset, activation, slope, a, b)
     return tl.where(given, first, 0.0).to(here.dtype)
 
 
@@ -126,10 +131,10 @@ def _convolution_1x1(
         here = tl.load(x_at + step * block_k * x_c, mask=given, other=0.0)
         if has_table:
             input_ = step * block_k + from_x
-            here = _normalised(
-                here, given, table, input_, inputs, input_ < inputs, first_alpha, first_beta,
-                first_activation, first_slope,
-            )  # fmt: skip
+            scale, offset, a, b = _norm_of(
+                table, input_, inputs, input_ < inputs, first_alpha, first_beta, first_activation
+            )
+            here = _normalised(here, given, scale, offset, a, b, first_activation, first_slope)
         by = tl.load(weight_at + step * block_k * outputs, mask=real, other=0.0)
         if turned:
             sums = tl.dot(by, here, sums, input_precision="ieee")
@@ -270,6 +275,77 @@ def _convolution_rows(
 
 
 @triton.jit
+def _convolution_along(
+    x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
+    length, size, before, dilation, tiles,
+    blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, rows: tl.constexpr,
+    has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
+    has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
+    block_w: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+):  # fmt: skip
+    """Compute one block of pieces of a sequence, each of `rows` results that are `dilation` positions apart.
+
+    A step loads one position of each piece, for all results that need it: there is a sum for each tap, and the oldest
+    one is complete. Neighbouring pieces are those of the same stretch, one position apart, then those of the next one.
+    Statistics are as in `_convolution_rows`.
+    """
+    tile, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    batch = tl.program_id(1).to(tl.int64)
+    piece = tile * block_w + tl.arange(0, block_w)
+    start = piece // dilation * (rows * dilation) + piece % dilation
+    input_, output = tl.arange(0, block_k), tl.arange(0, block_n)
+    is_input, is_output = (input_ < inputs)[None, :], (output < outputs)[None, :]
+    channel = block * outputs + output
+    x_at = x + batch * length * (blocks * inputs) + (block * inputs + input_)[None, :]
+    zeros = tl.zeros([block_w, block_n], tl.float32)
+    weights = ()
+    sums = ()
+    for tap in tl.static_range(taps):
+        of = ((block * taps + tap) * inputs + input_)[:, None] * outputs + output[None, :]
+        by = tl.load(weight + of, mask=(input_ < inputs)[:, None] & is_output, other=0.0)
+        weights = weights + (by,)  # noqa: RUF005 - Triton has no starred items
+        sums = sums + (zeros,)  # noqa: RUF005
+    if has_table:
+        of_input = (block * inputs + input_)[None, :]
+        scale, offset, a, b = _norm_of(
+            table, of_input, blocks * inputs, is_input, first_alpha, first_beta, first_activation
+        )
+    origin = zeros
+    totals = zeros
+    squares = zeros
+    for step in range(rows + taps - 1):
+        position = start + step * dilation - before
+        given = ((position >= 0) & (position < length))[:, None] & is_input
+        here = tl.load(x_at + (position.to(tl.int64) * (blocks * inputs))[:, None], mask=given, other=0.0)
+        if has_table:
+            here = _normalised(here, given, scale, offset, a, b, first_activation, first_slope)
+        now = ()
+        for tap in tl.static_range(taps):
+            now = now + (tl.dot(here, weights[tap], zeros if tap == 0 else sums[tap - 1]),)  # noqa: RUF005
+        sums = now
+        place = start + (step - taps + 1) * dilation
+        real = ((step >= taps - 1) & (place < size))[:, None] & is_output
+        at = (batch * size + place.to(tl.int64))[:, None] * (blocks * outputs) + channel[None, :]
+        written = _store(
+            sums[taps - 1], at, channel[None, :], real, is_output, bias, residual, alpha, beta, out,
+            has_bias, has_residual, activation, slope,
+        )  # fmt: skip
+        if statistics:
+            origin = tl.where(step == taps - 1, written, origin)
+            off = tl.where(real, written - origin, 0.0)
+            totals += off
+            squares += off * off
+    if statistics:
+        counts = tl.minimum(tl.maximum((size - start + dilation - 1) // dilation, 0), rows) * 1.0
+        count, each = tl.sum(counts, 0), tl.maximum(counts, 1.0)[:, None]
+        means = tl.where(counts[:, None] > 0, origin + totals / each, 0.0)
+        mean = tl.sum(means * counts[:, None], 0) / tl.maximum(count, 1.0)
+        squares = tl.maximum(squares - totals * totals / each, 0.0)
+        squares += (means - mean[None, :]) * (means - mean[None, :]) * counts[:, None]
+        _leave(partial, tile, tiles, channel, blocks * outputs, output < outputs, count, mean, tl.sum(squares, 0))
+
+
+@triton.jit
 def _convolution_depthwise(
     x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
     size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
@@ -340,6 +416,20 @@ def convolution(
             aligned=alignment(positions), whole=positions % tile["block_p"] == 0, statistics=statistics, **tile,
             has_table=table is not None, first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope,
             **options,
+        )  # fmt: skip
+        return [out, partial] if statistics else [out]
+    if goes_along(x, packed, kernel, stride, size):
+        rows = 64
+        while rows > 8 and triton.cdiv(size[-1], rows * PIECES) * blocks * n < 6 * MULTIPROCESSORS:
+            rows //= 2
+        tiles = triton.cdiv(triton.cdiv(size[-1], rows * dilation[-1]) * dilation[-1], PIECES)
+        partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
+        first = (packed if each is None else each for each in (table, first_alpha, first_beta))
+        wrap_triton(_convolution_along)[(tiles * blocks, n)](
+            x, *given, partial, *first, x.shape[-1], size[-1], before[-1], dilation[-1], tiles,
+            blocks=blocks, inputs=inputs, outputs=outputs, taps=taps, rows=rows, has_table=table is not None,
+            first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope, statistics=statistics,
+            **options, block_w=PIECES, block_n=16, block_k=16, num_warps=1, num_stages=4,
         )  # fmt: skip
         return [out, partial] if statistics else [out]
     shape, steps, out_steps = list(x.shape[2:]), list(x.stride()), list(out.stride())
