@@ -305,6 +305,7 @@ def _convolution_along(
         by = tl.load(weight + of, mask=(input_ < inputs)[:, None] & is_output, other=0.0)
         weights = weights + (by,)  # noqa: RUF005 - Triton has no starred items
         sums = sums + (zeros,)  # noqa: RUF005
+    scale, offset, a, b = 1.0, 0.0, 0.0, 0.0
     if has_table:
         of_input = (block * inputs + input_)[None, :]
         scale, offset, a, b = _norm_of(
