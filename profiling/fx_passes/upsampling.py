@@ -87,11 +87,11 @@ def _shape(node: Any) -> tuple[int, ...]:
 
 
 def _upsampling_before(graph: Graph, conv: fx.Node, last: fx.Node) -> _Upsampling | None:
-    """Return the upsampling of which only `conv` reads the result `last`, the longest one; None if there is none."""
+    """Return the upsampling whose result `last` a convolution reads, the longest one; None if there is none."""
     found, source = None, last
     while name_of_call(source) in _COPIES and isinstance(source.args[0], fx.Node):
         source = source.args[0]
-        region = _calls_between(graph, source, last, conv)
+        region = _calls_between(graph, source, last)
         info = node_info(source)
         if region is None or info is None or is_written(source) or not info.dtype.is_floating_point:
             continue
@@ -100,21 +100,20 @@ def _upsampling_before(graph: Graph, conv: fx.Node, last: fx.Node) -> _Upsamplin
     return found
 
 
-def _calls_between(graph: Graph, source: fx.Node, last: fx.Node, reader: fx.Node) -> list[fx.Node] | None:
-    """Return the calls that compute `last` from `source`, in order; None if others than `reader` read them."""
+def _calls_between(graph: Graph, source: fx.Node, last: fx.Node) -> list[fx.Node] | None:
+    """Return the calls that compute `last` from `source` and constants, in order, or None."""
     inside = set[fx.Node]()
 
     def admit(node: fx.Node) -> bool:
         if node is source or node in graph.constants or node in inside:
             return True
-        if name_of_call(node) not in _COPIES or is_written(node) or len(inside) == _MOST_CALLS:
+        is_copy = name_of_call(node) in _COPIES and node in graph.order  # others were inserted by this pass
+        if not is_copy or is_written(node) or len(inside) == _MOST_CALLS:
             return False
         inside.add(node)
         return all(map(admit, node.all_input_nodes))
 
-    if not admit(last) or any(user not in inside and user is not reader for node in inside for user in node.users):
-        return None
-    return sorted(inside, key=graph.order.__getitem__)
+    return sorted(inside, key=graph.order.__getitem__) if admit(last) else None
 
 
 def _upsampling_of(graph: Graph, source: fx.Node, region: list[fx.Node]) -> _Upsampling | None:
