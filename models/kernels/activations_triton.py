@@ -19,8 +19,17 @@ def _square_of_sine(a):
 
 
 @triton.jit
-def activate(y, activation: tl.constexpr, slope: tl.constexpr, alpha, beta):
-    """Return the activation of fp32 numbers: the number is its place in `activations.ACTIVATIONS`."""
+def _sine(a):
+    """Return sin(a) by the special function unit; its error, 4e-5 up to |a| = 300, is below half precision's."""
+    return tl.inline_asm_elementwise("sin.approx.ftz.f32 $0, $1;", "=f,f", [a], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def activate(y, activation: tl.constexpr, slope: tl.constexpr, alpha, beta, dtype: tl.constexpr):
+    """Return the activation of fp32 numbers: the number is its place in `activations.ACTIVATIONS`.
+
+    `dtype` is what the result will be rounded to.
+    """
     if activation == 1:
         y = y * tl.sigmoid(y)
     elif activation == 2:
@@ -33,5 +42,9 @@ def activate(y, activation: tl.constexpr, slope: tl.constexpr, alpha, beta):
         else:
             y = tl.maximum(y, y * slope) if slope <= 1 else tl.where(y >= 0, y, y * slope)
     elif activation == 5:
-        y = y + beta * _square_of_sine(alpha * y)
+        if dtype == tl.float32:
+            y = y + beta * _square_of_sine(alpha * y)
+        else:
+            sine = _sine(alpha * y)
+            y = y + beta * sine * sine
     return y

@@ -50,7 +50,7 @@ def _store(
     if activation == 5:
         a = tl.load(alpha + channel, mask=is_channel, other=0.0)
         b = tl.load(beta + channel, mask=is_channel, other=0.0)
-    rounded = activate(sums, activation, slope, a, b).to(out.dtype.element_ty)
+    rounded = activate(sums, activation, slope, a, b, out.dtype.element_ty).to(out.dtype.element_ty)
     tl.store(out + at, rounded, mask=real)
     return rounded.to(tl.float32)
 
@@ -81,7 +81,7 @@ def _norm_of(table, channel, channels, is_channel, first_alpha, first_beta, firs
 @triton.jit
 def _normalised(here, given, scale, offset, a, b, activation: tl.constexpr, slope: tl.constexpr):
     """Return the activation of the norm of `here`, zeros outside the mask `given`."""
-    first = activate(here.to(tl.float32) * scale + offset, activation, slope, a, b)
+    first = activate(here.to(tl.float32) * scale + offset, activation, slope, a, b, here.dtype)
     return tl.where(given, first, 0.0).to(here.dtype)
 
 
@@ -496,7 +496,7 @@ def _pointwise_tile(
     while block_p > 16 and programs() < PROGRAMS // 2:
         block_p //= 2
     is_small = block_p < 64
-    most_k = 32 if is_wide else 128 if is_small else 64
+    most_k = 32 if is_wide or block_n > 128 else 128 if is_small else 64
     return {
         "block_p": block_p, "block_n": block_n, "block_k": min(max(triton.next_power_of_2(inputs), 16), most_k),
         "turned": is_small or not has_table, "num_warps": 8 if block_p == block_n == 128 else 4,

@@ -75,7 +75,7 @@ def _store_activated(
     if activation == 5:
         a = tl.load(alpha + channel, mask=is_channel, other=0.0)
         b = tl.load(beta + channel, mask=is_channel, other=0.0)
-    y = activate(y, activation, slope, a, b)
+    y = activate(y, activation, slope, a, b, out.dtype.element_ty)
     tl.store(out + at, y.to(out.dtype.element_ty), mask=real)
 
 
