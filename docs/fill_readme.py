@@ -61,7 +61,7 @@ def loop_block() -> str:
 def decoder_block() -> str:
     """Return a table of the image decoder's variants, with time by class of kernel, and the kernels of the fastest."""
     run = load_run(RESULTS / "h200_decoder_steps")
-    rows = [record for record in run.records if record.component == "image_decoder"]
+    rows = [record for record in run.records if record.component == "image_decoder" and record.roofline is not None]
     labels = dict.fromkeys(part.label for record in rows for part in call_parts(record))
     shown = (
         Column[Record]("variant", lambda record: record.variant),
@@ -71,8 +71,7 @@ def decoder_block() -> str:
         Column[Record]("rel. L2", lambda record: record.parity and record.parity.rel_l2, "error"),
         Column[Record]("prepare", prepare_seconds, "s"),
     )
-    roofline = rows[-1].roofline
-    kernels = roofline.kernels[:8] if roofline is not None else ()
+    kernels = [kernel for record in rows[-1:] if record.roofline for kernel in record.roofline.kernels[:8]]
     longest = Table("Kernels", columns(Kernel, "name", "count", "ms", "mean_us"), kernels)
     return "\n\n".join((markdown(Table("Variants", shown, rows)), markdown(longest), measured_on(run)))
 

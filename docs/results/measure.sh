@@ -30,14 +30,14 @@ quantised() { # the world model and its cached step in 8 bits, an encoder with f
   forward clip_text clip_text baseline,cuda_graph,fx_passes+cuda_graph,compile+cuda_graph seconds=20
 }
 decoders() { # with the steps that replace kernels; the loop at its frame rate
-  local best=channels_last+compile+cuda_graph steps=fused_norm+grouped_conv+pointwise_conv+compile+cuda_graph
-  forward image_decoder image_decoder "baseline,compile+cuda_graph,$best,channels_last+$steps"
-  forward audio_decoder audio_decoder "baseline,compile+cuda_graph,$steps"
+  local best=compile+cuda_graph last=channels_last steps=fused_norm+grouped_conv+pointwise_conv
+  local all=baseline,$best,$last+$best,$last+fold_upsampling+fused_norm+$best
+  forward decoder_steps image_decoder,audio_decoder,sd_vae_decoder "$all,$last+$steps+$best,fold_upsampling+$steps+$best"
+  forward drawn_decoders emu3_decoder,hunyuan_refiner_decoder,speecht5_vocoder \
+    "$all,$last+fold_upsampling+fused_norm+pointwise_conv+$best" seconds=8 --config-dir=benchmarks/drawn_decoders
   run paced realtime 'variant=[compile+cuda_graph]' loop.pace=realtime
 }
 others() { # networks of diffusers and transformers
-  local best=channels_last+compile+cuda_graph
-  forward sd_vae_decoder sd_vae_decoder "baseline,compile+cuda_graph,$best,channels_last+fused_norm+compile+cuda_graph"
   forward sd_turbo_unet sd_turbo_unet baseline,cuda_graph,compile+cuda_graph seconds=10
   forward llama_1b_step llama_1b_step baseline,cuda_graph,compile+cuda_graph seconds=10
 }
