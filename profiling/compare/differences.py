@@ -15,7 +15,7 @@ from profiling.results.environment import Git, encode_environment
 from profiling.results.judge import Spread, compare_totals
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS
-from profiling.results.verdicts import deadlines_of, holds_rate, sm_clock, summary_of
+from profiling.results.verdicts import holds_rate
 
 #: What is compared of the environment, the likeliest explanations of a change first. The code comes before it.
 _ENVIRONMENT = ("checkout", "device", "versions", "threads", "dtype", "scale", "tf32", "variables", "cpu", "seed")
@@ -143,10 +143,12 @@ _QUANTITIES: Mapping[float, tuple[Column[Record], ...]] = {
         *columns(Record, "trace.device_launches"),
     ),
     0.01: (Column("peak memory", lambda record: record.peak_memory and record.peak_memory[1], "MiB"),),
-    0.03: (Column("median SM clock", sm_clock, "count", unit="MHz"),),
+    0.03: (
+        Column("median SM clock", lambda r: r.conditions and r.conditions.sm_clock_median_mhz, "count", unit="MHz"),
+    ),
     0.05: (
         *columns(Record, "metrics.device_ms.p50", "metrics.host_ms.p50"),
-        Column("p99", lambda record: (times := summary_of(record)) and times.percentile("p99"), "ms"),
+        Column("p99", lambda record: (times := record.summary) and times.percentile("p99"), "ms"),
         *columns(Record, "trace_analysis.idle.host_ms", "trace_analysis.idle.between_ms"),
     ),
     0.1: (Column("relative L2 error", lambda record: record.parity and record.parity.rel_l2, "error"),),
@@ -162,7 +164,7 @@ def _compared(*records: Record) -> Iterator[tuple[float, Column[Record]]]:
     """Yield what is compared of these cells: all quantities, each frame rate, and what limited the clocks."""
     for fraction, some in _QUANTITIES.items():
         yield from ((fraction, column) for column in some)
-    for fps in sorted({rate.fps for record in records for rate in deadlines_of(record)}):
+    for fps in sorted({rate.fps for record in records for rate in record.deadlines}):
         yield 0.0, Column(f"holds {fps:g} FPS", lambda record, fps=fps: _holds(record, fps))
     shares = [share for record in records if (share := _limited_share(record)) is not None]
     if len(shares) == len(records):
@@ -172,13 +174,12 @@ def _compared(*records: Record) -> Iterator[tuple[float, Column[Record]]]:
 
 
 def _holds(record: Record, fps: float) -> str | None:
-    said = next((holds_rate(record, rate) for rate in deadlines_of(record) if rate.fps == fps), None)
+    said = next((holds_rate(record, rate) for rate in record.deadlines if rate.fps == fps), None)
     return None if said is None or said.answer == "undecided" else said.answer
 
 
 def _limited_share(record: Record) -> Mapping[str, float] | None:
-    conditions = record.metrics.latency if record.realtime is None else record.realtime
-    return None if conditions is None else conditions.limited_share
+    return None if record.conditions is None else record.conditions.limited_share
 
 
 def _kernels(record: Record) -> dict[str, tuple[float, float]]:

@@ -24,7 +24,7 @@ from profiling.report.cells import (
 from profiling.report.format import Value, count_of, few, listed, named_once, percent
 from profiling.report.page import Section
 from profiling.report.roofline import deciding, next_step
-from profiling.report.run_data import RunData, name_of, wrong_because
+from profiling.report.run_data import RunData, wrong_because
 from profiling.report.table import Column, Table
 from profiling.results.judge import RESOLUTION, Holds, Pair, Ranking
 from profiling.results.measured import Deadline
@@ -33,7 +33,6 @@ from profiling.results.verdicts import (
     baseline_name,
     by_component,
     correct_baseline,
-    deadlines_of,
     holds_rate,
     ranking,
     speedup,
@@ -153,7 +152,7 @@ def answer_section(data: RunData) -> Section:
 def status_section(data: RunData) -> Section:
     """Return the failed and invalid cells, with their logs, and what could not be read."""
     wrong = [record for record in data.records if record.status != "skipped" and not record.is_correct]
-    found = [(name_of(each), wrong_because(each), each.reason, f"cells/{name_of(each)}.log") for each in wrong]
+    found = [(each.name, wrong_because(each), each.reason, f"cells/{each.name}.log") for each in wrong]
     lines = failure_lines(data.folder, found)
     return Section("status", "Failed or invalid", tuple(map(printable, (*lines, *data.damage))))
 
@@ -175,9 +174,9 @@ def failure_lines(folder: Path, found: Iterable[tuple[str, str, str | None, str]
 
 def notes_section(data: RunData) -> Section:
     """Return the notes of cells and of their transforms, what they lack, and what is known of the machine."""
-    noted = named_once((name_of(record), note) for record in data.records for note in _notes(record))
+    noted = named_once((record.name, note) for record in data.records for note in _notes(record))
     lines = [f"{', '.join(names)}: {note}" for note, names in noted.items()]
-    if warm := [name_of(r) for r in data.records if r.prepare is not None and r.prepare.is_cold_unknown]:
+    if warm := [r.name for r in data.records if r.prepare is not None and r.prepare.is_cold_unknown]:
         lines.append(f"{listed(warm)}: warm start (compiled from a cache); a cold start takes longer to prepare")
     hints = named_once((record.component, hint) for record in data.records for hint in _weights_hints(record))
     lines += [f"{', '.join(dict.fromkeys(names))}: random weights; {hint}" for hint, names in hints.items()]
@@ -226,7 +225,7 @@ def held_rate(record: Record) -> str | None:
 
 
 def _judged_rates(record: Record) -> list[tuple[Deadline, Holds]]:
-    rates = ((deadline, holds_rate(record, deadline)) for deadline in deadlines_of(record))
+    rates = ((deadline, holds_rate(record, deadline)) for deadline in record.deadlines)
     return [(deadline, said) for deadline, said in rates if said is not None]
 
 

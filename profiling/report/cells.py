@@ -8,31 +8,31 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from profiling.errors import printable
 from profiling.report.format import Estimate, Marked, Value, estimate, percent, significant, times
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, wrong_because
 from profiling.report.table import Column, Table, columns
-from profiling.results.judge import Pair
+from profiling.results.judge import NAMED_SHARE, Pair
 from profiling.results.loop import Realtime
-from profiling.results.measured import FP32_EAGER, ClockConditions, Summary
+from profiling.results.measured import FP32_EAGER, Summary
 from profiling.results.record import Record
 from profiling.results.verdicts import (
-    NAMED_SHARE,
     Taken,
     answer_on,
     baseline_name,
     correct_baseline,
     drift_of,
     interval_of,
+    larger,
     speedup,
-    summary_of,
     taken,
-    taken_of_calls,
 )
 
 UNDECIDED = "undecided"
+_SUMMARY = attrgetter("summary")
 CELLS_LEGEND = (
     "Wall clock: call plus wait, of a loop a frame. FPS = frames per call / mean wall time, of a loop those delivered "
     "a second. Peak: memory held by PyTorch in steady calls, with what is free in pools of CUDA graphs, which nothing "
@@ -61,7 +61,7 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
     baselines = {baseline_name(groups[record.component]) for record in rows}
     against = f"speedup vs {baselines.pop()}" if len(baselines) == 1 else "speedup vs its baseline"
     shown = (
-        *columns(Summary, "mean", "std", "min", "max", of=summary_of),
+        *columns(Summary, "mean", "std", "min", "max", of=_SUMMARY),
         Column[Record]("FPS", _fps, "fps"),
         Column[Record]("peak", lambda record: record.peak_memory[1] if record.peak_memory else None, "MiB"),
         Column[Record]("rel. L2", lambda record: _judged(record)[0], "error"),
@@ -69,8 +69,8 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
     )
     details = (
         Column[Record]("status", lambda record: wrong_because(record) or None),
-        *columns(Summary, "p50", of=summary_of),
-        Column[Record]("p99", lambda record: p99_of(summary_of(record)), "ms"),
+        *columns(Summary, "p50", of=_SUMMARY),
+        Column[Record]("p99", lambda record: p99_of(record.summary), "ms"),
         Column[Record](against, lambda record: speedup_of(record, groups[record.component]), "ratio"),
         Column[Record]("pays after", lambda r: pays_after(r, groups[r.component]), "count", unit="calls"),
         Column[Record]("conditions", conditions_text, wrap=22),
@@ -83,7 +83,7 @@ def cells_section(data: RunData) -> Section:
     rows = _shown(data.records)
     loops = [record.realtime for record in rows if record.realtime is not None]
     shown = (
-        *columns(Summary, "n", of=summary_of),
+        *columns(Summary, "n", of=_SUMMARY),
         *columns(Record, "device_ms.p50", "host_ms.p50", at="metrics"),
         Column[Record]("clocks limited by", _limits_text),
         Column[Record]("rel. L2 allowed", lambda record: _judged(record)[1], "error"),
@@ -102,7 +102,7 @@ def cells_section(data: RunData) -> Section:
 
 
 def _shown(records: Sequence[Record]) -> list[Record]:
-    return [r for r in records if r.status != "skipped" and (summary_of(r) is not None or r.parity is not None)]
+    return [r for r in records if r.status != "skipped" and (r.summary is not None or r.parity is not None)]
 
 
 def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:
@@ -229,7 +229,7 @@ def _dtype(record: Record) -> str | None:
 
 def conditions_of(record: Record) -> list[str]:
     """Return the conditions of one cell, those first that matter most."""
-    named = [_named(taken(record)), _named(taken_of_calls(record), "calls in a row: ")]
+    named = [_named(taken(record)), _named(larger(record.metrics.calls), "calls in a row: ")]
     found = [words for words in named if words]
     if (drift := drift_of(record)) is not None:
         found.append(f"drifting: {significant(drift.begin, 3)} → {significant(drift.end, 3)} ms")
@@ -253,6 +253,5 @@ def conditions_text(record: Record) -> str | None:
 
 def _limits_text(record: Record) -> str | None:
     """Return why the GPU lowered its clocks during the timing, each reason with its share of the time if known."""
-    conditions: ClockConditions | None = record.metrics.latency or record.realtime
-    shares = conditions.limited_share or {} if conditions is not None else {}
+    shares = (record.conditions and record.conditions.limited_share) or {}
     return ", ".join(f"{printable(name)} {percent(share)}" for name, share in shares.items()) or None

@@ -13,10 +13,10 @@ from profiling.errors import printable
 from profiling.report.answer import Answer, answers_of, held_rate
 from profiling.report.cells import conditions_of, conditions_text
 from profiling.report.roofline import deciding
-from profiling.report.run_data import RunData, name_of, wrong_because
+from profiling.report.run_data import RunData, wrong_because
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.record import Record
-from profiling.results.verdicts import answer_on, deadlines_of, holds_rate, interval_of, speedup, summary_of
+from profiling.results.verdicts import answer_on, holds_rate, interval_of, speedup
 
 Cell = str | float | None
 
@@ -64,7 +64,7 @@ def cell_rows(data: RunData, group: Sequence[Record]) -> list[dict[str, Cell]]:
 
 def cell_row(record: Record, group: Sequence[Record]) -> dict[str, Cell]:
     """Return the numbers of a cell of a component's `group`, under their keys in JSON and headers in CSV."""
-    times, call = summary_of(record), deciding(record)
+    times, call = record.summary, deciding(record)
     pair = None if record.is_realtime else speedup(record, group)
     low, high = interval_of(record) or (None, None)
     speedup_low, speedup_high = (pair.interval() if pair is not None else None) or (None, None)
@@ -123,7 +123,7 @@ def as_junit(data: RunData) -> str:
         elif state:
             ElementTree.SubElement(
                 case, "failure", {"type": state, "message": reason}
-            ).text = f"{name_of(record)}: {reason}"
+            ).text = f"{record.name}: {reason}"
         elif conditions := conditions_of(record):
             ElementTree.SubElement(case, "system-out").text = "\n".join(conditions)
     ElementTree.indent(suites)
@@ -142,7 +142,7 @@ def _seconds(ms: float) -> str:
 def _answer(answer: Answer) -> dict[str, Any]:
     """Return the row of the answer, with the numbers of the fastest correct cell if there is one."""
     record = answer.fastest
-    rates = deadlines_of(record) if record is not None else ()
+    rates = record.deadlines if record is not None else ()
     judged = {f"{each.fps:g}": holds_rate(record, each) for each in rates if record is not None}
     return {
         "component": answer.component,

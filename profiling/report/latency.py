@@ -11,12 +11,12 @@ from profiling.errors import printable
 from profiling.report.charts import Chart, Row, Rows, Series, Spread, View, envelope, frame_budgets, palette, upper_end
 from profiling.report.format import count_of, few, listed, significant
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, cell_words, name_of
+from profiling.report.run_data import RunData, cell_table, cell_words
 from profiling.report.table import AnyTable, Column, columns
 from profiling.results.loop import Realtime
 from profiling.results.measured import SlowFrames, Summary, TrainingStepRow
 from profiling.results.record import Record
-from profiling.results.verdicts import by_component, summary_of
+from profiling.results.verdicts import by_component
 
 #: Most single times that are drawn for a cell.
 _DOTS = 60
@@ -70,7 +70,7 @@ def _other(records: Sequence[Record]) -> Iterator[_Other]:
 
 def _spreads(data: RunData) -> Chart:
     """Return the spread of the times of each call, and of each frame of a loop, around their median."""
-    measured = [(record, times) for record in data.records if record.check is None and (times := summary_of(record))]
+    measured = [(record, times) for record in data.records if record.check is None and (times := record.summary)]
     groups = by_component(record for record, _ in measured)
     of = {record.cell: times for record, times in measured}
     views = [View(component, _rows(group, of)) for component, group in groups.items()]
@@ -126,7 +126,7 @@ def summed_words(found: Sequence[tuple[Record, SlowFrames]], noun: str) -> str:
     if not number or not whole_ms:
         return ""
     parts = [f"{cause} {significant(ms, 3)} ms" for cause, ms in sorted(total_ms.items(), key=lambda item: -item[1])]
-    slow = f"{count_of(number, f'slow {noun}')} of {few([name_of(record) for record, each in found if each.count])}"
+    slow = f"{count_of(number, f'slow {noun}')} of {few([record.name for record, each in found if each.count])}"
     return f"{slow} took {significant(whole_ms, 3)} ms beyond the usual: {listed(parts)}."
 
 

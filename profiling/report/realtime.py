@@ -14,7 +14,7 @@ from profiling.report.format import MINUS, count_of, decimals, listed, significa
 from profiling.report.latency import slow_marks, slow_table, summed_words
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
-from profiling.report.run_data import RunData, cell_table, cell_words, name_of, wrong_because
+from profiling.report.run_data import RunData, cell_table, cell_words, wrong_because
 from profiling.report.table import Column, Depth, columns
 from profiling.results.field import described
 from profiling.results.frames import Array, read_frames, series_file
@@ -36,9 +36,9 @@ def realtime_section(data: RunData) -> Section:
     """Return the verdict on each loop, where a frame's time goes, slow frames, and the chart of all frames."""
     rows = [record for record in data.loops if record.status != "skipped"]
     loops = [(record, record.realtime) for record in rows if record.realtime is not None]
-    lines = [f"{name_of(record)}: {verdict(record)}" for record in rows]
+    lines = [f"{record.name}: {verdict(record)}" for record in rows]
     lines += [
-        f"{name_of(record)}: the warm-up did not reach the steady state: {'; '.join(loop.unsteady)}."
+        f"{record.name}: the warm-up did not reach the steady state: {'; '.join(loop.unsteady)}."
         for record, loop in loops
         if loop.unsteady
     ]
@@ -218,9 +218,9 @@ def _frame_times(data: RunData) -> tuple[list[tuple[Record, Array]], list[str]]:
     """Return (frame times of each loop, NaN where not measured; a line for each missing or unreadable file)."""
     series, lines = [], []
     for record in data.loops:
-        file = series_file(name_of(record))
+        file = series_file(record.name)
         try:
-            frames = read_frames(data.folder, name_of(record))
+            frames = read_frames(data.folder, record.name)
         except InputError as error:
             lines.append(printable(f"no frames to draw: {file}: {error}"))
             continue

@@ -24,7 +24,7 @@ from profiling.report.page import PAGE_FILE, Section, render_page
 from profiling.report.realtime import realtime_section
 from profiling.report.recipes import recipes_section
 from profiling.report.roofline import roofline_section
-from profiling.report.run_data import RunData, load_run, name_of
+from profiling.report.run_data import RunData, load_run
 from profiling.report.table import WIDTH, Column, Depth, Table, console, fits, markdown, wrapped_line
 from profiling.report.targets import check_section, launches_section, shape_sweep_section, starts_section
 from profiling.report.time_split import time_charts
@@ -54,7 +54,7 @@ def skipped_section(data: RunData) -> Section:
     number = count_of(sum(map(len, reasons.values())), "cell")
     columns = (
         Column[tuple[str, list[Record]]]("reason", lambda row: row[0], wrap=50),
-        Column[tuple[str, list[Record]]]("cells", lambda row: ", ".join(map(name_of, row[1])), wrap=50),
+        Column[tuple[str, list[Record]]]("cells", lambda row: ", ".join(each.name for each in row[1]), wrap=50),
     )
     table = Table("Skipped cells", columns, [*reasons.items()], keys=1, depth="report")
     line = printable(f"{number} skipped: {few([*variants])} ({first}){more}")

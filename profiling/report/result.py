@@ -16,7 +16,7 @@ from profiling.report.format import significant
 from profiling.report.page import Section, render_fragment
 from profiling.report.realtime import realtime_section
 from profiling.report.render import section_text, skipped_section, write_report
-from profiling.report.run_data import load_run, name_of
+from profiling.report.run_data import load_run
 from profiling.results.record import Record
 from profiling.results.run_folder import check_is_new
 from profiling.results.stats import deadline
@@ -79,7 +79,7 @@ class RunResult:
         """Return the answer as text, 100 columns wide."""
         blocks = [section_text(section) for section in self._sections]
         if not any(blocks):
-            blocks = [f"{name_of(each)} {each.status}: {each.reason}" for each in self.records]
+            blocks = [f"{each.name} {each.status}: {each.reason}" for each in self.records]
         if not self._temporary:
             blocks.append(f"run: {self.folder}")
         return "\n\n".join(filter(None, blocks))

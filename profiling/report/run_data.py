@@ -87,7 +87,7 @@ def _with_frames(record: Record, folder: Path) -> Record:
     if record.realtime is None or record.realtime.frames:
         return record
     try:
-        frames = read_frames(folder, name_of(record))
+        frames = read_frames(folder, record.name)
     except InputError as error:
         return structs.replace(record, notes=(*record.notes, str(error)))
     if frames is None or not frame_count(frames) or not all(np.isfinite(frames[name]).all() for name in TIMES):
@@ -128,11 +128,6 @@ def cell_table(
     return Table(title, (*names, *columns), rows, notes, lambda row: not record_of(row).is_correct, keys, depth)
 
 
-def name_of(record: Record) -> str:
-    """Return the cell's name."""
-    return f"{record.component}.{record.variant}"
-
-
 def wrong_because(record: Record) -> str:
     """Return why the record's times do not count: its status, or `parity failed`; empty where they count."""
     if record.is_correct:
@@ -142,5 +137,5 @@ def wrong_because(record: Record) -> str:
 
 def cell_words(record: Record, *, component: bool = False) -> str:
     """Return the name of the cell (the variant alone unless `component`), marked where its times do not count."""
-    name, wrong = name_of(record) if component else record.variant, wrong_because(record)
+    name, wrong = record.name if component else record.variant, wrong_because(record)
     return printable(f"{name} ({wrong}: does not count)" if wrong else name)

@@ -43,7 +43,7 @@ from profiling.results.overrides import (
 from profiling.results.record import NOT_ENDED, Record
 from profiling.results.run_folder import JOB_LOG
 from profiling.results.sweep import Sweep, SweepJob, read_sweep
-from profiling.results.verdicts import by_component, cell_of, correct_baseline, sm_clock, work_of
+from profiling.results.verdicts import by_component, cell_of, correct_baseline, work_of
 
 #: Most rows of a table on the console.
 _CONSOLE = 30
@@ -308,7 +308,7 @@ def _cells(job: SweptJob, group: Sequence[Record]) -> Iterator[SweptCell]:
             facts=facts,
             judged=judged[record.cell],
             baseline=None if baseline is None or record.is_realtime else judged[baseline.cell],
-            sm_clock=sm_clock(record),
+            sm_clock=record.conditions and record.conditions.sm_clock_median_mhz,
             is_checked=record.parity is not None,
             conditions=conditions_of(record),
         )

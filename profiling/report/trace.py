@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from profiling.report.format import ABSENT, named_once
 from profiling.report.page import Section
-from profiling.report.run_data import RunData, cell_table, name_of
+from profiling.report.run_data import RunData, cell_table
 from profiling.report.table import Column, columns
 from profiling.results.explanations import CountedKernel, HostWait, Kernel, ModuleTime, TraceAnalysis
 from profiling.results.record import Record
@@ -46,7 +46,7 @@ def trace_section(data: RunData) -> Section:
     counted = [(record, kernel) for record, counters in measured for kernel in counters.kernels]
     on_cpu = [any(kernel.kind == _OPERATOR for kernel in trace.kernels) for _, trace in traces]
     kernel_notes = (*([_OPERATORS] if any(on_cpu) else []), *([] if all(on_cpu) else [_OF_CEILINGS]))
-    sources = named_once((name_of(record), trace.modules_from) for record, trace in traces if trace.modules_from)
+    sources = named_once((record.name, trace.modules_from) for record, trace in traces if trace.modules_from)
     module_notes = (_SELF, *(f"Submodules: {how} ({', '.join(names)})" for how, names in sources.items()))
     tables = (
         cell_table("GPU time of a call, busy and idle", _BUSY, seen, (_PROFILED,)),

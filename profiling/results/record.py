@@ -17,45 +17,16 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
 from profiling.errors import printable
+from profiling.results import explanations, measured
 from profiling.results.check import Check
 from profiling.results.energy import Energy
-from profiling.results.explanations import (
-    CompileLog,
-    FxPass,
-    Graphs,
-    HardwareCounters,
-    KernelFile,
-    LaunchOverhead,
-    MemorySnapshot,
-    RecipeStep,
-    Roofline,
-    Sensitivity,
-    TraceAnalysis,
-    TraceFiles,
-)
 from profiling.results.field import Section, about
 from profiling.results.loop import Realtime
-from profiling.results.measured import (
-    CallsPoint,
-    Deadline,
-    Load,
-    Memory,
-    Metrics,
-    Parity,
-    Prepare,
-    Round,
-    Speedup,
-    Starts,
-    State,
-    SweepPoint,
-    Training,
-    Turns,
-)
 
 SCHEMA = 2
 #: The variant that speedups refer to.
@@ -98,32 +69,40 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     late: Annotated[float | None, about("share of calls or frames that may be late where a rate is held", "0 to 1")] = (
         None
     )
-    point: Annotated[SweepPoint | None, about("shape_sweep: the swept value of this cell")] = None
-    load: Annotated[Load | None, about("building the module and its weights")] = None
-    metrics: Annotated[Metrics, about("results of the metrics")] = Metrics()
-    memory: Annotated[Memory | None, about("memory by kind and phase")] = None
+    point: Annotated[measured.SweepPoint | None, about("shape_sweep: the swept value of this cell")] = None
+    load: Annotated[measured.Load | None, about("building the module and its weights")] = None
+    metrics: Annotated[measured.Metrics, about("results of the metrics")] = measured.Metrics()
+    memory: Annotated[measured.Memory | None, about("memory by kind and phase")] = None
     energy: Annotated[Energy | None, about("energy of the GPU: of a call and of a frame")] = None
-    state: Annotated[State | None, about("state that calls change")] = None
-    parity: Annotated[Parity | None, about("comparison with the reference")] = None
-    prepare: Annotated[Prepare | None, about("preparing the variant")] = None
-    starts: Annotated[Starts | None, about("starts=true: from the start of a process to its first output")] = None
-    speedup: Annotated[Speedup | None, about("against the baseline")] = None
-    compile: Annotated[CompileLog | None, about("log of torch.compile")] = None
-    trace: Annotated[TraceFiles | None, about("profiler trace")] = None
-    kernels: Annotated[tuple[KernelFile, ...] | None, about("code that inductor generated")] = None
-    launches: Annotated[LaunchOverhead | None, about("launch_overhead: launch costs")] = None
-    training: Annotated[Training | None, about("training_step: log of the steps")] = None
+    state: Annotated[measured.State | None, about("state that calls change")] = None
+    parity: Annotated[measured.Parity | None, about("comparison with the reference")] = None
+    prepare: Annotated[measured.Prepare | None, about("preparing the variant")] = None
+    starts: Annotated[measured.Starts | None, about("starts=true: from the start of a process to its first output")] = (
+        None
+    )
+    speedup: Annotated[measured.Speedup | None, about("against the baseline")] = None
+    compile: Annotated[explanations.CompileLog | None, about("log of torch.compile")] = None
+    trace: Annotated[explanations.TraceFiles | None, about("profiler trace")] = None
+    kernels: Annotated[tuple[explanations.KernelFile, ...] | None, about("code that inductor generated")] = None
+    launches: Annotated[explanations.LaunchOverhead | None, about("launch_overhead: launch costs")] = None
+    training: Annotated[measured.Training | None, about("training_step: log of the steps")] = None
     realtime: Annotated[Realtime | None, about("realtime: the loop over frames")] = None
-    graphs: Annotated[Graphs | None, about("CUDA graphs that the variant captured")] = None
-    recipe: Annotated[tuple[RecipeStep, ...] | None, about("steps of preparing the variant, in their order")] = None
-    sensitivity: Annotated[Sensitivity | None, about("each quantised layer alone")] = None
-    passes: Annotated[tuple[FxPass, ...] | None, about("torch.fx passes in their order")] = None
-    rounds: Annotated[tuple[Round, ...] | None, about("each round of a repeated cell")] = None
-    turns: Annotated[Turns | None, about("timing in turns with the other variants of the component")] = None
-    roofline: Annotated[Roofline | None, about("least time of a call, and what bounds it")] = None
-    trace_analysis: Annotated[TraceAnalysis | None, about("analysis of the profiler trace, per call")] = None
-    hardware_counters: Annotated[HardwareCounters | None, about("counters of the longest kernels of a call")] = None
-    memory_snapshot: Annotated[MemorySnapshot | None, about("what allocated the memory of the GPU")] = None
+    graphs: Annotated[explanations.Graphs | None, about("CUDA graphs that the variant captured")] = None
+    recipe: Annotated[
+        tuple[explanations.RecipeStep, ...] | None, about("steps of preparing the variant, in their order")
+    ] = None
+    sensitivity: Annotated[explanations.Sensitivity | None, about("each quantised layer alone")] = None
+    passes: Annotated[tuple[explanations.FxPass, ...] | None, about("torch.fx passes in their order")] = None
+    rounds: Annotated[tuple[measured.Round, ...] | None, about("each round of a repeated cell")] = None
+    turns: Annotated[measured.Turns | None, about("timing in turns with the other variants of the component")] = None
+    roofline: Annotated[explanations.Roofline | None, about("least time of a call, and what bounds it")] = None
+    trace_analysis: Annotated[explanations.TraceAnalysis | None, about("analysis of the profiler trace, per call")] = (
+        None
+    )
+    hardware_counters: Annotated[
+        explanations.HardwareCounters | None, about("counters of the longest kernels of a call")
+    ] = None
+    memory_snapshot: Annotated[explanations.MemorySnapshot | None, about("what allocated the memory of the GPU")] = None
     check: Annotated[Check | None, about("check=true: a look at a call without timing")] = None
     notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()
     bad_input: Annotated[bool, about("the failure is the user's input (exit code 2); absent is false")] = False
@@ -133,8 +112,8 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
         if self.reason is not None:
             msgspec.structs.force_setattr(self, "reason", printable(self.reason))
         msgspec.structs.force_setattr(self, "notes", tuple(map(printable, self.notes)))
-        if self.status not in ("ok", "failed", "skipped", "invalid"):
-            raise ValueError(f"status must be one of ok, failed, skipped, invalid, not {self.status!r}")
+        if self.status not in get_args(Status):
+            raise ValueError(f"status must be one of {', '.join(get_args(Status))}, not {self.status!r}")
         if (self.status == "ok") != (self.reason is None):
             raise ValueError(
                 f"status {self.status!r} with reason {self.reason!r}: a reason stands exactly where not ok"
@@ -144,6 +123,11 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     def cell(self) -> tuple[str, str]:
         """(component, variant): what identifies a cell inside a run."""
         return self.component, self.variant
+
+    @property
+    def name(self) -> str:
+        """The name of the cell, and of its files."""
+        return f"{self.component}.{self.variant}"
 
     @property
     def is_realtime(self) -> bool:
@@ -161,21 +145,31 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
         return None if self.metrics.wall_ms is None else self.metrics.wall_ms.p50
 
     @property
-    def median_ms(self) -> float | None:
-        """The median frame time of a loop, or wall time of a call, in milliseconds."""
-        if not self.is_realtime:
-            return self.wall_p50
-        return None if self.realtime is None or self.realtime.frame_ms is None else self.realtime.frame_ms.p50
+    def summary(self) -> measured.Summary | None:
+        """What it is judged by: the wall time of a call, or the frame time of a loop."""
+        if self.is_realtime:
+            return None if self.realtime is None else self.realtime.frame_ms
+        return self.metrics.wall_ms
 
     @property
-    def call_points(self) -> dict[int, CallsPoint]:
+    def median_ms(self) -> float | None:
+        """The median frame time of a loop, or wall time of a call, in milliseconds."""
+        return None if self.summary is None else self.summary.p50
+
+    @property
+    def conditions(self) -> measured.ClockConditions | None:
+        """The clocks, and what others took, while its calls or frames were timed."""
+        return self.metrics.latency if self.realtime is None else self.realtime
+
+    @property
+    def call_points(self) -> dict[int, measured.CallsPoint]:
         """Total times of calls in a row, by their number."""
         return {} if self.metrics.calls is None else {point.calls: point for point in self.metrics.calls.points}
 
     @property
-    def deadlines(self) -> tuple[Deadline, ...]:
-        """The frame rates that a loop was compared with, the lowest first."""
-        return () if self.realtime is None else self.realtime.rates
+    def deadlines(self) -> tuple[measured.Deadline, ...]:
+        """The frame rates that calls or frames were compared with, the lowest first."""
+        return self.metrics.rates if self.realtime is None else self.realtime.rates
 
     @property
     def peak_memory(self) -> tuple[str, int] | None:
@@ -188,13 +182,12 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
 
 
 _TYPES: dict[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Record)}
-_IDENTITY = ("target", "component", "variant", "status", "reason", "bad_input")
 #: Fields that a cell sends while it runs; identity and status are the parent's.
-SECTIONS = frozenset(_TYPES) - set(_IDENTITY)
+SECTIONS = frozenset(_TYPES) - {"target", "component", "variant", "status", "reason", "bad_input"}
 #: Sections of the record that a metric may measure; whatever else it returns goes into `metrics`.
 METRIC_SECTIONS = frozenset({"memory", "parity", "energy"})
 _METRICS: dict[str, Any] = {
-    field.name: field.type for field in msgspec.structs.fields(Metrics) if field.name != "extra"
+    field.name: field.type for field in msgspec.structs.fields(measured.Metrics) if field.name != "extra"
 }
 
 
@@ -228,10 +221,10 @@ def record_with(record: Record, sections: Mapping[str, Any]) -> Record:
     return msgspec.structs.replace(record, **{name: decode_section(name, each) for name, each in sections.items()})
 
 
-def merge_metric(metrics: Metrics, measured: Mapping[str, Any]) -> tuple[Metrics, dict[str, Any]]:
+def merge_metric(metrics: measured.Metrics, given: Mapping[str, Any]) -> tuple[measured.Metrics, dict[str, Any]]:
     """Return (metrics with what a metric measured, sections of the record beside them).
 
-    `measured` are sections by name, structs or mappings: `memory` and `parity` are the record's, fields of Metrics are
+    `given` are sections by name, structs or mappings: `memory` and `parity` are the record's, fields of Metrics are
     typed, and every other name goes into `extra`, also one that a record has ("status").
 
     Raises:
@@ -239,7 +232,7 @@ def merge_metric(metrics: Metrics, measured: Mapping[str, Any]) -> tuple[Metrics
 
     """
     known, extra, sections = {}, dict(metrics.extra), {}
-    for name, content in measured.items():
+    for name, content in given.items():
         if name in METRIC_SECTIONS:
             sections[name] = decode_section(name, _validated(name, content, _TYPES[name]))
         elif name in _METRICS:

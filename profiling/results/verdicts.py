@@ -1,8 +1,6 @@
-"""What may be said of records: hands their numbers to the judge, and decides nothing itself.
+"""What may be said of records: hands their numbers to the judge, so that a record gives the same verdict everywhere.
 
 A record is compared by the medians of its windows (`Turns`), by those of its rounds, or by its samples in order.
-Everything that shows a claim about a record uses these functions, so that the same record gives the same verdict
-everywhere.
 """
 
 from __future__ import annotations
@@ -15,27 +13,9 @@ from typing import Literal
 
 import numpy as np
 
-from profiling.results.judge import (
-    DEFAULT_SPREADS,
-    FALSE,
-    NAMED_SHARE,
-    Answer,
-    Cell,
-    Drift,
-    Holds,
-    HoldsAnswer,
-    Pair,
-    Ranking,
-    Spread,
-    Windows,
-    claim,
-    compare,
-    drift,
-    holds,
-    rank,
-    time_interval,
-)
-from profiling.results.measured import LATE, LEAST_VALUES, Deadline, Interference, Interval, Summary, Window
+from profiling.results import judge
+from profiling.results.judge import Answer, Cell, Drift, Holds, HoldsAnswer, Pair, Ranking, Spread, Windows
+from profiling.results.measured import LATE, LEAST_VALUES, Deadline, Interference, Interval, Window
 from profiling.results.record import BASELINE, Record
 from profiling.results.stats import BATCHES, batch_medians
 
@@ -72,7 +52,7 @@ class Taken:
     @property
     def is_named(self) -> bool:
         """Whether it is so much that it stands beside the times."""
-        return self.share > NAMED_SHARE
+        return self.share > judge.NAMED_SHARE
 
     @property
     def words(self) -> str:
@@ -82,28 +62,17 @@ class Taken:
 
 def taken(record: Record) -> Taken | None:
     """Return what others took while a cell was timed; None where the record does not say."""
-    return _larger(record.metrics.latency if record.realtime is None else record.realtime)
+    return larger(record.conditions)
 
 
-def taken_of_calls(record: Record) -> Taken | None:
-    """Return what others took while calls in a row were timed; None where the record does not say."""
-    return _larger(record.metrics.calls)
-
-
-def _larger(conditions: Interference | None) -> Taken | None:
+def larger(conditions: Interference | None) -> Taken | None:
+    """Return what others took of the CPU or of the GPU, whichever is more; None where it is not known."""
     if conditions is None:
         return None
     cpu, gpu = conditions.cpu_lost_share, conditions.gpu_lost_share
     if gpu is not None and gpu > (cpu or 0.0):
         return Taken(gpu, "GPU")
     return None if cpu is None else Taken(cpu, "CPU")
-
-
-def summary_of(record: Record) -> Summary | None:
-    """Return the summary that a record is judged by: wall time of a call, or frame time of a loop."""
-    if record.is_realtime:
-        return record.realtime.frame_ms if record.realtime is not None else None
-    return record.metrics.wall_ms
 
 
 def spread_kind(record: Record) -> str:
@@ -133,7 +102,7 @@ def kind_of(device: str, *, captured: bool, pinned: bool, host_share: float) -> 
 def spread_of(record: Record) -> Spread:
     """Return the spread of equal code between processes that its run has stored, else the default of its kind."""
     stored = record.turns.spread if record.turns is not None else None
-    return DEFAULT_SPREADS[spread_kind(record)] if stored is None else Spread(stored.std, stored.freedom)
+    return judge.DEFAULT_SPREADS[spread_kind(record)] if stored is None else Spread(stored.std, stored.freedom)
 
 
 def placements_of(record: Record) -> tuple[Windows, ...]:
@@ -151,7 +120,7 @@ def placements_of(record: Record) -> tuple[Windows, ...]:
     parts = [part for part in samples_by_round(record) if part]
     if not parts:
         medians = [part.p50 for each in rounds if (part := each.frame_ms or each.wall_ms) is not None]
-        if not medians and (summary := summary_of(record)) is not None:  # a loop before there were windows
+        if not medians and (summary := record.summary) is not None:  # a loop before there were windows
             medians = [summary.p50]
         return tuple(Windows.of([ms], taken=share) for ms in medians if ms > 0)
     batches = [batch_medians(part, BATCHES if len(parts) < LEAST_VALUES else 1) for part in parts]
@@ -173,16 +142,12 @@ def _medians(record: Record) -> list[float]:
     return [median(part) for part in parts] if len(parts) == len(windows) else []
 
 
-def samples_by_round(record: Record, clock: str = "wall_ms") -> tuple[tuple[float, ...], ...]:
-    """Return the samples of `clock` (wall_ms, device_ms or host_ms) in milliseconds, a tuple a round or window.
-
-    Empty where there are none; one round where the rounds do not say how many samples each took.
-    """
-    summary = getattr(record.metrics, clock)
-    samples: tuple[float, ...] = () if summary is None else summary.samples
+def samples_by_round(record: Record) -> tuple[tuple[float, ...], ...]:
+    """Return the wall times of calls in milliseconds, a tuple a round or window; one where their sizes are unknown."""
+    samples = () if record.metrics.wall_ms is None else record.metrics.wall_ms.samples
     if not samples:
         return ()
-    sizes = [part.n for each in record.rounds or () if (part := getattr(each, clock)) is not None]
+    sizes = [each.wall_ms.n for each in record.rounds or () if each.wall_ms is not None]
     if record.turns is not None:
         sizes = [window.n for window in record.turns.windows]
     if not sizes or min(sizes) <= 0 or sum(sizes) != len(samples):
@@ -200,7 +165,7 @@ def cell_of(record: Record) -> Cell | None:
 def compare_records(one: Record, other: Record) -> Pair | None:
     """Return the ratio of two records' times, one over other; None where one is not correct or was not timed."""
     first, second = cell_of(one), cell_of(other)
-    return None if first is None or second is None else compare(first, second)
+    return None if first is None or second is None else judge.compare(first, second)
 
 
 def speedup(record: Record, group: Sequence[Record]) -> Pair | None:
@@ -211,7 +176,12 @@ def speedup(record: Record, group: Sequence[Record]) -> Pair | None:
     baseline = correct_baseline(group)
     pair = None if baseline is None or record is baseline else compare_records(baseline, record)
     tests = len(group) * (len(group) - 1) / 2
-    if baseline is None or pair is None or pair.answer() not in ("faster", "slower") or pair.p_value <= FALSE / tests:
+    if (
+        baseline is None
+        or pair is None
+        or pair.answer() not in ("faster", "slower")
+        or pair.p_value <= judge.FALSE / tests
+    ):
         return pair  # the answer is the same among any of so many
     ranked = ranking(group)
     return ranked.pairs.get(baseline.variant, pair) if ranked and ranked.leader == record.variant else pair
@@ -220,7 +190,7 @@ def speedup(record: Record, group: Sequence[Record]) -> Pair | None:
 def ranking(group: Iterable[Record]) -> Ranking | None:
     """Rank the correct records of a component by variant; None where none was timed."""
     cells = {record.variant: cell for record in group if (cell := cell_of(record)) is not None}
-    return rank(cells) if cells else None
+    return judge.rank(cells) if cells else None
 
 
 def fastest_correct(group: Iterable[Record]) -> Record | None:
@@ -245,29 +215,24 @@ def interval_of(record: Record) -> Interval | None:
     It lies within the shortest and the longest call. Beside other processes it reaches down to the shortest one without
     the share of the time that others took: each call may have been lengthened by that.
     """
-    placements, summary = placements_of(record), summary_of(record)
+    placements, summary = placements_of(record), record.summary
     if not placements or summary is None:
         return None
     if len(placements) >= LEAST_VALUES:  # rounds
-        found = time_interval(Windows.of([median(each.ms) for each in placements]))
+        found = judge.time_interval(Windows.of([median(each.ms) for each in placements]))
     else:
-        found = time_interval(placements[0])
+        found = judge.time_interval(placements[0])
     if found is None:
         return None
     share = float(placements[0].taken.mean())
-    low = summary.min * (1 - share) if share > NAMED_SHARE else max(found[0], summary.min)
+    low = summary.min * (1 - share) if share > judge.NAMED_SHARE else max(found[0], summary.min)
     return min(low, summary.p50), max(min(found[1], summary.max), summary.p50)
 
 
 def drift_of(record: Record) -> Drift | None:
     """Return how the times of a cell changed while it was timed, in ms; None where no change can be claimed."""
     placements = placements_of(record)
-    return drift(placements[0]) if placements else None
-
-
-def deadlines_of(record: Record) -> tuple[Deadline, ...]:
-    """Return the frame rates that calls or frames were compared with, the lowest first."""
-    return record.deadlines if record.is_realtime else record.metrics.rates
+    return judge.drift(placements[0]) if placements else None
 
 
 def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
@@ -277,11 +242,11 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     call without that part would be in time, unless enough frames are late even without it. An application that delivers
     fewer frames a second holds no such rate.
     """
-    summary = summary_of(record)
+    summary = record.summary
     if summary is None or not record.is_correct:
         return None
     groups = deadline.misses if deadline.bursts is None else deadline.bursts
-    said = holds(deadline.misses, groups, summary.n, record.late or LATE)
+    said = judge.holds(deadline.misses, groups, summary.n, record.late or LATE)
     loop = record.realtime
     if deadline.too_slow or (loop is not None and loop.too_slow_fps(deadline.fps) is not None):
         return replace(said, answer="no")
@@ -289,7 +254,7 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     lengthened = others is not None and others.is_named and summary.p50 * (1 - others.share) <= deadline.budget_ms
     if said.answer != "no" or not lengthened:
         return said
-    alone = deadline.alone and holds(deadline.alone, min(groups, deadline.alone), summary.n, record.late or LATE)
+    alone = deadline.alone and judge.holds(deadline.alone, min(groups, deadline.alone), summary.n, record.late or LATE)
     return said if alone and alone.answer == "no" else replace(said, answer="undecided")
 
 
@@ -299,7 +264,7 @@ def keeps_audio(record: Record) -> Answer | None:
     A loop that is paced at the rate of its sound keeps up where it holds that rate. Else the rate is that of all
     frames, known as well as the typical frame; where too few windows were kept, the shortest and the longest bound it.
     """
-    loop, placements, frames = record.realtime, placements_of(record), summary_of(record)
+    loop, placements, frames = record.realtime, placements_of(record), record.summary
     if loop is None or not loop.audio_rtf or not record.is_correct or frames is None or not placements:
         return None
     media_fps = loop.wall_fps / loop.audio_rtf if loop.wall_fps else None
@@ -308,34 +273,20 @@ def keeps_audio(record: Record) -> Answer | None:
         # The time to make a second of sound, compared with a second.
         answers: dict[HoldsAnswer, Answer] = {"yes": "same", "no": "slower", "undecided": "undecided"}
         return answers[said.answer]
-    low, high = time_interval(placements[0]) or (frames.min, frames.max)
+    low, high = judge.time_interval(placements[0]) or (frames.min, frames.max)
     time, typical = 1 / loop.audio_rtf, float(np.exp(Cell(placements, spread_of(record)).log_ms))
-    return claim(float(np.log(time)), (time * low / typical, time * high / typical))
-
-
-def sm_clock(record: Record) -> float | None:
-    """Return the median SM clock in MHz while the calls or frames of a record were timed."""
-    conditions = record.realtime if record.is_realtime else record.metrics.latency
-    return None if conditions is None else conditions.sm_clock_median_mhz
-
-
-def loop_work(record: Record) -> dict[str, object]:
-    """Return what a frame of a loop computes, by name: options that were recorded; empty for a call."""
-    loop = record.realtime
-    if loop is None:
-        return {}
-    chunk = None if loop.frames_per_tick == 1 else loop.frames_per_tick
-    work = {"pace": loop.pace, "deliver": loop.deliver, "frames in a chunk": chunk, **loop.settings}
-    return {name: value for name, value in work.items() if value is not None}
+    return judge.claim(float(np.log(time)), (time * low / typical, time * high / typical))
 
 
 def work_of(record: Record) -> dict[str, object]:
     """Return what a call or a frame computes, by name: only times of equal work can be compared."""
-    conditions = record.metrics.latency
+    conditions, loop = record.metrics.latency, record.realtime
     work = {
         **{"target": record.target, "scale": record.scale, "parameters": record.parameters, "inputs": record.inputs},
         "frames per call": record.frames_per_call,
         "cold": conditions and conditions.cold,
-        **loop_work(record),
     }
+    if loop is not None:
+        chunk = None if loop.frames_per_tick == 1 else loop.frames_per_tick
+        work |= {"pace": loop.pace, "deliver": loop.deliver, "frames in a chunk": chunk, **loop.settings}
     return {name: value for name, value in work.items() if value is not None}

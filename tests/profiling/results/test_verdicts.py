@@ -14,7 +14,6 @@ from profiling.results.verdicts import (
     answer_on,
     compare_records,
     correct_baseline,
-    deadlines_of,
     drift_of,
     fastest_correct,
     holds_rate,
@@ -141,14 +140,14 @@ def calls(wall_ms, **more):
 def test_a_rate_is_held_by_the_bound_of_late_calls():
     def said(wall_ms, **more):
         made = calls(wall_ms, **more)
-        return [holds_rate(made, each).answer for each in deadlines_of(made)]
+        return [holds_rate(made, each).answer for each in made.deadlines]
 
     assert said([10.0] * 600) == ["yes", "yes", "yes", "no"]
     assert said([10.0] * 100) == ["undecided", "undecided", "undecided", "no"]
     assert said([20.0] * 600, cpu_lost_share=0.6)[2] == "undecided", "without others it could be in time"
     assert said([20.0] * 600, cpu_lost_share=0.1)[2] == "no"
     quick = calls([10.0] * 600)
-    at_24 = deadlines_of(quick)[0]
+    at_24 = quick.deadlines[0]
     assert holds_rate(replace(quick, late=0.001), at_24).answer == "undecided", "how many calls may be late"
     assert holds_rate(replace(quick, parity=WRONG), at_24) is None
 

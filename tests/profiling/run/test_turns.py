@@ -11,7 +11,7 @@ from profiling.metrics.sampling import Ready
 from profiling.results.jsonl import read_records
 from profiling.results.judge import DEFAULT_SPREADS, FEWEST, LOOKS, Spread
 from profiling.results.measured import LEAST_VALUES
-from profiling.results.verdicts import answer_on, compare_records, deadlines_of, holds_rate, samples_by_round, spread_of
+from profiling.results.verdicts import answer_on, compare_records, holds_rate, samples_by_round, spread_of
 from profiling.run import in_turns, runner
 from profiling.run.turns import CONTROL_AFTER, LONGEST, SHORTEST, Placement, take_turns, window_of
 
@@ -232,7 +232,7 @@ def test_a_single_variant_has_all_turns_until_its_time_and_its_rates_are_known(p
     if windows is not None:
         assert len(record.turns.windows) >= windows
     if stopped_by == "decided":
-        assert {holds_rate(record, each).answer for each in deadlines_of(record)} <= {"yes", "no"}
+        assert {holds_rate(record, each).answer for each in record.deadlines} <= {"yes", "no"}
 
 
 def test_seconds_are_those_of_a_component_however_many_cells_the_memory_holds(tmp_path, monkeypatch):
