@@ -201,7 +201,7 @@ def _point(run: RunData, group: Sequence[Record], name: str, swept: Mapping[str,
     fastest, cell = answer.fastest, None if answer.fastest is None else cell_of(answer.fastest)
     assert fastest is not None, "all of the group were timed"
     assert cell is not None
-    not_slower = {"same": answer.same, "undecided": answer.undecided}
+    not_slower = {kind: answer.named(kind) for kind in ("same", "undecided")}
     return HistoryPoint(
         run=name,
         date=run.environment.captured_at,

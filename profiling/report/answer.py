@@ -8,37 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from profiling.errors import printable
-from profiling.report.cells import (
-    CELLS_LEGEND,
-    COLD,
-    UNDECIDED,
-    cells_table,
-    conditions_of,
-    median_of,
-    ratio_value,
-)
+from profiling.report.cells import CELLS_LEGEND, COLD, UNDECIDED, cells_table, conditions_of, median_of, ratio_value
 from profiling.report.format import Value, count_of, few, listed, named_once, percent
 from profiling.report.page import Section
 from profiling.report.roofline import deciding, next_step
 from profiling.report.run_data import RunData, wrong_because
 from profiling.report.table import Column, Table
+from profiling.results import judge, verdicts
 from profiling.results.judge import RESOLUTION, Holds, Pair, Ranking
 from profiling.results.measured import Deadline
 from profiling.results.record import FAILED, Record
-from profiling.results.verdicts import (
-    baseline_name,
-    by_component,
-    correct_baseline,
-    holds_rate,
-    ranking,
-    speedup,
-    spread_kind,
-    spread_of,
-)
+from profiling.results.verdicts import by_component
 
 #: A ratio is called wide where its interval spans more than this factor.
 _WIDE = 1.3
@@ -70,20 +55,14 @@ class Answer:
         """The variant that leads, as it is shown."""
         return leader_name(self.ranking, is_checked=self.fastest is None or self.fastest.parity is not None)
 
-    @property
-    def same(self) -> list[str]:
-        """Variants whose times are the same as those of the fastest."""
-        return self.ranking.named("same") if self.ranking is not None else []
-
-    @property
-    def undecided(self) -> list[str]:
-        """Variants that may be as fast, or faster."""
-        return self.ranking.named("undecided") if self.ranking is not None else []
+    def named(self, answer: judge.Answer) -> list[str]:
+        """Return the variants that are `same` as the fastest, or `undecided`: they may be as fast, or faster."""
+        return self.ranking.named(answer) if self.ranking is not None else []
 
     @property
     def speedup(self) -> Pair | None:
         """The time of the baseline over that of the fastest; None where that is the baseline, or there is none."""
-        return None if self.fastest is None or self.fastest.is_realtime else speedup(self.fastest, self.group)
+        return None if self.fastest is None or self.fastest.is_realtime else verdicts.speedup(self.fastest, self.group)
 
     @property
     def p50(self) -> Value | None:
@@ -113,10 +92,43 @@ class Answer:
         """What to try next: in a few words, and as a sentence; empty where nothing is known."""
         return next_step(self.fastest, self.group) if self.fastest is not None else ("", "")
 
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Sentences on what needs saying, after the name of the component."""
-        return tuple(_remarks(self))
+    def remarks(self) -> Iterator[str]:
+        """Yield a sentence on each thing that needs saying, after the name of the component; the gravest first."""
+        fastest, ranked = self.fastest, self.ranking
+        if fastest is None or ranked is None:
+            yield "no latency was measured" if any(each.is_correct for each in self.group) else "no correct result"
+            return
+        yield from ranking_remarks(ranked)
+        baseline = verdicts.correct_baseline(self.group)
+        if not fastest.is_realtime and fastest is not baseline:
+            yield from self._about_baseline(fastest, baseline)
+        for record in (fastest, *([baseline] if baseline is not None and baseline is not fastest else [])):
+            yield from (f"{record.variant}: {each}" for each in conditions_of(record))
+        if fastest.training is None and not fastest.is_realtime:  # of a loop its verdict says so
+            undecided = ((rate, said) for rate, said in _judged_rates(fastest) if said.answer == UNDECIDED)
+            yield from (f"{rate.fps:g} FPS: {holds_words(said)}" for rate, said in islice(undecided, 1))
+        yield from (note for note in fastest.notes if FAILED in note)  # what explains it is missing
+        if fastest.parity is None:
+            yield "not checked: its output was not compared with a reference"
+
+    def _about_baseline(self, fastest: Record, baseline: Record | None) -> Iterator[str]:
+        if baseline is None:
+            name = verdicts.baseline_name(self.group)
+            state = next((wrong_because(record) for record in self.group if record.variant == name), "did not run")
+            yield f"no speedup is claimed: {name} {state}"
+            return
+        pair = self.speedup
+        if pair is None or baseline.variant in (*self.named("same"), *self.named(UNDECIDED)):
+            return  # what is said of it already, among the others
+        interval = pair.interval()
+        if pair.answer() == UNDECIDED:
+            yield f"{UNDECIDED}: whether {fastest.variant} is faster than {baseline.variant}; {pair.wants()} would tell"
+        elif pair.answer() == "same":
+            yield f"{fastest.variant} and {baseline.variant} take the same time"
+        elif interval is not None and pair.placement > pair.noise and interval[1] > _WIDE * interval[0]:
+            wide = max((baseline, fastest), key=lambda each: verdicts.spread_of(each).std)
+            share = percent(verdicts.spread_of(wide).std)
+            yield f"{wide.variant} differs by {share} between processes (standard deviation), which widens the ratio"
 
 
 def answers_of(data: RunData) -> list[Answer]:
@@ -128,7 +140,7 @@ def answers_of(data: RunData) -> list[Answer]:
 
 def answer_of(component: str, group: Sequence[Record]) -> Answer:
     """Judge the records of one component."""
-    ranked = ranking(group)
+    ranked = verdicts.ranking(group)
     leader = None if ranked is None else next(each for each in group if each.variant == ranked.leader)
     return Answer(component, tuple(group), ranked, leader)
 
@@ -136,8 +148,12 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
 def answer_section(data: RunData) -> Section:
     """Return the answer table, the table of cells, and what needs saying."""
     answers = answers_of(data)
-    names = {baseline_name(answer.group) for answer in answers}
-    said = named_once((answer.component, remark) for answer in answers for remark in _sentences(answer))
+    names = {verdicts.baseline_name(answer.group) for answer in answers}
+    said = named_once(
+        (answer.component, remark)
+        for answer in answers
+        for remark in (*answer.remarks(), *([f"next: {answer.next[1]}"] if len(answer.next[0]) > _SHORT else []))
+    )
     remarks = [f"{listed(names)}: {sentence}." for sentence, names in said.items()]
     remarks = remarks if data.records else ["No cell has ended yet."]
     cells = [record for answer in answers for record in answer.group]
@@ -204,8 +220,10 @@ def _weights_hints(record: Record) -> list[str]:
 
 def _spreads(records: Iterable[Record]) -> Iterator[str]:
     """Yield by how much equal code differs between processes, as the judge used it."""
-    for kind, record in {spread_kind(record): record for record in records if record.turns is not None}.items():
-        spread, stored = spread_of(record), record.turns.spread if record.turns is not None else None
+    for kind, record in {
+        verdicts.spread_kind(record): record for record in records if record.turns is not None
+    }.items():
+        spread, stored = verdicts.spread_of(record), record.turns.spread if record.turns is not None else None
         learned = stored.learned if stored is not None else 0
         source = f"learned from {count_of(learned, 'pair')} of processes" if learned else "a default: nothing is known"
         yield f"Equal code differs between processes by {percent(spread.std)} (standard deviation; {kind}; {source})"
@@ -225,7 +243,7 @@ def held_rate(record: Record) -> str | None:
 
 
 def _judged_rates(record: Record) -> list[tuple[Deadline, Holds]]:
-    rates = ((deadline, holds_rate(record, deadline)) for deadline in record.deadlines)
+    rates = ((deadline, verdicts.holds_rate(record, deadline)) for deadline in record.deadlines)
     return [(deadline, said) for deadline, said in rates if said is not None]
 
 
@@ -265,28 +283,6 @@ def _columns(baselines: set[str]) -> tuple[Column[Answer], ...]:
     )
 
 
-def _sentences(answer: Answer) -> list[str]:
-    """Return the remarks, and the next step that the table has no room for."""
-    return [*answer.remarks, *([f"next: {answer.next[1]}"] if len(answer.next[0]) > _SHORT else [])]
-
-
-def _remarks(answer: Answer) -> Iterator[str]:
-    """Yield what needs saying of a component, the gravest first."""
-    fastest, ranked = answer.fastest, answer.ranking
-    if fastest is None or ranked is None:
-        yield "no latency was measured" if any(each.is_correct for each in answer.group) else "no correct result"
-        return
-    yield from ranking_remarks(ranked)
-    yield from _about_baseline(answer, fastest)
-    baseline = correct_baseline(answer.group)
-    for record in (fastest, *([baseline] if baseline is not None and baseline is not fastest else [])):
-        yield from (f"{record.variant}: {each}" for each in conditions_of(record))
-    yield from _about_rates(fastest)
-    yield from (note for note in fastest.notes if FAILED in note)  # what explains it is missing
-    if fastest.parity is None:
-        yield "not checked: its output was not compared with a reference"
-
-
 def ranking_remarks(ranked: Ranking) -> Iterator[str]:
     """Say which take the same time as the one that leads, and which may be as fast."""
     if same := ranked.named("same"):
@@ -295,38 +291,3 @@ def ranking_remarks(ranked: Ranking) -> Iterator[str]:
         verb = "is" if len(undecided) == 1 else "are"
         hardest = max((ranked.pairs[name] for name in undecided), key=Pair.times_wanted)
         yield f"{UNDECIDED}: whether {few(undecided)} {verb} as fast; {hardest.wants()} would tell"
-
-
-def _about_baseline(answer: Answer, fastest: Record) -> Iterator[str]:
-    baseline = correct_baseline(answer.group)
-    if fastest.is_realtime or fastest is baseline:
-        return
-    if baseline is None:
-        name = baseline_name(answer.group)
-        state = next((wrong_because(record) for record in answer.group if record.variant == name), "did not run")
-        yield f"no speedup is claimed: {name} {state}"
-        return
-    if baseline.variant in (*answer.same, *answer.undecided):  # which is said of it already, among the others
-        return
-    pair = answer.speedup
-    interval = pair.interval() if pair is not None else None
-    if pair is not None and pair.answer() == UNDECIDED:
-        yield f"{UNDECIDED}: whether {fastest.variant} is faster than {baseline.variant}; {pair.wants()} would tell"
-    elif pair is not None and pair.answer() == "same":
-        yield f"{fastest.variant} and {baseline.variant} take the same time"
-    elif (
-        pair is not None and interval is not None and pair.placement > pair.noise and interval[1] > _WIDE * interval[0]
-    ):
-        wide = max((baseline, fastest), key=lambda each: spread_of(each).std)
-        share = percent(spread_of(wide).std)
-        yield f"{wide.variant} differs by {share} between processes (standard deviation), which widens the ratio"
-
-
-def _about_rates(record: Record) -> Iterator[str]:
-    """Say which rate is undecided above those that are held; of a loop its verdict says so."""
-    if record.training is not None or record.is_realtime:
-        return
-    above = [(deadline, said) for deadline, said in _judged_rates(record) if said.answer == UNDECIDED]
-    if above:
-        deadline, said = above[0]
-        yield f"{deadline.fps:g} FPS: {holds_words(said)}"

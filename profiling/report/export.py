@@ -147,8 +147,8 @@ def _answer(answer: Answer) -> dict[str, Any]:
     return {
         "component": answer.component,
         "fastest_correct": record.variant if record is not None else None,
-        "same": answer.same,
-        "undecided": answer.undecided,
+        "same": answer.named("same"),
+        "undecided": answer.named("undecided"),
         **(cell_row(record, answer.group) if record is not None else {}),
         "rates": {
             fps: {"answer": said.answer, "late": said.late, "n": said.n, "at_most": said.most}
@@ -156,5 +156,5 @@ def _answer(answer: Answer) -> dict[str, Any]:
             if said is not None
         },
         "next": answer.next[1] or None,
-        "remarks": list(answer.remarks),
+        "remarks": list(answer.remarks()),
     }

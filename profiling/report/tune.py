@@ -103,7 +103,7 @@ def tune_section(data: RunData) -> Section:
 def _winner_line(won: Record, group: Sequence[Record]) -> str:
     tried = count_of(sum(each.status != "skipped" and each.variant != BASELINE for each in group), "recipe")
     if won.variant == BASELINE:
-        unknown = answer_of(won.component, group).undecided
+        unknown = answer_of(won.component, group).named("undecided")
         words = "it is undecided whether a recipe" if unknown else "no recipe"
         return f"{won.component}: {words} is faster than eager (tried: {tried})."
     use = f"To use it: --config-dir=RUN component=[{won.component}] variant=[baseline,tuned]"
@@ -112,7 +112,7 @@ def _winner_line(won: Record, group: Sequence[Record]) -> str:
 
 def doubt(won: Record, group: Sequence[Record]) -> str:
     """Say where it is undecided whether the winner is faster than eager."""
-    unknown = BASELINE in answer_of(won.component, group).undecided
+    unknown = BASELINE in answer_of(won.component, group).named("undecided")
     return f"; whether it is faster than {BASELINE} is undecided" if unknown else ""
 
 

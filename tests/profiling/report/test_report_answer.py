@@ -27,7 +27,7 @@ def row_of(*records):
 
 
 def remarks(*records):
-    return "; ".join(answer_of("net", records).remarks)
+    return "; ".join(answer_of("net", records).remarks())
 
 
 def test_what_could_not_be_explained_of_the_fastest_is_said_in_the_answer():
@@ -214,7 +214,7 @@ def test_every_target_names_the_same_leader_with_the_same_answers(tmp_path):
         own = answer_of(answer.component, [each for each in planted() if each.component == answer.component])
         assert (answer.ranking.leader, answer.ranking.answers) == (own.ranking.leader, own.ranking.answers)
         assert (answer.holds, answer.speedup) == (own.holds, own.speedup)
-        assert next(answer.remarks()) == own.remarks[0]
+        assert next(answer.remarks()) == next(own.remarks())
         (point,) = (series[-1] for title, series in history.items() if title.startswith(f"{answer.component} "))
         assert point.variant == own.ranking.leader
         told = "; ".join(f"{word}: {', '.join(own.ranking.named(word))}" for word in ("same", "undecided"))
