@@ -15,21 +15,11 @@ from profiling.report.format import Estimate, Marked, Value, estimate, percent, 
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, wrong_because
 from profiling.report.table import Column, Table, columns
+from profiling.results import verdicts
 from profiling.results.judge import NAMED_SHARE, Pair
 from profiling.results.loop import Realtime
 from profiling.results.measured import FP32_EAGER, Summary
 from profiling.results.record import Record
-from profiling.results.verdicts import (
-    Taken,
-    answer_on,
-    baseline_name,
-    correct_baseline,
-    drift_of,
-    interval_of,
-    larger,
-    speedup,
-    taken,
-)
 
 UNDECIDED = "undecided"
 _SUMMARY = attrgetter("summary")
@@ -58,7 +48,7 @@ _ENERGY = (
 def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]]) -> Table[Record]:
     """Return the table of the records that were timed or compared with a reference; `groups`: all, by component."""
     rows = _shown(records)
-    baselines = {baseline_name(groups[record.component]) for record in rows}
+    baselines = {verdicts.baseline_name(groups[record.component]) for record in rows}
     against = f"speedup vs {baselines.pop()}" if len(baselines) == 1 else "speedup vs its baseline"
     shown = (
         *columns(Summary, "mean", "std", "min", "max", of=_SUMMARY),
@@ -87,7 +77,7 @@ def cells_section(data: RunData) -> Section:
         *columns(Record, "device_ms.p50", "host_ms.p50", at="metrics"),
         Column[Record]("clocks limited by", _limits_text),
         Column[Record]("rel. L2 allowed", lambda record: _judged(record)[1], "error"),
-        Column[Record]("against", _reference),
+        Column[Record]("against", lambda record: _judged(record)[2]),
         *columns(Record, "graph_pool", "prepare_peak_allocated", at="memory"),
         *columns(Record, "joules_per_frame", "above_idle_per_frame", "watts", "idle_w", at="energy"),
         *columns(Record, "metrics.drift.max"),
@@ -112,9 +102,6 @@ def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:
     titled |= {f"input_age_ms.{source}.p50": f"age of {source}" for source in sources}
     renamed = zip(columns(Record, *titled, at="realtime"), titled.values(), strict=True)
 
-    def latency(record: Record) -> Summary | None:
-        return record.realtime.latency_ms if record.realtime is not None else None
-
     def settings(record: Record) -> str | None:
         work = record.realtime.work if record.realtime is not None else {}
         return ", ".join(f"{name} {value}" for name, value in work.items() if value is not None) or None
@@ -122,7 +109,7 @@ def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:
     return (
         *columns(Record, "late", "held_ms", "sustained_fps", "audio_rtf", at="realtime"),
         *columns(Record, "latency_ms.p50", at="realtime"),
-        Column("latency p99", lambda record: p99_of(latency(record)), "ms"),
+        Column("latency p99", lambda record: p99_of(record.realtime and record.realtime.latency_ms), "ms"),
         *(replace(column, title=title) for column, title in renamed),
         *columns(Record, "steady.from_frame", at="realtime"),
         *columns(Record, "frames", "warmup_frames", "frames_per_tick", "schedule", "pace", "deliver", at="realtime"),
@@ -140,7 +127,7 @@ def p99_of(summary: Summary | None) -> Value | None:
 
 def median_of(record: Record) -> Estimate | float | None:
     """Return the median wall time of a call, or frame time of a loop, in milliseconds with its interval."""
-    return estimate(record.median_ms, interval_of(record))
+    return estimate(record.median_ms, verdicts.interval_of(record))
 
 
 #: An undecided ratio whose interval spans more than this factor is shown as undecided alone.
@@ -166,18 +153,18 @@ def speedup_of(record: Record, group: Sequence[Record]) -> Value | None:
     """Return the speedup over the baseline of `group`, 1 for the baseline; None for loops, and without a baseline."""
     if record.is_realtime or record.median_ms is None:
         return None
-    if record is correct_baseline(group):
+    if record is verdicts.correct_baseline(group):
         return 1.0
-    return ratio_value(speedup(record, group))
+    return ratio_value(verdicts.speedup(record, group))
 
 
 def pays_after(record: Record, group: Sequence[Record]) -> float | None:
     """Return after how many calls preparation has paid off; infinite where it never does, None where not known."""
-    baseline = correct_baseline(group)
+    baseline = verdicts.correct_baseline(group)
     if baseline is None or baseline.cell == record.cell or not record.is_correct or record.speedup is None:
         return None
     prepared = [each.prepare for each in (record, baseline) if each.prepare is not None]
-    answer, known = answer_on(record, group), len(prepared) == 2
+    answer, known = verdicts.answer_on(record, group), len(prepared) == 2
     if any(each.is_cold_unknown for each in prepared):
         return None
     if answer == "faster":
@@ -204,21 +191,18 @@ def _fps(record: Record) -> float | None:
     return record.metrics.fps.mean if record.metrics.fps is not None else None
 
 
-def _judged(record: Record) -> tuple[float | None, float | None]:
-    """Return the judged error and its limit: of outputs, or of the losses of a training too chaotic for its weights."""
+def _judged(record: Record) -> tuple[float | None, float | None, str | None]:
+    """Return the judged error, its limit, and what it refers to unless that is fp32 eager, or eager's trained weights.
+
+    The losses are judged of a training that is too chaotic for its weights.
+    """
     parity = record.parity
     if parity is None:
-        return None, None
-    of_losses = parity.weights_judged is False
-    return (parity.loss_error, parity.loss_tolerance) if of_losses else (parity.rel_l2, parity.tolerance)
-
-
-def _reference(record: Record) -> str | None:
-    """Return what the error refers to where it is not fp32 eager, or eager's weights after a training."""
-    parity = record.parity
-    if parity is not None and parity.weights_judged is False:
-        return "eager's losses"
-    return None if parity is None or record.training or parity.reference == FP32_EAGER else parity.reference
+        return None, None, None
+    if parity.weights_judged is False:
+        return parity.loss_error, parity.loss_tolerance, "eager's losses"
+    usual = record.training or parity.reference == FP32_EAGER
+    return parity.rel_l2, parity.tolerance, None if usual else parity.reference
 
 
 def _dtype(record: Record) -> str | None:
@@ -229,9 +213,9 @@ def _dtype(record: Record) -> str | None:
 
 def conditions_of(record: Record) -> list[str]:
     """Return the conditions of one cell, those first that matter most."""
-    named = [_named(taken(record)), _named(larger(record.metrics.calls), "calls in a row: ")]
-    found = [words for words in named if words]
-    if (drift := drift_of(record)) is not None:
+    others = (("", verdicts.taken(record)), ("calls in a row: ", verdicts.larger(record.metrics.calls)))
+    found = [f"{of}{each.words}" for of, each in others if each is not None and each.is_named]
+    if (drift := verdicts.drift_of(record)) is not None:
         found.append(f"drifting: {significant(drift.begin, 3)} → {significant(drift.end, 3)} ms")
     if by_call := record.metrics.by_call_ms:
         times = ", ".join(f"{name} {significant(ms, 3)}" for name, ms in by_call.items())
@@ -240,10 +224,6 @@ def conditions_of(record: Record) -> list[str]:
     if latency is not None and not latency.settled:
         found.append(f"the warm-up ended at its limit, after {significant(latency.warmup_seconds, 2)} s")
     return found
-
-
-def _named(others: Taken | None, of: str = "") -> str | None:
-    return f"{of}{others.words}" if others is not None and others.is_named else None
 
 
 def conditions_text(record: Record) -> str | None:
