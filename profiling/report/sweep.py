@@ -27,19 +27,9 @@ from profiling.report.page import PAGE_FILE, Section
 from profiling.report.render import Printed, Report, built
 from profiling.report.run_data import linked_file, load_run, wrong_because
 from profiling.report.table import Column, Table, columns
+from profiling.results import overrides
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judge import RESOLUTION, Cell, Pair, Ranking, compare, rank
-from profiling.results.overrides import (
-    concerns,
-    is_work,
-    names_cells,
-    number,
-    recipe_of,
-    setting,
-    short,
-    swept_keys,
-    values_of,
-)
 from profiling.results.record import NOT_ENDED, Record
 from profiling.results.run_folder import JOB_LOG
 from profiling.results.sweep import Sweep, SweepJob, read_sweep
@@ -96,7 +86,7 @@ class SweptCell:
     @cached_property
     def work(self) -> dict[str, str]:
         """The values of the overrides that change the work."""
-        return {key: value for key, value in self.values.items() if is_work(key)}
+        return {key: value for key, value in self.values.items() if overrides.is_work(key)}
 
 
 @dataclass(frozen=True)
@@ -114,13 +104,13 @@ class SweepAnswer:
         found: dict[str, list[SweptCell]] = {}
         for cell in self.cells:
             if cell.judged is not None:
-                found.setdefault(recipe_of(cell.variant, cell.values), []).append(cell)
+                found.setdefault(overrides.recipe_of(cell.variant, cell.values), []).append(cell)
         return found
 
     @cached_property
     def ranking(self) -> Ranking | None:
         """The recipe that leads, and the answer on each of the others; None where none was timed."""
-        placed = {name: _placed([cell.judged for cell in cells]) for name, cells in self.recipes.items()}
+        placed = {name: _placed(cell.judged for cell in cells) for name, cells in self.recipes.items()}
         judged = {name: cell for name, cell in placed.items() if cell is not None}
         return rank(judged) if judged else None
 
@@ -148,10 +138,11 @@ class SweepAnswer:
 
         Its interval is the one by which the fastest leads, where the baseline is ranked with it.
         """
-        pair = _speedup(self.fastest)
-        if pair is None or self.ranking is None:
-            return pair
-        baselines = {id(cell.baseline) for cell in self.fastest}
+        both = [cell for cell in self.fastest if cell.baseline is not None and cell.baseline is not cell.judged]
+        baseline, own = _placed(cell.baseline for cell in both), _placed(cell.judged for cell in both)
+        if baseline is None or own is None or self.ranking is None:
+            return None
+        pair, baselines = compare(baseline, own), {id(cell.baseline) for cell in self.fastest}
         names = [name for name, cells in self.recipes.items() if baselines & {id(cell.judged) for cell in cells}]
         levels = [self.ranking.pairs[name].level for name in names if name in self.ranking.pairs]
         return replace(pair, level=max(levels, default=pair.level))
@@ -175,7 +166,7 @@ class SweepAnswer:
     @property
     def name(self) -> str:
         """The component and what was swept of its work."""
-        values = ", ".join(setting(key, value) for key, value in self.work.items())
+        values = ", ".join(overrides.setting(key, value) for key, value in self.work.items())
         return f"{self.component} ({values})" if values else self.component
 
     def remarks(self) -> Iterator[str]:
@@ -194,14 +185,7 @@ class SweepAnswer:
             yield f"SM clocks of its jobs: {min(clocks):.0f} to {max(clocks):.0f} MHz while timed"
 
 
-def _speedup(cells: Sequence[SweptCell]) -> Pair | None:
-    """Return the time of the baseline of the same jobs over that of one recipe; None for the baseline itself."""
-    both = [cell for cell in cells if cell.baseline is not None and cell.baseline is not cell.judged]
-    baseline, own = _placed([cell.baseline for cell in both]), _placed([cell.judged for cell in both])
-    return None if baseline is None or own is None else compare(baseline, own)
-
-
-def _placed(cells: Sequence[Cell | None]) -> Cell | None:
+def _placed(cells: Iterable[Cell | None]) -> Cell | None:
     """Return one cell of all placements, with the widest spread; None without any."""
     known = [cell for cell in cells if cell is not None]
     if not known:
@@ -251,7 +235,7 @@ class SweepData:
 
 def _place(value: str) -> tuple[float, str]:
     """Return what values are sorted by: numbers by size, then text."""
-    return (math.inf if (found := number(value)) is None else found, value)
+    return (math.inf if (found := overrides.number(value)) is None else found, value)
 
 
 def load_sweep(folder: Path) -> SweepData:
@@ -262,7 +246,7 @@ def load_sweep(folder: Path) -> SweepData:
 
     """
     sweep = read_sweep(folder)
-    keys = tuple(key for key in swept_keys(sweep) if not names_cells(key))
+    keys = tuple(key for key in overrides.swept_keys(sweep) if not overrides.names_cells(key))
     read = [_read(folder, job, keys) for job in sweep.jobs]
     return SweepData(sweep, keys, tuple(job for job, _ in read), tuple(c for _, cells in read for c in cells), folder)
 
@@ -270,7 +254,7 @@ def load_sweep(folder: Path) -> SweepData:
 def _read(folder: Path, planned: SweepJob, keys: Sequence[str]) -> tuple[SweptJob, list[SweptCell]]:
     """Return a job and its cells; what is wrong with its run is said in the job, and hides no other."""
     path, page = folder / planned.folder, linked_file(folder, f"{planned.folder}/{PAGE_FILE}")
-    job = SweptJob(planned, values_of(planned, keys), Link(str(planned.number), page.href))
+    job = SweptJob(planned, overrides.values_of(planned, keys), Link(str(planned.number), page.href))
     try:
         if not path.resolve().is_relative_to(folder.resolve()):
             raise InputError(f"{planned.folder} lies outside of the sweep")
@@ -304,7 +288,7 @@ def _cells(job: SweptJob, group: Sequence[Record]) -> Iterator[SweptCell]:
             p50=median_of(record),
             vs_baseline=speedup_of(record, group) if record.is_correct else None,
             holds=held_rate(record) if record.is_correct else None,
-            values={key: value for key, value in job.values.items() if concerns(key, record)},
+            values={key: value for key, value in job.values.items() if overrides.concerns(key, record)},
             facts=facts,
             judged=judged[record.cell],
             baseline=None if baseline is None or record.is_realtime else judged[baseline.cell],
@@ -376,14 +360,15 @@ def _answer_section(data: SweepData) -> Section:
     )
     table = Table("Answer", shown, data.answers, keys=1 + data.on_several, few=_CONSOLE)
     none = "No cell has a time yet that can be compared. The report of each job shows what it measured."
-    said = named_once((_place_of(answer, data), remark) for answer in data.answers for remark in answer.remarks())
+    places = [
+        f"{each.name} on {each.device}" if data.on_several and each.device else each.name for each in data.answers
+    ]
+    said = named_once(
+        (place, remark) for place, answer in zip(places, data.answers, strict=True) for remark in answer.remarks()
+    )
     lines = [f"{few(names)}: {remark}." for remark, names in said.items()] if data.answers else [none]
     legend = (_LEGEND,) if data.answers else ()
     return Section("answer", "Answer", _shortened(lines, "remark"), legend, (table,), leads=True)
-
-
-def _place_of(answer: SweepAnswer, data: SweepData) -> str:
-    return answer.name + (f" on {answer.device}" if data.on_several and answer.device else "")
 
 
 def _cells_section(data: SweepData) -> Section:
@@ -432,7 +417,7 @@ def _jobs_section(data: SweepData) -> Section:
 
 def _job_line(job: SweptJob) -> str:
     """Return what went wrong with a job; empty for one that is done, runs or waits."""
-    state, values = job.job.state, " ".join(setting(key, value) for key, value in job.values.items())
+    state, values = job.job.state, " ".join(overrides.setting(key, value) for key, value in job.values.items())
     why = "; ".join(filter(None, (job.job.reason, *job.damage)))
     if not why and state in ("done", "running", "waiting"):
         return ""
@@ -443,8 +428,8 @@ def _job_line(job: SweptJob) -> str:
 
 def _swept_columns(data: SweepData, taken: Iterable[str]) -> list[Column[Any]]:
     """Return a column for each override: under its last name, or all of it where another column is called so."""
-    times = Counter([*map(short, data.keys), *taken])
-    titles = {key: printable(short(key) if times[short(key)] == 1 else key) for key in data.keys}
+    times = Counter([*map(overrides.short, data.keys), *taken])
+    titles = {key: printable(overrides.short(key) if times[overrides.short(key)] == 1 else key) for key in data.keys}
     return [Column(title, lambda row, key=key: row.values.get(key), wrap=26) for key, title in titles.items()]
 
 
@@ -485,9 +470,9 @@ def _answer(answer: SweepAnswer) -> dict[str, Any]:
 
 def _as_csv(data: SweepData) -> str:
     """Return a row for each cell of each job, as `--format csv` of a run does, after the job and its overrides."""
-    overrides, rows = dict.fromkeys(data.keys), list[dict[str, Any]]()
+    rows = list[dict[str, Any]]()
     for job in {cell.job.job.number: cell.job for cell in data.cells}.values():
-        of_job = {"job": job.job.number, "state": job.job.state, **overrides}
+        of_job = {"job": job.job.number, "state": job.job.state, **dict.fromkeys(data.keys)}
         run = load_run(data.folder / job.job.folder)
         rows += [{**of_job, **row, **job.values} for group in run.groups.values() for row in cell_rows(run, group)]
     return csv_text(rows)
