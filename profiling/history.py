@@ -27,7 +27,7 @@ from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judge import Cell, Pair, compare, judged
-from profiling.results.overrides import concerns, is_work, names_cells, recipe_of, setting, swept_keys, values_of
+from profiling.results.overrides import concerns, is_work, recipe_of, setting, swept_keys, values_of
 from profiling.results.record import Record
 from profiling.results.sweep import is_sweep, read_sweep
 from profiling.results.verdicts import cell_of, work_of
@@ -140,7 +140,7 @@ def _swept(folders: Iterable[Path]) -> dict[Path, dict[str, str]]:
             print(printable(error), file=sys.stderr)
             continue
         known = ("dtype", "loop.schedule")  # which stand in the title, and behind the variant
-        keys = [key for key in swept_keys(sweep) if not names_cells(key) and key not in known]
+        keys = [key for key in swept_keys(sweep) if key not in known]
         values |= {folder / job.folder: values_of(job, keys) for job in sweep.jobs}
     return values
 

@@ -246,7 +246,7 @@ def load_sweep(folder: Path) -> SweepData:
 
     """
     sweep = read_sweep(folder)
-    keys = tuple(key for key in overrides.swept_keys(sweep) if not overrides.names_cells(key))
+    keys = overrides.swept_keys(sweep)
     read = [_read(folder, job, keys) for job in sweep.jobs]
     return SweepData(sweep, keys, tuple(job for job, _ in read), tuple(c for _, cells in read for c in cells), folder)
 
@@ -428,8 +428,9 @@ def _job_line(job: SweptJob) -> str:
 
 def _swept_columns(data: SweepData, taken: Iterable[str]) -> list[Column[Any]]:
     """Return a column for each override: under its last name, or all of it where another column is called so."""
-    times = Counter([*map(overrides.short, data.keys), *taken])
-    titles = {key: printable(overrides.short(key) if times[overrides.short(key)] == 1 else key) for key in data.keys}
+    short = {key: key.rpartition(".")[2] for key in data.keys}
+    times = Counter([*short.values(), *taken])
+    titles = {key: printable(name if times[name] == 1 else key) for key, name in short.items()}
     return [Column(title, lambda row, key=key: row.values.get(key), wrap=26) for key, title in titles.items()]
 
 

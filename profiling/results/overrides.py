@@ -29,14 +29,11 @@ def overrides_of(job: SweepJob) -> dict[str, str]:
     return {key: value for key, value in map(_key_and_value, job.overrides) if not _is_below(key, _LAUNCHING)}
 
 
-def swept_keys(*sweeps: Sweep) -> tuple[str, ...]:
-    """Return the keys whose values differ between jobs of a sweep, in the order in which they were given."""
-    differing: dict[str, None] = {}
-    for sweep in sweeps:
-        given = [overrides_of(job) for job in sweep.jobs]
-        keys = dict.fromkeys(key for values in given for key in values)
-        differing |= dict.fromkeys(key for key in keys if len({values.get(key) for values in given}) > 1)
-    return tuple(differing)
+def swept_keys(sweep: Sweep) -> tuple[str, ...]:
+    """Return the keys whose values differ between jobs, in their order, but component and variant: they name cells."""
+    given = [overrides_of(job) for job in sweep.jobs]
+    keys = dict.fromkeys(key for values in given for key in values if key not in ("component", "variant"))
+    return tuple(key for key in keys if len({values.get(key) for values in given}) > 1)
 
 
 def values_of(job: SweepJob, keys: Sequence[str]) -> dict[str, str]:
@@ -47,29 +44,16 @@ def values_of(job: SweepJob, keys: Sequence[str]) -> dict[str, str]:
 
 def recipe_of(variant: str, values: Mapping[str, str]) -> str:
     """Return a variant with those of the overrides that change how the same work is run: `compile, dtype=float16`."""
-    return ", ".join((variant, *(setting(key, value) for key, value in values.items() if is_recipe(key))))
+    return ", ".join((variant, *(setting(key, value) for key, value in values.items() if _is_below(key, _RECIPE))))
 
 
 def is_work(key: str) -> bool:
     """Return whether an override changes what is computed, and not how, where or how long it is measured."""
-    return not _is_below(key, (*_RECIPE, *_MEASURING)) and not names_cells(key)
-
-
-def is_recipe(key: str) -> bool:
-    """Return whether an override changes how the same work is run."""
-    return _is_below(key, _RECIPE) and not names_cells(key)
-
-
-def names_cells(key: str) -> bool:
-    """Return whether the value of an override is the names of components or of variants."""
-    return key in ("component", "variant")
+    return not _is_below(key, (*_RECIPE, *_MEASURING))
 
 
 def concerns(key: str, record: Record) -> bool:
-    """Return whether an override can concern a cell: not one of another component, variant or step.
-
-    A loop may run any.
-    """
+    """Return whether an override can concern a cell: not one of other components, variants or steps; of any, a loop."""
     match = _OF_ONE.match(key)
     if match is None or record.is_realtime:
         return True
@@ -78,14 +62,9 @@ def concerns(key: str, record: Record) -> bool:
     return match[2] in names
 
 
-def short(key: str) -> str:
-    """Return the last name of a dotted key."""
-    return key.rpartition(".")[2]
-
-
 def setting(key: str, value: str) -> str:
     """Return `frames=4` of `component.NAME.inputs.frames=4`."""
-    return f"{short(key)}={value}"
+    return f"{key.rpartition('.')[2]}={value}"
 
 
 def number(value: str | None) -> float | None:
