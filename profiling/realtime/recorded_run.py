@@ -130,7 +130,7 @@ class RecordedRun:
         if self._rows != self._saved_rows or self._is_removed:
             return
         self._is_removed = True
-        self._journal.remove()
+        remove_journal(self._folder, CELL)
         run = self._folder
         if run not in self._saved:
             (run / RESULTS_FILE).unlink(missing_ok=True)

@@ -24,7 +24,6 @@ Array = NDArray[np.float64]
 
 #: Values by name, float64 [n] each, n the number of timed frames; NaN: not measured.
 Series = Mapping[str, Array]
-
 #: Times that every frame has.
 TIMES = ("action_ms", "delivered_ms", "frame_ms", "latency_ms")
 #: Bytes held after the frame, by kind.
@@ -58,16 +57,14 @@ def frame_count(series: Series) -> int:
 
 
 def stage_names(series: Series) -> tuple[str, ...]:
-    """Return the stages in their order: those that have a `host_<stage>_ms`."""
+    """Return the stages in their order."""
     return tuple(name[5:-3] for name in series if name.startswith("host_") and name.endswith("_ms"))
 
 
 def check_series(series: Series, *, paced: bool) -> None:
-    """Check that the series can be summarised: a misspelt name would be read as not measured.
+    """Raise a ValueError where a series is missing, since a misspelt name would be read as not measured.
 
-    Raises:
-        ValueError: a series is missing or of another length, or a frame has no valid time or, if `paced`, no due time.
-
+    And where one is of another length, or a frame has no valid time or, if `paced`, no due time.
     """
     required = (*NAMES, *(f"device_{stage}_ms" for stage in stage_names(series)))
     missing = [name for name in required if name not in series]
@@ -85,12 +82,7 @@ def check_series(series: Series, *, paced: bool) -> None:
 
 
 def write_series(path: Path, series: Series) -> None:
-    """Write the series as a compressed npz, atomically.
-
-    Raises:
-        OSError: it cannot be written.
-
-    """
+    """Write the series as a compressed npz, atomically, or raise an OSError."""
     arrays: dict[str, Any] = {name: np.asarray(values, dtype=np.float64) for name, values in series.items()}
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
@@ -100,9 +92,7 @@ def write_series(path: Path, series: Series) -> None:
 def read_frames(run: Path, cell: str) -> dict[str, Array] | None:
     """Read the series of a cell: its npz, else the journal of a loop that has not ended; None where there is neither.
 
-    Raises:
-        InputError: the file holds no series of frames.
-
+    A file that holds no series of frames is an InputError.
     """
     path = run / series_file(cell)
     if path.exists():
@@ -114,12 +104,7 @@ def read_frames(run: Path, cell: str) -> dict[str, Array] | None:
 
 
 def read_series(path: Path) -> dict[str, Array]:
-    """Read the series of an npz.
-
-    Raises:
-        InputError: the file is missing or holds no series of frames.
-
-    """
+    """Read the series of an npz; one that is missing or holds no series of frames is an InputError."""
     try:
         with np.load(io.BytesIO(read_file(path)), allow_pickle=False) as content:
             series = {name: np.asarray(content[name], dtype=np.float64) for name in content.files}
@@ -148,12 +133,7 @@ class Journal:
         self._write_names()
 
     def append(self, values: Mapping[str, float]) -> None:
-        """Write the row of a frame; names that `values` lacks become NaN.
-
-        Raises:
-            OSError: it cannot be written.
-
-        """
+        """Write the row of a frame, or raise an OSError; names that `values` lacks become NaN."""
         self.write(self.row(values))
 
     def row(self, values: Mapping[str, float]) -> list[float]:
@@ -176,12 +156,7 @@ class Journal:
         return place
 
     def write(self, row: Sequence[float]) -> None:
-        """Write a row of all columns.
-
-        Raises:
-            OSError: it cannot be written.
-
-        """
+        """Write a row of all columns, or raise an OSError."""
         if len(row) > self._width:
             self._write_names()
         self._write_line(row)
@@ -203,10 +178,6 @@ class Journal:
             return read_journal(self._run, self._cell)
         return _series_of(os.pread(self._file, os.fstat(self._file).st_size, 0))
 
-    def remove(self) -> None:
-        """Remove the journal, whose frames are written elsewhere."""
-        remove_journal(self._run, self._cell)
-
     def _write_names(self) -> None:
         self._write_line([*self.columns])
         self._width = len(self.columns)
@@ -220,9 +191,7 @@ class Journal:
 def recover_series(run: Path, cell: str) -> dict[str, Array] | None:
     """Convert a cell's journal to its npz and return the series; None where there is no journal.
 
-    Raises:
-        OSError: the npz cannot be written; the journal stays.
-
+    The journal stays where the npz cannot be written (OSError).
     """
     series = read_journal(run, cell)
     if series is not None:
@@ -241,10 +210,7 @@ def with_gaps(series: Series) -> dict[str, Array]:
 def read_journal(run: Path, cell: str) -> dict[str, Array] | None:
     """Return the series of the frames in a cell's journal, which may still grow; None where there is no journal.
 
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it holds no series of frames.
-
+    One that cannot be read is an OSError, one that holds no series of frames a ValueError.
     """
     path = _journal_file(run, cell)
     return _series_of(read_file(path)) if path.is_file() else None
