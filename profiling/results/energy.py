@@ -93,12 +93,7 @@ def energy_section(
     idle_w: float | None = None,
     step_ms: float | None = None,
 ) -> Energy:
-    """Return the section of these windows, which hold at least a part of a call and some energy.
-
-    Raises:
-        ValueError: there is no window, or there are no calls or no energy in them.
-
-    """
+    """Return the section of these windows; a ValueError where they hold no part of a call, or no energy."""
     from profiling.results.judge import total_ratio  # numpy, which readers of records do not need
 
     seconds = sum(each.seconds for each in windows)

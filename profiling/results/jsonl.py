@@ -1,7 +1,6 @@
 """Writes and reads `results.jsonl`: one record a line, the newest of a cell counts.
 
-A line that is cut off, is no JSON or does not validate as a record is counted and skipped. A readable record of another
-schema is an InputError.
+A line that is cut off, is no JSON or does not validate as a record is counted and skipped.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,13 +38,9 @@ class _Tagged(msgspec.Struct):
 
 
 def append_record(run: Path, record: Record) -> None:
-    """Write `record` as the last line of the run's results, on the disk before this returns.
+    """Write `record` as the last line of the run's results, on the disk before this returns; see `encode_record`.
 
     A line cut off by an earlier crash is closed first, so that it cannot swallow this one.
-
-    Raises:
-        ValueError: the record holds a number that is not finite.
-
     """
     line = encode_record(record)
     with (run / RESULTS_FILE).open("ab+") as file:
@@ -58,23 +54,18 @@ def append_record(run: Path, record: Record) -> None:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record's line in UTF-8, without a newline; lone surrogates, which no reader takes, become "?".
+    """Return the record's line in UTF-8, without a newline; a number that is not finite is a ValueError.
 
-    Raises:
-        ValueError: it holds a number that is not finite.
-
+    Lone surrogates, which no reader takes, become "?".
     """
     content = msgspec.to_builtins(record, str_keys=True)
     return json.dumps(content, allow_nan=False, ensure_ascii=False).encode(errors="replace")
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file of a run.
+    """Return the content of a file of a run; an OSError if it has more than `MOST_BYTES`, or is no regular file.
 
-    Raises:
-        OSError: it cannot be read, has more than `MOST_BYTES`, or is no regular file: a FIFO would block, and a device
-            may never end.
-
+    A FIFO would block, and a device may never end.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -86,9 +77,7 @@ def read_file(path: Path) -> bytes:
 def read_records(run: Path) -> Results:
     """Read the records of a run: of its folder, or of a file like `results.jsonl`, whatever it is called.
 
-    Raises:
-        InputError: there are no results, they cannot be read, or are of another schema.
-
+    No results, unreadable ones and those of another schema are an InputError.
     """
     path = run if run.is_file() else run / RESULTS_FILE
     if not path.is_file():
@@ -97,8 +86,7 @@ def read_records(run: Path) -> Results:
         content = read_file(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}. Name a folder that a run printed.") from None
-    newest: dict[tuple[str, str], Record] = {}
-    skipped = 0
+    newest, skipped = dict[tuple[str, str], Record](), 0
     for line in content.split(b"\n"):
         if not line.strip():
             continue
@@ -114,20 +102,12 @@ def read_records(run: Path) -> Results:
 
 
 def decode_record(line: bytes) -> Record | None:
-    """Return the record of a line; None where it is none.
-
-    Raises:
-        ValueError: it is a record of a schema that this version does not know.
-
-    """
-    try:
+    """Return the record of a line; None where it is none. One of a schema that is not known here is a ValueError."""
+    with suppress(*DECODE_ERRORS):
         return msgspec.json.decode(line, type=Record)
-    except DECODE_ERRORS:
-        pass
-    try:
+    schema: Any = SCHEMA
+    with suppress(*DECODE_ERRORS):
         schema = msgspec.json.decode(line, type=_Tagged).schema
-    except DECODE_ERRORS:
-        return None
     if schema != SCHEMA:
         raise ValueError(f"record of schema {schema}; this version reads schema {SCHEMA}")
     return None

@@ -136,12 +136,7 @@ class Windows:
         taken: Sequence[float] | float = 0.0,
         session: str = "",
     ) -> Windows:
-        """Return windows from plain numbers.
-
-        Raises:
-            ValueError: lengths that differ, or a time that is not above 0.
-
-        """
+        """Return windows from plain numbers; lengths that differ, or a time that is not above 0, are a ValueError."""
         times = np.asarray(ms, dtype=np.float64)
         numbers = np.arange(times.size) if turns is None else np.asarray(turns, dtype=np.int64)
         shares = np.clip(np.broadcast_to(np.asarray(taken, dtype=np.float64), times.shape), 0.0, MOST_TAKEN)
@@ -494,12 +489,7 @@ class Ranking:
 
 
 def rank(cells: Mapping[str, Cell]) -> Ranking:
-    """Rank one cell or more.
-
-    Raises:
-        ValueError: no cell.
-
-    """
+    """Rank one cell or more; none is a ValueError."""
     if not cells:
         raise ValueError("no cell to rank")
     ratios = {(one, other): compare(cells[one], cells[other]) for one, other in combinations(cells, 2)}
@@ -758,11 +748,8 @@ def compare_totals(one: tuple[Any, Any], other: tuple[Any, Any], spread: Spread)
 def _log_total(parts: Any, wholes: Any) -> tuple[float, float, float]:
     """Return (log of the ratio of sums, its variance, degrees of freedom).
 
-    Source: Cochran, Sampling Techniques (1977), chapter 6, on the logarithm, so that no end is negative.
-
-    Raises:
-        ValueError: no window, other lengths, or a sum that is not above 0.
-
+    Source: Cochran, Sampling Techniques (1977), chapter 6, on the logarithm, so that no end is negative. No window,
+    other lengths, or a sum that is not above 0 are a ValueError.
     """
     part, whole = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
     if part.size == 0 or part.size != whole.size or not part.sum() > 0 or not whole.sum() > 0:

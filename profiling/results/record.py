@@ -194,30 +194,18 @@ _METRICS: dict[str, Any] = {
 def encode_sections(**sections: Any) -> dict[str, Any]:
     """Return sections (structs, or mappings of the same shape) as plain JSON content, validated.
 
-    Raises:
-        ValueError: no such section, a key or type that its struct does not have, or a number that is not finite.
-
+    A section, key or type that a record does not have is a ValueError, and so is a number that is not finite.
     """
     return {name: _validated(name, section, _section_type(name)) for name, section in sections.items()}
 
 
 def decode_section(name: str, content: Any) -> Any:
-    """Return the typed section from JSON content.
-
-    Raises:
-        ValueError: no such section, or the content does not fit its type.
-
-    """
+    """Return the typed section from JSON content; a ValueError where there is none such, or its type is another."""
     return _typed(name, content, _section_type(name))
 
 
 def record_with(record: Record, sections: Mapping[str, Any]) -> Record:
-    """Return the record with `sections`, which `encode_sections` returned, in place of its own.
-
-    Raises:
-        ValueError: a section that does not validate, or a field that is no section.
-
-    """
+    """Return the record with `sections`, which `encode_sections` returned, in place of its own."""
     return msgspec.structs.replace(record, **{name: decode_section(name, each) for name, each in sections.items()})
 
 
@@ -225,11 +213,8 @@ def merge_metric(metrics: measured.Metrics, given: Mapping[str, Any]) -> tuple[m
     """Return (metrics with what a metric measured, sections of the record beside them).
 
     `given` are sections by name, structs or mappings: `memory` and `parity` are the record's, fields of Metrics are
-    typed, and every other name goes into `extra`, also one that a record has ("status").
-
-    Raises:
-        ValueError: a section that does not validate, or content that JSON cannot hold.
-
+    typed, and every other name goes into `extra`, also one that a record has ("status"). A section that does not
+    validate, and content that JSON cannot hold, is a ValueError.
     """
     known, extra, sections = {}, dict(metrics.extra), {}
     for name, content in given.items():

@@ -45,12 +45,7 @@ class EarlierRun(NamedTuple):
 
 
 def new_folder(base: Path, stamp: str) -> Path:
-    """Create and return `<base>/<stamp>`, or `<stamp>-2`, `-3`, … where another run has that name.
-
-    Raises:
-        OSError: the folder cannot be created.
-
-    """
+    """Create and return `<base>/<stamp>`, or `<stamp>-2`, `-3`, … where another run has that name; or an OSError."""
     base.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -63,12 +58,7 @@ def new_folder(base: Path, stamp: str) -> Path:
 
 
 def check_is_new(folder: Path) -> None:
-    """Check that a folder in which a script saves a run is missing or empty.
-
-    Raises:
-        InputError: it is not.
-
-    """
+    """Raise an InputError unless a folder in which a script saves a run is missing or empty."""
     if folder.is_dir() and (names := sorted(path.name for path in folder.iterdir())):
         what = "holds a run already" if RESULTS_FILE in names else f"is not empty: it holds {names[0]}"
         others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
@@ -161,13 +151,7 @@ def _locked(run: Path, resume: str | None, warn: Callable[[str], None], key: str
 
 
 def _acquired(path: Path, key: str, otherwise: str, warn: Callable[[str], None]) -> int:
-    """Create and lock the file, write this process into it, and return its descriptor.
-
-    Raises:
-        InputError: another process holds it, or it is no lock file.
-        OSError: it cannot be written.
-
-    """
+    """Create and lock the file, write this process into it, and return its descriptor."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -240,12 +224,7 @@ def prepare_folder(run: Path, config: Mapping[str, Any], *, resumed: bool) -> Ea
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """Read the config of a run.
-
-    Raises:
-        InputError: it is missing, damaged, or no mapping.
-
-    """
+    """Read the config of a run; one that is missing, damaged, or no mapping is an InputError."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -265,12 +244,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def _read_environment(run: Path, *, required: bool) -> Environment | None:
-    """Return the environment of a run that is resumed; None where it has none and none is required.
-
-    Raises:
-        InputError: it is damaged, or missing where records were measured in it.
-
-    """
+    """Return the environment of a run that is resumed; None where it has none, and no records were measured in it."""
     path = run / ENVIRONMENT_FILE
     if not required and not path.exists():
         return None
@@ -311,9 +285,7 @@ def resume_command(run: Path, started_by: str | None = None) -> str:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically: whatever ends the process or the machine, the file is the old one or the new one.
 
-    Raises:
-        OSError: it cannot be written; the old file stays.
-
+    If it cannot be written, the old one stays (OSError).
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")  # processes may write the same file at once
     try:
@@ -332,13 +304,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def keep_newest_lines(run: Path, order: Sequence[tuple[str, str]] = ()) -> None:
-    """Reduce `results.jsonl`, atomically, to one line for each cell: its newest.
+    """Reduce `results.jsonl` to one line for each cell, its newest, as `write_bytes` writes.
 
     Those in `order`, (component, variant) each, come first, and in it.
-
-    Raises:
-        OSError: it cannot be written; the old file stays.
-
     """
     places = {cell: place for place, cell in enumerate(order)}
     newest = sorted(read_records(run).records, key=lambda record: places.get(record.cell, len(places)))

@@ -87,23 +87,13 @@ def write_job(folder: Path, job: SweepJob) -> None:
 
 
 def read_sweep(folder: Path) -> Sweep:
-    """Read the plan of a sweep and the present state of its jobs; also while it runs, or after its launcher was killed.
-
-    Raises:
-        InputError: the folder holds no sweep, or its `sweep.json` cannot be read.
-
-    """
+    """Read a sweep as `read_plan` does, and the present state of its jobs; also while it runs, or was killed."""
     sweep = read_plan(folder)
     return msgspec.structs.replace(sweep, jobs=tuple(read_job(folder, job) for job in sweep.jobs))
 
 
 def read_plan(folder: Path) -> Sweep:
-    """Read `sweep.json`: the jobs as they were planned, without their states.
-
-    Raises:
-        InputError: the folder holds no sweep, or its `sweep.json` cannot be read.
-
-    """
+    """Read `sweep.json`: the jobs as planned, without their states; an InputError if it is missing or damaged."""
     if not is_sweep(folder):
         raise InputError(f"{folder} is no sweep: it has no {SWEEP_FILE}. Name a folder that --multirun printed.")
     sweep = _decoded(folder / SWEEP_FILE, Sweep)
