@@ -90,11 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def read_history(*folders: Path) -> History:
     """Read every run below `folders`; runs without a date come first, by name.
 
-    A run that cannot be read is skipped with a line on stderr.
-
-    Raises:
-        InputError: a folder holds no run, or none has a correct cell with times.
-
+    A run that cannot be read is skipped with a line on stderr. No run in a folder, or none with a correct cell that was
+    timed, is an InputError.
     """
     runs: dict[Path, None] = {}
     for folder in folders:

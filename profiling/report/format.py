@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from profiling.errors import printable
 
@@ -64,6 +64,7 @@ class Link:
 
 
 Value = str | bool | float | Estimate | Marked | Link
+Named = TypeVar("Named")
 
 
 def estimate(value: float | None, interval: Sequence[float] | None) -> Estimate | float | None:
@@ -159,9 +160,9 @@ def few(names: Sequence[str]) -> str:
     return listed(names if len(names) <= 3 else [*names[:2], f"{len(names) - 2} more"])
 
 
-def named_once(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def named_once(said: Iterable[tuple[Named, str]]) -> dict[str, list[Named]]:
     """Return each sentence once with the names that it concerns, of pairs (name, sentence)."""
-    names: dict[str, list[str]] = {}
+    names: dict[str, list[Named]] = {}
     for name, sentence in said:
         names.setdefault(sentence, []).append(name)
     return names

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from profiling.errors import InputError, command, install_hint, print_text, printable, reason_of
 from profiling.report.answer import answer_section, notes_section, status_section
 from profiling.report.cells import cells_section
-from profiling.report.format import count_of, escaped, few, listed
+from profiling.report.format import count_of, escaped, few, listed, named_once
 from profiling.report.heading import heading_lines, origin_sections
 from profiling.report.latency import latency_section
 from profiling.report.page import PAGE_FILE, Section, render_page
@@ -42,10 +42,7 @@ def _answer_section(data: RunData) -> Section:
 
 def skipped_section(data: RunData) -> Section:
     """Return a line with the number of skipped cells and the most frequent reason, and a table of all reasons."""
-    reasons: dict[str, list[Record]] = {}
-    for record in data.records:
-        if record.status == "skipped":
-            reasons.setdefault(record.reason or "no reason", []).append(record)
+    reasons = named_once((each, each.reason or "no reason") for each in data.records if each.status == "skipped")
     if not reasons:
         return Section("skipped", "Skipped")
     reasons = dict(sorted(reasons.items(), key=lambda item: -len(item[1])))
@@ -135,11 +132,8 @@ class Report(NamedTuple):
 def write_report(folder: Path, *, details: bool = False) -> Printed:
     """Write the run's `report.md` and `report.html`, and return the console text.
 
-    Without `details` that has the answer, a line for each cell, and what needs saying.
-
-    Raises:
-        InputError: the folder holds no results, or results of another schema.
-
+    Without `details` that has the answer, a line for each cell, and what needs saying. No results, or results of
+    another schema, are an InputError.
     """
     report = run_report(load_run(folder))
     return report.written(folder, report.console(_places(folder), "report" if details else "console"))
@@ -237,12 +231,7 @@ def parse_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | No
 
 
 def check_page_path(path: Path | None) -> None:
-    """Refuse a path that no page can be written to, before anything is read: it must not replace records.
-
-    Raises:
-        InputError: it does not end in .html, it is a folder, or its folder is missing.
-
-    """
+    """Raise an InputError where no page can be written to a path, before anything is read: records must stay."""
     if path is not None and (path.suffix != ".html" or path.is_dir() or not path.parent.is_dir()):
         raise InputError(f"--html {path}: name a file that ends in .html, in a folder that exists.")
 

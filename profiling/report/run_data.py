@@ -71,12 +71,7 @@ class RunData:
 
 
 def load_run(path: Path) -> RunData:
-    """Read a run: its folder, or a file of records, with what stands beside it.
-
-    Raises:
-        InputError: the folder holds no results, or results of another schema.
-
-    """
+    """Read a run: its folder, or a file of records, with what stands beside it. It raises what `read_records` does."""
     results, folder = read_records(path), path.parent if path.is_file() else path
     records = tuple(_with_frames(record, folder) for record in results.records)
     return RunData(records, read_environment(folder), folder, results.skipped_lines)

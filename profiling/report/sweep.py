@@ -239,12 +239,7 @@ def _place(value: str) -> tuple[float, str]:
 
 
 def load_sweep(folder: Path) -> SweepData:
-    """Read a sweep and what its runs have measured so far.
-
-    Raises:
-        InputError: the folder holds no sweep that can be read.
-
-    """
+    """Read a sweep and what its runs have measured so far; a folder without a readable sweep is an InputError."""
     sweep = read_sweep(folder)
     keys = overrides.swept_keys(sweep)
     read = [_read(folder, job, keys) for job in sweep.jobs]
@@ -299,23 +294,13 @@ def _cells(job: SweptJob, group: Sequence[Record]) -> Iterator[SweptCell]:
 
 
 def write_sweep_report(folder: Path) -> Printed:
-    """Write the sweep's `report.md` and `report.html`, also while it runs, and return the console text.
-
-    Raises:
-        InputError: the folder holds no sweep that can be read.
-
-    """
+    """Write the `report.md` and `report.html` of the sweep that `load_sweep` reads; return the console text."""
     report = _report(load_sweep(folder))
     return report.written(folder, report.console(f"sweep: {printable(folder)}"))
 
 
 def sweep_as(form: str, folder: Path) -> str:
-    """Return a sweep in one of the forms `table`, `markdown`, `json` and `csv`; no file is written.
-
-    Raises:
-        InputError: the folder holds no sweep that can be read, or a sweep has no such form.
-
-    """
+    """Return a sweep as `table`, `markdown`, `json` or `csv`; another form is an InputError. No file is written."""
     forms: dict[str, Callable[[SweepData], str]] = {
         "table": lambda data: _report(data).console(f"sweep: {printable(folder)}"),
         "markdown": lambda data: _report(data).markdown(),
