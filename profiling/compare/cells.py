@@ -100,18 +100,16 @@ def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
 def read_run(path: Path, glob: str | None = None) -> RunData:
     """Read a run's folder or a file of records, of it the cells whose <component>.<variant> matches `glob`.
 
-    Raises:
-        InputError: nothing is at `path`, or it holds no record, or none that matches.
-
+    Nothing at `path`, no record, or none that matches, is an InputError.
     """
     run = load_run(path)
     if not run.records:
         raise InputError(
             f"{path} holds no record. Name a folder that a run printed, or a file like its {RESULTS_FILE}."
         )
-    matching = tuple(record for record in run.records if fnmatchcase(".".join(record.cell), glob or "*"))
+    matching = tuple(record for record in run.records if fnmatchcase(record.name, glob or "*"))
     if not matching:
-        names = ", ".join(".".join(record.cell) for record in run.records)
+        names = ", ".join(record.name for record in run.records)
         raise InputError(f"{path} has no cell that matches {glob!r}. There are: {names}")
     return replace(run, records=matching)
 

@@ -28,7 +28,7 @@ from profiling.errors import InputError
 from profiling.report.render import write_report
 from profiling.results.environment import read_environment
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.run_folder import check_is_new, claimed, new_folder
+from profiling.results.run_folder import check_is_new, claimed, new_folder, remove_empty
 from profiling.run.checkouts import LETTERS, Checkout, opened
 from profiling.run.job import RunConfig
 from profiling.run.progress import Progress, make_progress
@@ -84,7 +84,7 @@ def _measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path
         folders = [base / letter for letter, _ in zip(LETTERS, checkouts, strict=False)]
         progress = make_progress()
         stack.callback(progress.close)
-        stack.callback(_remove_empty, base)
+        stack.callback(remove_empty, base)
         for folder in folders:
             folder.mkdir(parents=True)
             stack.enter_context(claimed(folder, None, progress.say))
@@ -108,14 +108,8 @@ def _measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path
 
 
 def _configs(checkouts: Sequence[Checkout], overrides: Sequence[str], config_folder: Path | None) -> list[RunConfig]:
-    """Compose the config of each checkout from its YAML files.
-
-    Raises:
-        InputError: an override is wrong, or a checkout lacks a component, a variant or a folder.
-
-    """
-    configs: list[RunConfig] = []
-    errors: list[str] = []
+    """Compose the config of each checkout from its YAML files."""
+    configs, errors = list[RunConfig](), list[str]()
     for checkout in checkouts:
         with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
             try:
@@ -124,20 +118,13 @@ def _configs(checkouts: Sequence[Checkout], overrides: Sequence[str], config_fol
                 errors.append(f"{checkout.name}: {error}")
             else:
                 configs.append(_with_weights(config, checkout))
-    if configs and errors:
-        raise InputError(f"{errors[0]} Only what all checkouts have can be compared.")
     if errors:
-        raise InputError(errors[0])
+        raise InputError(errors[0] + " Only what all checkouts have can be compared." * bool(configs))
     return configs
 
 
 def _conf(checkout: Checkout, config_folder: Path | None, made: Path) -> list[Path]:
-    """Return the folders with the YAML files of a checkout; one that mixes the tool's and its own is `made`.
-
-    Raises:
-        InputError: the checkout has no folder that corresponds to `config_folder`.
-
-    """
+    """Return the folders with the YAML files of a checkout; one that mixes the tool's and its own is `made`."""
     conf, theirs = CONF, Path(checkout.counterpart(CONF))
     if theirs != CONF and theirs.is_dir():
         for entry in CONF.iterdir():
@@ -171,11 +158,6 @@ def _folder(chosen: Any) -> Path:
     folder = Path(str(chosen))
     check_is_new(folder)
     return folder
-
-
-def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # it holds runs
-        folder.rmdir()
 
 
 def _say_what_is_installed(runs: Sequence[Run], progress: Progress) -> None:

@@ -103,7 +103,7 @@ def claimed(
                 raise
     finally:
         if is_ours:
-            _remove_empty(run)
+            remove_empty(run)
 
 
 def _check_is_empty(run: Path, key: str) -> None:
@@ -122,11 +122,12 @@ def _remove_refused_run(run: Path) -> None:
         (run / name).unlink(missing_ok=True)
     shutil.rmtree(run / "torch_trace" / "probe", ignore_errors=True)
     for name in ("cells", "torch_trace"):
-        _remove_empty(run / name)
+        remove_empty(run / name)
 
 
-def _remove_empty(folder: Path) -> None:
-    with suppress(OSError):  # it is not empty, or not there
+def remove_empty(folder: Path) -> None:
+    """Remove a folder if it is there and empty."""
+    with suppress(OSError):
         folder.rmdir()
 
 
