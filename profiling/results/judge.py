@@ -495,10 +495,7 @@ def rank(cells: Mapping[str, Cell]) -> Ranking:
     ratios = {(one, other): compare(cells[one], cells[other]) for one, other in combinations(cells, 2)}
 
     def total(name: str) -> float:
-        signed = (
-            (1 if one == name else -1) * pair.log_ratio for (one, other), pair in ratios.items() if name in (one, other)
-        )
-        return sum(signed)
+        return sum({one: 1, other: -1}.get(name, 0) * pair.log_ratio for (one, other), pair in ratios.items())
 
     leader = min(cells, key=total)
     pairs = {name: compare(cells[name], cells[leader]) for name in cells if name != leader}
@@ -658,16 +655,10 @@ def time_interval(windows: Windows) -> tuple[float, float] | None:
 
     It holds both ends of a drift, and reaches down to where all that others took is removed.
     """
-    from scipy.special import stdtrit
-
-    centre, variance, freedom = _trimmed(np.log(windows.ms))
-    if not np.isfinite(variance):
-        return None
-    reach = stdtrit(freedom, 1 - FALSE / 2) * np.sqrt(variance)
-    removed = _removed(windows.taken)
-    low, high = float(np.exp(centre + removed - reach)), float(np.exp(centre + reach))
-    moved = drift(windows)
-    return (low, high) if moved is None else (min(low, moved.begin, moved.end), max(high, moved.begin, moved.end))
+    interval, moved = _interval(*_trimmed(np.log(windows.ms)), _removed(windows.taken)), drift(windows)
+    if interval is None or moved is None:
+        return interval
+    return min(interval[0], moved.begin, moved.end), max(interval[1], moved.begin, moved.end)
 
 
 def control_pairs(cells: Sequence[Cell]) -> list[tuple[float, float]]:
@@ -735,8 +726,8 @@ def _calls_for(events: int, allowed: float) -> int:
 
 def total_ratio(parts: Any, wholes: Any) -> tuple[float, tuple[float, float] | None]:
     """Return (sum of the parts over sum of the wholes, its 95% interval): joules a call, of unequal windows."""
-    centre, variance, freedom = _log_total(parts, wholes)
-    return float(np.exp(centre)), _interval(centre, variance, freedom)
+    total = _log_total(parts, wholes)
+    return float(np.exp(total[0])), _interval(*total)
 
 
 def compare_totals(one: tuple[Any, Any], other: tuple[Any, Any], spread: Spread) -> Pair:
@@ -763,10 +754,11 @@ def _log_total(parts: Any, wholes: Any) -> tuple[float, float, float]:
     return float(np.log(ratio)), variance, max(2.0, (part.size - 1) / inflation)
 
 
-def _interval(centre: float, variance: float, freedom: float) -> tuple[float, float] | None:
+def _interval(centre: float, variance: float, freedom: float, removed: float = 0.0) -> tuple[float, float] | None:
+    """Return the 95% interval of a value by its logarithm, with a lower end from which `removed` is taken away."""
     from scipy.special import stdtrit
 
     if not np.isfinite(variance):
         return None
     reach = stdtrit(freedom, 1 - FALSE / 2) * np.sqrt(variance)
-    return float(np.exp(centre - reach)), float(np.exp(centre + reach))
+    return float(np.exp(centre + removed - reach)), float(np.exp(centre + reach))
