@@ -42,8 +42,8 @@ _Predicted = tuple[Record, NextStep, str | None, float | None]
 _Found = tuple[Record, KernelFinding, str | None]
 
 
-def judged_calls(record: Record) -> tuple[Judged, ...]:
-    """Return the record's call, or each stage of its frame; empty where it has no roofline."""
+def judged_calls(record: Record, *, whole: bool = False) -> tuple[Judged, ...]:
+    """Return the record's call, or each stage of its frame, with `whole` the frame, too; empty without a roofline."""
     roofline = record.roofline
     if roofline is None:
         return ()
@@ -56,11 +56,17 @@ def judged_calls(record: Record) -> tuple[Judged, ...]:
         if over is None and ms is not None and part.roofline_ms:
             over = ms / part.roofline_ms
         calls.append(Judged(record, part, stage, ms, over))
-    return tuple(calls)
+    frame = Judged(record, roofline, "frame", record.median_ms, roofline.over_roofline)
+    return (*calls, frame) if whole else tuple(calls)
 
 
-def stage_ms(record: Record, stage: str) -> float | None:
-    """Return the median time of a stage in milliseconds: on the device, or on the host where there is none."""
+def stage_ms(record: Record, stage: str | None) -> float | None:
+    """Return the median time of a stage in milliseconds: on the device, or on the host where there is none.
+
+    None stands for the call.
+    """
+    if stage is None:
+        return record.median_ms
     budget = record.realtime.budget if record.realtime is not None else None
     part = budget.parts.get(stage) if budget is not None else None
     return None if part is None else part.host_ms if part.device_ms is None else part.device_ms
@@ -78,10 +84,8 @@ def next_step(record: Record, group: Sequence[Record]) -> tuple[str, str]:
     A time with `~` is predicted from the ceilings or the measured kernels; one without was measured in this run. A
     variant that this run measured as no faster, that failed or could not run, is never named: the next best step is.
     """
-    if (way_out := _way_out(record)) is not None:
-        return way_out
     call = deciding(record)
-    return ("", "") if call is None else _step_of(call, group)
+    return (_way_out(record) or ("", "")) if call is None else _step_of(call, group)
 
 
 def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
@@ -91,7 +95,7 @@ def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
         tried = [other for other in group if other.variant.partition("@")[0] == step.variant]
         if tried and not any(_helps(call, other) for other in tried):
             continue
-        known = [ms for other in tried if _helps(call, other) and (ms := _ms_of(other, call.stage)) is not None]
+        known = [ms for other in tried if _helps(call, other) and (ms := stage_ms(other, call.stage)) is not None]
         of_stage = f"{call.stage}: " if call.stage else ""
         words, advice = printable(of_stage + step.words), printable(of_stage + step.advice)
         if known:
@@ -117,7 +121,7 @@ def _way_out(record: Record) -> tuple[str, str] | None:
 
 def _helps(call: Judged, other: Record) -> bool:
     """Return whether a variant of the run may be faster than a call: another one, correct, not known as slower."""
-    ms = _ms_of(other, call.stage)
+    ms = stage_ms(other, call.stage)
     is_faster = call.ms is None or ms is None or ms < call.ms
     return other.variant != call.record.variant and other.is_correct and is_faster
 
@@ -125,7 +129,7 @@ def _helps(call: Judged, other: Record) -> bool:
 def roofline_section(data: RunData) -> Section:
     """Return rooflines and what bounds each call with its evidence, findings, and predictions."""
     calls = [call for record in data.records for call in judged_calls(record)]
-    rows = [call for record in data.records for call in (*judged_calls(record), *_whole_frame(record))]
+    rows = [call for record in data.records for call in judged_calls(record, whole=True)]
     why = cell_table(REASONS, (*_ROOFLINE, _next_column(data)), rows, depth="report")
     found = [(call.record, each, call.stage) for call in calls for each in call.roofline.findings]
     findings = cell_table(FINDINGS, _FINDING, found, depth="report")
@@ -142,14 +146,6 @@ def roofline_section(data: RunData) -> Section:
     return Section("roofline", "Roofline", legend=shown, tables=(why, findings, predictions), depth="report")
 
 
-def _whole_frame(record: Record) -> tuple[Judged, ...]:
-    """Return the frame as a whole, of a record with stages."""
-    roofline = record.roofline
-    if roofline is None or not roofline.parts:
-        return ()
-    return (Judged(record, roofline, "frame", record.median_ms, roofline.over_roofline),)
-
-
 def _predictions(calls: Sequence[Judged], records: Sequence[Record]) -> list[_Predicted]:
     """Return each step whose time was predicted, with what its variant took if it was measured and is correct."""
     correct = {record.cell: record for record in records if record.is_correct}
@@ -157,12 +153,8 @@ def _predictions(calls: Sequence[Judged], records: Sequence[Record]) -> list[_Pr
     for call in calls:
         for step in (step for step in call.roofline.steps if step.variant is not None and step.wall_ms is not None):
             other = correct.get((call.record.component, step.variant or ""))
-            found.append((call.record, step, call.stage, other and _ms_of(other, call.stage)))
+            found.append((call.record, step, call.stage, other and stage_ms(other, call.stage)))
     return found
-
-
-def _ms_of(record: Record, stage: str | None) -> float | None:
-    return record.median_ms if stage is None else stage_ms(record, stage)
 
 
 def _next_column(data: RunData) -> Column[Judged]:
@@ -186,9 +178,7 @@ _ROOFLINE = (
 )
 _FINDING = (
     Column[_Found]("stage", lambda row: row[2]),
-    *columns(KernelFinding, "what", "count", "ms", "share"),
-    *columns(KernelFinding, "saves_ms"),
-    *columns(KernelFinding, "gbps", "tflops", "of_ceiling", "blocks"),
+    *columns(KernelFinding, "what", "count", "ms", "share", "saves_ms", "gbps", "tflops", "of_ceiling", "blocks"),
     Column[_Found]("longest", lambda row: row[1].kernels[0] if row[1].kernels else None),
 )
 _PREDICTION = (

@@ -157,9 +157,9 @@ VARIANTS = ("baseline", "compile", "cuda_graph", "compile+cuda_graph", "compile+
 def refuted(record, stage, group):
     """Yield the variants that may not be advised for a call of `record`: its own, wrong ones, and slower ones."""
     yield record.variant
-    mine = record.median_ms if stage is None else stage_ms(record, stage)
+    mine = stage_ms(record, stage)
     for other in group:
-        theirs = other.median_ms if stage is None else stage_ms(other, stage)
+        theirs = stage_ms(other, stage)
         if not other.is_correct or (mine is not None and theirs is not None and theirs >= mine):
             yield other.variant
 
