@@ -28,7 +28,7 @@ def as_json(data: RunData) -> str:
     """
     content = {
         "answer": [_answer(answer) for answer in answers_of(data)],
-        "cells": _rows(data),
+        "cells": cell_rows(data),
         "records": str(data.folder / RESULTS_FILE),
     }
     return json.dumps(content, indent=2, allow_nan=False)
@@ -36,11 +36,7 @@ def as_json(data: RunData) -> str:
 
 def as_csv(data: RunData) -> str:
     """Return a row for each cell, calibrations left out; an empty field was not measured, or may not be claimed."""
-    return csv_text(_rows(data))
-
-
-def _rows(data: RunData) -> list[dict[str, Cell]]:
-    return [row for group in data.groups.values() for row in cell_rows(data, group)]
+    return csv_text(cell_rows(data))
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
@@ -53,13 +49,11 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     return text.getvalue()
 
 
-def cell_rows(data: RunData, group: Sequence[Record]) -> list[dict[str, Cell]]:
-    """Return the numbers of each cell of a component's `group`, and on what they were measured."""
-    environment = data.environment
-    return [
-        cell_row(record, group) | {"device": environment.device_kind or record.device, "revision": environment.revision}
-        for record in group
-    ]
+def cell_rows(data: RunData) -> list[dict[str, Cell]]:
+    """Return the numbers of each cell, and on what they were measured."""
+    device, revision = data.environment.device_kind, data.environment.revision
+    cells = ((record, group) for group in data.groups.values() for record in group)
+    return [cell_row(*cell) | {"device": device or cell[0].device, "revision": revision} for cell in cells]
 
 
 def cell_row(record: Record, group: Sequence[Record]) -> dict[str, Cell]:

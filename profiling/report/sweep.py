@@ -460,5 +460,5 @@ def _as_csv(data: SweepData) -> str:
     for job in {cell.job.job.number: cell.job for cell in data.cells}.values():
         of_job = {"job": job.job.number, "state": job.job.state, **dict.fromkeys(data.keys)}
         run = load_run(data.folder / job.job.folder)
-        rows += [{**of_job, **row, **job.values} for group in run.groups.values() for row in cell_rows(run, group)]
+        rows += [{**of_job, **row, **job.values} for row in cell_rows(run)]
     return csv_text(rows)
