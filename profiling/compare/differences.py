@@ -100,7 +100,7 @@ def cell_changes(one: Record, two: Record) -> tuple[Difference, ...]:
     What one run alone measured is left out.
     """
     changed = (_changed(one, two, column, fraction) for fraction, column in _compared(one, two))
-    return (*filter(None, (*changed, _energy(one, two))), *_changed_kernels(_kernels(one), _kernels(two)))
+    return (*filter(None, (*changed, _energy(one, two))), *_changed_kernels(one, two))
 
 
 def _energy(one: Record, two: Record) -> Difference | None:
@@ -191,27 +191,22 @@ def _kernels(record: Record) -> dict[str, tuple[float, float]]:
     return kernels
 
 
-def _changed_kernels(
-    before: Mapping[str, tuple[float, float]], after: Mapping[str, tuple[float, float]]
-) -> list[Difference]:
+def _changed_kernels(one: Record, two: Record) -> list[Difference]:
     """Return the kernels whose time in a call changed most; none if a run recorded none."""
+    before, after = _kernels(one), _kernels(two)
     if not before or not after:
         return []
     least = _KERNEL_SHARE * max(sum(ms for _, ms in kernels.values()) for kernels in (before, after))
     changes: list[tuple[float, Difference]] = []
     for name in dict.fromkeys((*before, *after)):
-        one, two = before.get(name), after.get(name)
-        times = [0.0 if kernel is None else kernel[1] for kernel in (one, two)]
-        change = abs(times[0] - times[1])
-        if change > max(least, _KERNEL_CHANGE * max(times)):
-            where = "changed" if one and two else "only in A" if one else "only in B"
+        old, new = before.get(name, (0.0, 0.0)), after.get(name, (0.0, 0.0))
+        if (change := abs(old[1] - new[1])) > max(least, _KERNEL_CHANGE * max(old[1], new[1])):
+            where = "only in B" if name not in before else "only in A" if name not in after else "changed"
             label = f"kernel {where}: {printable(name, _LONGEST_NAME)}"
-            changes.append((change, Difference(label, _launches(one), _launches(two))))
+            changes.append((change, Difference(label, _launches(*old), _launches(*new))))
     changes.sort(key=lambda item: -item[0])
     return [difference for _, difference in changes[:_MOST_KERNELS]]
 
 
-def _launches(kernel: tuple[float, float] | None) -> str:
-    if kernel is None or not kernel[0]:
-        return ABSENT
-    return f"{count(kernel[0])} {TIMES} {significant(1e3 * kernel[1] / kernel[0])} µs"
+def _launches(number: float, ms: float) -> str:
+    return f"{count(number)} {TIMES} {significant(1e3 * ms / number)} µs" if number else ABSENT
