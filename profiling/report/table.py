@@ -294,22 +294,14 @@ def _with_long(
         at += 1 + len(rest)
 
 
-class _Names(textwrap.TextWrapper):
-    """Breaks lines at blanks, and after the underscores of names."""
-
-    wordsep_re = re.compile(r"(\s+)|(?<=_)(?![_\s])")
-
-
-class _Recipes(textwrap.TextWrapper):
-    """Breaks lines at blanks, and between the steps of recipes."""
-
-    wordsep_re = re.compile(r"(\s+)|(?<=\+)(?!\s)")
-
-
 def _wrapped(text: str, most: int) -> str:
-    """Break a text into lines of at most `most` characters; words of up to `LONG_WORD` stay whole."""
-    wrapper = _Recipes if "+" in text else _Names
-    lines, most = wrapper(most, break_long_words=False).wrap(text), max(most, LONG_WORD)
+    """Break a text into lines of at most `most` characters; words of up to `LONG_WORD` stay whole.
+
+    It may break at blanks, between the steps of recipes, and in other texts after the underscores of names.
+    """
+    wrapper = textwrap.TextWrapper(most, break_long_words=False)
+    wrapper.wordsep_re = re.compile(r"(\s+)|(?<=\+)(?!\s)" if "+" in text else r"(\s+)|(?<=_)(?![_\s])")
+    lines, most = wrapper.wrap(text), max(most, LONG_WORD)
     return "\n".join(line[start : start + most] for line in lines for start in range(0, len(line), most))
 
 
