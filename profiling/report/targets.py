@@ -91,7 +91,7 @@ def shape_sweep_section(data: RunData) -> Section:
             Column[Record](f"{count_of(number, 'call')},", lambda record, n=number: total_seconds(record, n), "s")
             for number in numbers
         ),
-        Column[Record]("a call", _call_ms, "ms"),
+        Column[Record]("a call", lambda r: r.metrics.calls and 1e3 * r.metrics.calls.seconds_per_call, "ms"),
         Column[Record](
             "pays after", lambda record: pays_after(record, groups[record.component]), "count", unit="calls"
         ),
@@ -116,10 +116,6 @@ def total_seconds(record: Record, number: int) -> Value | None:
     return seconds if point.measured and prepare.cold_s is None else Marked("~", seconds)
 
 
-def _call_ms(record: Record) -> float | None:
-    return 1e3 * record.metrics.calls.seconds_per_call if record.metrics.calls is not None else None
-
-
 #: A chain of operators, and what its launches cost.
 _Chain = tuple[str, LaunchCosts]
 
@@ -140,13 +136,11 @@ def launches_section(data: RunData) -> Section:
     return Section("launches", "Launch overhead", list(map(printable, lines)), tables=tables)
 
 
-def _size(chain: LaunchCosts) -> str:
-    return count_of(chain.elements, "element") if chain.elements is not None else f"width {chain.width}"
-
-
 _COSTS = (
     Column[_Chain]("chain", lambda row: row[0]),
-    Column[_Chain]("size", lambda row: _size(row[1])),
+    Column[_Chain](
+        "size", lambda r: f"width {r[1].width}" if r[1].elements is None else count_of(r[1].elements, "element")
+    ),
     *columns(LaunchCosts, "rows"),
     *columns(LaunchCosts, "host_us_per_launch", "gpu_us_per_launch", "graph_us_per_node", "graph_launch_device_us"),
     *columns(LaunchCosts, "graph_launch_host_us", "graph_host_us_per_node", "dispatch_us_per_operator"),

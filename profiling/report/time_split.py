@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -42,8 +42,8 @@ def time_charts(data: RunData) -> tuple[Chart, ...]:
     on_cpu = [record.device == "cpu" for record in data.timed if record.cell in parts]
     note = " ".join(words for words, shown in ((_NOTE, not all(on_cpu)), (_ON_CPU, any(on_cpu))) if shown)
     where = Chart("time", "Where the time of a call goes", views, note)
-    best = [record for group in data.groups.values() if (record := _with_modules(group)) is not None]
-    trees = [View(cell_words(record, component=True), _tree(record)) for record in best]
+    best = [fastest_correct(each for each in group if _modules(each)[0]) for group in data.groups.values()]
+    trees = [View(cell_words(record, component=True), _tree(record)) for record in best if record is not None]
     note = "Each module is as wide as its time; below it, its submodules."
     return where, Chart("modules", "Time by module, of the fastest recipe that has modules", trees, note)
 
@@ -91,11 +91,6 @@ def _by_title(classes: Iterable[KernelClass]) -> dict[str, float]:
         title = KERNEL_CLASSES.get(each.kind, KERNEL_CLASSES["other"])
         times[title] = times.get(title, 0.0) + each.ms
     return times
-
-
-def _with_modules(group: Sequence[Record]) -> Record | None:
-    """Return the fastest correct record whose modules are known; None without one."""
-    return fastest_correct([record for record in group if _modules(record)[0]])
 
 
 def _modules(record: Record) -> tuple[dict[str, ModuleTime], float]:
