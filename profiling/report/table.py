@@ -24,10 +24,11 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from msgspec import Struct
-from tabulate import SEPARATING_LINE, tabulate
+from tabulate import tabulate
 
 from profiling.errors import printable
 from profiling.report.format import ABSENT, UNITS, Kind, Link, Value, escaped, estimate, number_of, show, struck
@@ -215,26 +216,18 @@ def console(table: AnyTable, width: int = WIDTH, depth: Depth = "console") -> st
     headers = [_wrapped(column.header, space) for column, space in zip(columns, widths, strict=True)]
     if any("\n" in header for header in headers):  # then every unit stands below its title
         headers = [
-            f"{_wrapped(printable(column.title), space)}\n{column.shown_unit}".rstrip("\n")
+            f"{_wrapped(printable(column.title), space)}\n{column.shown_unit}".strip("\n")
             for column, space in zip(columns, widths, strict=True)
         ]
     parts = []
     keys = sum(column in columns for column in table.columns[: table.keys])
     for places in _parts(widths, keys, width):
-        cells = [[row[place] for place in places] for row in texts]
-        aligned = ["right" if columns[place].numeric else "left" for place in places]
-        # tabulate pads headers by two characters a column; as rows they cost nothing.
-        block = tabulate(
-            [[headers[place] for place in places], SEPARATING_LINE, *cells],
-            tablefmt="simple",
-            colalign=aligned,
-            disable_numparse=True,
-        )
+        cells = [[row[place] for place in places] for row in (headers, *texts)]
         long = [
             {at: row[place] for at, place in enumerate(places) if row[place] and not shown[place]}
             for row, shown in zip(whole, texts, strict=True)
         ]
-        parts.append("\n".join(_with_long(block.splitlines()[1:-1], cells, long, width)))
+        parts.append("\n".join(_lines(cells, [columns[place].numeric for place in places], long, width)))
     notes = table.notes_at(depth)
     return "\n\n".join((*parts, *(["\n".join(wrapped_line(note, width) for note in notes)] if notes else [])))
 
@@ -274,24 +267,27 @@ def _is_long(text: str, most: int) -> bool:
     return len(text) > most and "+" in text and " " not in text
 
 
-def _with_long(
-    lines: Sequence[str], cells: Sequence[Sequence[str]], long: Sequence[Mapping[int, str]], width: int
+def _lines(
+    rows: Sequence[Sequence[str]], numeric: Sequence[bool], long: Sequence[Mapping[int, str]], width: int
 ) -> Iterator[str]:
-    """Yield the lines of a rendered table; `long` has the names, by column, that stand on a line above their row."""
-    ruler = next(at for at, line in enumerate(lines) if line and not line.strip("- "))
-    begins = [match.start() for match in re.finditer("-+", lines[ruler])]
-    at = ruler + 1
-    yield from (line.rstrip() for line in lines[:at])
-    for row, names in zip(cells, long, strict=True):
-        first, *rest = lines[at : at + max(text.count("\n") + 1 for text in row)]
+    """Yield the lines of a table, the headers first; `long` has the names, by column, that stand above their row."""
+    widths = [max(len(line) for text in texts for line in text.split("\n")) for texts in zip(*rows, strict=True)]
+
+    def lines_of(row: Sequence[str]) -> list[str]:
+        lines = zip_longest(*(text.split("\n") for text in row), fillvalue="")
+        pads = [str.rjust if right else str.ljust for right in numeric]
+        return ["  ".join(pad(text, n) for pad, text, n in zip(pads, line, widths, strict=True)) for line in lines]
+
+    yield from (line.rstrip() for line in (*lines_of(rows[0]), "  ".join("-" * n for n in widths)))
+    for row, names in zip(rows[1:], long, strict=True):
+        first, *rest = lines_of(row)
         for place, name in names.items():
-            begin = begins[place]
-            before, first = first[:begin].ljust(begin), " " * begin + first[begin:]
+            begin = sum(widths[:place]) + 2 * place
+            before, first = first[:begin], " " * begin + first[begin:]
             broken = _wrapped(name, width - begin).splitlines()
             yield f"{before}{broken[0]}"
             yield from (" " * begin + line for line in broken[1:])
         yield from (line.rstrip() for line in (first, *rest) if line.strip())
-        at += 1 + len(rest)
 
 
 def _wrapped(text: str, most: int) -> str:
