@@ -15,7 +15,7 @@ from profiling.results.environment import Git, encode_environment
 from profiling.results.judge import Spread, compare_totals
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS
-from profiling.results.verdicts import holds_rate
+from profiling.results.verdicts import judged_rates
 
 #: What is compared of the environment, the likeliest explanations of a change first. The code comes before it.
 _ENVIRONMENT = ("checkout", "device", "versions", "threads", "dtype", "scale", "tf32", "variables", "cpu", "seed")
@@ -174,7 +174,7 @@ def _compared(*records: Record) -> Iterator[tuple[float, Column[Record]]]:
 
 
 def _holds(record: Record, fps: float) -> str | None:
-    said = next((holds_rate(record, rate) for rate in record.deadlines if rate.fps == fps), None)
+    said = judged_rates(record).get(fps)
     return None if said is None or said.answer == "undecided" else said.answer
 
 

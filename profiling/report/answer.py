@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from profiling.report.run_data import RunData, wrong_because
 from profiling.report.table import Column, Table
 from profiling.results import judge, verdicts
 from profiling.results.judge import RESOLUTION, Holds, Pair, Ranking
-from profiling.results.measured import Deadline
 from profiling.results.record import FAILED, Record
 from profiling.results.verdicts import by_component
 
@@ -105,8 +103,8 @@ class Answer:
         for record in (fastest, *([baseline] if baseline is not None and baseline is not fastest else [])):
             yield from (f"{record.variant}: {each}" for each in conditions_of(record))
         if fastest.training is None and not fastest.is_realtime:  # of a loop its verdict says so
-            undecided = ((rate, said) for rate, said in _judged_rates(fastest) if said.answer == UNDECIDED)
-            yield from (f"{rate.fps:g} FPS: {holds_words(said)}" for rate, said in islice(undecided, 1))
+            undecided = [each for each in verdicts.judged_rates(fastest).items() if each[1].answer == UNDECIDED]
+            yield from (f"{fps:g} FPS: {holds_words(said)}" for fps, said in undecided[:1])
         yield from (note for note in fastest.notes if FAILED in note)  # what explains it is missing
         if fastest.parity is None:
             yield "not checked: its output was not compared with a reference"
@@ -220,9 +218,8 @@ def _weights_hints(record: Record) -> list[str]:
 
 def _spreads(records: Iterable[Record]) -> Iterator[str]:
     """Yield by how much equal code differs between processes, as the judge used it."""
-    for kind, record in {
-        verdicts.spread_kind(record): record for record in records if record.turns is not None
-    }.items():
+    by_kind = {verdicts.spread_kind(record): record for record in records if record.turns is not None}
+    for kind, record in by_kind.items():
         spread, stored = verdicts.spread_of(record), record.turns.spread if record.turns is not None else None
         learned = stored.learned if stored is not None else 0
         source = f"learned from {count_of(learned, 'pair')} of processes" if learned else "a default: nothing is known"
@@ -233,27 +230,21 @@ def held_rate(record: Record) -> str | None:
     """Return the highest common frame rate (24 to 120 FPS) that the record holds; "undecided" where it may hold one."""
     if record.training is not None:  # a training step delivers no frames
         return None
-    judged = _judged_rates(record)
-    held = [deadline.fps for deadline, said in judged if said.answer == "yes"]
+    judged = verdicts.judged_rates(record)
+    held = [fps for fps, said in judged.items() if said.answer == "yes"]
     if held:
-        return f"{'≥ ' * (max(held) == judged[-1][0].fps)}{max(held):g} FPS"
-    if any(said.answer == "undecided" for _, said in judged):
+        return f"{'≥ ' * (max(held) == max(judged))}{max(held):g} FPS"
+    if any(said.answer == UNDECIDED for said in judged.values()):
         return UNDECIDED
-    return f"below {judged[0][0].fps:g} FPS" if judged else None
-
-
-def _judged_rates(record: Record) -> list[tuple[Deadline, Holds]]:
-    rates = ((deadline, verdicts.holds_rate(record, deadline)) for deadline in record.deadlines)
-    return [(deadline, said) for deadline, said in rates if said is not None]
+    return f"below {min(judged):g} FPS" if judged else None
 
 
 def holds_words(said: Holds, noun: str = "calls") -> str:
     """Return the judgement on a rate with its evidence: `undecided: 2 of 100 late, 400 calls more would tell`."""
     evidence = f"{said.late} of {said.n:,} late"
     if said.answer == UNDECIDED:
-        more = (
-            f"{said.wanted:,} {noun} more" if said.wanted else "a quiet machine"
-        )  # other processes may have caused the late ones
+        # Other processes may have caused the late ones.
+        more = f"{said.wanted:,} {noun} more" if said.wanted else "a quiet machine"
         return f"{UNDECIDED}: {evidence}; {more} would tell"
     return f"{said.answer}: {evidence} (at most {percent(said.most)})"
 

@@ -16,7 +16,7 @@ from profiling.report.roofline import deciding
 from profiling.report.run_data import RunData, wrong_because
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.record import Record
-from profiling.results.verdicts import answer_on, holds_rate, interval_of, speedup
+from profiling.results.verdicts import answer_on, interval_of, judged_rates, speedup
 
 Cell = str | float | None
 
@@ -136,8 +136,7 @@ def _seconds(ms: float) -> str:
 def _answer(answer: Answer) -> dict[str, Any]:
     """Return the row of the answer, with the numbers of the fastest correct cell if there is one."""
     record = answer.fastest
-    rates = record.deadlines if record is not None else ()
-    judged = {f"{each.fps:g}": holds_rate(record, each) for each in rates if record is not None}
+    judged = judged_rates(record) if record is not None else {}
     return {
         "component": answer.component,
         "fastest_correct": record.variant if record is not None else None,
@@ -145,9 +144,8 @@ def _answer(answer: Answer) -> dict[str, Any]:
         "undecided": answer.named("undecided"),
         **(cell_row(record, answer.group) if record is not None else {}),
         "rates": {
-            fps: {"answer": said.answer, "late": said.late, "n": said.n, "at_most": said.most}
+            f"{fps:g}": {"answer": said.answer, "late": said.late, "n": said.n, "at_most": said.most}
             for fps, said in judged.items()
-            if said is not None
         },
         "next": answer.next[1] or None,
         "remarks": list(answer.remarks()),

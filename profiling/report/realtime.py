@@ -21,7 +21,7 @@ from profiling.results.frames import Array, read_frames, series_file
 from profiling.results.loop import BudgetPart, Realtime
 from profiling.results.measured import MemoryKinds
 from profiling.results.record import Record
-from profiling.results.verdicts import holds_rate, keeps_audio
+from profiling.results.verdicts import judged_rates, keeps_audio
 
 _FRAMES = "#7b8a9c"
 
@@ -81,8 +81,7 @@ def verdict(record: Record) -> str:
 
 def _target_words(record: Record, loop: Realtime) -> str:
     """Return whether the target rate is held: yes, no, or undecided, with the number of late frames."""
-    target = next((each for each in record.deadlines if each.fps == loop.target_fps), None)
-    said = holds_rate(record, target) if target is not None else None
+    said = judged_rates(record).get(loop.target_fps)
     if said is None:
         return UNDECIDED
     rate = loop.too_slow_fps(loop.target_fps)
@@ -95,10 +94,9 @@ def _rate_words(record: Record) -> str:
     """Name the rates that are held, those that are not, and those that are undecided."""
     rates: dict[str, list[str]] = {"yes": [], "no": [], UNDECIDED: []}
     target = record.realtime.target_fps if record.realtime is not None else None
-    for each in record.deadlines:
-        said = holds_rate(record, each)
-        if said is not None and (said.answer, each.fps) != (UNDECIDED, target):  # which the first sentence says
-            rates[said.answer].append(f"{each.fps:g}")
+    for fps, said in judged_rates(record).items():
+        if (said.answer, fps) != (UNDECIDED, target):  # which the first sentence says
+            rates[said.answer].append(f"{fps:g}")
     words = ("Holds", "Does not hold", f"{UNDECIDED.capitalize()}:")
     return ". ".join(
         f"{kind} {listed(of_kind)} FPS" for kind, of_kind in zip(words, rates.values(), strict=True) if of_kind

@@ -258,6 +258,12 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     return said if alone and alone.answer == "no" else replace(said, answer="undecided")
 
 
+def judged_rates(record: Record) -> dict[float, Holds]:
+    """Return whether a record holds each frame rate that it was compared with, the lowest first; none if not timed."""
+    said = {deadline.fps: holds_rate(record, deadline) for deadline in record.deadlines}
+    return {fps: each for fps, each in said.items() if each is not None}
+
+
 def keeps_audio(record: Record) -> Answer | None:
     """Return whether sound is made slower than it is played, or faster, the same, or undecided; None without sound.
 
