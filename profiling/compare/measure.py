@@ -119,7 +119,8 @@ def _configs(checkouts: Sequence[Checkout], overrides: Sequence[str], config_fol
             else:
                 configs.append(_with_weights(config, checkout))
     if errors:
-        raise InputError(errors[0] + " Only what all checkouts have can be compared." * bool(configs))
+        rule = " Only what all checkouts have can be compared." if configs else ""
+        raise InputError(errors[0] + rule)
     return configs
 
 
