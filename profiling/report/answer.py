@@ -131,9 +131,8 @@ class Answer:
 
 def answers_of(data: RunData) -> list[Answer]:
     """Return the answer on each component of which a cell ran."""
-    timed = by_component(record for record in data.records if record.launches is None and record.check is None)
-    ran = {name: group for name, group in timed.items() if any(record.status != "skipped" for record in group)}
-    return [answer_of(name, group) for name, group in ran.items()]
+    groups = by_component(data.cells).items()
+    return [answer_of(name, group) for name, group in groups if any(record.status != "skipped" for record in group)]
 
 
 def answer_of(component: str, group: Sequence[Record]) -> Answer:

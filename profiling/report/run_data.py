@@ -36,15 +36,19 @@ class RunData:
     skipped_lines: int = 0
 
     @cached_property
+    def cells(self) -> tuple[Record, ...]:
+        """The records of calls, training steps and loops: no calibrations or checks."""
+        return tuple(record for record in self.records if record.launches is None and record.check is None)
+
+    @cached_property
     def timed(self) -> tuple[Record, ...]:
-        """The records of calls and training steps: no loops of frames, calibrations or checks."""
-        calls = (record for record in self.records if record.launches is None and record.check is None)
-        return tuple(record for record in calls if not record.is_realtime)
+        """Those of calls and training steps."""
+        return tuple(record for record in self.cells if not record.is_realtime)
 
     @cached_property
     def loops(self) -> tuple[Record, ...]:
-        """The records of loops of frames."""
-        return tuple(record for record in self.records if record.is_realtime and record.check is None)
+        """Those of loops of frames."""
+        return tuple(record for record in self.cells if record.is_realtime)
 
     @cached_property
     def groups(self) -> dict[str, tuple[Record, ...]]:

@@ -259,8 +259,7 @@ def _read(folder: Path, planned: SweepJob, keys: Sequence[str]) -> tuple[SweptJo
             return job, []
         data = load_run(path)
         job = replace(job, device=data.environment.device_kind, damage=data.damage)
-        records = (record for record in data.records if record.launches is None and record.check is None)
-        ended = (record for record in records if planned.state != "running" or record.reason != NOT_ENDED)
+        ended = (record for record in data.cells if planned.state != "running" or record.reason != NOT_ENDED)
         return job, [cell for group in by_component(ended).values() for cell in _cells(job, group)]
     except Exception as error:  # what is wrong with one run must not hide the others
         reason = str(error) if isinstance(error, InputError | OSError) else reason_of(error)
@@ -345,12 +344,8 @@ def _answer_section(data: SweepData) -> Section:
     )
     table = Table("Answer", shown, data.answers, keys=1 + data.on_several, few=_CONSOLE)
     none = "No cell has a time yet that can be compared. The report of each job shows what it measured."
-    places = [
-        f"{each.name} on {each.device}" if data.on_several and each.device else each.name for each in data.answers
-    ]
-    said = named_once(
-        (place, remark) for place, answer in zip(places, data.answers, strict=True) for remark in answer.remarks()
-    )
+    named = ((f" on {answer.device}" if data.on_several and answer.device else "", answer) for answer in data.answers)
+    said = named_once((f"{answer.name}{place}", remark) for place, answer in named for remark in answer.remarks())
     lines = [f"{few(names)}: {remark}." for remark, names in said.items()] if data.answers else [none]
     legend = (_LEGEND,) if data.answers else ()
     return Section("answer", "Answer", _shortened(lines, "remark"), legend, (table,), leads=True)
