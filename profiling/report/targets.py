@@ -92,9 +92,7 @@ def shape_sweep_section(data: RunData) -> Section:
             for number in numbers
         ),
         Column[Record]("a call", lambda r: r.metrics.calls and 1e3 * r.metrics.calls.seconds_per_call, "ms"),
-        Column[Record](
-            "pays after", lambda record: pays_after(record, groups[record.component]), "count", unit="calls"
-        ),
+        Column[Record]("pays after", lambda r: pays_after(r, groups[r.component]), "count", unit="calls"),
     )
     legend = ["Total time: calls in a row with one wait at the end. Preparation: compiling, warm-up and capture."]
     points = [point for record in rows for point in record.call_points.values()]
@@ -138,9 +136,7 @@ def launches_section(data: RunData) -> Section:
 
 _COSTS = (
     Column[_Chain]("chain", lambda row: row[0]),
-    Column[_Chain](
-        "size", lambda r: f"width {r[1].width}" if r[1].elements is None else count_of(r[1].elements, "element")
-    ),
+    Column[_Chain]("size", lambda r: count_of(r[1].elements, "element") if r[1].elements else f"width {r[1].width}"),
     *columns(LaunchCosts, "rows"),
     *columns(LaunchCosts, "host_us_per_launch", "gpu_us_per_launch", "graph_us_per_node", "graph_launch_device_us"),
     *columns(LaunchCosts, "graph_launch_host_us", "graph_host_us_per_node", "dispatch_us_per_operator"),
@@ -177,21 +173,22 @@ def _lines(name: str, call: CheckedCall) -> Iterator[str]:
     dtypes = listed([f"{count:,} {dtype}" for dtype, count in call.parameter_dtypes.items()] or ["none"])
     yield f"{name}: parameters: {dtypes}, {mebibytes(call.parameter_bytes)} MiB. {_state(call)}"
     yield from (f"{name}, {call.calls} calls in a row: {each}." for each in call.effects)
-    yield from (f"{name}, parity: {_obstacle(each)}" for each in call.obstacles if each.hinders == "parity")
-    obstacles = [each for each in call.obstacles if each.hinders == "cuda_graph"]
+    places: dict[str, list[str]] = {"parity": [], "cuda_graph": [], "compile": []}
+    for each in call.obstacles:
+        places[each.hinders].append(_obstacle(each))
+    yield from (f"{name}, parity: {each}" for each in places["parity"])
     if call.captured:
         yield f"{name}, CUDA graph: a call was captured."
-    elif not obstacles:
+    elif not places["cuda_graph"]:
         yield f"{name}, CUDA graph: nothing stands in its way, as far as a CPU can show: no capture can be tried here."
-    yield from (f"{name}, CUDA graph: {_obstacle(each)}" for each in obstacles)
-    breaks = [each for each in call.obstacles if each.hinders == "compile"]
-    if call.compiled_graphs == 1 and not breaks:
+    yield from (f"{name}, CUDA graph: {each}" for each in places["cuda_graph"])
+    if call.compiled_graphs == 1 and not places["compile"]:
         yield f"{name}, torch.compile: one call is 1 graph, without a break."
-    elif call.compiled_graphs and not breaks:
+    elif call.compiled_graphs and not places["compile"]:
         graphs = count_of(call.compiled_graphs, "graph")
         yield f"{name}, torch.compile: the call is {graphs}. What lies between runs eagerly; Dynamo names no place."
     cause = "graph break: " if call.compiled_graphs else ""  # without a graph there is nothing to break
-    yield from (f"{name}, torch.compile: {cause}{_obstacle(each)}" for each in breaks)
+    yield from (f"{name}, torch.compile: {cause}{each}" for each in places["compile"])
     yield from (f"{name}: {reason}." for reason in call.unknown)
 
 
