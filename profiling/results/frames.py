@@ -189,10 +189,7 @@ class Journal:
 
 
 def recover_series(run: Path, cell: str) -> dict[str, Array] | None:
-    """Convert a cell's journal to its npz and return the series; None where there is no journal.
-
-    The journal stays where the npz cannot be written (OSError).
-    """
+    """Convert a cell's journal to its npz and return the series; None without one. It stays after an OSError."""
     series = read_journal(run, cell)
     if series is not None:
         series = with_gaps(series)

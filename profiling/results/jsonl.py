@@ -1,7 +1,4 @@
-"""Writes and reads `results.jsonl`: one record a line, the newest of a cell counts.
-
-A line that is cut off, is no JSON or does not validate as a record is counted and skipped.
-"""
+"""Writes and reads `results.jsonl`: one record a line. The newest of a cell counts; a damaged line is skipped."""
 
 from __future__ import annotations
 
@@ -54,11 +51,9 @@ def append_record(run: Path, record: Record) -> None:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record's line in UTF-8, without a newline; a number that is not finite is a ValueError.
-
-    Lone surrogates, which no reader takes, become "?".
-    """
+    """Return the record's line in UTF-8, without a newline; a number that is not finite is a ValueError."""
     content = msgspec.to_builtins(record, str_keys=True)
+    # Lone surrogates, which no reader takes, become "?".
     return json.dumps(content, allow_nan=False, ensure_ascii=False).encode(errors="replace")
 
 

@@ -284,10 +284,7 @@ def resume_command(run: Path, started_by: str | None = None) -> str:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically: whatever ends the process or the machine, the file is the old one or the new one.
-
-    If it cannot be written, the old one stays (OSError).
-    """
+    """Write a file atomically: whatever ends the process or the machine, the file is the old one or the new one."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")  # processes may write the same file at once
     try:
         with partial.open("wb") as file:
@@ -305,10 +302,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def keep_newest_lines(run: Path, order: Sequence[tuple[str, str]] = ()) -> None:
-    """Reduce `results.jsonl` to one line for each cell, its newest, as `write_bytes` writes.
-
-    Those in `order`, (component, variant) each, come first, and in it.
-    """
+    """Reduce `results.jsonl`, atomically, to the newest line of each cell, (component, variant) of `order` first."""
     places = {cell: place for place, cell in enumerate(order)}
     newest = sorted(read_records(run).records, key=lambda record: places.get(record.cell, len(places)))
     write_bytes(run / RESULTS_FILE, b"".join(encode_record(record) + b"\n" for record in newest))
