@@ -1,9 +1,6 @@
 """Compare two runs cell by cell: `python -m profiling.compare A B`. Needs no torch, measures nothing.
 
 With two git revisions or two checkouts in the place of runs, measure them first, in turns.
-
-Exit code 0: no cell of B is slower than in A by more than the threshold; 1: a cell is; 2: undecided for some;
-130: interrupted.
 """
 
 from __future__ import annotations
@@ -38,6 +35,7 @@ from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judge import RESOLUTION
 from profiling.results.sweep import is_sweep
 
+#: Exit code after Ctrl-C; `_EXIT_CODES` has the others.
 INTERRUPTED = 130
 _USAGE = """\
 %(prog)s [options] A B                  two runs: folders, or files

@@ -104,9 +104,8 @@ def read_run(path: Path, glob: str | None = None) -> RunData:
     """
     run = load_run(path)
     if not run.records:
-        raise InputError(
-            f"{path} holds no record. Name a folder that a run printed, or a file like its {RESULTS_FILE}."
-        )
+        what = f"a folder that a run printed, or a file like its {RESULTS_FILE}"
+        raise InputError(f"{path} holds no record. Name {what}.")
     matching = tuple(record for record in run.records if fnmatchcase(record.name, glob or "*"))
     if not matching:
         names = ", ".join(record.name for record in run.records)

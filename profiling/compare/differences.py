@@ -95,10 +95,7 @@ def _text(value: object) -> str:
 
 
 def cell_changes(one: Record, two: Record) -> tuple[Difference, ...]:
-    """Return what changed in a cell besides its time, from its record in either run.
-
-    What one run alone measured is left out.
-    """
+    """Return what changed in a cell besides its time, of what both runs measured."""
     changed = (_changed(one, two, column, fraction) for fraction, column in _compared(one, two))
     return (*filter(None, (*changed, _energy(one, two))), *_changed_kernels(one, two))
 

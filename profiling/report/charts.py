@@ -172,9 +172,7 @@ class Chart:
     def legend(self) -> list[tuple[str, str, str]]:
         """The parts of its bars: a mark, its colour, and the label."""
         rows = [row for view in self.views if isinstance(view.figure, Rows) for row in view.figure.rows]
-        return [
-            ("■", colour, label) for label, colour in {p.label: p.colour for row in rows for p in row.parts}.items()
-        ]
+        return [("■", colour, label) for label, colour in {p.label: p.colour for r in rows for p in r.parts}.items()]
 
 
 def palette(names: Iterable[str]) -> dict[str, str]:
@@ -206,10 +204,7 @@ def frame_budgets(top: float) -> list[Level]:
 
 
 def envelope(values: NDArray[np.float64], most: int) -> NDArray[np.intp]:
-    """Return at most `most` indices of `values` [n] to draw: the lowest and the highest of each stretch, in order.
-
-    Values that are not finite are left out.
-    """
+    """Return at most `most` indices of finite `values` [n] to draw: lowest and highest of each stretch, in order."""
     places = np.flatnonzero(np.isfinite(values))
     if places.size <= most:
         return places

@@ -30,10 +30,8 @@ _Cause = tuple[Record, SlowFrames, str]
 
 def latency_section(data: RunData) -> Section:
     """Return the tables of slow calls and other metrics, and the chart of the spread."""
-    trained = [(record, record.training) for record in data.records if record.training is not None]
-    logged = [
-        (record, step, training.eager_losses.get(step.step)) for record, training in trained for step in training.log
-    ]
+    trained = [(record, each) for record in data.records if (each := record.training) is not None]
+    logged = [(record, step, each.eager_losses.get(step.step)) for record, each in trained for step in each.log]
     slow = [(record, calls) for record in data.timed if (calls := record.metrics.slow_calls) is not None]
     tables = (
         slow_table(slow, "call"),

@@ -54,9 +54,8 @@ def realtime_section(data: RunData) -> Section:
     if longest > POINTS:
         note += f" Of more than {POINTS} frames the lowest and highest of each stretch are drawn."
     charts = (Chart("frames", "Frame time over frames", views, note),)
-    return Section(
-        "realtime", "Frames against the deadline", tuple(map(printable, lines)), (*unread, *_LEGEND), tables, charts
-    )
+    lines = list(map(printable, lines))
+    return Section("realtime", "Frames against the deadline", lines, (*unread, *_LEGEND), tables, charts)
 
 
 def verdict(record: Record) -> str:

@@ -237,10 +237,7 @@ def check_page_path(path: Path | None) -> None:
 
 
 def show(options: argparse.Namespace, report: Report) -> bool:
-    """Print the report, and write its page where --html asks for it, whole or not at all.
-
-    Says on stderr where the page is, or why it was not written (False).
-    """
+    """Print the report, and write its page where --html asks for it; stderr says where it is, or why not (False)."""
     print_text(report.markdown() if options.markdown else report.console())
     path: Path | None = options.html
     if path is None:

@@ -61,10 +61,7 @@ def judged_calls(record: Record, *, whole: bool = False) -> tuple[Judged, ...]:
 
 
 def stage_ms(record: Record, stage: str | None) -> float | None:
-    """Return the median time of a stage in milliseconds: on the device, or on the host where there is none.
-
-    None stands for the call.
-    """
+    """Return the median ms of a stage, or of the call (None): on the device, or on the host where there is none."""
     if stage is None:
         return record.median_ms
     budget = record.realtime.budget if record.realtime is not None else None
@@ -133,9 +130,8 @@ def roofline_section(data: RunData) -> Section:
     why = cell_table(REASONS, (*_ROOFLINE, _next_column(data)), rows, depth="report")
     found = [(call.record, each, call.stage) for call in calls for each in call.roofline.findings]
     findings = cell_table(FINDINGS, _FINDING, found, depth="report")
-    predictions = cell_table(
-        "Predicted and measured medians", _PREDICTION, _predictions(calls, data.records), depth="report"
-    )
+    predicted = _predictions(calls, data.records)
+    predictions = cell_table("Predicted and measured medians", _PREDICTION, predicted, depth="report")
     legend = (
         ceilings_line(data.environment),
         "Roofline: the least time of a call on this device: its bytes at the bandwidth ceiling, or its FLOPs at the "
@@ -186,6 +182,6 @@ _PREDICTION = (
     *columns(NextStep, "variant", "wall_ms"),
     Column[_Predicted]("measured", lambda row: row[3], "ms"),
     Column[_Predicted](
-        "measured / predicted", lambda row: row[3] / row[1].wall_ms if row[3] and row[1].wall_ms else None, "ratio"
+        "measured / predicted", lambda r: r[3] / r[1].wall_ms if r[3] and r[1].wall_ms else None, "ratio"
     ),
 )
