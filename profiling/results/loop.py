@@ -139,13 +139,3 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
             return None
         rate = 1000 / (self.frame_ms.p50 + self.gap_ms.p50)
         return rate if (1 + RESOLUTION) * rate < fps else None
-
-    @property
-    def settings(self) -> dict[str, str | int | float | bool]:
-        """What changes the work of a frame."""
-        return {name: "off" if value is None else value for name, value in self.work.items()}
-
-    @property
-    def rates(self) -> tuple[Deadline, ...]:
-        """Return the deadlines by frame rate, the lowest first."""
-        return tuple(sorted((item for item in self.deadlines.values() if item.fps > 0), key=lambda item: item.fps))

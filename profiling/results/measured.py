@@ -215,16 +215,6 @@ class Memory(Section, frozen=True, kw_only=True):
     peak_host_rss: Annotated[int | None, about("peak resident set size in steady calls", "bytes")] = None
     prepare_peak_allocated: Annotated[int | None, about("peak of allocated while preparing", "bytes")] = None
 
-    @property
-    def peak(self) -> tuple[str, int] | None:
-        """Return (kind, bytes) of the most telling peak of steady calls; None where none was measured."""
-        peaks = (
-            ("peak held", self.peak_held),
-            ("peak allocated", self.peak_allocated),
-            ("peak host RSS", self.peak_host_rss),
-        )
-        return next(((kind, size) for kind, size in peaks if size is not None), None)
-
 
 #: The reference of a forward pass where memory allows it: the module cast to float32.
 FP32_EAGER = "fp32 eager"

@@ -169,12 +169,15 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     @property
     def deadlines(self) -> tuple[measured.Deadline, ...]:
         """The frame rates that calls or frames were compared with, the lowest first."""
-        return self.metrics.rates if self.realtime is None else self.realtime.rates
+        rates = self.metrics.rates if self.realtime is None else self.realtime.deadlines.values()
+        return tuple(sorted((each for each in rates if each.fps > 0), key=lambda each: each.fps))
 
     @property
     def peak_memory(self) -> tuple[str, int] | None:
-        """(kind, bytes) of the peak in steady calls."""
-        return None if self.memory is None else self.memory.peak
+        """(kind, bytes) of the most telling peak in steady calls; None where none was measured."""
+        memory, kinds = self.memory or measured.Memory(), ("peak held", "peak allocated", "peak host RSS")
+        peaks = zip(kinds, (memory.peak_held, memory.peak_allocated, memory.peak_host_rss), strict=True)
+        return next(((kind, size) for kind, size in peaks if size is not None), None)
 
     def with_status(self, status: Status, reason: str) -> Record:
         """Return this record demoted to `status`, everything measured so far kept."""

@@ -274,7 +274,9 @@ def keeps_audio(record: Record) -> Answer | None:
     if loop is None or not loop.audio_rtf or not record.is_correct or frames is None or not placements:
         return None
     media_fps = loop.wall_fps / loop.audio_rtf if loop.wall_fps else None
-    paced = [each for each in loop.rates if loop.pace == "realtime" and media_fps and np.isclose(each.fps, media_fps)]
+    paced = [
+        each for each in record.deadlines if loop.pace == "realtime" and media_fps and np.isclose(each.fps, media_fps)
+    ]
     if paced and (said := holds_rate(record, paced[0])) is not None:
         # The time to make a second of sound, compared with a second.
         answers: dict[HoldsAnswer, Answer] = {"yes": "same", "no": "slower", "undecided": "undecided"}
@@ -294,5 +296,6 @@ def work_of(record: Record) -> dict[str, object]:
     }
     if loop is not None:
         chunk = None if loop.frames_per_tick == 1 else loop.frames_per_tick
-        work |= {"pace": loop.pace, "deliver": loop.deliver, "frames in a chunk": chunk, **loop.settings}
+        work |= {"pace": loop.pace, "deliver": loop.deliver, "frames in a chunk": chunk}
+        work |= {name: "off" if value is None else value for name, value in loop.work.items()}
     return {name: value for name, value in work.items() if value is not None}

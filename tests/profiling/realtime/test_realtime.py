@@ -68,7 +68,7 @@ def test_paced_from_a_recording_with_a_short_window_of_sound_by_a_variant_that_d
     assert (np.diff(series["due_ms"]) >= 50 - 1e-6).all()
     assert (series["action_ms"] >= series["due_ms"]).all()
     assert section.deadlines["20"].budget_ms == 50
-    assert (section.settings["steps"], section.settings["sound_latents"]) == (2, 10)
+    assert (section.work["steps"], section.work["sound_latents"]) == (2, 10)
     assert section.first_frame_ms > 0
     assert section.input_age_ms["action"].p50 == section.latency_ms.p50
     allowed = {name: check.tolerance for name, check in record.parity.stages.items()}
