@@ -68,10 +68,8 @@ def _other(records: Sequence[Record]) -> Iterator[_Other]:
 
 def _spreads(data: RunData) -> Chart:
     """Return the spread of the times of each call, and of each frame of a loop, around their median."""
-    measured = [(record, times) for record in data.records if record.check is None and (times := record.summary)]
-    groups = by_component(record for record, _ in measured)
-    of = {record.cell: times for record, times in measured}
-    views = [View(component, _rows(group, of)) for component, group in groups.items()]
+    groups = by_component(record for record in data.records if record.check is None and record.summary is not None)
+    views = [View(component, _rows(group)) for component, group in groups.items()]
     note = (
         "Line: from the shortest to the longest. Thick: 95% of the times. Dark: the median. Diamond: p99. "
         "Dots: single times, of many the lowest and the highest. Thick grey mark: the roofline. Dashed: frame budgets. "
@@ -80,15 +78,16 @@ def _spreads(data: RunData) -> Chart:
     return Chart("latency", "Spread of the wall time of a call, or of a frame", views, note)
 
 
-def _rows(group: Sequence[Record], of: Mapping[tuple[str, str], Summary]) -> Rows:
-    correct = [of[record.cell] for record in group if record.is_correct] or [of[record.cell] for record in group]
+def _rows(group: Sequence[Record]) -> Rows:
+    timed = [(record, times) for record in group if (times := record.summary) is not None]
+    correct = [times for record, times in timed if record.is_correct] or [times for _, times in timed]
     end = upper_end([times.p50 for times in correct], [ms for times in correct for ms in (times.tail[1], times.max)])
     counts = {record.frames_per_call or 1 for record in group}
     levels = []
     if len(counts) == 1 and all(record.training is None for record in group):  # a training step makes no frames
         (frames,) = counts
         levels = [(frames * ms, label) for ms, label in frame_budgets(end / frames)]
-    return Rows([_row(record, of[record.cell]) for record in group], end, levels)
+    return Rows([_row(*each) for each in timed], end, levels)
 
 
 def _row(record: Record, times: Summary) -> Row:
