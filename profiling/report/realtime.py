@@ -66,12 +66,13 @@ def verdict(record: Record) -> str:
         return _joined(f"{wrong_because(record)}, its times do not count", timed, _leaks(record))
     if loop is None or loop.late is None or not loop.target_fps:
         return _joined("no frame was compared with a deadline", _leaks(record))
+    first_ms = loop.first_frame_ms if (loop.frames_per_tick or 1) > 1 else None  # where frames come in chunks
     return _joined(
         f"{loop.target_fps:g} FPS: {_target_words(record, loop)}",
         _budget_words(loop),
         _rate_words(record),
         _audio(record, loop),
-        _first_frame(loop),
+        "" if first_ms is None else f"The first frame of a session is there after {significant(first_ms, 3)} ms",
         _longest_stage(record),
         _growth(loop),
         _leaks(record),
@@ -125,13 +126,6 @@ def _budget_words(loop: Realtime) -> str:
     stall = loop.deadlines.get(f"{loop.target_fps:g}")
     longest = f", the longest by {stall.longest_stall_ms:.1f} ms" if stall is not None else ""
     return f"{loop.late:,} of {count_of(loop.frames, unit)} miss their {limit} ({times}){longest}{means}"
-
-
-def _first_frame(loop: Realtime) -> str:
-    """Say when the first frame of a session is there, where frames come in chunks."""
-    if loop.first_frame_ms is None or (loop.frames_per_tick or 1) == 1:
-        return ""
-    return f"The first frame of a session is there after {significant(loop.first_frame_ms, 3)} ms"
 
 
 def _longest_stage(record: Record) -> str:

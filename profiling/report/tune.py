@@ -116,11 +116,6 @@ def doubt(won: Record, group: Sequence[Record]) -> str:
     return f"; whether it is faster than {BASELINE} is undecided" if unknown else ""
 
 
-def _removed(row: Contribution) -> str:
-    """Return the steps that were left out."""
-    return "all" if "+".join(row.steps) == row.recipe.variant else listed(list(row.steps))
-
-
 def _adds_to_preparing(row: Contribution) -> Value | None:
     """Return the seconds that the steps add, each recipe prepared from an empty cache."""
     with_them, without = row.recipe.prepare, row.without.prepare
@@ -131,7 +126,9 @@ def _adds_to_preparing(row: Contribution) -> Value | None:
 
 
 _STEPS = (
-    Column[Contribution]("step", _removed, wrap=26),
+    Column[Contribution](
+        "step", lambda r: "all" if AND.join(r.steps) == r.recipe.variant else listed(r.steps), wrap=26
+    ),
     Column[Contribution](
         "slower without it",
         lambda row: ratio_value(row.ratio) if row.ratio is not None else f"not correct: {row.without.status}",
