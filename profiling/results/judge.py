@@ -131,10 +131,7 @@ class Windows:
 
     @staticmethod
     def of(
-        ms: Sequence[float],
-        turns: Sequence[int] | None = None,
-        taken: Sequence[float] | float = 0.0,
-        session: str = "",
+        ms: Sequence[float], turns: Sequence[int] | None = None, taken: Sequence[float] | float = 0.0, session: str = ""
     ) -> Windows:
         """Return windows from plain numbers; lengths that differ, or a time that is not above 0, are a ValueError."""
         times = np.asarray(ms, dtype=np.float64)

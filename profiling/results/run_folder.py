@@ -68,12 +68,7 @@ def check_is_new(folder: Path) -> None:
 
 @contextmanager
 def claimed(
-    run: Path,
-    resume: str | None,
-    warn: Callable[[str], None],
-    *,
-    started: float = 0.0,
-    key: str = "hydra.run.dir",
+    run: Path, resume: str | None, warn: Callable[[str], None], *, started: float = 0.0, key: str = "hydra.run.dir"
 ) -> Iterator[None]:
     """Hold the folder `run` for this process; what a new run wrote is removed if it is refused before its first cell.
 
