@@ -53,16 +53,16 @@ class FoldUpsampling(RewritePass):
     """Replace convolutions after nearest-neighbour upsampling, also written out, where that takes fewer products.
 
     A 1×1 convolution moves before the upsampling: the same numbers, from fewer. A larger one gets sums of its weights,
-    added up in fp64 and rounded to the weight's dtype.
+    added up in fp64 and rounded to the weight's dtype; infinite inputs may make results NaN that were not.
     """
 
     def rewrite(self, module: fx.GraphModule) -> int:
         """Replace each such convolution; `module.meta["left"]` counts why others stay."""
         graph, left, replaced = Graph(module), Counter[str](), 0
         for node in list(module.graph.nodes):
-            args: Any = arguments(node, *CONVOLUTION_ARGUMENTS) if is_call(node, *CONVOLUTIONS) else {"input": None}
-            info = node_info(args["input"])
-            if info is None or info.shape[0] != _shape(node)[0] or len(info.shape) != len(_shape(args["weight"])):
+            args: Any = arguments(node, *CONVOLUTION_ARGUMENTS) if is_call(node, *CONVOLUTIONS) else {}
+            infos = [node_info(each) for each in (node, args.get("input"), args.get("weight"))]
+            if None in infos or len({len(info.shape) for info in infos if info is not None}) > 1:
                 continue
             try:
                 found = _upsampling_before(graph, node, args["input"])
@@ -93,11 +93,19 @@ def _upsampling_before(graph: Graph, conv: fx.Node, last: fx.Node) -> _Upsamplin
         source = source.args[0]
         region = _calls_between(graph, source, last)
         info = node_info(source)
-        if region is None or info is None or is_written(source) or not info.dtype.is_floating_point:
+        if not region or info is None or is_written(source) or not info.dtype.is_floating_point:
+            continue
+        if not all(_keeps(node, source, last) for node in region):
             continue
         if len(info.shape) > 2 and len(_shape(conv)) - len(info.shape) in (0, 1):
             found = tried(_upsampling_of, graph, source, region) or found
     return found
+
+
+def _keeps(node: fx.Node, source: fx.Node, last: fx.Node) -> bool:
+    """Return whether a call does not round what it copies, but to the dtype that `last` has."""
+    copy, given, result = (info.dtype for info in map(node_info, (node, source, last)) if info is not None)
+    return copy == result or torch.promote_types(copy, given) == copy
 
 
 def _calls_between(graph: Graph, source: fx.Node, last: fx.Node) -> list[fx.Node] | None:
@@ -124,6 +132,8 @@ def _upsampling_of(graph: Graph, source: fx.Node, region: list[fx.Node]) -> _Ups
     factors, before, pads = list[int](), list[int](), list[int]()
     for dim in range(2, x.dim()):
         filled = (result != 0).movedim(dim, 0).flatten(1).any(1).nonzero()
+        if not len(filled):
+            return None
         first, (factor, rest) = int(filled[0]), divmod(len(filled), x.shape[dim])
         if rest:
             return None
@@ -186,12 +196,13 @@ def _replacement(graph: Graph, node: fx.Node, args: dict[str, Any], found: _Upsa
         source = nodes.call_method("unsqueeze", (source, 2))
     if info.dtype != given.dtype:
         source = nodes.call_method("to", (source, given.dtype))
-    if given.zeros("meta").is_contiguous(memory_format=last):
+    if last != torch.contiguous_format and given.zeros("meta").is_contiguous(memory_format=last):
         source = nodes.call_method("contiguous", (source,), {"memory_format": last})
     convolution: Any = node.target
     if weight[0, 0].numel() == 1:
         small = nodes.call_function(convolution, (source, args["weight"], args["bias"]))
-        return nodes.call_function(F.interpolate, (small, list(out.shape[2:])))
+        # Not "nearest", which rounds the index in fp32 and takes a wrong neighbour for factors like 41.
+        return nodes.call_function(F.interpolate, (small, list(out.shape[2:])), {"mode": "nearest-exact"})
     pads, starts, counts = list[int](), list[int](), list[int]()
     zeros = [own + added for own, added in zip(zeros_before(args), found.before, strict=True)]
     sizes = zip(found.sizes(dims), factors, weight.shape[2:], zeros, out.shape[2:], strict=True)
@@ -210,12 +221,12 @@ def _replacement(graph: Graph, node: fx.Node, args: dict[str, Any], found: _Upsa
     placed = [each for dim in range(dims) for each in (dims + 2 + dim, dim + 1)]
     if last != torch.contiguous_format and out.zeros("meta").is_contiguous(memory_format=last):
         new = nodes.call_function(torch.permute, (new, (0, *placed, dims + 1)))
-        new = nodes.call_function(torch.reshape, (new, (out.shape[0], *counts, outputs)))
+        new = nodes.call_function(torch.reshape, (new, (-1, *counts, outputs)))
         new = nodes.call_method("movedim", (new, -1, 1))
     else:
         last = torch.contiguous_format
         new = nodes.call_function(torch.permute, (new, (0, dims + 1, *placed)))
-        new = nodes.call_function(torch.reshape, (new, (out.shape[0], outputs, *counts)))
+        new = nodes.call_function(torch.reshape, (new, (-1, outputs, *counts)))
     for dim, (start, results) in enumerate(zip(starts, out.shape[2:], strict=True)):
         new = nodes.call_method("narrow", (new, dim + 2, start, results))
     return nodes.call_method("contiguous", (new,), {"memory_format": last})

@@ -36,6 +36,12 @@ FOLDED = {
         (16, 6, 2, 2),
     ),
     "casts": (nn.Conv2d(6, 4, 3, padding=1), as_in_float32, (2, 6, 5, 4), (16, 6, 2, 2)),
+    "rounded before": (
+        nn.Conv2d(6, 4, 3),
+        lambda x: F.interpolate(x.bfloat16(), scale_factor=2).float(),
+        (2, 6, 5, 4),
+        (16, 6, 2, 2),
+    ),
     "valid": (nn.Conv2d(6, 4, 3, bias=False), interpolated(size=(10, 12)), (1, 6, 5, 4), (24, 6, 2, 2)),
     "same": (nn.Conv2d(6, 4, (5, 4), padding="same"), interpolated(scale_factor=2), (1, 6, 5, 4), (16, 6, 3, 3)),
     "in one dim": (nn.Conv2d(6, 4, 3, padding=2), interpolated(scale_factor=(1, 3)), (1, 6, 5, 4), (12, 6, 3, 2)),
@@ -64,15 +70,24 @@ def test_the_kernel_of_the_small_picture(name):
     assert traced(x=x).stride() == module(x=x).stride()
 
 
-@pytest.mark.parametrize("conv", [nn.Conv2d(6, 4, 1), nn.Conv2d(6, 4, 1, bias=False)], ids=["bias", "no bias"])
-def test_a_pointwise_convolution_moves_before_the_upsampling(conv):
+@pytest.mark.parametrize("factor", [2, 41], ids=["2", "41, for which torch's nearest takes wrong neighbours"])
+def test_a_pointwise_convolution_moves_before_the_upsampling(factor):
+    def repeated(x):
+        return x.unsqueeze(-1).expand(-1, -1, -1, factor).flatten(2)
+
+    module = Net(lambda self, x: self.conv(repeated(x)), conv=nn.Conv1d(6, 4, 1))
+    traced, counts = applied([FoldUpsampling()], module, 1e-6, x=f32(1, 6, 5))
+    assert (counts, calls(traced)) == ([1], {"conv1d": 1, "interpolate": 1})
+
+
+def test_a_pointwise_convolution_without_a_bias():
+    conv = nn.Conv2d(6, 4, 1, bias=False)
     module = Net(lambda self, x: self.conv(F.interpolate(x, scale_factor=2)), conv=conv)
     traced, counts = applied([FoldUpsampling()], module, 1e-6, x=f32(2, 6, 4, 4))
     names = [node.target.__name__ for node in traced.graph.nodes if node.op == "call_function"]
     assert (counts, names) == ([1], ["conv2d", "interpolate"])
 
 
-COMPUTES = "its weight or its bias is computed"
 #: Convolutions that stay, and the reason that is counted; None: what is before them is no upsampling.
 STAY = {
     "as many products": (
@@ -92,6 +107,8 @@ STAY = {
     "replicated": (nn.Conv2d(6, 4, 3), lambda x: F.pad(F.interpolate(x, scale_factor=2), (1,) * 4, "replicate"), None),
     "tiled": (nn.Conv2d(6, 4, 3), lambda x: x.repeat(1, 1, 2, 2), None),
     "plain": (nn.Conv2d(6, 4, 3), lambda x: x, None),
+    "cropped": (nn.Conv2d(6, 4, 3), lambda x: F.pad(F.interpolate(x, scale_factor=2), (-8, 8)), None),
+    "constant": (nn.Conv2d(6, 4, 3), lambda x: F.interpolate(torch.ones(2, 6, 4, 4), scale_factor=2), None),
 }
 
 
