@@ -1,7 +1,7 @@
 """A table is data: columns that read typed values from rows, and three renderings of the same cells.
 
-The console and Markdown are laid out by tabulate, HTML by `templates/table.html`; each value becomes text once, in
-`format.show`. A column in which no row has a value is left out. A field of a record's struct has its title, unit and
+Markdown is laid out by tabulate, HTML by `templates/table.html`; each value becomes text once, in `format.show`.
+A column in which no row has a value is left out. A field of a record's struct has its title, unit and
 meaning from the struct; only what is computed has a function. An example, with a row for each (record, kernel):
 
     table = Table(
