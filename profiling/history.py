@@ -91,7 +91,7 @@ def read_history(*folders: Path) -> History:
     """Read every run below `folders`; runs without a date come first, by name.
 
     A run that cannot be read is skipped with a line on stderr. No run in a folder, or none with a correct cell that was
-    timed, is an InputError.
+    timed, raises InputError.
     """
     runs: dict[Path, None] = {}
     for folder in folders:

@@ -62,7 +62,7 @@ def goes_by_rows(
 
 
 def goes_along(form: Tensor, packed: Tensor, kernel: list[int], stride: list[int], size: list[int]) -> bool:
-    """Return whether the kernel reads each position of a sequence once for all results that need it.
+    """Return whether the kernel loads each position of a sequence once, and adds it to all results that need it.
 
     A sequence is in one dim, or is a picture of one row.
     """

@@ -125,7 +125,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _are_checkouts(options: argparse.Namespace) -> bool:
-    """Return whether the command names two checkouts to measure; a run with options for measuring is an InputError."""
+    """Return whether the command names two checkouts to measure; a run with options for measuring raises InputError."""
     if "=" in options.b and not Path(options.b).exists():
         raise InputError(f"B is missing: {options.b} is an option. Name what {options.a} is compared with before it.")
     paths = [Path(options.a), Path(options.b)]
@@ -149,7 +149,7 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
     """Return the report on two runs, compared cell by cell, and the exit code.
 
     `threshold`: the largest slowdown that passes, by default `default_threshold`; `glob`: only cells like it count. A
-    path that is no run, or has no such cell, is an InputError.
+    path that is no run, or has no such cell, raises InputError.
     """
     a, b = (read_run(path, glob) for path in paths)
     heading, lines = [], []

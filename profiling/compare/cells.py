@@ -100,7 +100,7 @@ def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
 def read_run(path: Path, glob: str | None = None) -> RunData:
     """Read a run's folder or a file of records, of it the cells whose <component>.<variant> matches `glob`.
 
-    Nothing at `path`, no record, or none that matches, is an InputError.
+    Nothing at `path`, no record, or none that matches, raises InputError.
     """
     run = load_run(path)
     if not run.records:

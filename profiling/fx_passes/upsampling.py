@@ -1,9 +1,9 @@
-"""The pass that computes a convolution after nearest-neighbour upsampling from the tensor before it.
+"""The pass that computes a convolution after nearest-neighbour upsampling on the tensor before the upsampling.
 
-Upsampling by a factor writes each number so many times, and a convolution multiplies the copies by different weights.
-The number times the sum of those weights is the same, and takes fewer products: 4 for each result instead of 9 for a
-3×3 kernel and a factor of 2, 3 instead of 14 for a kernel of 14 and a factor of 7. Results at different places between
-two numbers need different sums: they are outputs of one convolution, and are put in order behind it.
+Upsampling copies each number, and the convolution multiplies the copies by different weights. One product of the
+number with the sum of these weights gives the same. For each result it takes 4 products instead of 9 for a 3×3 kernel
+and a factor of 2, and 3 instead of 14 for a kernel of 14 and a factor of 7. Each place among the copies of a number has
+sums of its own: they are output channels of one convolution, which a reshape then puts side by side.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FoldUpsampling(RewritePass):
     """
 
     def rewrite(self, module: fx.GraphModule) -> int:
-        """Replace each such convolution; `module.meta["left"]` counts why others stay."""
+        """Replace each such convolution; count the reasons why others stay in `module.meta["left"]`."""
         graph, left, replaced = Graph(module), Counter[str](), 0
         for node in list(module.graph.nodes):
             args: Any = arguments(node, *CONVOLUTION_ARGUMENTS) if is_call(node, *CONVOLUTIONS) else {}
@@ -87,7 +87,7 @@ def _shape(node: Any) -> tuple[int, ...]:
 
 
 def _upsampling_before(graph: Graph, conv: fx.Node, last: fx.Node) -> _Upsampling | None:
-    """Return the upsampling whose result `last` a convolution reads, the longest one; None if there is none."""
+    """Return the longest chain of upsampling calls that ends in `last`, the input of `conv`; None if there is none."""
     found, source = None, last
     while name_of_call(source) in _COPIES and isinstance(source.args[0], fx.Node):
         source = source.args[0]
@@ -163,7 +163,7 @@ def _misfit(graph: Graph, args: dict[str, Any], found: _Upsampling) -> str | Non
 
 
 def _window(size: int, factor: int) -> int:
-    """Return how many numbers, at most, a kernel of `size` elements reads of those that upsampling repeats."""
+    """Return the size of the kernel before upsampling: how many numbers a kernel of `size` reads copies of, at most."""
     return (factor + size - 2) // factor + 1
 
 

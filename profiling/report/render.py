@@ -133,7 +133,7 @@ def write_report(folder: Path, *, details: bool = False) -> Printed:
     """Write the run's `report.md` and `report.html`, and return the console text.
 
     Without `details` that has the answer, a line for each cell, and what needs saying. No results, or results of
-    another schema, are an InputError.
+    another schema, raise InputError.
     """
     report = run_report(load_run(folder))
     return report.written(folder, report.console(_places(folder), "report" if details else "console"))

@@ -239,7 +239,7 @@ def _place(value: str) -> tuple[float, str]:
 
 
 def load_sweep(folder: Path) -> SweepData:
-    """Read a sweep and what its runs have measured so far; a folder without a readable sweep is an InputError."""
+    """Read a sweep and what its runs have measured so far; a folder without a readable sweep raises InputError."""
     sweep = read_sweep(folder)
     keys = overrides.swept_keys(sweep)
     read = [_read(folder, job, keys) for job in sweep.jobs]
@@ -293,13 +293,13 @@ def _cells(job: SweptJob, group: Sequence[Record]) -> Iterator[SweptCell]:
 
 
 def write_sweep_report(folder: Path) -> Printed:
-    """Write the `report.md` and `report.html` of the sweep that `load_sweep` reads; return the console text."""
+    """Write `report.md` and `report.html` of a sweep that `load_sweep` read; return what the console prints."""
     report = _report(load_sweep(folder))
     return report.written(folder, report.console(f"sweep: {printable(folder)}"))
 
 
 def sweep_as(form: str, folder: Path) -> str:
-    """Return a sweep as `table`, `markdown`, `json` or `csv`; another form is an InputError. No file is written."""
+    """Return a sweep as `table`, `markdown`, `json` or `csv`; another form raises InputError. No file is written."""
     forms: dict[str, Callable[[SweepData], str]] = {
         "table": lambda data: _report(data).console(f"sweep: {printable(folder)}"),
         "markdown": lambda data: _report(data).markdown(),

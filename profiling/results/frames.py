@@ -92,7 +92,7 @@ def write_series(path: Path, series: Series) -> None:
 def read_frames(run: Path, cell: str) -> dict[str, Array] | None:
     """Read the series of a cell: its npz, else the journal of a loop that has not ended; None where there is neither.
 
-    A file that holds no series of frames is an InputError.
+    A file that holds no series of frames raises InputError.
     """
     path = run / series_file(cell)
     if path.exists():
@@ -104,7 +104,7 @@ def read_frames(run: Path, cell: str) -> dict[str, Array] | None:
 
 
 def read_series(path: Path) -> dict[str, Array]:
-    """Read the series of an npz; one that is missing or holds no series of frames is an InputError."""
+    """Read the series of an npz; one that is missing or holds no series of frames raises InputError."""
     try:
         with np.load(io.BytesIO(read_file(path)), allow_pickle=False) as content:
             series = {name: np.asarray(content[name], dtype=np.float64) for name in content.files}
@@ -207,7 +207,7 @@ def with_gaps(series: Series) -> dict[str, Array]:
 def read_journal(run: Path, cell: str) -> dict[str, Array] | None:
     """Return the series of the frames in a cell's journal, which may still grow; None where there is no journal.
 
-    One that cannot be read is an OSError, one that holds no series of frames a ValueError.
+    One that cannot be read raises OSError, one that holds no series of frames ValueError.
     """
     path = _journal_file(run, cell)
     return _series_of(read_file(path)) if path.is_file() else None

@@ -51,14 +51,14 @@ def append_record(run: Path, record: Record) -> None:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record's line in UTF-8, without a newline; a number that is not finite is a ValueError."""
+    """Return the record's line in UTF-8, without a newline; a number that is not finite raises ValueError."""
     content = msgspec.to_builtins(record, str_keys=True)
     # Lone surrogates, which no reader takes, become "?".
     return json.dumps(content, allow_nan=False, ensure_ascii=False).encode(errors="replace")
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file of a run; an OSError if it has more than `MOST_BYTES`, or is no regular file.
+    """Return the content of a file of a run; raises OSError above `MOST_BYTES`, and for what is no regular file.
 
     A FIFO would block, and a device may never end.
     """
@@ -72,7 +72,7 @@ def read_file(path: Path) -> bytes:
 def read_records(run: Path) -> Results:
     """Read the records of a run: of its folder, or of a file like `results.jsonl`, whatever it is called.
 
-    No results, unreadable ones and those of another schema are an InputError.
+    No results, unreadable ones and those of another schema raise InputError.
     """
     path = run if run.is_file() else run / RESULTS_FILE
     if not path.is_file():
@@ -97,7 +97,7 @@ def read_records(run: Path) -> Results:
 
 
 def decode_record(line: bytes) -> Record | None:
-    """Return the record of a line; None where it is none. One of a schema that is not known here is a ValueError."""
+    """Return the record of a line; None where it is none. One of a schema that is not known here raises ValueError."""
     with suppress(*DECODE_ERRORS):
         return msgspec.json.decode(line, type=Record)
     schema: Any = SCHEMA

@@ -133,7 +133,7 @@ class Windows:
     def of(
         ms: Sequence[float], turns: Sequence[int] | None = None, taken: Sequence[float] | float = 0.0, session: str = ""
     ) -> Windows:
-        """Return windows from plain numbers; lengths that differ, or a time that is not above 0, are a ValueError."""
+        """Return windows from plain numbers; lengths that differ, or a time that is not above 0, raise ValueError."""
         times = np.asarray(ms, dtype=np.float64)
         numbers = np.arange(times.size) if turns is None else np.asarray(turns, dtype=np.int64)
         shares = np.clip(np.broadcast_to(np.asarray(taken, dtype=np.float64), times.shape), 0.0, MOST_TAKEN)
@@ -486,7 +486,7 @@ class Ranking:
 
 
 def rank(cells: Mapping[str, Cell]) -> Ranking:
-    """Rank one cell or more; none is a ValueError."""
+    """Rank one cell or more; none raises ValueError."""
     if not cells:
         raise ValueError("no cell to rank")
     ratios = {(one, other): compare(cells[one], cells[other]) for one, other in combinations(cells, 2)}
@@ -737,7 +737,7 @@ def _log_total(parts: Any, wholes: Any) -> tuple[float, float, float]:
     """Return (log of the ratio of sums, its variance, degrees of freedom).
 
     Source: Cochran, Sampling Techniques (1977), chapter 6, on the logarithm, so that no end is negative. No window,
-    other lengths, or a sum that is not above 0 are a ValueError.
+    other lengths, or a sum that is not above 0 raise ValueError.
     """
     part, whole = np.asarray(parts, dtype=np.float64), np.asarray(wholes, dtype=np.float64)
     if part.size == 0 or part.size != whole.size or not part.sum() > 0 or not whole.sum() > 0:

@@ -197,18 +197,18 @@ _METRICS: dict[str, Any] = {
 def encode_sections(**sections: Any) -> dict[str, Any]:
     """Return sections (structs, or mappings of the same shape) as plain JSON content, validated.
 
-    A section, key or type that a record does not have is a ValueError, and so is a number that is not finite.
+    A section, key or type that a record does not have raises ValueError, and so does a number that is not finite.
     """
     return {name: _validated(name, section, _section_type(name)) for name, section in sections.items()}
 
 
 def decode_section(name: str, content: Any) -> Any:
-    """Return the typed section from JSON content; a ValueError where there is none such, or its type is another."""
+    """Return the typed section from JSON content; raises ValueError if it is none, or its type differs."""
     return _typed(name, content, _section_type(name))
 
 
 def record_with(record: Record, sections: Mapping[str, Any]) -> Record:
-    """Return the record with `sections`, which `encode_sections` returned, in place of its own."""
+    """Return a copy of the record with some sections replaced by `sections`, the result of `encode_sections`."""
     return msgspec.structs.replace(record, **{name: decode_section(name, each) for name, each in sections.items()})
 
 
@@ -217,7 +217,7 @@ def merge_metric(metrics: measured.Metrics, given: Mapping[str, Any]) -> tuple[m
 
     `given` are sections by name, structs or mappings: `memory` and `parity` are the record's, fields of Metrics are
     typed, and every other name goes into `extra`, also one that a record has ("status"). A section that does not
-    validate, and content that JSON cannot hold, is a ValueError.
+    validate, and content that JSON cannot hold, raises ValueError.
     """
     known, extra, sections = {}, dict(metrics.extra), {}
     for name, content in given.items():

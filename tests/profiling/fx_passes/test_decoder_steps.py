@@ -1,4 +1,4 @@
-"""The steps fold_upsampling, fused_norm, grouped_conv and pointwise_conv together, on decoders."""
+"""Decoders compute the same with the steps fold_upsampling, fused_norm, grouped_conv and pointwise_conv."""
 
 from dataclasses import replace
 
