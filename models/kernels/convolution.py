@@ -20,6 +20,8 @@ LEAST_INPUTS = (32, 16)
 MOST_IN_ROWS = 32
 #: Least width of a result that is computed by rows, or along a sequence.
 LEAST_WIDTH = 32
+#: What `convolution` returns statistics of, by the number that a kernel gets.
+STATISTICS = ("none", "result", "before_activation")
 #: Most taps along a sequence, where the kernel keeps a sum and a weight for each.
 MOST_TAPS = 11
 
@@ -56,7 +58,7 @@ def goes_by_rows(
     form: Tensor, packed: Tensor, kernel: list[int], stride: list[int], dilation: list[int], size: list[int]
 ) -> bool:
     """Return whether the kernel reads each row of its input once for the three rows of its result that need it."""
-    is_small = 1 < max(packed.shape[2:]) <= MOST_IN_ROWS and form.dtype in (torch.float16, torch.bfloat16)
+    is_small = 1 < max(packed.shape[-2:]) <= MOST_IN_ROWS and form.dtype in (torch.float16, torch.bfloat16)
     is_dense = kernel == [3, 3] and (stride[0], dilation[0]) == (1, 1) and bool(channels_last(form))
     return is_small and is_dense and size[1] >= LEAST_WIDTH
 
@@ -66,7 +68,7 @@ def goes_along(form: Tensor, packed: Tensor, kernel: list[int], stride: list[int
 
     A sequence is in one dim, or is a picture of one row.
     """
-    is_small = 1 < max(packed.shape[2:]) <= 16 and form.dtype in (torch.float16, torch.bfloat16)
+    is_small = 1 < max(packed.shape[-2:]) <= 16 and form.dtype in (torch.float16, torch.bfloat16)
     is_sequence = len(kernel) == 1 or (kernel[0], form.shape[2]) == (1, 1)
     is_dense = 1 < kernel[-1] <= MOST_TAPS and {*stride} == {1} and bool(channels_last(form))
     return is_small and is_sequence and is_dense and size[-1] >= LEAST_WIDTH
@@ -74,7 +76,7 @@ def goes_along(form: Tensor, packed: Tensor, kernel: list[int], stride: list[int
 
 def is_pointwise(form: Tensor, packed: Tensor, stride: list[int], before: list[int], size: list[int]) -> bool:
     """Return whether each position of the result is the product of one position of the input and one weight."""
-    is_one_product = packed.shape[:2] == (1, 1) and {*stride} == {1}
+    is_one_product = packed.shape[-4:-2] == (1, 1) and {*stride} == {1}
     return is_one_product and not any(before) and form.shape[2:] == torch.Size(size)
 
 
@@ -99,7 +101,7 @@ def shares_norms(
     """
     reads_once = is_pointwise(form, packed, stride, before, size) or goes_along(form, packed, kernel, stride, size)
     by_rows = goes_by_rows(form, packed, kernel, stride, dilation, size)
-    return reads_once, reads_once or (by_rows and max(packed.shape[2:]) <= 16)
+    return reads_once, reads_once or (by_rows and max(packed.shape[-2:]) <= 16)
 
 
 def pack(weight: Tensor, groups: int) -> Tensor:
@@ -126,7 +128,7 @@ def convolution(
     kernel: list[int], stride: list[int], before: list[int], dilation: list[int], size: list[int],
     activation: str, slope: float, table: Tensor | None = None, first_activation: str = "none",
     first_slope: float = 0.0, first_alpha: Tensor | None = None, first_beta: Tensor | None = None,
-    statistics: bool = False,
+    statistics: str = "none",
 ) -> list[Tensor]:  # fmt: skip
     """Return `activation(conv(input) + bias + residual)` [n, outputs, *size], in the memory format of `x`.
 
@@ -135,7 +137,7 @@ def convolution(
 
     Args:
         x: [n, inputs, ...], in one or two dims.
-        packed: the weight, as `pack` returns it.
+        packed: the weight, as `pack` returns it, or one for each batch element, [n, blocks, taps, inputs, outputs].
         bias: fp32 [outputs] or None.
         residual: of the shape of the result, or None.
         alpha: of a snake, fp32 [outputs], else None.
@@ -152,7 +154,8 @@ def convolution(
         first_slope: of leaky ReLU there.
         first_alpha: of a snake there, fp32 [inputs], else None.
         first_beta: likewise.
-        statistics: return what `norm_table` takes as `partial`, too; see `shares_norms`.
+        statistics: one of `STATISTICS`; unless it is "none", return what `norm_table` takes as `partial`, too, of the
+            result, or of the result before the activation; see `shares_norms`.
     """
     given = (x, packed, bias, residual, alpha, beta, kernel, stride, before, dilation, size, activation, slope)
     first = (table, first_activation, first_slope, first_alpha, first_beta)
@@ -168,23 +171,28 @@ def reference(
     kernel: list[int], stride: list[int], before: list[int], dilation: list[int], size: list[int],
     activation: str, slope: float, table: Tensor | None = None, first_activation: str = "none",
     first_slope: float = 0.0, first_alpha: Tensor | None = None, first_beta: Tensor | None = None,
-    statistics: bool = False,
+    statistics: str = "none",
 ) -> list[Tensor]:  # fmt: skip
     """Compute what `convolution` does with PyTorch operations in fp64; the result is rounded once."""
     first = x.double()
     if table is not None:
         scale, offset = (table[:, row].double().unflatten(1, (-1, *[1] * len(kernel))) for row in (2, 4))
         first = activated(first * scale + offset, first_activation, first_slope, first_alpha, first_beta)
-    weight = packed.double().permute(0, 3, 2, 1).flatten(0, 1).unflatten(2, kernel)
+    is_shared = packed.dim() == 4  # otherwise batch elements are groups of one convolution
+    first = first if is_shared else first.flatten(0, 1).unsqueeze(0)
+    weight = packed.double().flatten(0, -4).permute(0, 3, 2, 1).flatten(0, 1).unflatten(2, kernel)
     pads = list[int]()
     for dim in reversed(range(len(kernel))):
         reach = (size[dim] - 1) * stride[dim] + (kernel[dim] - 1) * dilation[dim] + 1
         pads += [before[dim], reach - before[dim] - x.shape[2 + dim]]
     convolve = F.conv1d if len(kernel) == 1 else F.conv2d
-    out = convolve(F.pad(first, pads), weight, None, stride, 0, dilation, len(packed))
+    out = convolve(F.pad(first, pads), weight, None, stride, 0, dilation, packed.shape[:-3].numel())
+    out = out if is_shared else out[0].unflatten(0, (len(x), -1))
     if bias is not None:
         out = out + channelwise(bias, out)
     if residual is not None:
         out = out + residual
+    before = in_format_of(x, out)
     out = in_format_of(x, activated(out, activation, slope, alpha, beta))
-    return [out, moments(out.double()).float()] if statistics else [out]
+    of = {"none": None, "result": out, "before_activation": before}[statistics]
+    return [out] if of is None else [out, moments(of.double()).float()]

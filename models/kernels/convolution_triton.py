@@ -10,7 +10,7 @@ from torch.library import triton_op, wrap_triton
 
 from models.kernels.activations import ACTIVATIONS
 from models.kernels.activations_triton import activate
-from models.kernels.convolution import goes_along, goes_by_rows, is_pointwise, shares_norms
+from models.kernels.convolution import STATISTICS, goes_along, goes_by_rows, is_pointwise, shares_norms
 from models.kernels.fused_norm import alignment, channels_last, in_format_of
 
 PROGRAMS = 256  # at least, where there are so many tiles: almost two for each multiprocessor of an H100
@@ -36,10 +36,12 @@ def _offsets(row, column, channel, out_n, out_c, out_h, out_w):
 def _store(
     sums, at, channel, real, is_channel, bias, residual, alpha, beta, out,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
+    statistics: tl.constexpr = 0,
 ):  # fmt: skip
-    """Apply bias, residual and activation to `sums`, store the result and return it in fp32.
+    """Apply bias, residual and activation to `sums`, store the result and return it in fp32, for its statistics.
 
-    `channel` and `is_channel` have the dims of `sums`, one of them of size 1.
+    `channel` and `is_channel` have the dims of `sums`, one of them of size 1. `statistics` is a place in `STATISTICS`;
+    with 2 the result before the activation is returned.
     """
     if has_bias:
         sums += tl.load(bias + channel, mask=is_channel, other=0.0)
@@ -50,9 +52,10 @@ def _store(
     if activation == 5:
         a = tl.load(alpha + channel, mask=is_channel, other=0.0)
         b = tl.load(beta + channel, mask=is_channel, other=0.0)
+    before = sums.to(out.dtype.element_ty)
     rounded = activate(sums, activation, slope, a, b, out.dtype.element_ty).to(out.dtype.element_ty)
     tl.store(out + at, rounded, mask=real)
-    return rounded.to(tl.float32)
+    return (before if statistics == 2 else rounded).to(tl.float32)
 
 
 @triton.jit
@@ -88,7 +91,7 @@ def _normalised(here, given, scale, offset, a, b, activation: tl.constexpr, slop
 @triton.jit
 def _convolution_1x1(
     x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
-    positions, tiles, inputs: tl.constexpr, outputs: tl.constexpr, innermost: tl.constexpr, aligned: tl.constexpr,
+    positions, tiles, weight_n, inputs: tl.constexpr, outputs: tl.constexpr, innermost: tl.constexpr, aligned: tl.constexpr,
     has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
@@ -121,7 +124,7 @@ def _convolution_1x1(
     first = tl.arange(0, block_k)
     from_x, of_weight = tl.expand_dims(first, each_n), tl.expand_dims(first, each_p)
     x_at = x + batch * inputs * positions + start * x_p + (position * x_p + from_x.to(tl.int64) * x_c)
-    weight_at = weight + (of_weight * outputs + output)
+    weight_at = weight + batch * weight_n + (of_weight * outputs + output)
     sums = tl.zeros([block_n, block_p] if turned else [block_p, block_n], tl.float32)
     for step in range((inputs + block_k - 1) // block_k):
         given, real = is_inside, is_output
@@ -144,7 +147,7 @@ def _convolution_1x1(
     real = is_inside & is_output
     written = _store(
         sums, at, output, real, is_output, bias, residual, alpha, beta, out,
-        has_bias, has_residual, activation, slope,
+        has_bias, has_residual, activation, slope, statistics,
     )  # fmt: skip
     if statistics:  # of what is stored, as a norm would read it
         count = tl.minimum(positions - start, block_p) * 1.0
@@ -159,7 +162,8 @@ def _convolution_1x1(
 @triton.jit
 def _convolution_taps(
     x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
-    size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
+    size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w,
+    weight_n, tiles_w,
     aligned: tl.constexpr, blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr,
     kernel_w: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
@@ -175,6 +179,7 @@ def _convolution_taps(
     output = place % across * block_n + tl.arange(0, block_n)
     row, column = _positions(tile, tiles_w, block_h, block_w)
     batch = tl.program_id(1).to(tl.int64) * x_n + block.to(tl.int64) * inputs * x_c
+    weight += tl.program_id(1).to(tl.int64) * weight_n
     sums = tl.zeros([block_h * block_w, block_n], tl.float32)
     for step in range(taps * steps):  # one loop, so that loads of the next tap begin before the products of this one
         tap = step // steps if taps > 1 else 0
@@ -205,7 +210,8 @@ def _tap(weight, block, place: tl.constexpr, inputs: tl.constexpr, outputs: tl.c
 @triton.jit
 def _convolution_rows(
     x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
-    size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
+    size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w,
+    weight_n, tiles_w,
     partial, tiles, statistics: tl.constexpr,
     blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, kernel_w: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
@@ -222,6 +228,7 @@ def _convolution_rows(
     column = tile % tiles_w * block_w + tl.arange(0, block_w)
     channel, is_channel = block * outputs + output, (output < outputs)[None, :]
     batch = tl.program_id(1).to(tl.int64) * x_n + block.to(tl.int64) * inputs * x_c
+    weight += tl.program_id(1).to(tl.int64) * weight_n
     origin = tl.zeros([block_w, block_n], tl.float32)
     totals = tl.zeros([block_w, block_n], tl.float32)
     squares = tl.zeros([block_w, block_n], tl.float32)
@@ -253,7 +260,7 @@ def _convolution_rows(
         at = _offsets(tl.zeros([block_w], tl.int32) + row, column, channel, out_n, out_c, out_h, out_w)
         written = _store(
             above, at, channel[None, :], real, is_channel, bias, residual, alpha, beta, out,
-            has_bias, has_residual, activation, slope,
+            has_bias, has_residual, activation, slope, statistics,
         )  # fmt: skip
         if statistics:
             origin = tl.where(step == 2, written, origin)
@@ -277,7 +284,7 @@ def _convolution_rows(
 @triton.jit
 def _convolution_along(
     x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
-    length, size, before, dilation, tiles,
+    length, size, before, dilation, weight_n, tiles,
     blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, rows: tl.constexpr,
     has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
@@ -296,6 +303,7 @@ def _convolution_along(
     input_, output = tl.arange(0, block_k), tl.arange(0, block_n)
     is_input, is_output = (input_ < inputs)[None, :], (output < outputs)[None, :]
     channel = block * outputs + output
+    weight += batch * weight_n
     x_at = x + batch * length * (blocks * inputs) + (block * inputs + input_)[None, :]
     zeros = tl.zeros([block_w, block_n], tl.float32)
     weights = ()
@@ -329,7 +337,7 @@ def _convolution_along(
         at = (batch * size + place.to(tl.int64))[:, None] * (blocks * outputs) + channel[None, :]
         written = _store(
             sums[taps - 1], at, channel[None, :], real, is_output, bias, residual, alpha, beta, out,
-            has_bias, has_residual, activation, slope,
+            has_bias, has_residual, activation, slope, statistics,
         )  # fmt: skip
         if statistics:
             origin = tl.where(step == taps - 1, written, origin)
@@ -349,7 +357,8 @@ def _convolution_along(
 @triton.jit
 def _convolution_depthwise(
     x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
-    size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w, tiles_w,
+    size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w,
+    weight_n, tiles_w,
     channels, taps: tl.constexpr, kernel_w: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr,
@@ -361,6 +370,7 @@ def _convolution_depthwise(
     row, column = _positions(tile, tiles_w, block_h, block_w)
     is_channel = channel < channels
     batch = tl.program_id(1).to(tl.int64) * x_n
+    weight += tl.program_id(1).to(tl.int64) * weight_n
     sums = tl.zeros([block_h * block_w, block_n], tl.float32)
     for tap in range(taps):
         y = row * stride_h - before_h + tap // kernel_w * dilation_h
@@ -383,17 +393,18 @@ def convolution(
     kernel: list[int], stride: list[int], before: list[int], dilation: list[int], size: list[int],
     activation: str, slope: float, table: Tensor | None = None, first_activation: str = "none",
     first_slope: float = 0.0, first_alpha: Tensor | None = None, first_beta: Tensor | None = None,
-    statistics: bool = False,
+    statistics: str = "none",
 ) -> list[Tensor]:  # fmt: skip
     """Return what `convolution.convolution` documents."""
-    blocks, taps, inputs, outputs = packed.shape
+    blocks, taps, inputs, outputs = packed.shape[-4:]
     if channels_last(x) is None:
         x = x.contiguous()
     geometry = (kernel, stride, before, dilation, size)
-    if statistics and not shares_norms(x, packed, *geometry)[1]:
+    leaves = statistics != "none"
+    if leaves and not shares_norms(x, packed, *geometry)[1]:
         x = x.movedim(1, -1).contiguous().movedim(-1, 1)  # a compiler may have changed the layout since it was traced
-    normalises, leaves = shares_norms(x, packed, *geometry)
-    if (table is not None and not normalises) or (statistics and not leaves):
+    can_normalise, can_leave = shares_norms(x, packed, *geometry)
+    if (table is not None and not can_normalise) or (leaves and not can_leave):
         raise ValueError("this convolution cannot share the work of a norm: ask shares_norms() before you pass a table")
     n, c, innermost = x.shape[0], blocks * outputs, channels_last(x)
     positions = math.prod(size)
@@ -406,40 +417,41 @@ def convolution(
         "has_bias": bias is not None, "has_residual": residual is not None,
         "activation": ACTIVATIONS.index(activation), "slope": slope,
     }  # fmt: skip
-    is_wide = x.dtype == torch.float32
+    is_wide, how = x.dtype == torch.float32, STATISTICS.index(statistics)
+    weight_n = packed.stride(0) if packed.dim() == 5 else 0
     if is_pointwise(x, packed, stride, before, size):
         tile = _pointwise_tile(positions, inputs, outputs, n, is_wide, table is not None)
         tiles = triton.cdiv(positions, tile["block_p"])
-        partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
+        partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if leaves else out
         first = (packed if each is None else each for each in (table, first_alpha, first_beta))
         wrap_triton(_convolution_1x1)[(tiles * triton.cdiv(outputs, tile["block_n"]), n)](
-            x, *given, partial, *first, positions, tiles, inputs=inputs, outputs=outputs, innermost=bool(innermost),
-            aligned=alignment(positions), whole=positions % tile["block_p"] == 0, statistics=statistics, **tile,
+            x, *given, partial, *first, positions, tiles, weight_n, inputs=inputs, outputs=outputs, innermost=bool(innermost),
+            aligned=alignment(positions), whole=positions % tile["block_p"] == 0, statistics=how, **tile,
             has_table=table is not None, first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope,
             **options,
         )  # fmt: skip
-        return [out, partial] if statistics else [out]
+        return [out, partial] if leaves else [out]
     if goes_along(x, packed, kernel, stride, size):
         rows = 64
         while rows > 8 and triton.cdiv(size[-1], rows * PIECES) * blocks * n < 6 * MULTIPROCESSORS:
             rows //= 2
         tiles = triton.cdiv(triton.cdiv(size[-1], rows * dilation[-1]) * dilation[-1], PIECES)
-        partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
+        partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if leaves else out
         first = (packed if each is None else each for each in (table, first_alpha, first_beta))
         wrap_triton(_convolution_along)[(tiles * blocks, n)](
-            x, *given, partial, *first, x.shape[-1], size[-1], before[-1], dilation[-1], tiles,
+            x, *given, partial, *first, x.shape[-1], size[-1], before[-1], dilation[-1], weight_n, tiles,
             blocks=blocks, inputs=inputs, outputs=outputs, taps=taps, rows=rows, has_table=table is not None,
-            first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope, statistics=statistics,
+            first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope, statistics=how,
             **options, block_w=PIECES, block_n=16, block_k=16, num_warps=1, num_stages=4,
         )  # fmt: skip
-        return [out, partial] if statistics else [out]
+        return [out, partial] if leaves else [out]
     shape, steps, out_steps = list(x.shape[2:]), list(x.stride()), list(out.stride())
     if len(kernel) == 1:
         kernel, stride, dilation, size, shape = ([1, *each] for each in (kernel, stride, dilation, size, shape))
         before = [0, *before]
         steps.insert(2, 0)
         out_steps.insert(2, 0)
-    given = (x, *given, *shape, *steps, *size, *out_steps, *stride, *before, *dilation)
+    given = (x, *given, *shape, *steps, *size, *out_steps, *stride, *before, *dilation, weight_n)
     options |= {"taps": taps, "kernel_w": kernel[1]}
     if inputs == outputs == 1:
         block_n, most = (64, 64) if innermost else (1, 1024)
@@ -458,12 +470,12 @@ def convolution(
         while block_h > 8 and tiles_w * triton.cdiv(size[0], block_h) * blocks * n < 4 * PROGRAMS:
             block_h //= 2
         tiles = tiles_w * triton.cdiv(size[0], block_h)
-        partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if statistics else out
+        partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if leaves else out
         wrap_triton(_convolution_rows)[(tiles * blocks, n)](
-            *given, tiles_w, partial, tiles, statistics=statistics, **options,
+            *given, tiles_w, partial, tiles, statistics=how, **options,
             block_h=block_h, block_w=block_w, block_n=block_n, block_k=block_k, num_warps=warps, num_stages=3,
         )  # fmt: skip
-        return [out, partial] if statistics else [out]
+        return [out, partial] if leaves else [out]
     most = 64 if is_wide else 128
     block_n = min(block_n, most)
     across = blocks * triton.cdiv(outputs, block_n)

@@ -125,6 +125,32 @@ def norm_table(
     return table_reference(x, bias, partial, gain, shift, *options)
 
 
+@one_call
+def scaled_weight(
+    x: Tensor, partial: Tensor, packed: Tensor, gain: Tensor, groups: int, eps: float, about_mean: bool
+) -> Tensor:
+    """Return the weight of a convolution of a norm of `x`, [n, blocks, taps, inputs, outputs], to be applied to `x`.
+
+    The norm subtracts and adds nothing: it multiplies each channel by a number, which the weight of the convolution
+    after it takes. An activation `f` may lie between them if `f(s·x) = s·f(x)` for s > 0 and all of `gain` is positive.
+
+    Args:
+        x: [n, c, ...], of which only the shape is read where a kernel runs.
+        partial: as for `norm_table`.
+        packed: the weight that the convolution has after the norm, as `convolution.pack` returns it.
+        gain: fp32 [c]; it and what follows are those of `fused_norm`.
+        groups: at least 1.
+        eps: added to the variance or mean square.
+        about_mean: divide by the standard deviation.
+    """
+    if runs_in_kernel(x):
+        from models.kernels import fused_norm_triton  # needs triton
+
+        return fused_norm_triton.scaled_weight(x, partial, packed, gain, groups, eps, about_mean)
+    scale = table_reference(x, None, partial, gain, gain * 0, groups, eps, about_mean, False)[:, 2]
+    return (packed * scale.view(len(x), len(packed), 1, -1, 1)).to(packed.dtype)
+
+
 def table_reference(
     x: Tensor, bias: Tensor | None, partial: Tensor | None, gain: Tensor, shift: Tensor, groups: int, eps: float,
     about_mean: bool, subtract_mean: bool,

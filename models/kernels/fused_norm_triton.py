@@ -155,12 +155,16 @@ def _norm_partial(
 
 @triton.jit
 def _norm_combine(
-    x, bias, added, partial, gain, shift, table, channels, positions, stride_n, stride_c,
+    x, bias, added, partial, gain, shift, table, weight, channels, positions, stride_n, stride_c,
     parts: tl.constexpr, per_group: tl.constexpr, eps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr,
     about_mean: tl.constexpr, subtract_mean: tl.constexpr, has_origin: tl.constexpr,
     block_channels: tl.constexpr, block_parts: tl.constexpr,
+    taps: tl.constexpr = 0, inputs: tl.constexpr = 1, outputs: tl.constexpr = 1, block_outputs: tl.constexpr = 1,
 ):  # fmt: skip
-    """Write the table of a group (`fused_norm.norm_table`), or of several of one channel."""
+    """Write the table of a group (`fused_norm.norm_table`), or of several of one channel.
+
+    With taps, `table` gets the weight [channels / inputs, taps, inputs, outputs] times the scale in its place.
+    """
     batch = tl.program_id(1).to(tl.int64)
     is_single: tl.constexpr = per_group == 1
     within = tl.arange(0, block_channels)
@@ -196,18 +200,29 @@ def _norm_combine(
         origin += _load(x, bias, added, at, is_channel, first + lead, is_channel, has_bias, has_added)
     mean = off + centre
     scale = tl.load(gain + channel, mask=is_channel, other=0.0) * tl.rsqrt(variance + eps)
-    moved = tl.load(shift + channel, mask=is_channel, other=0.0)
-    to = table + batch * 5 * channels + channel
-    tl.store(to, origin, mask=is_channel)
-    tl.store(to + channels, mean, mask=is_channel)
-    tl.store(to + 2 * channels, scale, mask=is_channel)
-    tl.store(to + 3 * channels, moved, mask=is_channel)
-    less = tl.zeros([block_channels], tl.float32)
-    if has_bias:
-        less += tl.load(bias + channel, mask=is_channel, other=0.0)
-    if subtract_mean:
-        less -= origin + mean
-    tl.store(to + 4 * channels, less * scale + moved, mask=is_channel)
+    if taps:
+        output = tl.arange(0, block_outputs)
+        to = batch * channels * (taps * outputs)
+        for step in range(taps * ((outputs + block_outputs - 1) // block_outputs)):
+            tap, start = step % taps, step // taps * block_outputs
+            row = (channel // inputs * taps + tap) * inputs + channel % inputs
+            at = row.to(tl.int64)[:, None] * outputs + (start + output)[None, :]
+            real = is_channel[:, None] & (start + output < outputs)[None, :]
+            scaled = tl.load(weight + at, mask=real, other=0.0).to(tl.float32) * scale[:, None]
+            tl.store(table + to + at, scaled.to(table.dtype.element_ty), mask=real)
+    else:
+        moved = tl.load(shift + channel, mask=is_channel, other=0.0)
+        to = table + batch * 5 * channels + channel
+        tl.store(to, origin, mask=is_channel)
+        tl.store(to + channels, mean, mask=is_channel)
+        tl.store(to + 2 * channels, scale, mask=is_channel)
+        tl.store(to + 3 * channels, moved, mask=is_channel)
+        less = tl.zeros([block_channels], tl.float32)
+        if has_bias:
+            less += tl.load(bias + channel, mask=is_channel, other=0.0)
+        if subtract_mean:
+            less -= origin + mean
+        tl.store(to + 4 * channels, less * scale + moved, mask=is_channel)
 
 
 @triton.jit
@@ -308,13 +323,32 @@ def _table(
             block_channels=block_c, block_positions=block_p, num_warps=4,
         )  # fmt: skip
     table = x.new_empty((n, 5, c), dtype=torch.float32)
+    return _combine(
+        x, bias, added, partial, gain, shift, table, groups, eps, about_mean, subtract_mean, has_origin=has_origin
+    )
+
+
+def _combine(
+    x: Tensor, bias: Tensor | None, added: Tensor | None, partial: Tensor, gain: Tensor, shift: Tensor, table: Tensor,
+    groups: int, eps: float, about_mean: bool, subtract_mean: bool, has_origin: bool, packed: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Write the table that `fused_norm.norm_table` documents, or with `packed` the weight of `scaled_weight`."""
+    n, c, positions = x.shape[0], x.shape[1], x.shape[2:].numel()
     inner = triton.next_power_of_2(c // groups) if groups < c else min(triton.next_power_of_2(c), LEAST_CHANNELS)
+    of_weight = {}
+    if packed is not None:
+        _, taps, inputs, outputs = packed.shape
+        across = min(triton.next_power_of_2(outputs), max(TILE // inner, 1))
+        of_weight = {"taps": taps, "inputs": inputs, "outputs": outputs, "block_outputs": across}
+    innermost = channels_last(x)
+    bias_given, added_given, weight = (x if each is None else each for each in (bias, added, packed))
     wrap_triton(_norm_combine)[(groups if groups < c else triton.cdiv(c, inner), n)](
-        x, bias_given, added_given, partial, gain, shift, table, c, positions, *strides[:2],
-        parts=partial.shape[1], per_group=c // groups, eps=eps, **flags, subtract_mean=subtract_mean,
-        has_origin=has_origin,
+        x, bias_given, added_given, partial, gain, shift, table, weight, c, positions,
+        c * positions, 1 if innermost else positions,
+        parts=partial.shape[1], per_group=c // groups, eps=eps, has_bias=bias is not None, has_added=added is not None,
+        about_mean=about_mean, subtract_mean=subtract_mean, has_origin=has_origin,
         block_channels=inner, block_parts=min(max(TILE // inner, 1), triton.next_power_of_2(partial.shape[1])),
-        num_warps=8,
+        num_warps=8, **of_weight,
     )  # fmt: skip
     return table
 
@@ -338,3 +372,14 @@ def norm_table(
     if channels_last(x) is None:
         x = x.contiguous()
     return _table(x, bias, None, None, partial, gain, shift, groups, eps, about_mean, subtract_mean)
+
+
+@triton_op("models::scaled_weight", mutates_args=())
+def scaled_weight(
+    x: Tensor, partial: Tensor, packed: Tensor, gain: Tensor, groups: int, eps: float, about_mean: bool
+) -> Tensor:
+    """Return what `fused_norm.scaled_weight` documents."""
+    weight = packed.new_empty((x.shape[0], *packed.shape))
+    return _combine(
+        x, None, None, partial, gain, gain, weight, groups, eps, about_mean, False, has_origin=False, packed=packed
+    )

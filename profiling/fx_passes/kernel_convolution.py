@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Callable
@@ -51,6 +52,7 @@ class ReplaceConvolutions(RewritePass):
         misfit: returns why it does not take a tensor of a form, on a device, with a weight and groups, or None.
         norm: what `FuseNorms` writes for a norm.
         table: returns what the convolution needs of a norm, as `models.kernels.fused_norm.norm_table` does.
+        scaled_weight: multiplies its weight by the scale of a norm, as `models.kernels.fused_norm.scaled_weight` does.
         shares_norms: returns whether a convolution normalises its input, and whether it returns statistics of its
             result, for the form of its input, the packed weight, and the geometry that `convolution` takes.
 
@@ -62,6 +64,7 @@ class ReplaceConvolutions(RewritePass):
     misfit: Callable[[Tensor, torch.device, Tensor, int], str | None]
     norm: Callable[..., list[Tensor]]
     table: Callable[..., Tensor]
+    scaled_weight: Callable[..., Tensor]
     shares_norms: Callable[..., tuple[bool, bool]]
 
     def rewrite(self, module: fx.GraphModule) -> int:
@@ -95,6 +98,8 @@ class ReplaceConvolutions(RewritePass):
         for node in module.graph.nodes:
             if is_call(node, function_of(self.table), function_of(self.norm)):
                 self._leave_statistics(graph, node)
+                self._scale_weight(graph, node)
+        drop_dead_code(module.graph)
         module.meta["left"] = left
         return replaced
 
@@ -124,6 +129,7 @@ class ReplaceConvolutions(RewritePass):
                 for view in views:
                     source = nodes.create_node(view.op, view.target, (source, *view.args[1:]), view.kwargs)
             packed = add_constant(graph.module, "weight", packed)
+            graph.constants.add(packed)
             named = {"bias": bias, "alpha": activation.alpha, "beta": activation.beta}
             first, *snake = (add_vector(graph.module, name, vector) for name, vector in named.items())
             given = (source, packed, first, residual, *snake, *geometry, activation.name, activation.slope)
@@ -167,11 +173,47 @@ class ReplaceConvolutions(RewritePass):
         if bias is not None:  # its node may lie behind the convolution
             with nodes.inserting_before(call):
                 call.args = (*call.args[:2], nodes.get_attr(bias.target), *call.args[3:])
-        call.kwargs = {"statistics": True}
+        call.kwargs = {"statistics": "result"}
         with nodes.inserting_after(out):
             partial = nodes.call_function(operator.getitem, (call, 1))
         norm.args = (x, None, partial if is_table else None, *given[3:])
         norm.kwargs = {} if is_table else {"partial": partial}
+
+    def _scale_weight(self, graph: Graph, norm: fx.Node) -> None:
+        """Let the convolution after a norm that only scales take the scale in its weight.
+
+        The activation between them goes to the convolution before the norm: for s > 0 and a (leaky) ReLU f,
+        f(s·x) = s·f(x). So nothing between the two convolutions is left but statistics. A weight that is not much
+        smaller than what is normalised stays, because it would be written for each call.
+        """
+        is_table = is_call(norm, function_of(self.table))
+        given = dict(zip(_TABLE_ARGUMENTS if is_table else _NORM_ARGUMENTS, norm.args, strict=True)) | norm.kwargs
+        x, partial = given["x"], given.get("partial")
+        result = norm if is_table else next(iter(norm.users))
+        readers = _readers(result)
+        if partial is None or len(readers) != 1 or not is_call(*readers, function_of(self.convolution)):
+            return
+        (after,) = readers
+        before = partial.args[0]
+        packed, gain, shift = (graph.constant(node) for node in (after.args[1], given["gain"], given["shift"]))
+        name, slope = after.args[14:16] if is_table else (given["activation"], given["slope"])
+        only_scales = gain is not None and shift is not None and bool((gain > 0).all() and not shift.any())
+        if given["subtract_mean"] or not only_scales or name not in ("none", "leaky_relu"):
+            return
+        if packed is None or packed.dtype == torch.float16 or 2 * packed.numel() > node_info(x).zeros("meta").numel():
+            return
+        out = x.args[0] if name_of_call(x) == "squeeze" else x
+        if before.args[11] != "none" or not _readers(out) <= {norm, after}:
+            return
+        before.args, before.kwargs = (*before.args[:11], name, slope), {"statistics": "before_activation"}
+        options = (given["gain"], given["groups"], given["eps"], given["about_mean"])
+        with graph.module.graph.inserting_before(after):
+            weight = graph.module.graph.call_function(
+                function_of(self.scaled_weight), (x, partial, after.args[1], *options)
+            )
+        after.args = (after.args[0], weight, *after.args[2:13])
+        if not is_table:
+            result.replace_all_uses_with(x)
 
 
 def _in_format_of(result: Tensor, form: Tensor) -> Tensor:

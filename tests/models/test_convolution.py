@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from models.kernels.activations import activated
 from models.kernels.convolution import convolution, misfit, pack, reference, shares_norms
-from models.kernels.fused_norm import channels_last, norm_table
+from models.kernels.fused_norm import channels_last, moments, norm_table, scaled_weight
 from models.kernels.fused_norm import reference as norm
 
 #: Batch size, input channels, output channels, groups, size, kernel size, stride, padding (before, after), dilation.
@@ -77,7 +77,7 @@ def check(convolve, dtypes, device="cpu", cases=CASES):
         assert error < BOUNDS[dtype], (case, dtype, last, mean, activation, error)
 
 
-def check_norms(convolve, table_of, dtypes, device="cpu"):
+def check_norms(convolve, table_of, scaled, dtypes, device="cpu"):
     """Check the norm of a convolution's input, and the statistics of its result, by which the next one normalises."""
     forms = itertools.cycle([(True, True), (True, False), (False, False)])
     activations = itertools.cycle(["leaky_relu", "silu", "snake"])
@@ -97,9 +97,20 @@ def check_norms(convolve, table_of, dtypes, device="cpu"):
             )
             expected = plain(case, first, weight, bias, residual, None, None, "none")
             assert relative_error(out.cpu(), expected.cpu()) < 2 * BOUNDS[dtype], (case, dtype, last)
+        scales = scaled(x, moments(x.double()).float(), packed, gain + 5, of, 1e-6, form[1])  # of each batch element
+        out, *partial = convolve(
+            x, scales, bias, residual, *snake, *options, "leaky_relu", 0.1,
+            statistics="before_activation" if leaves else "none",
+        )  # fmt: skip
+        first = normalised(x, torch.zeros_like(gain), gain + 5, gain * 0, of, (1e-6, form[1], False))
+        expected = plain(case, first, weight, bias, residual, None, None, "none")
+        error = relative_error(out.cpu(), activated(expected, "leaky_relu", 0.1).cpu())
+        assert error < 2 * BOUNDS[dtype], (case, dtype, last, error)
         if not leaves:
             continue
-        out, partial = convolve(x, packed, bias, residual, *snake, *options, "none", 0.0, statistics=True)
+        found, real = (table_of(out, None, each, bias, bias, 1, *form) for each in (*partial, moments(expected).float()))
+        assert relative_error(found[:, [2, 4]].cpu(), real[:, [2, 4]].cpu()) < BOUNDS[dtype], (case, dtype, last)
+        out, partial = convolve(x, packed, bias, residual, *snake, *options, "none", 0.0, statistics="result")
         gain, shift = (torch.linspace(1, 2, outputs, device=device) for _ in range(2))
         one, other = (table_of(out, None, each, gain, shift, 1, *form) for each in (partial, None))
         assert relative_error(one[:, [2, 4]].cpu(), other[:, [2, 4]].cpu()) < 1e-5, (case, dtype, last)
@@ -110,11 +121,14 @@ def normalised(x, bias, gain, shift, groups, form):
 
 
 def interpreted():
+    from models.kernels import activations_triton
     from models.kernels.convolution_triton import convolution as kernel
     from models.kernels.fused_norm_triton import norm_table as kernel_table
+    from models.kernels.fused_norm_triton import scaled_weight as kernel_scaled
 
+    activations_triton._sine = activations_triton.tl.sin  # the interpreter knows no assembly
     check(kernel, (torch.float32, torch.float16))  # the interpreter multiplies the bits of bfloat16
-    check_norms(kernel, kernel_table, (torch.float32, torch.float16))
+    check_norms(kernel, kernel_table, kernel_scaled, (torch.float32, torch.float16))
     check_more_than_31_bits()
 
 
@@ -128,8 +142,8 @@ def check_more_than_31_bits():
     x[-1, :16] = torch.arange(16)
     weight, out = torch.ones(inputs, outputs).half(), torch.zeros(outputs, positions).half()
     kernel[(1, 1)](
-        x, weight, *[weight] * 4, out, out, *[weight] * 3, positions, 1, inputs=inputs, outputs=outputs,
-        innermost=False, aligned=16, has_table=False, first_activation=0, first_slope=0.0, statistics=False,
+        x, weight, *[weight] * 4, out, out, *[weight] * 3, positions, 1, 0, inputs=inputs, outputs=outputs,
+        innermost=False, aligned=16, has_table=False, first_activation=0, first_slope=0.0, statistics=0,
         has_bias=False, has_residual=False, activation=0, slope=0.0, turned=True, whole=True, block_p=16, block_n=16,
         block_k=64,
     )  # fmt: skip
@@ -143,7 +157,7 @@ def test_kernels_in_the_interpreter():
 def test_the_reference():
     check(convolution, (torch.float64, torch.float32))
     check(reference, (torch.bfloat16,))
-    check_norms(convolution, norm_table, (torch.float32, torch.bfloat16))
+    check_norms(convolution, norm_table, scaled_weight, (torch.float32, torch.bfloat16))
 
 
 @pytest.mark.gpu
@@ -151,7 +165,7 @@ def test_kernels_on_the_gpu():
     wide = (1, 256, 256, 16, (200, 320), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
     with torch.no_grad():
         check(convolution, (torch.float32, torch.bfloat16), "cuda", [*CASES, wide])
-        check_norms(convolution, norm_table, (torch.float32, torch.bfloat16), "cuda")
+        check_norms(convolution, norm_table, scaled_weight, (torch.float32, torch.bfloat16), "cuda")
 
 
 @pytest.mark.gpu

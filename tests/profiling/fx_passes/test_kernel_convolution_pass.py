@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from models.kernels.convolution import convolution, pack, shares_norms
-from models.kernels.fused_norm import fused_norm, norm_table
+from models.kernels.fused_norm import fused_norm, norm_table, scaled_weight
 from profiling.fx_passes.kernel_convolution import ReplaceConvolutions
 from profiling.fx_passes.norm import FuseNorms
 
-KERNELS = {"norm": fused_norm, "table": norm_table}
+KERNELS = {"norm": fused_norm, "table": norm_table, "scaled_weight": scaled_weight}
 KERNELS |= {kernel.__name__: kernel for kernel in (convolution, pack, shares_norms)}
 GROUPED, POINTWISE = (ReplaceConvolutions(grouped=each, misfit=lambda *_: None, **KERNELS) for each in (True, False))
 LAST = torch.channels_last
@@ -164,6 +164,59 @@ def test_convolutions_by_rows_leave_statistics():
         traced, counts = applied([NORMS, GROUPED, POINTWISE], module, 1e-2, x=x)
         (table,) = (node for node in traced.graph.nodes if node.target is norm_table)
         assert (counts, table.args[2] is not None) == ([1, 1, 1], leaves)
+
+
+class Scale(nn.Module):
+    def __init__(self, gain=0.5, shift=0.0):
+        super().__init__()
+        self.gain = nn.Parameter(torch.linspace(0.2, 1.5, 32) * gain)
+        self.shift = nn.Parameter(torch.full((32,), shift))
+
+    def forward(self, x):
+        deviation = x.unflatten(1, (2, -1)).flatten(2).var(2, correction=0).add(1e-6).sqrt()
+        scaled = (x.unflatten(1, (2, -1)) / deviation[..., None, None, None]).flatten(1, 2)
+        return scaled * self.gain.view(-1, 1, 1) + self.shift.view(-1, 1, 1)
+
+
+class Scaled(nn.Module):
+    def __init__(self, activation=lambda x: F.leaky_relu(x, 0.1), norm=Scale, last=lambda x: x):
+        super().__init__()
+        self.one, self.three = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 8, 1)
+        self.two = nn.Conv2d(32, 32, 3, padding=1, groups=2)
+        self.norms = nn.ModuleList(norm() for _ in range(2))
+        self.activation, self.last = activation, last
+
+    def forward(self, x):
+        h = self.activation(self.norms[0](self.one(x)))
+        h = self.activation(self.norms[1](self.last(self.two(h))))
+        return self.three(h)
+
+
+@pytest.mark.parametrize(
+    ("module", "width", "scaled"),
+    [
+        (Scaled(), 40, 2),
+        (Scaled(F.relu), 40, 2),
+        (Scaled(), 33, 2),
+        (Scaled(F.silu), 40, 0),
+        (Scaled(norm=lambda: Scale(shift=0.1)), 40, 0),
+        (Scaled(norm=lambda: Scale(gain=-1.0)), 40, 0),
+        (Scaled(norm=lambda: nn.GroupNorm(2, 32)), 40, 0),
+        (Scaled(last=lambda x: x + x.amax()), 40, 1),
+        (Scaled(), 32, 1),
+    ],
+    ids=[
+        *("leaky ReLU", "ReLU", "ragged", "SiLU", "with a shift", "negative", "less the mean"),
+        *("another reader", "large weight"),
+    ],
+)
+def test_a_norm_that_only_scales_goes_to_the_weight(module, width, scaled):
+    torch.manual_seed(0)
+    x = f32(2, 32, 2 if scaled == 1 and width == 32 else 8, width).to(memory_format=LAST)
+    x, module = x.to(torch.bfloat16), module.to(torch.bfloat16)
+    traced, counts = applied([NORMS, GROUPED, POINTWISE], module, 2e-2, x=x)
+    assert counts == [2, 1, 2]
+    assert calls(traced)["scaled_weight"] == scaled
 
 
 def test_an_input_that_the_library_converts_is_converted_once():
