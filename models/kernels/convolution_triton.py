@@ -52,10 +52,9 @@ def _store(
     if activation == 5:
         a = tl.load(alpha + channel, mask=is_channel, other=0.0)
         b = tl.load(beta + channel, mask=is_channel, other=0.0)
-    before = sums.to(out.dtype.element_ty)
-    rounded = activate(sums, activation, slope, a, b, out.dtype.element_ty).to(out.dtype.element_ty)
-    tl.store(out + at, rounded, mask=real)
-    return (before if statistics == 2 else rounded).to(tl.float32)
+    result = activate(sums, activation, slope, a, b, out.dtype.element_ty)
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=real)
+    return sums if statistics == 2 else result
 
 
 @triton.jit
@@ -212,7 +211,7 @@ def _convolution_rows(
     x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
     size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w,
     weight_n, tiles_w,
-    partial, tiles, statistics: tl.constexpr,
+    partial, tiles, statistics: tl.constexpr, whole: tl.constexpr,
     blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, kernel_w: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
@@ -256,15 +255,17 @@ def _convolution_rows(
             above = tl.dot(here, w6 if shift == 0 else (w7 if shift == 1 else w8), above)
             middle = tl.dot(here, w3 if shift == 0 else (w4 if shift == 1 else w5), middle)
             below = tl.dot(here, w0 if shift == 0 else (w1 if shift == 1 else w2), below)
-        real = ((step >= 2) & (row < size_h) & (column < size_w))[:, None] & is_channel
+        is_inside = (column < size_w) | whole
+        real = ((step >= 2) & ((row < size_h) | whole) & is_inside)[:, None] & is_channel
         at = _offsets(tl.zeros([block_w], tl.int32) + row, column, channel, out_n, out_c, out_h, out_w)
         written = _store(
             above, at, channel[None, :], real, is_channel, bias, residual, alpha, beta, out,
             has_bias, has_residual, activation, slope, statistics,
         )  # fmt: skip
         if statistics:
-            origin = tl.where(step == 2, written, origin)
-            off = tl.where(real, written - origin, 0.0)
+            origin = tl.where(step <= 2, written, origin)
+            off = written - origin
+            off = off if whole else tl.where(real, off, 0.0)
             totals += off
             squares += off * off
         above = middle
@@ -472,7 +473,7 @@ def convolution(
         tiles = tiles_w * triton.cdiv(size[0], block_h)
         partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if leaves else out
         wrap_triton(_convolution_rows)[(tiles * blocks, n)](
-            *given, tiles_w, partial, tiles, statistics=how, **options,
+            *given, tiles_w, partial, tiles, statistics=how, whole=not (size[0] % block_h or size[1] % block_w), **options,
             block_h=block_h, block_w=block_w, block_n=block_n, block_k=block_k, num_warps=warps, num_stages=3,
         )  # fmt: skip
         return [out, partial] if leaves else [out]
