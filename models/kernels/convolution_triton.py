@@ -16,6 +16,7 @@ from models.kernels.fused_norm import alignment, channels_last, in_format_of
 PROGRAMS = 256  # at least, where there are so many tiles: almost two for each multiprocessor of an H100
 PIECES = 16  # of a sequence in one program: the rows of one product
 MULTIPROCESSORS = 132  # of an H100
+MOST_KEPT = 256  # inputs of a 1×1 convolution whose weight a program keeps
 
 
 @triton.jit
@@ -41,7 +42,8 @@ def _store(
     """Apply bias, residual and activation to `sums`, store the result and return it in fp32, for its statistics.
 
     `channel` and `is_channel` have the dims of `sums`, one of them of size 1. `statistics` is a place in `STATISTICS`;
-    with 2 the result before the activation is returned.
+    with 2 the result before the activation is returned. It is not rounded: a number that is rounded and converted back
+    costs a conversion of its own, at a sixteenth of the rate of other instructions.
     """
     if has_bias:
         sums += tl.load(bias + channel, mask=is_channel, other=0.0)
@@ -64,6 +66,16 @@ def _leave(partial, tile, tiles, channel, channels, is_channel, count, mean, squ
     tl.store(to, mean * 0.0 + count, mask=is_channel)
     tl.store(to + channels, mean, mask=is_channel)
     tl.store(to + 2 * channels, squares, mask=is_channel)
+
+
+@triton.jit
+def _moments(values, is_inside, count, positions: tl.constexpr, whole: tl.constexpr):
+    """Return mean and sum of squared differences from it over one dim, with `count` positions inside."""
+    values = values if whole else tl.where(is_inside, values, 0.0)
+    mean = tl.sum(values, positions) / count
+    off = values - tl.expand_dims(mean, positions)
+    off = off if whole else tl.where(is_inside, off, 0.0)
+    return mean, tl.sum(off * off, positions)
 
 
 @triton.jit
@@ -90,7 +102,8 @@ def _normalised(here, given, scale, offset, a, b, activation: tl.constexpr, slop
 @triton.jit
 def _convolution_1x1(
     x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
-    positions, tiles, weight_n, inputs: tl.constexpr, outputs: tl.constexpr, innermost: tl.constexpr, aligned: tl.constexpr,
+    positions, tiles, weight_n,
+    inputs: tl.constexpr, outputs: tl.constexpr, innermost: tl.constexpr, aligned: tl.constexpr,
     has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
@@ -148,14 +161,70 @@ def _convolution_1x1(
         sums, at, output, real, is_output, bias, residual, alpha, beta, out,
         has_bias, has_residual, activation, slope, statistics,
     )  # fmt: skip
-    if statistics:  # of what is stored, as a norm would read it
+    if statistics:
         count = tl.minimum(positions - start, block_p) * 1.0
-        written = written if whole else tl.where(is_inside, written, 0.0)
-        mean = tl.sum(written, each_n) / count
-        off = written - tl.expand_dims(mean, each_n)
-        off = off if whole else tl.where(is_inside, off, 0.0)
-        squares = tl.sum(off * off, each_n)
+        mean, squares = _moments(written, is_inside, count, each_n, whole)
         _leave(partial, tile, tiles, channel, outputs, channel < outputs, count, mean, squares)
+
+
+@triton.jit
+def _convolution_1x1_of_few(
+    x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
+    positions, tiles, parts, weight_n, inputs: tl.constexpr, outputs: tl.constexpr,
+    has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
+    has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
+    turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+    stages: tl.constexpr,
+):  # fmt: skip
+    """Compute some outputs of a 1×1 convolution of few inputs with channels last, of each `parts`-th tile of positions.
+
+    A program reads its weight once, and the next tiles while it computes one. With few inputs, a program that computed
+    one tile would read more of the weight than of `x`, and wait for both. The rest is as in `_convolution_1x1`.
+    """
+    across: tl.constexpr = (outputs + block_n - 1) // block_n
+    part, batch = tl.program_id(0) // across, tl.program_id(1).to(tl.int64)
+    each_p: tl.constexpr = 0 if turned else 1
+    each_n: tl.constexpr = 1 if turned else 0
+    within = tl.arange(0, block_p)
+    position = tl.expand_dims(within, each_p)
+    channel = tl.program_id(0) % across * block_n + tl.arange(0, block_n)
+    output = tl.expand_dims(channel, each_n)
+    is_output = output < outputs
+    input_ = tl.arange(0, block_k)
+    from_x, of_weight = tl.expand_dims(input_, each_n), tl.expand_dims(input_, each_p)
+    real = is_output & (of_weight < inputs)
+    by = tl.load(weight + batch * weight_n + (of_weight * outputs + output), mask=real, other=0.0)
+    scale, offset, a, b = 1.0, 0.0, 0.0, 0.0
+    if has_table:
+        scale, offset, a, b = _norm_of(
+            table, from_x, inputs, from_x < inputs, first_alpha, first_beta, first_activation
+        )
+    counted = 0.0
+    near = tl.zeros([block_n], tl.float32)
+    spread = tl.zeros([block_n], tl.float32)
+    for tile in tl.range(part, tiles, parts, num_stages=stages):
+        start = tile * block_p
+        is_inside = tl.expand_dims((within < positions - start) | whole, each_p)
+        given = is_inside & (from_x < inputs)
+        x_at = x + (batch * positions + start) * inputs + (position * inputs + from_x)
+        here = tl.load(x_at, mask=given, other=0.0)
+        if has_table:
+            here = _normalised(here, given, scale, offset, a, b, first_activation, first_slope)
+        sums = tl.dot(by if turned else here, here if turned else by, input_precision="ieee")
+        at = (batch * positions + start) * outputs + (position * outputs + output)
+        written = _store(
+            sums, at, output, is_inside & is_output, is_output, bias, residual, alpha, beta, out,
+            has_bias, has_residual, activation, slope, statistics,
+        )  # fmt: skip
+        if statistics:
+            count = tl.minimum(positions - start, block_p) * 1.0
+            mean, squares = _moments(written, is_inside, count, each_n, whole)
+            less = mean - near
+            near += less * (count / (counted + count))
+            spread += squares + less * less * (counted * count / (counted + count))
+            counted += count
+    if statistics:
+        _leave(partial, part, parts, channel, outputs, channel < outputs, counted, near, spread)
 
 
 @triton.jit
@@ -211,7 +280,7 @@ def _convolution_rows(
     x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
     size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w,
     weight_n, tiles_w,
-    partial, tiles, statistics: tl.constexpr, whole: tl.constexpr,
+    partial, tiles, statistics: tl.constexpr,
     blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, kernel_w: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
@@ -255,17 +324,15 @@ def _convolution_rows(
             above = tl.dot(here, w6 if shift == 0 else (w7 if shift == 1 else w8), above)
             middle = tl.dot(here, w3 if shift == 0 else (w4 if shift == 1 else w5), middle)
             below = tl.dot(here, w0 if shift == 0 else (w1 if shift == 1 else w2), below)
-        is_inside = (column < size_w) | whole
-        real = ((step >= 2) & ((row < size_h) | whole) & is_inside)[:, None] & is_channel
+        real = ((step >= 2) & (row < size_h) & (column < size_w))[:, None] & is_channel
         at = _offsets(tl.zeros([block_w], tl.int32) + row, column, channel, out_n, out_c, out_h, out_w)
         written = _store(
             above, at, channel[None, :], real, is_channel, bias, residual, alpha, beta, out,
             has_bias, has_residual, activation, slope, statistics,
         )  # fmt: skip
         if statistics:
-            origin = tl.where(step <= 2, written, origin)
-            off = written - origin
-            off = off if whole else tl.where(real, off, 0.0)
+            origin = tl.where(step == 2, written, origin)
+            off = tl.where(real, written - origin, 0.0)
             totals += off
             squares += off * off
         above = middle
@@ -421,15 +488,27 @@ def convolution(
     is_wide, how = x.dtype == torch.float32, STATISTICS.index(statistics)
     weight_n = packed.stride(0) if packed.dim() == 5 else 0
     if is_pointwise(x, packed, stride, before, size):
+        first = tuple(packed if each is None else each for each in (table, first_alpha, first_beta))
+        norm = {"first_activation": ACTIVATIONS.index(first_activation), "first_slope": first_slope}
+        options |= norm | {"has_table": table is not None, "statistics": how, "inputs": inputs, "outputs": outputs}
+        few = (
+            _tile_of_few(positions, inputs, outputs, n, table is not None, leaves) if innermost and not is_wide else {}
+        )
+        if few:
+            across, tiles = triton.cdiv(outputs, few["block_n"]), triton.cdiv(positions, few["block_p"])
+            parts = max(MULTIPROCESSORS * few.pop("programs") // (across * n), 1)
+            partial = x.new_empty((n, parts, 3, c), dtype=torch.float32) if leaves else out
+            wrap_triton(_convolution_1x1_of_few)[(parts * across, n)](
+                x, *given, partial, *first, positions, tiles, parts, weight_n,
+                whole=positions % few["block_p"] == 0, **few, **options,
+            )  # fmt: skip
+            return [out, partial] if leaves else [out]
         tile = _pointwise_tile(positions, inputs, outputs, n, is_wide, table is not None)
         tiles = triton.cdiv(positions, tile["block_p"])
         partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if leaves else out
-        first = (packed if each is None else each for each in (table, first_alpha, first_beta))
         wrap_triton(_convolution_1x1)[(tiles * triton.cdiv(outputs, tile["block_n"]), n)](
-            x, *given, partial, *first, positions, tiles, weight_n, inputs=inputs, outputs=outputs, innermost=bool(innermost),
-            aligned=alignment(positions), whole=positions % tile["block_p"] == 0, statistics=how, **tile,
-            has_table=table is not None, first_activation=ACTIVATIONS.index(first_activation), first_slope=first_slope,
-            **options,
+            x, *given, partial, *first, positions, tiles, weight_n, innermost=bool(innermost),
+            aligned=alignment(positions), whole=positions % tile["block_p"] == 0, **tile, **options,
         )  # fmt: skip
         return [out, partial] if leaves else [out]
     if goes_along(x, packed, kernel, stride, size):
@@ -473,7 +552,7 @@ def convolution(
         tiles = tiles_w * triton.cdiv(size[0], block_h)
         partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if leaves else out
         wrap_triton(_convolution_rows)[(tiles * blocks, n)](
-            *given, tiles_w, partial, tiles, statistics=how, whole=not (size[0] % block_h or size[1] % block_w), **options,
+            *given, tiles_w, partial, tiles, statistics=how, **options,
             block_h=block_h, block_w=block_w, block_n=block_n, block_k=block_k, num_warps=warps, num_stages=3,
         )  # fmt: skip
         return [out, partial] if leaves else [out]
@@ -487,6 +566,24 @@ def convolution(
         num_warps=8 if block_h * block_w * block_n >= 128 * 128 else 4, num_stages=3,
     )  # fmt: skip
     return [out]
+
+
+def _tile_of_few(
+    positions: int, inputs: int, outputs: int, batch: int, has_table: bool, statistics: bool
+) -> dict[str, int | bool]:
+    """Return the tile of a 1×1 convolution of few inputs, and the programs of a multiprocessor; {}: it has others.
+
+    The weight of a program is 64 KiB at most.
+    """
+    block_k, block_n = (max(triton.next_power_of_2(each), 16) for each in (inputs, outputs))
+    block_n, block_p = min(block_n, 128), 64
+    across, programs = triton.cdiv(outputs, block_n), 2 if block_k <= 128 else 1
+    if block_k > MOST_KEPT or triton.cdiv(positions, block_p) * across * batch < 4 * programs * MULTIPROCESSORS:
+        return {}
+    return {
+        "block_p": block_p, "block_n": block_n, "block_k": block_k, "programs": programs,
+        "turned": statistics and not has_table, "num_warps": 8 if block_n == 128 else 4, "stages": 3,
+    }  # fmt: skip
 
 
 def _pointwise_tile(

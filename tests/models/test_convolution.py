@@ -29,6 +29,12 @@ CASES = [
     (2, 64, 64, 4, (1, 301), (1, 7), (1, 1), ((0, 0), (54, 0)), (1, 9)),
     (1, 24, 36, 3, (1, 90), (1, 4), (1, 1), ((0, 0), (1, 2)), (1, 1)),
 ]  # fmt: skip
+#: With so many positions that a 1×1 convolution of few inputs keeps its weight, or goes by rows in several tiles.
+LARGE = [
+    (1, 256, 256, 16, (200, 320), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
+    (1, 40, 200, 1, (150, 170), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
+    (2, 256, 32, 1, (40001,), (1,), (1,), ((0, 0),), (1,)),
+]
 BOUNDS = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
 
@@ -77,11 +83,11 @@ def check(convolve, dtypes, device="cpu", cases=CASES):
         assert error < BOUNDS[dtype], (case, dtype, last, mean, activation, error)
 
 
-def check_norms(convolve, table_of, scaled, dtypes, device="cpu"):
+def check_norms(convolve, table_of, scaled, dtypes, device="cpu", cases=CASES):
     """Check the norm of a convolution's input, and the statistics of its result, by which the next one normalises."""
     forms = itertools.cycle([(True, True), (True, False), (False, False)])
     activations = itertools.cycle(["leaky_relu", "silu", "snake"])
-    for case, dtype, last in itertools.product(CASES, dtypes, (False, True)):
+    for case, dtype, last in itertools.product(cases, dtypes, (False, True)):
         (x, weight, bias, residual, *snake), options = draw_case(case, dtype, device, last, 0.5)
         (_, channels, outputs, *_), packed, form = case, pack(weight, case[3]), (1e-6, *next(forms))
         before, gain, shift, alpha, beta = (torch.linspace(-1, 2, channels, device=device) + n for n in range(5))
@@ -108,7 +114,9 @@ def check_norms(convolve, table_of, scaled, dtypes, device="cpu"):
         assert error < 2 * BOUNDS[dtype], (case, dtype, last, error)
         if not leaves:
             continue
-        found, real = (table_of(out, None, each, bias, bias, 1, *form) for each in (*partial, moments(expected).float()))
+        found, real = (
+            table_of(out, None, each, bias, bias, 1, *form) for each in (*partial, moments(expected).float())
+        )
         assert relative_error(found[:, [2, 4]].cpu(), real[:, [2, 4]].cpu()) < BOUNDS[dtype], (case, dtype, last)
         out, partial = convolve(x, packed, bias, residual, *snake, *options, "none", 0.0, statistics="result")
         gain, shift = (torch.linspace(1, 2, outputs, device=device) for _ in range(2))
@@ -162,10 +170,10 @@ def test_the_reference():
 
 @pytest.mark.gpu
 def test_kernels_on_the_gpu():
-    wide = (1, 256, 256, 16, (200, 320), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1))
+    dtypes, cases = (torch.float32, torch.bfloat16), [*CASES, *LARGE]
     with torch.no_grad():
-        check(convolution, (torch.float32, torch.bfloat16), "cuda", [*CASES, wide])
-        check_norms(convolution, norm_table, scaled_weight, (torch.float32, torch.bfloat16), "cuda")
+        check(convolution, dtypes, "cuda", cases)
+        check_norms(convolution, norm_table, scaled_weight, dtypes, "cuda", cases)
 
 
 @pytest.mark.gpu
