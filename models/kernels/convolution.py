@@ -155,7 +155,7 @@ def convolution(
         first_alpha: of a snake there, fp32 [inputs], else None.
         first_beta: likewise.
         statistics: one of `STATISTICS`; unless it is "none", return what `norm_table` takes as `partial`, too, of the
-            result, or of the result before the activation; see `shares_norms`.
+            result, or of the result before the activation, before it is rounded; see `shares_norms`.
     """
     given = (x, packed, bias, residual, alpha, beta, kernel, stride, before, dilation, size, activation, slope)
     first = (table, first_activation, first_slope, first_alpha, first_beta)
@@ -192,7 +192,6 @@ def reference(
         out = out + channelwise(bias, out)
     if residual is not None:
         out = out + residual
-    before = in_format_of(x, out)
-    out = in_format_of(x, activated(out, activation, slope, alpha, beta))
-    of = {"none": None, "result": out, "before_activation": before}[statistics]
-    return [out] if of is None else [out, moments(of.double()).float()]
+    result = activated(out, activation, slope, alpha, beta)
+    of = {"none": None, "result": result, "before_activation": out}[statistics]
+    return [in_format_of(x, result), *([] if of is None else [moments(of).float()])]

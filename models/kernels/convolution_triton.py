@@ -16,7 +16,6 @@ from models.kernels.fused_norm import alignment, channels_last, in_format_of
 PROGRAMS = 256  # at least, where there are so many tiles: almost two for each multiprocessor of an H100
 PIECES = 16  # of a sequence in one program: the rows of one product
 MULTIPROCESSORS = 132  # of an H100
-MOST_KEPT = 256  # inputs of a 1×1 convolution whose weight a program keeps
 
 
 @triton.jit
@@ -576,13 +575,14 @@ def _tile_of_few(
     The weight of a program is 64 KiB at most.
     """
     block_k, block_n = (max(triton.next_power_of_2(each), 16) for each in (inputs, outputs))
-    block_n, block_p = min(block_n, 128), 64
+    block_n, block_p, turned = min(block_n, 128), 64, statistics and not has_table
     across, programs = triton.cdiv(outputs, block_n), 2 if block_k <= 128 else 1
-    if block_k > MOST_KEPT or triton.cdiv(positions, block_p) * across * batch < 4 * programs * MULTIPROCESSORS:
+    is_small = triton.cdiv(positions, block_p) * across * batch < 4 * programs * MULTIPROCESSORS
+    if is_small or block_k > (128 if turned else 256):
         return {}
     return {
         "block_p": block_p, "block_n": block_n, "block_k": block_k, "programs": programs,
-        "turned": statistics and not has_table, "num_warps": 8 if block_n == 128 else 4, "stages": 3,
+        "turned": turned, "num_warps": 8 if block_n == 128 else 4, "stages": 3,
     }  # fmt: skip
 
 

@@ -159,7 +159,7 @@ def _norm_combine(
     parts: tl.constexpr, per_group: tl.constexpr, eps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr,
     about_mean: tl.constexpr, subtract_mean: tl.constexpr, has_origin: tl.constexpr,
     block_channels: tl.constexpr, block_parts: tl.constexpr,
-    taps: tl.constexpr = 0, inputs: tl.constexpr = 1, outputs: tl.constexpr = 1, block_outputs: tl.constexpr = 1,
+    taps: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, block_outputs: tl.constexpr,
 ):  # fmt: skip
     """Write the table of a group (`fused_norm.norm_table`), or of several of one channel.
 
@@ -335,11 +335,8 @@ def _combine(
     """Write the table that `fused_norm.norm_table` documents, or with `packed` the weight of `scaled_weight`."""
     n, c, positions = x.shape[0], x.shape[1], x.shape[2:].numel()
     inner = triton.next_power_of_2(c // groups) if groups < c else min(triton.next_power_of_2(c), LEAST_CHANNELS)
-    of_weight = {}
-    if packed is not None:
-        _, taps, inputs, outputs = packed.shape
-        across = min(triton.next_power_of_2(outputs), max(TILE // inner, 1))
-        of_weight = {"taps": taps, "inputs": inputs, "outputs": outputs, "block_outputs": across}
+    _, taps, inputs, outputs = (0, 0, 1, 1) if packed is None else packed.shape
+    across = min(triton.next_power_of_2(outputs), max(TILE // inner, 1))
     innermost = channels_last(x)
     bias_given, added_given, weight = (x if each is None else each for each in (bias, added, packed))
     wrap_triton(_norm_combine)[(groups if groups < c else triton.cdiv(c, inner), n)](
@@ -348,7 +345,7 @@ def _combine(
         parts=partial.shape[1], per_group=c // groups, eps=eps, has_bias=bias is not None, has_added=added is not None,
         about_mean=about_mean, subtract_mean=subtract_mean, has_origin=has_origin,
         block_channels=inner, block_parts=min(max(TILE // inner, 1), triton.next_power_of_2(partial.shape[1])),
-        num_warps=8, **of_weight,
+        taps=taps, inputs=inputs, outputs=outputs, block_outputs=across, num_warps=8,
     )  # fmt: skip
     return table
 
