@@ -1,4 +1,4 @@
-"""Triton kernels for convolutions: 1×1, 3×3 by rows, along sequences, depthwise, and one kernel for the rest."""
+"""Triton kernels for convolutions: 3×3 by rows, along sequences, depthwise and the rest; and which of them runs."""
 
 import math
 
@@ -9,221 +9,19 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from models.kernels.activations import ACTIVATIONS
-from models.kernels.activations_triton import activate
 from models.kernels.convolution import STATISTICS, goes_along, goes_by_rows, is_pointwise, shares_norms
+from models.kernels.convolution_1x1_triton import (
+    MULTIPROCESSORS,
+    PROGRAMS,
+    convolution_1x1,
+    convolution_1x1_of_few,
+    tile_of,
+    tile_of_few,
+)
+from models.kernels.convolution_parts_triton import leave, norm_of, normalised, offsets, positions_of, store
 from models.kernels.fused_norm import alignment, channels_last, in_format_of
 
-PROGRAMS = 256  # at least, where there are so many tiles: almost two for each multiprocessor of an H100
 PIECES = 16  # of a sequence in one program: the rows of one product
-MULTIPROCESSORS = 132  # of an H100
-
-
-@triton.jit
-def _positions(tile, tiles_w, block_h: tl.constexpr, block_w: tl.constexpr):
-    """Return row and column of each position of a tile, so that neighbours share what they read."""
-    within = tl.arange(0, block_h * block_w)
-    return tile // tiles_w * block_h + within // block_w, tile % tiles_w * block_w + within % block_w
-
-
-@triton.jit
-def _offsets(row, column, channel, out_n, out_c, out_h, out_w):
-    """Return where the results of positions and channels lie, [positions, channels]."""
-    at = tl.program_id(1).to(tl.int64) * out_n + (row.to(tl.int64) * out_h + column.to(tl.int64) * out_w)[:, None]
-    return at + (channel.to(tl.int64) * out_c)[None, :]
-
-
-@triton.jit
-def _store(
-    sums, at, channel, real, is_channel, bias, residual, alpha, beta, out,
-    has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
-    statistics: tl.constexpr = 0,
-):  # fmt: skip
-    """Apply bias, residual and activation to `sums`, store the result and return it in fp32, for its statistics.
-
-    `channel` and `is_channel` have the dims of `sums`, one of them of size 1. `statistics` is a place in `STATISTICS`;
-    with 2 the result before the activation is returned. It is not rounded: a number that is rounded and converted back
-    costs a conversion of its own, at a sixteenth of the rate of other instructions.
-    """
-    if has_bias:
-        sums += tl.load(bias + channel, mask=is_channel, other=0.0)
-    if has_residual:
-        sums += tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
-    a = 0.0
-    b = 0.0
-    if activation == 5:
-        a = tl.load(alpha + channel, mask=is_channel, other=0.0)
-        b = tl.load(beta + channel, mask=is_channel, other=0.0)
-    result = activate(sums, activation, slope, a, b, out.dtype.element_ty)
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=real)
-    return sums if statistics == 2 else result
-
-
-@triton.jit
-def _leave(partial, tile, tiles, channel, channels, is_channel, count, mean, squares):
-    """Store the statistics of a tile in the layout of `norm_table`'s `partial`."""
-    to = partial + (tl.program_id(1).to(tl.int64) * tiles + tile) * 3 * channels + channel
-    tl.store(to, mean * 0.0 + count, mask=is_channel)
-    tl.store(to + channels, mean, mask=is_channel)
-    tl.store(to + 2 * channels, squares, mask=is_channel)
-
-
-@triton.jit
-def _moments(values, is_inside, count, positions: tl.constexpr, whole: tl.constexpr):
-    """Return mean and sum of squared differences from it over one dim, with `count` positions inside."""
-    values = values if whole else tl.where(is_inside, values, 0.0)
-    mean = tl.sum(values, positions) / count
-    off = values - tl.expand_dims(mean, positions)
-    off = off if whole else tl.where(is_inside, off, 0.0)
-    return mean, tl.sum(off * off, positions)
-
-
-@triton.jit
-def _norm_of(table, channel, channels, is_channel, first_alpha, first_beta, first_activation: tl.constexpr):
-    """Return scale, offset, alpha and beta of the norm of some channels."""
-    of = table + tl.program_id(1) * 5 * channels + channel
-    scale = tl.load(of + 2 * channels, mask=is_channel, other=0.0)
-    offset = tl.load(of + 4 * channels, mask=is_channel, other=0.0)
-    a = 0.0
-    b = 0.0
-    if first_activation == 5:
-        a = tl.load(first_alpha + channel, mask=is_channel, other=0.0)
-        b = tl.load(first_beta + channel, mask=is_channel, other=0.0)
-    return scale, offset, a, b
-
-
-@triton.jit
-def _normalised(here, given, scale, offset, a, b, activation: tl.constexpr, slope: tl.constexpr):
-    """Return the activation of the norm of `here`, zeros outside the mask `given`."""
-    first = activate(here.to(tl.float32) * scale + offset, activation, slope, a, b, here.dtype)
-    return tl.where(given, first, 0.0).to(here.dtype)
-
-
-@triton.jit
-def _convolution_1x1(
-    x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
-    positions, tiles, weight_n,
-    inputs: tl.constexpr, outputs: tl.constexpr, innermost: tl.constexpr, aligned: tl.constexpr,
-    has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
-    has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
-    turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
-):  # fmt: skip
-    """Compute a tile of positions and outputs of a 1×1 convolution; programs with the same positions are neighbours.
-
-    `turned` computes it as [outputs, positions]: a thread then has many positions of few outputs, so that their
-    statistics are sums in registers. In the other order what a thread normalises goes to the product in registers.
-    `whole`: every tile is full, so that positions need no mask. `aligned`: a power of two that divides the number of
-    positions; the product below tells Triton, which itself looks for a factor of 16 only.
-    """
-    if aligned > 1:
-        positions = positions // aligned * aligned
-    x_c = 1 if innermost else tl.cast(positions, tl.int64)
-    x_p: tl.constexpr = inputs if innermost else 1
-    out_c = 1 if innermost else positions
-    out_p: tl.constexpr = outputs if innermost else 1
-    across: tl.constexpr = (outputs + block_n - 1) // block_n
-    is_ragged: tl.constexpr = inputs % block_k != 0
-    tile = tl.program_id(0) // across
-    start, batch = tile.to(tl.int64) * block_p, tl.program_id(1).to(tl.int64)
-    each_p: tl.constexpr = 0 if turned else 1  # the dim that positions do not have
-    each_n: tl.constexpr = 1 if turned else 0
-    within = tl.arange(0, block_p)
-    position = tl.expand_dims(within, each_p)
-    is_inside = tl.expand_dims((within < positions - start) | whole, each_p)
-    channel = tl.program_id(0) % across * block_n + tl.arange(0, block_n)
-    output = tl.expand_dims(channel, each_n)
-    is_output = output < outputs
-    first = tl.arange(0, block_k)
-    from_x, of_weight = tl.expand_dims(first, each_n), tl.expand_dims(first, each_p)
-    x_at = x + batch * inputs * positions + start * x_p + (position * x_p + from_x.to(tl.int64) * x_c)
-    weight_at = weight + batch * weight_n + (of_weight * outputs + output)
-    sums = tl.zeros([block_n, block_p] if turned else [block_p, block_n], tl.float32)
-    for step in range((inputs + block_k - 1) // block_k):
-        given, real = is_inside, is_output
-        if is_ragged:
-            given = is_inside & (step * block_k + from_x < inputs)
-            real = is_output & (step * block_k + of_weight < inputs)
-        here = tl.load(x_at + step * block_k * x_c, mask=given, other=0.0)
-        if has_table:
-            input_ = step * block_k + from_x
-            scale, offset, a, b = _norm_of(
-                table, input_, inputs, input_ < inputs, first_alpha, first_beta, first_activation
-            )
-            here = _normalised(here, given, scale, offset, a, b, first_activation, first_slope)
-        by = tl.load(weight_at + step * block_k * outputs, mask=real, other=0.0)
-        if turned:
-            sums = tl.dot(by, here, sums, input_precision="ieee")
-        else:
-            sums = tl.dot(here, by, sums, input_precision="ieee")
-    at = batch * outputs * positions + start * out_p + (position * out_p + output.to(tl.int64) * out_c)
-    real = is_inside & is_output
-    written = _store(
-        sums, at, output, real, is_output, bias, residual, alpha, beta, out,
-        has_bias, has_residual, activation, slope, statistics,
-    )  # fmt: skip
-    if statistics:
-        count = tl.minimum(positions - start, block_p) * 1.0
-        mean, squares = _moments(written, is_inside, count, each_n, whole)
-        _leave(partial, tile, tiles, channel, outputs, channel < outputs, count, mean, squares)
-
-
-@triton.jit
-def _convolution_1x1_of_few(
-    x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
-    positions, tiles, parts, weight_n, inputs: tl.constexpr, outputs: tl.constexpr,
-    has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
-    has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
-    turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
-    stages: tl.constexpr,
-):  # fmt: skip
-    """Compute some outputs of a 1×1 convolution of few inputs with channels last, of each `parts`-th tile of positions.
-
-    A program reads its weight once, and the next tiles while it computes one. With few inputs, a program that computed
-    one tile would read more of the weight than of `x`, and wait for both. The rest is as in `_convolution_1x1`.
-    """
-    across: tl.constexpr = (outputs + block_n - 1) // block_n
-    part, batch = tl.program_id(0) // across, tl.program_id(1).to(tl.int64)
-    each_p: tl.constexpr = 0 if turned else 1
-    each_n: tl.constexpr = 1 if turned else 0
-    within = tl.arange(0, block_p)
-    position = tl.expand_dims(within, each_p)
-    channel = tl.program_id(0) % across * block_n + tl.arange(0, block_n)
-    output = tl.expand_dims(channel, each_n)
-    is_output = output < outputs
-    input_ = tl.arange(0, block_k)
-    from_x, of_weight = tl.expand_dims(input_, each_n), tl.expand_dims(input_, each_p)
-    real = is_output & (of_weight < inputs)
-    by = tl.load(weight + batch * weight_n + (of_weight * outputs + output), mask=real, other=0.0)
-    scale, offset, a, b = 1.0, 0.0, 0.0, 0.0
-    if has_table:
-        scale, offset, a, b = _norm_of(
-            table, from_x, inputs, from_x < inputs, first_alpha, first_beta, first_activation
-        )
-    counted = 0.0
-    near = tl.zeros([block_n], tl.float32)
-    spread = tl.zeros([block_n], tl.float32)
-    for tile in tl.range(part, tiles, parts, num_stages=stages):
-        start = tile * block_p
-        is_inside = tl.expand_dims((within < positions - start) | whole, each_p)
-        given = is_inside & (from_x < inputs)
-        x_at = x + (batch * positions + start) * inputs + (position * inputs + from_x)
-        here = tl.load(x_at, mask=given, other=0.0)
-        if has_table:
-            here = _normalised(here, given, scale, offset, a, b, first_activation, first_slope)
-        sums = tl.dot(by if turned else here, here if turned else by, input_precision="ieee")
-        at = (batch * positions + start) * outputs + (position * outputs + output)
-        written = _store(
-            sums, at, output, is_inside & is_output, is_output, bias, residual, alpha, beta, out,
-            has_bias, has_residual, activation, slope, statistics,
-        )  # fmt: skip
-        if statistics:
-            count = tl.minimum(positions - start, block_p) * 1.0
-            mean, squares = _moments(written, is_inside, count, each_n, whole)
-            less = mean - near
-            near += less * (count / (counted + count))
-            spread += squares + less * less * (counted * count / (counted + count))
-            counted += count
-    if statistics:
-        _leave(partial, part, parts, channel, outputs, channel < outputs, counted, near, spread)
 
 
 @triton.jit
@@ -237,14 +35,14 @@ def _convolution_taps(
     block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of positions and outputs of one block; programs with the same positions are neighbours."""
-    if aligned > 1:  # as in `_convolution_1x1`
+    if aligned > 1:  # as in `convolution_1x1`
         out_c, size_w = out_c // aligned * aligned, size_w // aligned * aligned
     across: tl.constexpr = (outputs + block_n - 1) // block_n
     steps: tl.constexpr = (inputs + block_k - 1) // block_k
     tile, place = tl.program_id(0) // (blocks * across), tl.program_id(0) % (blocks * across)
     block = place // across
     output = place % across * block_n + tl.arange(0, block_n)
-    row, column = _positions(tile, tiles_w, block_h, block_w)
+    row, column = positions_of(tile, tiles_w, block_h, block_w)
     batch = tl.program_id(1).to(tl.int64) * x_n + block.to(tl.int64) * inputs * x_c
     weight += tl.program_id(1).to(tl.int64) * weight_n
     sums = tl.zeros([block_h * block_w, block_n], tl.float32)
@@ -261,8 +59,8 @@ def _convolution_taps(
         sums = tl.dot(here, tl.load(weight + of, mask=real, other=0.0), sums, input_precision="ieee")
     channel, is_channel = (block * outputs + output)[None, :], (output < outputs)[None, :]
     real = ((row < size_h) & (column < size_w))[:, None] & is_channel
-    at = _offsets(row, column, block * outputs + output, out_n, out_c, out_h, out_w)
-    _store(
+    at = offsets(row, column, block * outputs + output, out_n, out_c, out_h, out_w)
+    store(
         sums, at, channel, real, is_channel, bias, residual, alpha, beta, out, has_bias, has_residual, activation, slope
     )
 
@@ -324,8 +122,8 @@ def _convolution_rows(
             middle = tl.dot(here, w3 if shift == 0 else (w4 if shift == 1 else w5), middle)
             below = tl.dot(here, w0 if shift == 0 else (w1 if shift == 1 else w2), below)
         real = ((step >= 2) & (row < size_h) & (column < size_w))[:, None] & is_channel
-        at = _offsets(tl.zeros([block_w], tl.int32) + row, column, channel, out_n, out_c, out_h, out_w)
-        written = _store(
+        at = offsets(tl.zeros([block_w], tl.int32) + row, column, channel, out_n, out_c, out_h, out_w)
+        written = store(
             above, at, channel[None, :], real, is_channel, bias, residual, alpha, beta, out,
             has_bias, has_residual, activation, slope, statistics,
         )  # fmt: skip
@@ -345,7 +143,7 @@ def _convolution_rows(
         spread = tl.where(is_inside, means - mean[None, :], 0.0)
         squares = tl.maximum(squares - totals * totals / rows, 0.0) + spread * spread * rows
         of = output < outputs
-        _leave(partial, tile, tiles, channel, blocks * outputs, of, count, mean, tl.sum(squares, 0))
+        leave(partial, tile, tiles, channel, blocks * outputs, of, count, mean, tl.sum(squares, 0))
 
 
 @triton.jit
@@ -383,7 +181,7 @@ def _convolution_along(
     scale, offset, a, b = 1.0, 0.0, 0.0, 0.0
     if has_table:
         of_input = (block * inputs + input_)[None, :]
-        scale, offset, a, b = _norm_of(
+        scale, offset, a, b = norm_of(
             table, of_input, blocks * inputs, is_input, first_alpha, first_beta, first_activation
         )
     origin = zeros
@@ -394,7 +192,7 @@ def _convolution_along(
         given = ((position >= 0) & (position < length))[:, None] & is_input
         here = tl.load(x_at + (position.to(tl.int64) * (blocks * inputs))[:, None], mask=given, other=0.0)
         if has_table:
-            here = _normalised(here, given, scale, offset, a, b, first_activation, first_slope)
+            here = normalised(here, given, scale, offset, a, b, first_activation, first_slope)
         now = ()
         for tap in tl.static_range(taps):
             now = now + (tl.dot(here, weights[tap], zeros if tap == 0 else sums[tap - 1]),)  # noqa: RUF005
@@ -402,7 +200,7 @@ def _convolution_along(
         place = start + (step - taps + 1) * dilation
         real = ((step >= taps - 1) & (place < size))[:, None] & is_output
         at = (batch * size + place.to(tl.int64))[:, None] * (blocks * outputs) + channel[None, :]
-        written = _store(
+        written = store(
             sums[taps - 1], at, channel[None, :], real, is_output, bias, residual, alpha, beta, out,
             has_bias, has_residual, activation, slope, statistics,
         )  # fmt: skip
@@ -418,7 +216,7 @@ def _convolution_along(
         mean = tl.sum(means * counts[:, None], 0) / tl.maximum(count, 1.0)
         squares = tl.maximum(squares - totals * totals / each, 0.0)
         squares += (means - mean[None, :]) * (means - mean[None, :]) * counts[:, None]
-        _leave(partial, tile, tiles, channel, blocks * outputs, output < outputs, count, mean, tl.sum(squares, 0))
+        leave(partial, tile, tiles, channel, blocks * outputs, output < outputs, count, mean, tl.sum(squares, 0))
 
 
 @triton.jit
@@ -434,7 +232,7 @@ def _convolution_depthwise(
     across = tl.cdiv(channels, block_n)
     channel = tl.program_id(0) % across * block_n + tl.arange(0, block_n)
     tile = tl.program_id(0) // across
-    row, column = _positions(tile, tiles_w, block_h, block_w)
+    row, column = positions_of(tile, tiles_w, block_h, block_w)
     is_channel = channel < channels
     batch = tl.program_id(1).to(tl.int64) * x_n
     weight += tl.program_id(1).to(tl.int64) * weight_n
@@ -447,8 +245,8 @@ def _convolution_depthwise(
         here = tl.load(x + at, mask=inside[:, None] & is_channel[None, :], other=0.0).to(tl.float32)
         sums += here * tl.load(weight + channel * taps + tap, mask=is_channel, other=0.0).to(tl.float32)[None, :]
     real = ((row < size_h) & (column < size_w))[:, None] & is_channel[None, :]
-    at = _offsets(row, column, channel, out_n, out_c, out_h, out_w)
-    _store(
+    at = offsets(row, column, channel, out_n, out_c, out_h, out_w)
+    store(
         sums, at, channel[None, :], real, is_channel[None, :], bias, residual, alpha, beta, out,
         has_bias, has_residual, activation, slope,
     )  # fmt: skip
@@ -490,22 +288,20 @@ def convolution(
         first = tuple(packed if each is None else each for each in (table, first_alpha, first_beta))
         norm = {"first_activation": ACTIVATIONS.index(first_activation), "first_slope": first_slope}
         options |= norm | {"has_table": table is not None, "statistics": how, "inputs": inputs, "outputs": outputs}
-        few = (
-            _tile_of_few(positions, inputs, outputs, n, table is not None, leaves) if innermost and not is_wide else {}
-        )
+        few = tile_of_few(positions, inputs, outputs, n, table is not None, leaves) if innermost and not is_wide else {}
         if few:
             across, tiles = triton.cdiv(outputs, few["block_n"]), triton.cdiv(positions, few["block_p"])
             parts = max(MULTIPROCESSORS * few.pop("programs") // (across * n), 1)
             partial = x.new_empty((n, parts, 3, c), dtype=torch.float32) if leaves else out
-            wrap_triton(_convolution_1x1_of_few)[(parts * across, n)](
+            wrap_triton(convolution_1x1_of_few)[(parts * across, n)](
                 x, *given, partial, *first, positions, tiles, parts, weight_n,
                 whole=positions % few["block_p"] == 0, **few, **options,
             )  # fmt: skip
             return [out, partial] if leaves else [out]
-        tile = _pointwise_tile(positions, inputs, outputs, n, is_wide, table is not None)
+        tile = tile_of(positions, inputs, outputs, n, is_wide, table is not None)
         tiles = triton.cdiv(positions, tile["block_p"])
         partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if leaves else out
-        wrap_triton(_convolution_1x1)[(tiles * triton.cdiv(outputs, tile["block_n"]), n)](
+        wrap_triton(convolution_1x1)[(tiles * triton.cdiv(outputs, tile["block_n"]), n)](
             x, *given, partial, *first, positions, tiles, weight_n, innermost=bool(innermost),
             aligned=alignment(positions), whole=positions % tile["block_p"] == 0, **tile, **options,
         )  # fmt: skip
@@ -565,53 +361,6 @@ def convolution(
         num_warps=8 if block_h * block_w * block_n >= 128 * 128 else 4, num_stages=3,
     )  # fmt: skip
     return [out]
-
-
-def _tile_of_few(
-    positions: int, inputs: int, outputs: int, batch: int, has_table: bool, statistics: bool
-) -> dict[str, int | bool]:
-    """Return the tile of a 1×1 convolution of few inputs, and the programs of a multiprocessor; {}: it has others.
-
-    The weight of a program is 64 KiB at most.
-    """
-    block_k, block_n = (max(triton.next_power_of_2(each), 16) for each in (inputs, outputs))
-    block_n, block_p, turned = min(block_n, 128), 64, statistics and not has_table
-    across, programs = triton.cdiv(outputs, block_n), 2 if block_k <= 128 else 1
-    is_small = triton.cdiv(positions, block_p) * across * batch < 4 * programs * MULTIPROCESSORS
-    if is_small or block_k > (128 if turned else 256):
-        return {}
-    return {
-        "block_p": block_p, "block_n": block_n, "block_k": block_k, "programs": programs,
-        "turned": turned, "num_warps": 8 if block_n == 128 else 4, "stages": 3,
-    }  # fmt: skip
-
-
-def _pointwise_tile(
-    positions: int, inputs: int, outputs: int, batch: int, is_wide: bool, has_table: bool
-) -> dict[str, int | bool]:
-    """Return the tile of a 1×1 convolution: positions, outputs and inputs at once, their order, warps and stages.
-
-    A norm of the input costs the less, the more outputs share it. Tiles are smaller where they would not fill the GPU.
-    """
-    block_n = max(min(triton.next_power_of_2(outputs), 256 if has_table else 128), 16)
-    block_p = 64 if has_table else 128
-    if is_wide:
-        block_n, block_p = min(block_n, 64), 64
-
-    def programs() -> int:
-        return triton.cdiv(positions, block_p) * triton.cdiv(outputs, block_n) * batch
-
-    while block_n > 64 and programs() < (PROGRAMS // 2 if has_table else PROGRAMS):
-        block_n //= 2
-    while block_p > 16 and programs() < PROGRAMS // 2:
-        block_p //= 2
-    is_small = block_p < 64
-    most_k = 32 if is_wide or block_n > 128 else 128 if is_small else 64
-    return {
-        "block_p": block_p, "block_n": block_n, "block_k": min(max(triton.next_power_of_2(inputs), 16), most_k),
-        "turned": is_small or not has_table, "num_warps": 8 if block_p == block_n == 128 else 4,
-        "num_stages": 4 if block_n <= 64 and not is_wide else 3,
-    }  # fmt: skip
 
 
 def _tiles(size: list[int], positions: int, most_w: int, others: int) -> tuple[int, int, int, int]:
