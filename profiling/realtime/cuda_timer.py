@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -11,17 +10,15 @@ from typing import Any
 #: No kernel can be launched in a shorter time, so that two ends of blocks so close to each other share a mark.
 SHORTEST_LAUNCH_NS = 4000
 
-now = time.perf_counter_ns
-
 
 class Mark:
     """An event on a stream: the moment at which the device passes it."""
 
-    __slots__ = ("event", "recorded_ns", "stream", "thread")
+    __slots__ = ("event", "quiet_ns", "stream", "thread")
     event: Any
     stream: int  # its handle
     thread: int  # that recorded it
-    recorded_ns: int  # when that thread had recorded it, on the host's clock
+    quiet_ns: int  # until when that thread is known to have launched nothing after it, on the host's clock
 
     def __init__(self, event: Any) -> None:
         self.event = event
@@ -54,33 +51,38 @@ class CudaTimer:
     def mark(self, marks: list[Mark], thread: int, now_ns: int, own: Mark | None = None) -> Mark | None:
         """Return a mark on this thread's current stream; None while the stream is being captured.
 
-        That is the last one of `marks`, those of a frame, if so little time has passed since then that nothing can have
-        been launched; else a new one, which is appended. `own` is the mark at which a block began that ends now: it is
-        not used again, so that a launch inside the block is not lost.
+        That is the last one of `marks`, those of a frame, if so little time has passed since its `quiet_ns` that
+        nothing can have been launched; else a new one, which is appended. The caller sets `quiet_ns` when it hands
+        control back to the application, so that the time of the recorder is not taken for that of a launch. `own` is
+        the mark at which a block began that ends now: it is not used again, so that a launch inside the block is not
+        lost.
         """
+        raw_stream, is_capturing, record, idle = self._raw_stream, self._is_capturing, self._record, self._idle
         try:
-            raw_stream, is_capturing, record = self._raw_stream, self._is_capturing, self._record
             handle: int = raw_stream(self._index)
             if marks:
                 last = marks[-1]
                 if (
-                    now_ns - last.recorded_ns < SHORTEST_LAUNCH_NS
-                    and last is not own
+                    last is not own
+                    and now_ns - last.quiet_ns < SHORTEST_LAUNCH_NS
                     and last.stream == handle
                     and last.thread == thread
                 ):
                     return last
-            if is_capturing() or self.failure is not None:
+            if self.failure is not None or (handle and is_capturing()):  # CUDA does not capture its default stream, 0
                 return None
             stream = self._streams.get(handle)
             if stream is None:
                 stream = self._streams[handle] = self._current_stream(self._index)
-            mark = self._idle.pop() if self._idle else Mark(self._new_event())
+            try:
+                mark = idle.pop()
+            except IndexError:
+                mark = Mark(self._new_event())
             record(mark.event, stream)
         except Exception as error:
             self.failure = error
             return None
-        mark.stream, mark.thread, mark.recorded_ns = handle, thread, now()
+        mark.stream, mark.thread, mark.quiet_ns = handle, thread, now_ns
         marks.append(mark)
         return mark
 

@@ -20,6 +20,7 @@ import math
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ import nvtx
 
 from profiling.errors import InputError, check_whole, printable
 from profiling.metrics.monitor import FrameMonitor
-from profiling.realtime.cuda_timer import CudaTimer, Mark, now, timer_in_use, timer_of
+from profiling.realtime.cuda_timer import CudaTimer, Mark, timer_in_use, timer_of
 from profiling.realtime.recorded_run import MEASURED, RecordedRun, recover
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ RESERVED = ("wait", "rest", "unaccounted", "frame")
 LONGEST_NAME = 200
 
 # Recording is on the path of every frame: what is called there is bound here, and short functions are written out.
-_now, _thread_id = now, threading.get_ident
+_now, _thread_id = time.perf_counter_ns, threading.get_ident
 _domain: Any = nvtx.get_domain("profiling")
 _push_range, _pop_range = _domain.push_range, _domain.pop_range
 _NOT_OBSERVED: Mapping[str, float] = {}
@@ -87,6 +88,8 @@ class Stage(_Block):
     def __enter__(self) -> Stage:
         """Begin the stage."""
         frame, recorder = self.frame, self.recorder
+        timer = recorder.timer
+        entered_ns = 0 if timer is None else _now()
         self.thread = thread = _thread_id()
         self._outer = around = _INNERMOST.get()
         if (
@@ -104,12 +107,12 @@ class Stage(_Block):
         frame.begun.append(self)
         _INNERMOST.set(self)
         _push_range(message)
-        self.begin_ns = begin_ns = _now()
-        timer, self.start = recorder.timer, None
-        if timer is not None:
-            self.start = mark = timer.mark(frame.marks, thread, begin_ns)
-            if mark is not None and mark.recorded_ns > begin_ns:  # a new one, which took microseconds
-                self.begin_ns = mark.recorded_ns
+        if timer is None or (mark := timer.mark(frame.marks, thread, entered_ns)) is None:
+            self.start = None
+            self.begin_ns = _now()
+        else:
+            self.start = mark
+            self.begin_ns = mark.quiet_ns = _now()
         return self
 
     def __exit__(
@@ -117,18 +120,20 @@ class Stage(_Block):
     ) -> None:
         """End the stage; an exception marks the frame and goes on."""
         self.end_ns = end_ns = _now()
-        frame, recorder, parent = self.frame, self.recorder, self._parent
-        timer = recorder.timer
-        self.end = None if timer is None else timer.mark(frame.marks, self.thread, end_ns, self.start)
+        frame, parent = self.frame, self._parent
+        timer = self.recorder.timer
+        self.end = mark = None if timer is None else timer.mark(frame.marks, self.thread, end_ns, self.start)
         _pop_range()
         _INNERMOST.set(self._outer)  # a token would not do: a generator may be closed in the context of another task
         if parent is not None:
             parent.inner_ns += end_ns - self.begin_ns
         if kind is not None:
             frame.failed = True
-        frame.stages.append(self)
+        if mark is not None:
+            mark.quiet_ns = _now()
+        frame.stages.append(self)  # from here on another thread may read the frame, and use its marks again
         if frame.is_read and self.begin_ns > frame.end_ns:  # others are known to be missing
-            recorder.lose(self)
+            self.recorder.lose(self)
 
 
 class Frame(_Block):
@@ -177,8 +182,10 @@ class Frame(_Block):
         _INNERMOST.set(self)
         _push_range(_FRAME)
         timer = recorder.timer
-        self.start = None if timer is None else timer.mark(self.marks, self.thread, 0)
+        self.start = mark = None if timer is None else timer.mark(self.marks, self.thread, 0)
         self.begin_ns = _now()
+        if mark is not None:
+            mark.quiet_ns = self.begin_ns
         return self
 
     def __exit__(

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from profiling import FrameRecorder
-from profiling.realtime import cuda_timer
 from profiling.realtime import recorder as recorder_module
 from profiling.realtime.cuda_timer import CudaTimer
 from profiling.results.frames import read_series
@@ -62,8 +61,7 @@ class World(CudaTimer):
 def planted(monkeypatch):
     def world(*, device=True, speed=1.0):
         world = World(speed)
-        for module, name in ((recorder_module, "_now"), (cuda_timer, "now")):
-            monkeypatch.setattr(module, name, lambda: round(world.now * 1e6))
+        monkeypatch.setattr(recorder_module, "_now", lambda: round(world.now * 1e6))
         monkeypatch.setattr(recorder_module, "timer_of", lambda name: world if device else None)
         return world
 

@@ -14,6 +14,7 @@ from recorded_frames import ROOT, saved, script
 from profiling import FrameRecorder
 from profiling.compare.__main__ import main as compare
 from profiling.errors import InputError
+from profiling.realtime import recorder as recorder_module
 from profiling.report.__main__ import main as report
 from profiling.report.answer import held_rate
 from profiling.report.realtime import verdict
@@ -95,6 +96,23 @@ def test_stages_share_a_mark_only_where_no_launch_fits_between_them(planted, mak
     series = saved(frames, tmp_path / "run")[1]
     np.testing.assert_allclose(series["device_world_ms"], 5)
     np.testing.assert_allclose(series["device_decode_ms"], 7)
+
+
+def test_the_time_of_the_recorder_is_not_room_for_a_launch(planted, make_recorder, monkeypatch, tmp_path):
+    """On a slow host, stages that follow each other still share a mark."""
+    device, frames = planted(), make_recorder()
+    for name in ("_push_range", "_pop_range"):
+        monkeypatch.setattr(recorder_module, name, lambda *_: device.work(0.005))
+    with frames.frame():
+        for name in ("world", "decode", "sound"):
+            with frames.stage(name):
+                device.launch(5)
+                device.work(1)
+    assert device.marks == 4
+    loop, series = saved(frames, tmp_path / "run")
+    np.testing.assert_allclose(series["device_sound_ms"], 5)
+    np.testing.assert_allclose(series["host_sound_ms"], 1)
+    assert loop.stages == ("world", "decode", "sound")
 
 
 def test_the_end_of_a_block_shares_the_mark_of_the_one_inside(planted, make_recorder, tmp_path):
