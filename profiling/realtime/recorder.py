@@ -201,24 +201,15 @@ class Frame(_Block):
             self.failed = True
         recorder.finish(self, end_ns)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the frame and all of its stages have ended."""
-        return self.end_ns > 0 and len(self.stages) == len(self.begun)
-
-    def open_stages(self) -> list[Stage]:
-        """Return the stages that have not ended."""
-        return [stage for stage in list(self.begun) if not stage.end_ns]
-
     def last_marks(self) -> list[Mark]:
         """Return the marks that the device must pass before the frame is delivered: the last of threads and streams."""
-        end = self.end
+        end, thread = self.end, self.thread
         if end is None:
             return []
-        marks = [end]
+        marks, stream = [end], end.stream
         for stage in self.stages:
             mark = stage.end
-            if mark is not None and (stage.thread != self.thread or mark.stream != end.stream):
+            if mark is not None and (mark.stream != stream or mark.thread != thread):
                 marks.append(mark)
         return marks
 
@@ -450,16 +441,16 @@ class FrameRecorder:
         try:
             while self._unread:
                 frame = self._unread[0]
-                if not frame.is_over:
+                if not frame.end_ns or len(frame.stages) != len(frame.begun):
                     if not wait and self._begun - self._warmup - frame.number <= PATIENCE:
                         return
                     if not frame.end_ns:
                         if not self._set_aside(frame):
                             return
                         continue
-                    self._missing.update(stage.name for stage in frame.open_stages())
+                    self._missing.update(stage.name for stage in list(frame.begun) if not stage.end_ns)
                 marks = frame.last_marks()
-                if not self._has_passed(marks, wait=wait):
+                if marks and not self._has_passed(marks, wait=wait):
                     return
                 frame.is_read = True
                 self._read(frame, marks)

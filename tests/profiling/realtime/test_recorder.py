@@ -357,7 +357,7 @@ def test_which_frame_a_stage_belongs_to(make_recorder):
             with pool.submit(outer.stage, "x").result() as stage:
                 assert stage.frame is outer
             left(second, frame)
-    assert outer.is_over
+    assert outer.end_ns
 
 
 def test_saving_twice_and_going_on(make_recorder, tmp_path, capsys):
