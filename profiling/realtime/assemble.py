@@ -61,7 +61,7 @@ def assemble(
     sequence = list(runs.values())
     if graph.deliver and options.deliver == "host":
         last = list(dict.fromkeys(edge.name for edge in graph.deliver))
-        deliver = StageRun(DELIVER, _nothing, None, [delivered.copy], stream=runs[last[0]].stream)
+        deliver = StageRun(DELIVER, lambda: None, None, [delivered.copy], stream=runs[last[0]].stream)
         deliver.waits = [(runs[name], False) for name in last if runs[name].stream is not deliver.stream]
         sequence.append(deliver)
     resets = [partial(_reset, each, None if starts is None else starts[name]) for name, each in components.items()]
@@ -73,10 +73,6 @@ def _reset(component: Component, start: Start | None) -> None:
     component.reset()
     if start is not None and component.policy == "reset":  # which has computed it anew
         start.load(component)
-
-
-def _nothing() -> None:
-    """Stand for the call of a stage that only copies."""
 
 
 class _Assembler:
@@ -235,7 +231,11 @@ class _Handover:
 
     def __call__(self, _tick: int, output: Any) -> None:
         """Copy."""
-        tensor = self._own(output) if self._outputs is None else self._of(self._outputs)
+        if self._outputs is not None:
+            tensor = self._outputs.get(self._edge.path, before=self._edge.before)
+        else:
+            self._keys = keys_of(self._edge, output) if self._keys is None else self._keys
+            tensor = tensor_at(output, self._keys)
         if tensor is None:
             self._target.zero_()
             return
@@ -243,14 +243,6 @@ class _Handover:
             check_handover(self._where, tensor, self._target)
             self._checked = True
         self._target.copy_(tensor)
-
-    def _of(self, outputs: Outputs) -> Tensor | None:
-        return outputs.get(self._edge.path, before=self._edge.before)
-
-    def _own(self, output: Any) -> Tensor:
-        if self._keys is None:
-            self._keys = keys_of(self._edge, output)
-        return tensor_at(output, self._keys)
 
 
 def check_handover(where: str, tensor: Tensor, target: Tensor) -> None:

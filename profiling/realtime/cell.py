@@ -28,10 +28,7 @@ from profiling.metrics.monitor import FrameMonitor
 from profiling.metrics.parity import Parity as ParityMetric
 from profiling.realtime.graph import PIPELINE
 from profiling.realtime.loop import Loop, play_session
-from profiling.realtime.mix import (
-    check_variant,
-    stage_variant,
-)
+from profiling.realtime.mix import check_variant, stage_variant
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop, series_names
@@ -263,7 +260,8 @@ class RealtimeCell(Cell):
             unsteady=tuple(unsteady),
             **msgspec.structs.asdict(monitor.clocks()),
         )
-        rate = plan.graph.frame_rate if plan.has_sound and settings.scale == "full" else None
+        has_sound = any(plan.specs[edge.name].kind == "audio" for edge in plan.graph.deliver)
+        rate = plan.graph.frame_rate if has_sound and settings.scale == "full" else None
         section = summarize_frames(
             series, loop, plan.graph, events=monitor.events, media_rate=rate, late=settings.late_share
         )

@@ -180,11 +180,9 @@ def parse_graph(node: Any, components: Iterable[str]) -> Graph:
         for part, key, edge in stage.edges():
             if isinstance(edge, Read):
                 _check_read(f"{where}.stages.{name}.{part}.{key}={edge}", edge, sources, stages)
-    defaults: Any = {key: raw[key] for key in ("frames_per_tick", "frame_rate") if raw.get(key) is not None}
-    if raw.get("warmup_frames") is not None:
-        check_whole(f"{where}.warmup_frames", raw["warmup_frames"], most=MOST_FRAMES)
-        defaults["warmup_frames"] = raw["warmup_frames"]
-    if raw.get("rates") is not None:
+    numbers = "frames_per_tick", "frame_rate", "warmup_frames", "rates"
+    defaults: Any = {key: raw[key] for key in numbers if raw.get(key) is not None}
+    if "rates" in defaults:
         defaults["rates"] = tuple(_list(f"{where}.rates", raw["rates"]))
     graph = Graph(
         name=_text(f"{where}.name", raw.get("name", "realtime"), _NAME),
@@ -196,6 +194,8 @@ def parse_graph(node: Any, components: Iterable[str]) -> Graph:
         **defaults,
     )
     check_whole(f"{where}.frames_per_tick", graph.frames_per_tick)
+    if graph.warmup_frames is not None:
+        check_whole(f"{where}.warmup_frames", graph.warmup_frames, most=MOST_FRAMES)
     for key, rate in (("frame_rate", graph.frame_rate), *(("rates", rate) for rate in graph.rates)):
         check_number(f"{where}.{key}", rate, above=0)
     return graph
@@ -213,15 +213,13 @@ def _source(name: str, node: Any) -> Source:
         raise InputError(f"{where}.file={file!r} must be the path of an .npz.")
     if make is not None:
         check_target(make, f"{where}.make")
-    drawn: dict[str, Draw] | None = None
-    if draw is not None:
-        drawn = {}
-        for key, each in _named(f"{where}.draw", draw).items():
-            edge = _edge(f"{where}.draw.{key}", each)
-            if not isinstance(edge, Draw):
-                raise InputError(f"{where}.draw.{key}={each} is none of {', '.join(DISTRIBUTIONS)}.")
-            drawn[key] = edge
-    return Source(file=file, make=make, draw=drawn, period=period)
+    drawn: dict[str, Draw] = {}
+    for key, each in _named(f"{where}.draw", draw).items():
+        edge = _edge(f"{where}.draw.{key}", each)
+        if not isinstance(edge, Draw):
+            raise InputError(f"{where}.draw.{key}={each} is none of {', '.join(DISTRIBUTIONS)}.")
+        drawn[key] = edge
+    return Source(file=file, make=make, draw=None if draw is None else drawn, period=period)
 
 
 def _stage(name: str, node: Any, components: Sequence[str]) -> Stage:

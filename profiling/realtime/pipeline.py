@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter  # bound here: a network may replace the one in `time`
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,13 +112,6 @@ def tensor_at(output: Any, keys: Keys) -> Tensor:
     return output
 
 
-class _Mark(NamedTuple):
-    """The end of a stage's run in a tick, on its stream."""
-
-    tick: int
-    end: torch.cuda.Event
-
-
 @dataclass
 class StageRun:
     """A stage in its pipeline: `first` and `again` write its inputs before its first and before its further calls.
@@ -137,7 +129,6 @@ class StageRun:
     repeat: int = 1
     stream: torch.cuda.Stream | None = None
     waits: list[tuple[StageRun, bool]] = field(default_factory=list)
-    marks: deque[_Mark] = field(default_factory=lambda: deque(maxlen=2))
 
     def due(self, tick: int) -> bool:
         """Return whether the stage runs in this tick: in every n-th, and in the first of all."""
@@ -176,7 +167,7 @@ class StagedPipeline(Pipeline):
         self.depth, self._delivered = depth, delivered
         self._runs, self._resets = runs, resets
         self._streams = {run.name: run.stream for run in runs}
-        self._ran: list[list[str]] = [[] for _ in range(depth)]
+        self._ran: list[dict[str, float]] = [{} for _ in range(depth)]  # by tick: host ms of the stages that ran
         self._events: list[dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]] = []
         if device.type == "cuda":
             self._events = [
@@ -191,12 +182,11 @@ class StagedPipeline(Pipeline):
         """Begin a new session from S0: no stage has run, sources and noise start again. No tick may be in flight."""
         for reset in self._resets:
             reset()
-        for run in self._runs:
-            run.marks.clear()
+        self._ran = [{} for _ in self._ran]
 
     def begin(self, frame: int) -> Mapping[str, float]:
         """Enqueue every stage that is due (on a CPU: run it)."""
-        host_ms: dict[str, float] = {}
+        self._ran[frame % self.depth] = host_ms = {}
         for run in self._runs:
             if run.outputs is not None:
                 run.outputs.begin_tick()
@@ -210,7 +200,6 @@ class StagedPipeline(Pipeline):
                 with torch.cuda.stream(run.stream):
                     self._run(run, frame)
             host_ms[run.name] = 1e3 * (perf_counter() - started)
-        self._ran[frame % self.depth] = list(host_ms)
         self._delivered.keep(frame)
         return host_ms
 
@@ -227,14 +216,14 @@ class StagedPipeline(Pipeline):
         start.record()
         run.run(frame)
         end.record()
-        run.marks.append(_Mark(frame, end))
 
     def _wait_for(self, run: StageRun, frame: int) -> None:
         """Let the stream wait for the runs on other streams that the stage reads."""
         for other, before in run.waits:
-            mark = next((mark for mark in reversed(other.marks) if mark.tick < frame or not before), None)
-            if mark is not None and mark.tick > frame - self.depth:  # earlier ticks are complete
-                mark.end.wait()
+            for tick in range(frame - before, frame - self.depth, -1):  # earlier ticks are complete
+                if other.name in self._ran[tick % self.depth]:
+                    self._events[tick % self.depth][other.name][1].wait()
+                    break
 
     def _last_events(self, frame: int) -> list[torch.cuda.Event]:
         """Return the last event of each stream in a tick, none on a CPU."""

@@ -50,11 +50,6 @@ class Plan:
         """The frame rate that the loop should hold, in frames/s."""
         return float(self.options.fps or self.graph.frame_rate)
 
-    @property
-    def has_sound(self) -> bool:
-        """Whether sound is delivered."""
-        return any(self.specs[edge.name].kind == "audio" for edge in self.graph.deliver)
-
     def section(self) -> Realtime:
         """Return the section `realtime` of the record before the first frame."""
         options, graph = self.options, self.graph

@@ -62,6 +62,8 @@ def summarize_frames(
     gaps = series["gap_ms"][np.isfinite(series["gap_ms"])]
     fps = chunk * delivered_fps(series) if frame_ms.size > 1 else None
     per_frame_ms = frame_ms / chunk
+    # The host's waits are counted from delivery to delivery.
+    since_ms = np.diff(series["delivered_ms"], prepend=series["delivered_ms"][:1] - frame_ms[:1])
     warmup = "FrameRecorder(warmup_frames={})" if loop.pace == "application" else "loop.warmup_frames={}"
     return msgspec.structs.replace(
         loop,
@@ -85,8 +87,8 @@ def summarize_frames(
         unsteady=(*loop.unsteady, *unsteady_times(frame_ms, steady, loop.warmup_frames, warmup)),
         slow=slow_section(series, steady, slow, events),
         memory=memory_section(series, steady.from_frame),
-        cpu_lost_share=_lost_share(series, _since_the_frame_before(series), "run_queue_ms", "steal_ms"),
-        gpu_lost_share=_lost_share(series, series["frame_ms"], "others_ms"),
+        cpu_lost_share=_lost_share(series, since_ms, "run_queue_ms", "steal_ms"),
+        gpu_lost_share=_lost_share(series, frame_ms, "others_ms"),
     )
 
 
@@ -133,11 +135,6 @@ def loop_energy(
         for begin, end in pairwise(places)
     ]
     return energy_section(windows, frames_per_call=loop.frames_per_tick or 1, idle_w=idle_w, step_ms=step_ms)
-
-
-def _since_the_frame_before(series: Series) -> Array:
-    """Return for each frame the time since the one before was delivered, in which the host's waits are counted."""
-    return np.diff(series["delivered_ms"], prepend=series["delivered_ms"][:1] - series["frame_ms"][:1])
 
 
 def _lost_share(series: Series, since: Array, *names: str) -> float | None:
