@@ -29,9 +29,9 @@ class CudaTimer:
 
     A mark is on the path of every stage, so this calls the functions beneath torch's, which take half of the time, as
     local variables: Python 3.11 calls a function that is an attribute of an instance several times slower.
-    `elapsed(event, event)` returns ms, as `ms` does for marks. `is_done`, `wait`, `elapsed` and `ms` may raise what
-    torch raises when the device has failed. `mark` never does, since the application's own error handling must see what
-    failed: `failure` holds it, and there are no further marks.
+    `elapsed(event, event)` returns the ms between two that the device has passed. It, `is_done` and `wait` may raise
+    what torch raises when the device has failed. `mark` never does, since the application's own error handling must see
+    what failed: `failure` holds it, and there are no further marks.
     """
 
     def __init__(self, index: int) -> None:
@@ -93,10 +93,6 @@ class CudaTimer:
     def wait(self, mark: Mark) -> None:
         """Wait until the device has passed the mark."""
         mark.event.synchronize()
-
-    def ms(self, start: Mark, end: Mark) -> float:
-        """Return the milliseconds on the device between two marks that it has passed."""
-        return self.elapsed(start.event, end.event)
 
     def release(self, marks: Iterable[Mark]) -> None:
         """Use the events of these marks again."""

@@ -15,6 +15,7 @@ import msgspec
 from profiling.components.spec import check_target
 from profiling.errors import InputError, check_choice, check_number, check_whole, did_you_mean, printable
 from profiling.realtime.options import MOST_FRAMES
+from profiling.results.loop import BUDGET_NAMES
 
 #: Names of rows and series that a loop adds to those of its stages.
 DELIVER, PIPELINE = "deliver", "pipeline"
@@ -25,7 +26,7 @@ DRAWN = "drawn"
 DISTRIBUTIONS = ("normal", "uniform", "bernoulli", "integers", DRAWN)
 FIXED = "fixed"  # an input that keeps what the component's YAML draws
 #: Names that no stage, source or key may have.
-RESERVED = (DELIVER, PIPELINE, "wait", "rest", "unaccounted", "frame", *DISTRIBUTIONS, FIXED)
+RESERVED = (DELIVER, PIPELINE, *BUDGET_NAMES, *DISTRIBUTIONS, FIXED)
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _EDGE = re.compile(rf"({_NAME.pattern})((?:\.[A-Za-z0-9_]+)*)(@-1)?")

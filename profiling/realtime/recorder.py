@@ -35,6 +35,7 @@ from profiling.errors import InputError, check_whole, printable
 from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.cuda_timer import CudaTimer, Mark, timer_in_use, timer_of
 from profiling.realtime.recorded_run import MEASURED, RecordedRun, recover
+from profiling.results.loop import BUDGET_NAMES
 
 if TYPE_CHECKING:
     from profiling.report.result import RunResult
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 MEMORY_EVERY = 64
 #: An ended frame waits for its open stages, and later frames for an open one, until so many more have begun.
 PATIENCE = 256
-#: Names that the stage budget uses itself.
-RESERVED = ("wait", "rest", "unaccounted", "frame")
 #: Most characters in the name of a stage, with the names of those around it.
 LONGEST_NAME = 200
 
@@ -268,7 +267,8 @@ class FrameRecorder:
         self.messages: dict[str, Any] = {}  # by name of a stage, in Nsight Systems
         self._origin_ns: int | None = None  # when the first frame that was read had begun
         self._delivered_ns = -math.inf  # when the last frame that was read had been delivered
-        self._device_end: tuple[Mark, float] | None = None  # its last mark, and when the device passed that
+        # Its last mark, when the device passed that, and all of its marks, which are used again after the next frame.
+        self._device_end: tuple[Mark, float, list[Mark]] | None = None
         _recorders.add(self)
 
     def frame(self) -> Frame:
@@ -313,13 +313,10 @@ class FrameRecorder:
         self._read_frames(wait=True)
         missing = []
         if self._aside:
-            missing.append(f"{_number(self._aside, 'frame')} had not ended, and {_are(self._aside)} missing")
-        if count := self._missing.total():
-            whose = "its frame was" if count == 1 else "their frames were"
-            names = ", ".join(map(repr, self._missing))
-            missing.append(
-                f"{_number(count, 'stage')} had not ended when {whose} written, and {_are(count)} missing: {names}"
-            )
+            missing.append(f"frames that had not ended are missing: {self._aside:,}")
+        if self._missing:
+            names = ", ".join(f"{name!r} ({count:,})" for name, count in self._missing.items())
+            missing.append(f"stages that had not ended when their frames were written are missing: {names}")
         return self._run.save(None if folder is None else Path(folder), self._device, self._monitor, missing)
 
     @staticmethod
@@ -361,10 +358,10 @@ class FrameRecorder:
 
         """
         is_text = isinstance(name, str) and name.strip() and name.isprintable() and len(name) <= LONGEST_NAME
-        if not is_text or name in RESERVED:
+        if not is_text or name in BUDGET_NAMES:
             raise InputError(
                 f"stage({printable(repr(name), 60)}): the name must be printable text of at most {LONGEST_NAME} "
-                f"characters, and not one of {', '.join(RESERVED)}. Choose another name."
+                f"characters, and not one of {', '.join(BUDGET_NAMES)}. Choose another name."
             )
         self.messages[name] = _domain.get_event_attributes(message=printable(name))
         return self.messages[name]
@@ -496,15 +493,9 @@ class FrameRecorder:
             row = self._row(frame, before_ns, None if passed_ns == -math.inf else self.timer)
             self._run.append(row, frame.number, frame.observed)
         if self.timer is not None and passed_ns != -math.inf:
-            end, used, before = marks[0], frame.marks, self._device_end
-            if used[-1] is end:
-                used.pop()
-            else:
-                used.remove(end)
-            if before is not None:
-                used.append(before[0])
-            self.timer.release(used)
-            self._device_end = end, passed_ns
+            if self._device_end is not None:
+                self.timer.release(self._device_end[2])
+            self._device_end = marks[0], passed_ns, frame.marks
 
     def _row(self, frame: Frame, before_ns: float, timer: CudaTimer | None) -> list[float]:
         """Return the row of a frame; with `timer`, with the device time of its stages.
@@ -562,10 +553,8 @@ class FrameRecorder:
         try:
             began_ns = frame.begin_ns
             if before is not None and not frame.follows_idle:
-                began_ns = max(began_ns, before[1] + 1e6 * timer.ms(before[0], start))
-            span_ms = timer.ms(start, marks[0])
-            if len(marks) > 1:
-                span_ms = max(timer.ms(start, mark) for mark in marks)
+                began_ns = max(began_ns, before[1] + 1e6 * timer.elapsed(before[0].event, start.event))
+            span_ms = max([timer.elapsed(start.event, mark.event) for mark in marks])
         except Exception as error:
             self._lose_device(error)
             return -math.inf
@@ -592,11 +581,3 @@ def _leave_all() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_all)
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def _are(count: int) -> str:
-    return "is" if count == 1 else "are"

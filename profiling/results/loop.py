@@ -8,6 +8,9 @@ from typing import Annotated
 from profiling.results.field import Section, about
 from profiling.results.measured import RESOLUTION, ClockConditions, Deadline, Interval, SlowFrames, Summary
 
+#: Parts of a frame's budget that are no stages, and the whole: no stage may have such a name.
+BUDGET_NAMES = ("wait", "rest", "unaccounted", "frame")
+
 
 class Gap(Section, frozen=True, kw_only=True):
     """Time between two delivered frames in which no frame was being computed."""

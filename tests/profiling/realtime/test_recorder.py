@@ -76,7 +76,7 @@ def test_a_loop_that_waits_for_the_device(planted, make_recorder, tmp_path):
     np.testing.assert_allclose(series["host_world_ms"], 0.25)
     assert loop.late == 0
     assert loop.budget.parts["decode"].device_ms == pytest.approx(7, rel=0.002)
-    assert device.in_use == 1, "every event but the last is used again"
+    assert device.in_use <= 5, "events are used again, but for those of the last frame"
 
 
 def test_stages_share_a_mark_only_where_no_launch_fits_between_them(planted, make_recorder, tmp_path):
@@ -133,7 +133,7 @@ def test_the_end_of_a_block_shares_the_mark_of_the_one_inside(planted, make_reco
     series = saved(frames, tmp_path / "run")[1]
     np.testing.assert_allclose(series["device_world_ms"], [5, 8])
     np.testing.assert_allclose(series["device_world/attention_ms"], [7, 7])
-    assert device.in_use == 1, "every event but the last is used again"
+    assert device.in_use <= 5, "events are used again, but for those of the last frame"
 
 
 def test_a_loop_that_runs_ahead_of_the_device_never_waits_for_it(planted, make_recorder, tmp_path):
@@ -231,8 +231,8 @@ def test_what_never_ends_is_missing_and_all_other_frames_are_written(planted, ma
         left(one, stage)
         left(two, endless)
     assert (first.realtime.frames, first.realtime.late) == (600, 100)
-    missing = "1 stage had not ended when its frame was written, and is missing: 'upload'"
-    assert first.notes == ("1 frame had not ended, and is missing", missing)
+    missing = "stages that had not ended when their frames were written are missing: 'upload' (1)"
+    assert first.notes == ("frames that had not ended are missing: 1", missing)
     (again,) = frames.save(tmp_path / "again").records
     assert (again.realtime.frames, again.notes) == (601, (missing,))
 
