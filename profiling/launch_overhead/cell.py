@@ -16,13 +16,7 @@ from profiling.errors import InputError
 from profiling.launch_overhead.chains import Chain, make_chains
 from profiling.launch_overhead.fits import Array, at_size, crossing, estimate
 from profiling.launch_overhead.options import CalibrationOptions
-from profiling.launch_overhead.sampling import (
-    Mode,
-    Series,
-    SeriesTimes,
-    sample_rounds,
-    samplers_of,
-)
+from profiling.launch_overhead.sampling import Mode, Series, SeriesTimes, sample_rounds, samplers_of
 from profiling.machine.gc_policy import no_garbage_collection
 from profiling.results.explanations import LaunchCalibration, LaunchCosts, LaunchOverhead, OperatorCost
 from profiling.run.cell import Cell
