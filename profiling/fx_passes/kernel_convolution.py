@@ -187,7 +187,8 @@ class ReplaceConvolutions(RewritePass):
         """
         is_table = is_call(norm, function_of(self.table))
         given = dict(zip(_TABLE_ARGUMENTS if is_table else _NORM_ARGUMENTS, norm.args, strict=True)) | norm.kwargs
-        x, partial = given["x"], given.get("partial")
+        x: Any = given["x"]
+        partial: Any = given.get("partial")
         result = norm if is_table else next(iter(norm.users))
         readers = _readers(result)
         if partial is None or len(readers) != 1 or not is_call(*readers, function_of(self.convolution)):
@@ -202,7 +203,8 @@ class ReplaceConvolutions(RewritePass):
         if packed is None or packed.dtype == torch.float16 or 2 * packed.numel() > node_info(x).zeros("meta").numel():
             return
         out = x.args[0] if name_of_call(x) == "squeeze" else x
-        if before.args[11] != "none" or not _readers(out) <= {norm, after}:
+        is_free = before.args[11] == "none" and _readers(out) <= {norm, after}
+        if not is_free or _behind_views(after.args[3]) in (out, result):  # the residual would get the activation, too
             return
         before.args, before.kwargs = (*before.args[:11], name, slope), {"statistics": "before_activation"}
         options = (given["gain"], given["groups"], given["eps"], given["about_mean"])
@@ -240,6 +242,13 @@ def _converted(source: fx.Node, form: Tensor) -> fx.Node:
     converted.meta = {**source.meta, "info": replace(source.meta["info"], stride=tuple(form.stride()), offset=0)}
     source.replace_all_uses_with(converted, lambda user: user is not converted and user not in fixed)
     return converted
+
+
+def _behind_views(node: Any) -> Any:
+    """Return the node of which a node is a view."""
+    while name_of_call(node) in _VIEWS:
+        node = node.args[0]
+    return node
 
 
 def _readers(node: fx.Node) -> set[fx.Node]:

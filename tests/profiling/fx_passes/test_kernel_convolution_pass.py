@@ -219,6 +219,19 @@ def test_a_norm_that_only_scales_goes_to_the_weight(module, width, scaled):
     assert calls(traced)["scaled_weight"] == scaled
 
 
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("last", [nn.Conv2d(32, 32, 1), nn.Conv2d(32, 32, 3, padding=1, groups=2)], ids=["1x1", "3x3"])
+def test_a_residual_does_not_get_the_activation_of_the_norm(last, normalised):
+    def forward(self, x):
+        h = F.leaky_relu(self.norm(y := self.one(x)), 0.1)
+        return self.last(h) + (h if normalised else y)
+
+    module = Net(forward, one=nn.Conv2d(32, 32, 1), norm=Scale(), last=last).to(torch.bfloat16)
+    x = f32(2, 32, 8, 40).to(torch.bfloat16, memory_format=LAST)
+    traced, counts = applied([NORMS, GROUPED, POINTWISE], module, 2e-2, x=x)
+    assert (sum(counts), calls(traced)["scaled_weight"]) == (3, 0)
+
+
 def test_an_input_that_the_library_converts_is_converted_once():
     convs = {name: nn.Conv2d(8, 8, 1).to(memory_format=LAST) for name in ("one", "two")}
     module = Net(lambda self, x: self.one(y := x.relu()) + self.two(y) + y.view(2, -1, 1, 1)[:, :1], **convs)
