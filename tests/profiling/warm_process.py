@@ -35,7 +35,7 @@ _PRELOADED = (
     *("profiling.report.render", "jinja2", "torch._inductor.config", "profiling.run.probe"),
     *("profiling.run.runner", "profiling.metrics.latency", "profiling.metrics.memory", "profiling.realtime.recovery"),
     *("profiling.realtime.summary", "scipy.optimize", "rich.progress"),
-    *(() if HAS_GPU else ("profiling.variants.inductor",)),
+    *(() if HAS_GPU else ("profiling.variants.inductor", "warmed_up")),
 )
 _CONTEXT.set_forkserver_preload(list(_PRELOADED))
 
