@@ -1,11 +1,11 @@
-"""TensorRT: the calls of torch_tensorrt 2.14.0, what is read of its reports, and its modes for CUDA graphs.
+"""TensorRT: what is read of the reports of torch_tensorrt 2.14.0, its mode for CUDA graphs, and what is refused.
 
-torch_tensorrt needs a GPU. A stand-in notes the calls; its functions take the arguments that are used, by their names.
+torch_tensorrt needs a GPU. A stand-in runs what it is given, and logs a report. Export, packages and their shapes are
+those of test_aot_inductor.py.
 """
 
 import logging
 import sys
-from contextlib import contextmanager
 from dataclasses import make_dataclass, replace
 from types import SimpleNamespace
 
@@ -34,45 +34,19 @@ ENGINE = "    TRT Engine #1 - Submodule name: _run_on_acc_0\n     Number of Oper
 
 
 class StandIn:
-    """Engines are PyTorch. `log` has the calls, `report` what is logged on each graph."""
+    """Engines are PyTorch. `log` has what was compiled, `report` is logged on each graph."""
 
     def __init__(self):
         self.log, self.report, self.mode = [], REPORT + ENGINE, False
-        settings = make_dataclass("CompilationSettings", ["min_block_size", "dryrun"])
-        self.dynamo = SimpleNamespace(compile=self.compile, CompilationSettings=settings)
+        self.dynamo = SimpleNamespace(CompilationSettings=make_dataclass("Settings", ["min_block_size", "dryrun"]))
         self.runtime = SimpleNamespace(
-            get_cudagraphs_mode=lambda: self.mode,
-            set_cudagraphs_mode=lambda mode: setattr(self, "mode", mode),
-            enable_cudagraphs=self.enable_cudagraphs,
+            get_cudagraphs_mode=lambda: self.mode, set_cudagraphs_mode=lambda mode: setattr(self, "mode", mode)
         )
 
     def backend(self, graph, inputs, *, options=None):
-        self.note("backend", options, self.mode)
-        return graph.forward
-
-    def compile(self, exported_program, *, kwarg_inputs, **options):
-        self.note("compile", kwarg_inputs)
-        module = exported_program.module()
-        module.program = exported_program
-        return module
-
-    def note(self, *call):
-        self.log.append(call)
+        self.log.append((options, self.mode))
         logging.getLogger("torch_tensorrt.dynamo._DryRunTracker").debug(self.report)
-
-    def save(self, module, file_path, *, kwarg_inputs, dynamic_shapes):
-        self.log.append(("save", kwarg_inputs, dynamic_shapes))
-        torch.export.save(module.program, file_path)
-
-    def load(self, file_path):
-        self.log.append(("load", file_path))
-        return torch.export.load(file_path)
-
-    @contextmanager
-    def enable_cudagraphs(self, compiled_module):
-        self.log.append(("enabled",))
-        yield compiled_module
-        self.log.append(("disabled",))
+        return graph.forward
 
 
 @pytest.fixture
@@ -106,7 +80,7 @@ def prepared(compiler, folder, *sizes):
 
 def test_just_in_time_compiles_each_shape_in_the_mode_and_counts_engines(trt, tmp_path):
     step = prepared(TensorRT(options={"min_block_size": 3}, dynamic=False, cuda_graphs=True), tmp_path, 2, 5)
-    assert trt.log == [("backend", {"min_block_size": 3}, True)] * 2
+    assert trt.log == [({"min_block_size": 3}, True)] * 2
     (row,) = step.recipe
     assert (row.name, row.changed, row.packages) == ("TensorRT", 2, None)
     assert row.notes == (
@@ -117,35 +91,20 @@ def test_just_in_time_compiles_each_shape_in_the_mode_and_counts_engines(trt, tm
     assert trt.mode is False
 
 
-def test_ahead_of_time_saves_and_runs_what_it_loads(trt, tmp_path):
-    step = prepared(AOTTensorRT(), tmp_path / "dynamic", 2, 5, 3)
-    (_, inputs), (_, saved_inputs, shapes), (_, file) = trt.log
-    assert {name: tuple(each.shape) for name, each in inputs.items()} == {"x": (5, 4), "gain": (4,)}
-    assert saved_inputs is inputs
-    assert (shapes["x"][0].min, shapes["x"][0].max, shapes["gain"]) == (2, 5, None)
-    (package,) = step.recipe[0].packages
-    assert (package.file, package.dynamic) == ("kernels/net.trt/Scores.pt2", ("x.0",))
-    made = tmp_path / "dynamic" / package.file
-    assert (file, package.bytes) == (str(made), made.stat().st_size)
-
-    trt.log.clear()
-    step = prepared(AOTTensorRT(cuda_graphs=True, dynamic=False), tmp_path / "graphs", 2, 3)
-    assert [each.dynamic for each in step.recipe[0].packages] == [(), ()]
-    step.close()
-    assert [name for name, *_ in trt.log] == ["compile", "save", "load", "enabled"] * 2 + ["disabled"] * 2
-
-
 @pytest.mark.parametrize("compiler", [TensorRT, AOTTensorRT])
-def test_no_engine_skips_the_cell_and_what_would_be_ignored_is_refused(trt, tmp_path, compiler):
+def test_what_would_be_ignored_is_refused(trt, tmp_path, compiler):
     for option, says in (("min_block_sise", "is unknown .* Did you mean 'min_block_size'"), ("dryrun", "no engine")):
         with pytest.raises(InputError, match=says):
             prepared(compiler(options={option: 3}), tmp_path, 2)
     with pytest.raises(InputError, match=r"cannot be captured .* capture: null, and cuda_graphs: true"):
         Recipe(compiler=compiler(), capture=CudaGraph())
     assert trt.log == []
+
+
+def test_no_engine_skips_the_cell(trt, tmp_path):
     trt.report = REPORT
     with pytest.raises(NothingChangedError, match=r"did nothing: no engine was built .*cumsum"):
-        prepared(compiler(), tmp_path, 2)
+        prepared(TensorRT(), tmp_path, 2)
 
 
 def test_a_cpu_is_no_device_for_it(monkeypatch):
