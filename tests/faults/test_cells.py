@@ -19,8 +19,10 @@ from table import promise, rows
 from test_taking_turns import QUICK_LATENCY
 from torch.overrides import _get_current_function_mode_stack
 
+from profiling import FrameRecorder
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
+from profiling.launch_overhead.options import CalibrationOptions
 from profiling.metrics.calls import Calls
 from profiling.metrics.drift import Drift
 from profiling.metrics.energy import Energy
@@ -383,7 +385,17 @@ REFUSED = (
     (Calls, "time_limit", (0, math.nan)),
     (Drift, "calls", (0, True, HUGE)),
     (Drift, "tolerance", (0, math.nan)),
-    (TrainingOptions, "tolerance", (0, math.inf)),
+    (TrainingOptions, "tolerance", (0, -1, math.inf)),
+    (TrainingOptions, "steps", (1,)),
+    (TrainingOptions, "workers", (-1,)),
+    (TrainingOptions, "clip_norm", (0,)),
+    (TrainingOptions, "autocast", ("float64",)),
+    (TrainingOptions, "lr_changes", ([[50, 0.1]], [[5, 0]], [5])),
+    (CalibrationOptions, "elements", ([1], [0, 2], "12", [1, 2**40])),
+    (CalibrationOptions, "widths", ([2, 2], [1.5, 3])),
+    (CalibrationOptions, "counts", ([1, 2], [1, 2, 5000], None)),
+    (CalibrationOptions, "rows", (0,)),
+    (CalibrationOptions, "rounds", (2, "many")),
     (Parity, "factor", (0.5, math.nan, None)),
     (Parity, "floor", (-1e-9, math.inf)),
     (Energy, "windows", (5,)),
@@ -393,6 +405,14 @@ REFUSED = (
     (Memory, "iterations", (0, None)),
     (LoopOptions, "frames", (0, 10**9)),
     (LoopOptions, "fps", (0, -60, math.nan)),
+    (LoopOptions, "schedule", ("one_graph",)),
+    (LoopOptions, "pace", ("realtme",)),
+    (LoopOptions, "deliver", (None,)),
+    (LoopOptions, "gc", (True,)),
+    (LoopOptions, "profile_frames", (True,)),
+    (FrameRecorder, "fps", (0, "60")),
+    (FrameRecorder, "warmup_frames", (-1,)),
+    (FrameRecorder, "device", ("gpu", "meta", "cuda:99")),
 )
 
 
@@ -404,6 +424,7 @@ def test_numbers_that_are_refused(kind, option, values):
             kind(**{option: value})
         assert f"{option}=" in str(error.value)
         assert len(str(error.value)) < 200
+        assert "\n" not in str(error.value)
 
 
 @promise("option")

@@ -12,7 +12,6 @@ from profiling.cli.app import CONF, compose_config, execute
 from profiling.cli.config import read_config
 from profiling.components.spec import Settings
 from profiling.components.weights import find_weights
-from profiling.errors import InputError
 from profiling.results.jsonl import read_records
 from profiling.shape_sweep import points_of, with_dynamic
 
@@ -78,19 +77,6 @@ def test_the_batch_of_a_training_is_that_of_all_its_inputs_at_every_scale():
     assert both.inputs["pixel_values"]["shape"][0] == both.inputs["labels"]["shape"][0] == both.frames_per_call == 2
     tiny = both.at("tiny")
     assert (tiny.inputs["pixel_values"]["shape"], tiny.frames_per_call) == ([2, 3, 32, 32], 2)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("axis=bach",), "Did you mean 'batch'"),
-        (("values=[0]",), "whole numbers"),
-        (("component=[mimi_decoder]", "axis=codes.9"), "codes.2"),
-    ],
-)
-def test_a_wrong_sweep(overrides, message):
-    with pytest.raises(InputError, match=message):
-        sweep(*overrides)
 
 
 def test_a_shape_sweep_runs_reports_and_resumes(tmp_path):

@@ -5,52 +5,13 @@ import pytest
 
 from profiling.cli.app import CONF, compose_config
 from profiling.cli.config import steps_of
-from profiling.errors import InputError
-from profiling.realtime.__main__ import checked, mixed, run
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.__main__ import checked, mixed
 
 FEW = ("variant=[baseline]", "loop.frames=4", "loop.warmup_frames=1")
 
 
 def composed(*overrides):
     return compose_config("realtime", overrides, [CONF])
-
-
-PICTURE = "pipeline.stages.picture.component"
-BEFORE_ANY_CELL = {
-    "two components": (f"{PICTURE}=[picture_stage]", "component=['picture_stage'] is none of"),
-    "a component that was not chosen": ("component=[world_model_frame,sound_stage]", "Name it in component=[...] too"),
-    "another option": ("+loop.frame=3", "Did you mean 'frames'"),
-    "half a mix": ("mix={world:baseline,picture:baseline}", "sound:baseline}"),
-    "another variant": ("mix={world:baseline,picture:compil,sound:baseline}", "Did you mean 'compile'"),
-}
-
-
-@pytest.mark.parametrize("case", BEFORE_ANY_CELL)
-def test_wrong_before_any_cell(tmp_path, case):
-    override, message = BEFORE_ANY_CELL[case]
-    with pytest.raises(InputError) as caught:
-        run(composed(override), tmp_path)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not list(tmp_path.iterdir())
-
-
-#: Numbers out of their range are in `tests/faults`.
-OPTIONS = {
-    "schedule": ("one_graph", "sequential, overlap"),
-    "pace": ("realtme", "Did you mean 'realtime'"),
-    "deliver": (None, "host, device"),
-    "gc": (True, "frozen, on, off"),
-    "profile_frames": (True, "whole number"),
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_wrong_option(name):
-    value, message = OPTIONS[name]
-    with pytest.raises(InputError, match=rf"^loop\.{name}=.*{message}"):
-        LoopOptions(**{name: value})
 
 
 def test_a_mix_is_made_of_expressions_that_no_row_need_have():

@@ -163,18 +163,6 @@ def test_a_step_that_draws_random_numbers_is_judged_by_how_much_eager_losses_dif
     assert trained(make_step()).is_random is False
 
 
-WRONG = [
-    *({"steps": 1}, {"workers": -1}, {"clip_norm": 0}, {"autocast": "float64"}, {"tolerance": -1}),
-    *({"lr_changes": changes} for changes in ([[50, 0.1]], [[5, 0]], [5])),
-]
-
-
-@pytest.mark.parametrize("options", WRONG, ids=str)
-def test_wrong_options(options):
-    with pytest.raises(InputError, match=r"training\."):
-        TrainingOptions(**options)
-
-
 def test_an_optimizer_that_refuses_its_options_says_so():
     with pytest.raises(InputError, match=r"optimizer: SGD: .*optimizer\.KEY"):
         make_optimizer(partial(torch.optim.SGD, lr=0.1, momentum=-1), Loss(), torch.device("cpu"))
