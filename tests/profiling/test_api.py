@@ -580,16 +580,23 @@ def test_a_dtype_casts_and_autocast_does_not():
         profiling.profile(MakesFloats(64, 8), given, dtype=torch.bfloat16, **ONE)
 
 
-def test_what_a_process_imports_and_draws():
-    """The package alone imports nothing large; a first use draws no number; what compiles nothing needs no Dynamo.
+def test_what_a_process_imports_and_draws(tmp_path):
+    """The package alone imports nothing large, nor does recording frames; a first use draws no number.
 
-    Importing Dynamo takes seconds. Torch would import it for the dispatch mode that watches calls.
+    What compiles nothing needs no Dynamo, which takes seconds. Torch would import it for the mode that watches calls.
     """
     code = """
 import random, sys, profiling
 assert set(profiling.__all__) <= set(dir(profiling))
 large = {"torch", "numpy", "hydra", "msgspec", "rich", "yaml"} & set(sys.modules)
 assert not large, large
+frames = profiling.FrameRecorder(fps=60)
+for _ in range(3):
+    with frames.frame(), frames.stage("world"):
+        pass
+assert not {"torch", "hydra", "omegaconf", "scipy"} & set(sys.modules)
+frames.save(sys.argv[1])
+assert not {"torch", "hydra"} & set(sys.modules)
 before = random.getstate()
 profiling.profile, profiling.prepare, profiling.FrameRecorder
 assert random.getstate() == before
@@ -605,7 +612,11 @@ with profiling.prepare(Counts(), {"x": torch.ones(2)}, variant="baseline") as st
     assert [float(step(torch.ones(2))[0]) for _ in range(2)] == [2, 3]
 sys.exit("Dynamo was imported" if "torch._dynamo" in sys.modules else None)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    start = [sys.executable, "-c", code, str(tmp_path / "run")]
+    done = subprocess.run(start, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    recorded = read_environment(tmp_path / "run")
+    assert (recorded.device.type, recorded.command[:6]) == ("cpu", "python")
     with pytest.raises(AttributeError, match="has no attribute 'profil'"):
         profiling.profil  # noqa: B018

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -442,25 +441,3 @@ def test_the_rate_of_a_loop_that_is_slow_outside_its_frames(planted, make_record
     assert said.startswith(f"60 FPS: no, the application delivers 40 frames/s. All {number} frames meet their 16.7 ms")
     assert ("Holds 24 and 30 FPS. Does not hold 60 and 120 FPS" in said) == (number == 400)
     assert (held_rate(record) == "30 FPS") == (number == 400), "the first screen says the same"
-
-
-ALONE = """
-import sys
-import profiling
-frames = profiling.FrameRecorder(fps=60)
-for _ in range(3):
-    with frames.frame(), frames.stage("world"):
-        pass
-large = {"torch", "hydra", "omegaconf", "scipy"} & set(sys.modules)
-frames.save("run")
-sys.exit(" ".join(large | ({"torch", "hydra"} & set(sys.modules))) or None)
-"""
-
-
-def test_recording_alone_imports_neither_torch_nor_hydra(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    done = script(ALONE, tmp_path)
-    assert done.returncode == 0, done.stderr
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert environment["device"] == {"type": "cpu"}
-    assert environment["command"].startswith("python")
