@@ -112,7 +112,7 @@ class LiveCell:
     def start(self) -> None:
         """Start its session, in which it is prepared."""
         name = f"{self.job.name}.control" if self.is_control else self.job.name
-        self.session = self.executor.session(Cell(job=self.job, control=self.is_control), name, self._receive)
+        self.session = self.executor.session(Cell(job=self.job), name, self._receive)
 
     def resume(self) -> bool:
         """Let its process go on until there is nothing to read; return whether it has ended, or waits for its turn."""

@@ -18,12 +18,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
@@ -53,7 +53,7 @@ STACKS, _STACK_SECONDS = signal.SIGUSR1, 0.5
 ORPHAN_SECONDS = 5.0
 #: Share of the machine's memory (0 to 1) from which a killed process is likely to have been killed for it.
 _MOST_MEMORY = 0.5
-_PARENT_DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
 @dataclass(frozen=True)
@@ -126,22 +126,20 @@ def side_by_side(sessions: Sequence[Session]) -> Generator[Pending, Any, None]:
             )
 
 
-class Child(Protocol):
-    """A process that leads a group: started here, or forked by `profiling.run.fork_server`."""
+class Child:
+    """A process that leads a group: started here, or forked by `profiling.run.fork_server`.
 
-    @property
-    def pid(self) -> int:
-        """Its id, which is also that of its group."""
-        ...
+    The descriptor `ended` becomes readable when it has ended; `reap` then returns its exit code, negative for a signal,
+    and the most bytes of memory that it held, if they are known.
+    """
 
-    @property
-    def peak_bytes(self) -> int | None:
-        """The most memory that it held, once it has ended."""
-        ...
+    def __init__(self, pid: int, ended: int, reap: Callable[[], tuple[int, int | None]]) -> None:
+        self.pid, self.peak_bytes = pid, None
+        self._ended, self._reap, self._exit_code = ended, reap, None
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable when it has ended."""
-        ...
+        """Return the descriptor that becomes readable when it has ended."""
+        return self._ended
 
     def wait(self, timeout: float | None = None) -> int:
         """Return its exit code, negative for a signal.
@@ -150,50 +148,32 @@ class Child(Protocol):
             subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
 
         """
-        ...
-
-
-class FreshProcess:
-    """A process that was started by a command."""
-
-    def __init__(self, process: subprocess.Popen[Any]) -> None:
-        self.pid, self.peak_bytes = process.pid, None
-        self._process, self._descriptor = process, os.pidfd_open(process.pid)
-
-    def fileno(self) -> int:
-        """Return a descriptor that becomes readable when it has ended."""
-        return self._descriptor
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return its exit code, negative for a signal; see `Child`."""
-        if self._process.returncode is None:
-            if not select.select([self._descriptor], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(str(self._process.args), timeout or 0.0)
-            _, status, usage = os.wait4(self.pid, 0)
-            os.close(self._descriptor)
-            self.peak_bytes = 1024 * usage.ru_maxrss
-            self._process.returncode = os.waitstatus_to_exitcode(status)
-        return self._process.returncode
+        if self._exit_code is None:
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self._exit_code, self.peak_bytes = self._reap()
+            os.close(self._ended)
+        return self._exit_code
 
 
 @contextmanager
-def started(command: Sequence[str], output: Any, own: set[int] | None = None, **options: Any) -> Iterator[FreshProcess]:
+def started(command: Sequence[str], output: Any, own: set[int] | None = None, **options: Any) -> Iterator[Child]:
     """Start a command that leads a process group, with its output in the file `output`; kill the group at the end.
 
     `options` are those of `subprocess.Popen`. `own` is that of `Orphans`.
     """
-    process = FreshProcess(
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            **options,
-        )
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, **options
     )
-    with guarded(process, set() if own is None else own):
-        yield process
+
+    def reap() -> tuple[int, int]:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return process.returncode, 1024 * usage.ru_maxrss
+
+    child = Child(process.pid, os.pidfd_open(process.pid), reap)
+    with guarded(child, set() if own is None else own):
+        yield child
 
 
 @contextmanager
@@ -206,7 +186,7 @@ def guarded(child: Child, own: set[int]) -> Iterator[None]:
     own.add(child.pid)
     command = ["/bin/sh", "-c", f"read -r line; kill -s KILL -- -{child.pid}"]
     guard = None
-    with contextlib.suppress(OSError):  # no shell: only the worker itself then dies with this process
+    with contextlib.suppress(OSError):  # no shell: the child then fails at its next event
         guard = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -238,14 +218,6 @@ def run_command(
             return process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
-
-
-def end_with(parent: int) -> None:
-    """Let the kernel kill this process when the process `parent` dies, even while it holds the GIL."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before that
-        os._exit(1)
 
 
 @dataclass(frozen=True)
@@ -353,8 +325,7 @@ def perform(
 
 def worker_command(task_file: Path, descriptors: Sequence[int] = ()) -> list[str]:
     """Return the command of a fresh process that performs the task, with the descriptors of its events and turns."""
-    events, *turns = map(str, descriptors or ("-",))
-    return [sys.executable, "-m", "profiling.run.worker", str(task_file), events, str(os.getpid()), *turns]
+    return [sys.executable, "-m", "profiling.run.worker", str(task_file), *map(str, descriptors)]
 
 
 def _attended(

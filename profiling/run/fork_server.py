@@ -1,6 +1,6 @@
 """Starts cells as forks of one process that has imported torch, which saves seconds for each.
 
-python -m profiling.run.fork_server CHANNEL PARENT WORKER [MODULE …]
+python -m profiling.run.fork_server CHANNEL WORKER [MODULE …]
 
 A fork is like a fresh process after the same imports: no CUDA context, no compiled code, its own session, output,
 working folder and environment. A variable that torch reads while it is imported (TORCH_TRACE) needs a fresh process.
@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from profiling.run.child import end_with, started
+from profiling.run.child import Child, started
 
-#: What the server imports: its `work` performs the task.
+#: What the server imports: its `work_and_exit` performs the task.
 WORKER = "profiling.run.worker"
 #: Most bytes of a request: a path, and the environment variables that differ from the server's.
 _REQUEST_BYTES = 2**17
@@ -40,40 +40,10 @@ _START_SECONDS = 300.0
 _NO_ANSWER = 255
 
 
-class ForkedProcess:
-    """A process forked by the server: a `profiling.run.child.Child`."""
-
-    def __init__(self, pid: int, status: int) -> None:
-        self.pid, self._status = pid, status
-        self.peak_bytes: int | None = None
-        self._exit_code: int | None = None
-
-    def fileno(self) -> int:
-        """Return a descriptor that becomes readable when the process has ended."""
-        return self._status
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, negative for a signal; that of SIGKILL if the server died, too.
-
-        Raises:
-            subprocess.TimeoutExpired: the process has not ended after `timeout` seconds.
-
-        """
-        if self._exit_code is None:
-            if not select.select([self._status], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("cell", timeout or 0.0)
-            text = os.read(self._status, 100)
-            os.close(self._status)
-            code, peak = map(int, text.split()) if text else (-signal.SIGKILL, None)
-            self._exit_code, self.peak_bytes = code, peak
-        return self._exit_code
-
-
 class ForkServer:
     """The server, started by the first request; it imports `modules` and the worker.
 
-    `own` is that of `profiling.run.child.Orphans`, so that the server does not count as left over by a
-    cell.
+    `own` is that of `profiling.run.child.Orphans`, so that the server does not count as left over by a cell.
     """
 
     def __init__(self, own: set[int], modules: Iterable[str] = ()) -> None:
@@ -89,7 +59,7 @@ class ForkServer:
         descriptors: Sequence[int],
         environment: Mapping[str, str],
         modules: Collection[str] = (),
-    ) -> ForkedProcess | None:
+    ) -> Child | None:
         """Start a process that performs the task; None if the server cannot, and a fresh process is needed.
 
         `output` is a descriptor for standard output and error; `descriptors` are those of events and turns. `modules`
@@ -115,13 +85,20 @@ class ForkServer:
         if not pid:
             os.close(status)
             return None
-        return ForkedProcess(int(pid), status)
+
+        def reap() -> tuple[int, int | None]:
+            code, peak = map(
+                int, os.read(status, 100).split() or (-signal.SIGKILL, 0)
+            )  # none: the server has died, too
+            return code, peak or None
+
+        return Child(int(pid), status, reap)
 
     def _begin(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stack.callback(self._channel.close)
         self._environment = dict(os.environ)
-        command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), str(os.getpid()), WORKER, *self._modules]
+        command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), WORKER, *self._modules]
         with theirs:  # a cell whose server cannot start is started afresh, and says why itself
             server = started(command, subprocess.DEVNULL, self._own, pass_fds=(theirs.fileno(),))
             self._stack.enter_context(server)
@@ -155,7 +132,7 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> _Request:
     A request for more modules than `imported` is passed on to a server that is forked to import the next of them, so
     that each is imported once, whatever else is wanted with it.
     """
-    server, children = os.getpid(), dict[int, int]()
+    children = dict[int, int]()
     others: dict[tuple[str, ...], socket.socket] = {}
     wakeup, ended = os.pipe()
     os.set_blocking(wakeup, False)
@@ -192,7 +169,6 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> _Request:
                     leave()
                     ours.close()
                     _close(*descriptors)
-                    end_with(server)
                     _import(wanted[-1:])
                     return _serve(theirs, wanted)
                 theirs.close()
@@ -222,7 +198,6 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> _Request:
         os.environ.update(changed)
         os.write(status, f"{os.getpid()}\n".encode())
         os.close(status)
-        end_with(server)
         return _Request(task_file, rest[0], rest[1] if len(rest) > 1 else None)
 
 
@@ -299,8 +274,7 @@ def _reap(children: dict[int, int]) -> None:
 
 def main() -> None:
     """Import what cells need, then serve requests."""
-    descriptor, parent, worker, *modules = sys.argv[1:]
-    end_with(int(parent))
+    descriptor, worker, *modules = sys.argv[1:]
     work = import_module(worker).work_and_exit  # it imports torch
     _import(modules)
     request = _serve(socket.socket(fileno=int(descriptor)))

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -112,55 +112,47 @@ def _hand_over(cell: greenlet, state: ProcessState, waiting: Waiting) -> Turn:
 
 
 class Isolated:
-    """Performs each task in a fresh process, with its output in `cells/<name>.log`.
+    """Performs each task in a process of its own, with its output in `cells/<name>.log`.
 
-    With `starts`, process starts are measured before the cell. With `counters`, ncu measures the kernels of each
-    cell in one more process, from the same compile cache. Without `caches`, inductor's default cache is used. With
-    `checkout`, the user's code is imported from there. `orphans` is shared by executors that run at the same time.
-    With `server`, the process is its fork, unless the cell writes a compile log, whose folder torch reads when it is
-    imported.
+    With starts=true process starts are measured before the cell; with counters=true ncu measures its kernels after it,
+    in one more process, from the same compile cache. Without `caches`, inductor's default cache is used. With
+    `checkout`, the user's code is imported from there.
+    `orphans` is shared by executors that run at the same time. With `server`, the process is its fork, unless the cell
+    writes a compile log, whose folder torch reads when it is imported.
     """
 
     def __init__(
         self,
         run: Path,
-        *,
-        trace: bool,
         timeout: float,
-        caches: CompileCaches | None = None,
-        starts: bool = False,
         prepare_timeout: float | None = None,
-        counters: bool = False,
+        caches: CompileCaches | None = None,
         orphans: Orphans | None = None,
         checkout: Checkout | None = None,
         server: ForkServer | None = None,
     ) -> None:
-        self._server, self._starts = server, starts
-        self._run, self._trace, self._caches = run, trace, caches
         self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
-        self._prepare_timeout = prepare_timeout
-        self._orphans, self._checkout = orphans or Orphans(), checkout
-        self._counters = CounterPass(run, self._orphans.own) if counters else None
+        self._run, self._prepare_timeout, self._caches = run, prepare_timeout, caches
+        self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
+        self._counters = CounterPass(run, self._orphans.own)
 
     def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
-        """Perform the task in a fresh process, with a separate compile log if the run is traced.
+        """Perform the task in a process of its own, with its own compile log if the run is traced.
 
         The timeout of a cell counts the seconds in which it is active, and not those in which it waits for its turn.
         """
         task = replace(task, checkout=self._checkout)
-        is_probe = isinstance(task, Probe)
-        limits = Limits(PROBE_SECONDS) if is_probe else Limits(self.timeout, self._prepare_timeout)
-        users_folder, cells_folder = os.environ.get(TORCH_TRACE), self._run / "torch_trace" / name
-        trace = {TORCH_TRACE: str(cells_folder)} if self._trace and users_folder is None else {}
-        logs: set[Path] = set()
+        jobs = task.jobs if isinstance(task, Probe) else (task.job,)
+        settings = jobs[0].settings
+        limits = Limits(PROBE_SECONDS) if isinstance(task, Probe) else Limits(self.timeout, self._prepare_timeout)
         sections: dict[str, Any] = {}
-
         try:
             files = self._run / "cells" / name
             files.parent.mkdir(exist_ok=True)
-            server = None if trace else self._server
-            with lease(self._caches, task) as cache, self._orphans.adopted():
-                notes = self._measure_starts(task, cache, on_event)
+            server = None if settings.trace else self._server
+            log = _compile_log(self._run / "torch_trace" / name) if settings.trace else nullcontext({})
+            with log as trace, lease(self._caches, task) as cache, self._orphans.adopted():
+                notes = self._measure_starts(task, cache, on_event) if isinstance(task, Cell) else ()
                 if isinstance(task, Cell) and server is not None:
                     yield from self._compile_parts(task, cache, server)
 
@@ -171,34 +163,15 @@ class Isolated:
                     on_event(event)
 
                 environment = {**os.environ, **trace, **cache.variables, RUN_PROCESS: str(os.getpid())}
-                jobs = task.jobs if isinstance(task, Probe) else (task.job,)
-                worker = child.perform(
+                process_end = yield from child.perform(
                     *(task, files, limits, relay, environment, self._orphans.own),
                     turns=turns,
                     server=server,
                     modules={module for job in jobs for module in job.imports} if server is not None else (),
                 )
-                with closing(worker):
-                    turn: Turn | None = None
-                    before = _compile_logs(users_folder)
-                    while True:
-                        try:
-                            state = next(worker) if turn is None else worker.send(turn)
-                        except StopIteration as end:
-                            process_end = end.value
-                            break
-                        logs |= _compile_logs(users_folder) - before
-                        turn = yield state
-                        if isinstance(state, Waiting):  # other cells have written their logs meanwhile
-                            before = _compile_logs(users_folder)
-                    logs |= _compile_logs(users_folder) - before
                 notes += self._orphans.notes()
-                if self._counters is not None and isinstance(task, Cell) and process_end.death is None:
-                    notes += self._counted(self._counters, task, sections, environment, relay)
-            if self._trace and users_folder is not None:  # torch wrote there; the run gets a copy
-                cells_folder.mkdir(parents=True, exist_ok=True)
-                for log in logs:
-                    shutil.copy(log, cells_folder)
+                if settings.counters and isinstance(task, Cell) and process_end.death is None:
+                    notes += self._counted(task, sections, environment, relay)
         except OSError as error:  # a name that is too long for a file, for example
             return ProcessEnd(f"could not be run: {error.strerror or error}")
         return dataclasses.replace(process_end, notes=(*process_end.notes, *notes))
@@ -232,31 +205,43 @@ class Isolated:
             for session in sessions:
                 session.close()
 
-    def _measure_starts(self, task: Task, cache: Lease, on_event: Emit) -> tuple[str, ...]:
+    def _measure_starts(self, cell: Cell, cache: Lease, on_event: Emit) -> tuple[str, ...]:
         """Measure the starts of the cell in fresh processes and send them; return a note where a start failed."""
-        if not self._starts or not isinstance(task, Cell) or task.control:
+        if not cell.job.settings.starts:
             return ()
         on_event(Phase("starts"))
         limits = Limits(self.timeout, self._prepare_timeout)
         try:
-            section, notes = StartPass(self._run, limits, self._orphans.own).measure(task, cache)
+            section, notes = StartPass(self._run, limits, self._orphans.own).measure(cell, cache)
         except NoStartError as error:
             return (f"no starts: {error}",)
         on_event(Sections(encode_sections(starts=section)))
         return notes
 
     def _counted(
-        self, counters: CounterPass, task: Cell, sections: Mapping[str, Any], variables: dict[str, str], on_event: Emit
+        self, cell: Cell, sections: Mapping[str, Any], variables: dict[str, str], on_event: Emit
     ) -> tuple[str, ...]:
         """Measure hardware counters of a cell that has ended, and send them; return a note where there are none."""
         on_event(Phase("counters"))
         variables.pop(TORCH_TRACE, None)  # a second compile log would be read as that of the cell
         try:
-            section = counters.measure(Counters(job=task.job, checkout=task.checkout), sections, variables)
+            section = self._counters.measure(Counters(job=cell.job, checkout=cell.checkout), sections, variables)
         except NoCountersError as error:
             return (f"no hardware counters: {error}",)
         on_event(Sections(encode_sections(hardware_counters=section)))
         return ()
+
+
+@contextmanager
+def _compile_log(folder: Path) -> Iterator[Mapping[str, str]]:
+    """Yield the variable that makes torch write its compile log into `folder`; the user's TORCH_TRACE gets a copy."""
+    users = os.environ.get(TORCH_TRACE)
+    try:
+        yield {TORCH_TRACE: str(folder)}
+    finally:
+        if users is not None:
+            with contextlib.suppress(OSError):  # nothing was compiled
+                shutil.copytree(folder, users, dirs_exist_ok=True)
 
 
 class ProcessState:
@@ -320,7 +305,3 @@ def _duplicate(descriptor: int) -> int | None:
     with contextlib.suppress(OSError):  # it is closed
         return os.dup(descriptor)
     return None
-
-
-def _compile_logs(folder: str | None) -> set[Path]:
-    return set() if folder is None else set(Path(folder).glob("*.log"))

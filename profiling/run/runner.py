@@ -132,21 +132,11 @@ class Run:
             self.progress.say(f"{end.status}: {names} ({printable(end.reason)})")
 
     def _executor(self, orphans: Orphans, server: ForkServer) -> Executor:
-        settings = self.config.settings
-        if self.config.isolation == "none":
-            return InProcess(self.folder, trace=settings.trace, caches=self.caches)
-        return Isolated(
-            self.folder,
-            trace=settings.trace,
-            timeout=self.config.cell_timeout,
-            caches=self.caches,
-            starts=settings.starts,
-            prepare_timeout=self.config.prepare_timeout,
-            counters=settings.counters,
-            orphans=orphans,
-            checkout=self.checkout,
-            server=server,
-        )
+        config = self.config
+        if config.isolation == "none":
+            return InProcess(self.folder, trace=config.settings.trace, caches=self.caches)
+        limits = config.cell_timeout, config.prepare_timeout
+        return Isolated(self.folder, *limits, self.caches, orphans, self.checkout, server)
 
     def _probe(self, executor: Executor) -> Probed:
         """Call `probe` in another process: it resolves the settings and checks every option. Return its result."""

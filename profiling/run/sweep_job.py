@@ -25,7 +25,7 @@ from profiling.machine.places import Place, held_place, visible_gpus
 from profiling.results.jsonl import read_records
 from profiling.results.run_folder import CONFIG_FILE, JOB_LOG
 from profiling.results.sweep import ENDED, State, SweepJob, keep_alive, read_job, read_plan, write_job
-from profiling.run.child import FreshProcess, kill, signal_name, started
+from profiling.run.child import Child, kill, signal_name, started
 
 INTERRUPTED, WRONG_INPUT = 130, 2
 #: Seconds in which a run that is out of time may end by itself and write its records.
@@ -155,7 +155,7 @@ def _say(job: SweepJob, line: str) -> None:
     print(f"job {job.number} {line}", file=sys.stderr, flush=True)
 
 
-def _end(process: FreshProcess) -> int:
+def _end(process: Child) -> int:
     """End a run as Ctrl-C does, so that it writes its records and report; kill it if it does not."""
     with suppress(ProcessLookupError):
         os.kill(process.pid, signal.SIGTERM)

@@ -22,10 +22,9 @@ class Probe(_Task, frozen=True, tag="probe"):
 
 
 class Cell(_Task, frozen=True, tag="cell"):
-    """Measure a cell. A control is a second process of one that takes turns: it is timed and nothing else."""
+    """Measure a cell."""
 
     job: Job
-    control: bool = False
 
 
 class Start(_Task, frozen=True, tag="start"):

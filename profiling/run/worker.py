@@ -1,8 +1,8 @@
 """The process that performs one task: it reads the task from a file and sends events to its parent.
 
-python -m profiling.run.worker TASK_FILE EVENT_DESCRIPTOR PARENT [TURN_DESCRIPTOR]
+python -m profiling.run.worker TASK_FILE [EVENT_DESCRIPTOR [TURN_DESCRIPTOR]]
 
-The descriptor is - for a task that sends no events.
+Without descriptors it sends no events, or takes no turns.
 """
 
 from __future__ import annotations
@@ -18,11 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from profiling.run.child import STACKS, end_with
-
-if __name__ == "__main__" and sys.argv[2] != "-":  # ncu stands between a process that it measures and its parent
-    end_with(int(sys.argv[3]))  # before the imports, which take seconds
-
 import msgspec
 import torch
 
@@ -32,13 +27,14 @@ from profiling.errors import InputError, MissingExtraError, SkippedError, print_
 from profiling.machine.memory import held_before
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results import measured
+from profiling.run.child import STACKS
 from profiling.run.events import BadInput, Emit, End, Phase, Started, sender, turns_from
 from profiling.run.job import Job
 from profiling.run.task import Cell, Counters, Probe, Start, Task, read_task
 
 
-def work(task_file: str, events: int, turns: int | None) -> None:
-    """Perform the task in a file; `events` and `turns` are the descriptors of its events and of its turns."""
+def work_and_exit(task_file: str, events: int, turns: int | None = None) -> None:
+    """Perform the task in a file, and end this process; `events` and `turns` are the descriptors of its channels."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.register(STACKS)
     for each in (events, turns):
@@ -49,11 +45,6 @@ def work(task_file: str, events: int, turns: int | None) -> None:
         perform(task, emit, None if turns is None else turns_from(turns, emit))
     except KeyboardInterrupt as error:  # from the cell's own code: Ctrl-C in a terminal reaches only the parent
         _fail(task, error, emit)
-
-
-def work_and_exit(task_file: str, events: int, turns: int | None) -> None:
-    """Perform the task in a file, and end this process."""
-    work(task_file, events, turns)
     _exit()
 
 
@@ -168,8 +159,8 @@ def _fail(task: Task, error: BaseException, emit: Emit) -> None:
 
 
 if __name__ == "__main__":
-    _task_file, _events, _, *_turns = sys.argv[1:]
-    if _events == "-":
-        perform(read_task(Path(_task_file)), lambda event: None)
+    _task_file, *_descriptors = sys.argv[1:]
+    if _descriptors:
+        work_and_exit(_task_file, *map(int, _descriptors))
     else:
-        work_and_exit(_task_file, int(_events), int(_turns[0]) if _turns else None)
+        perform(read_task(Path(_task_file)), lambda event: None)

@@ -18,7 +18,7 @@ from pathlib import Path
 from profiling.errors import override
 from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import BASELINE, Record
-from profiling.run.child import FreshProcess, started
+from profiling.run.child import Child, started
 
 #: Share of the budget (0 to 1) in which each device searches its own steps; in the rest the first one searches all.
 SEARCHING = 0.8
@@ -32,7 +32,7 @@ class OtherSearches:
 
     folder: Path
     own_steps: frozenset[str]
-    processes: list[FreshProcess] = field(default_factory=list)
+    processes: list[Child] = field(default_factory=list)
 
     def join(self, seconds: float) -> list[Record]:
         """Wait for the searches to end, for the `seconds` that are left of their budget, and return their records."""

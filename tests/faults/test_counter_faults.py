@@ -73,7 +73,7 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
     settings = Settings(device="cuda:0", trace=True, counters=True)
     job = Job("generic_forward", spec, "baseline", {}, {}, settings, str(tmp_path), FORWARD)
     events = []
-    cells = Isolated(tmp_path, trace=True, timeout=9.0, counters=True)
+    cells = Isolated(tmp_path, timeout=9.0)
     process_end = process.perform(cells, Cell(job=job), job.name, events.append)
     assert process_end.death is None
     assert [type(each) for each in events] == [Sections, End, Phase]

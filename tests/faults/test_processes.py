@@ -30,7 +30,7 @@ NET = Job("t", ComponentSpec("net", {"_target_": "n"}, {"x": {"shape": [1]}}), "
 
 SCRIPT = """
 import json, os, subprocess, sys, time
-FD, TURNS, N = int(sys.argv[4]), int((sys.argv + [0, 0])[6]), iter(range(10**9))
+FD, TURNS, N = int(sys.argv[4]), int((sys.argv + [0])[5]), iter(range(10**9))
 
 def send(**event):
     os.write(FD, (json.dumps([next(N), event]) + "\\n").encode())
@@ -65,7 +65,7 @@ def executor(monkeypatch, tmp_path):
         program.write_text(f"#!{sys._base_executable} -IS\n{SCRIPT}{script}\n")
         program.chmod(0o755)
         monkeypatch.setattr(child, "sys", SimpleNamespace(executable=str(program)))
-        return Isolated(tmp_path, trace=False, timeout=timeout, orphans=orphans, **options)
+        return Isolated(tmp_path, timeout=timeout, orphans=orphans, **options)
 
     return make
 

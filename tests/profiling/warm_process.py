@@ -12,7 +12,6 @@ import json
 import multiprocessing
 import os
 import runpy
-import select
 import signal
 import socket
 import sys
@@ -106,36 +105,18 @@ def _become(
     runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
-class _Server:
-    """The warm process that becomes the fork server of a run: a `profiling.run.child.Child`."""
-
-    peak_bytes: int | None = None
-
-    def __init__(self, pid: int) -> None:
-        self.pid, self._ended = pid, os.pidfd_open(pid)
-
-    def fileno(self) -> int:
-        """Return a descriptor that becomes readable when the process has ended."""
-        return self._ended
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, negative for a signal."""
-        if not select.select([self._ended], [], [], timeout)[0]:
-            raise TimeoutExpired("server", timeout or 0.0)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
 def _offer_a_server() -> None:
     """Fork a process now, before the run has changed anything in this one, and let its first fork server be that."""
     environment, begin_fresh = dict(os.environ), ForkServer._begin
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         ours.close()
-        _serve_once(theirs, parent)
+        _serve_once(theirs)
     theirs.close()
-    servers = [_Server(pid)]
+    # The warm process that becomes the fork server of a run.
+    reap = lambda: (os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), None)  # noqa: E731
+    servers = [child.Child(pid, os.pidfd_open(pid), reap)]
 
     def begin(self: ForkServer) -> None:
         if not servers:
@@ -152,10 +133,9 @@ def _offer_a_server() -> None:
     ForkServer._begin = begin  # pyright: ignore[reportAttributeAccessIssue] - of this process only
 
 
-def _serve_once(control: socket.socket, parent: int) -> None:
+def _serve_once(control: socket.socket) -> None:
     """Wait for the modules and the channel of a fork server, and be it; it does not return."""
     os.setsid()
-    child.end_with(parent)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(nowhere, number)

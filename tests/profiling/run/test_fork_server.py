@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -84,13 +83,6 @@ def start(server, tmp_path):
     return run
 
 
-def _is_alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def ended(process):
     return process.wait(20.0)
 
@@ -164,10 +156,6 @@ def test_a_server_that_was_killed_takes_its_processes_with_it(server, start):
     (pid,) = {child.pid for child in psutil.Process().children() if "fork_server" in " ".join(child.cmdline())}
     os.kill(pid, signal.SIGKILL)
     assert ended(process) == -signal.SIGKILL
-    deadline = time.monotonic() + 20
-    while _is_alive(process.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
     assert start("pass") is None, "the caller then starts a fresh process"
 
 
