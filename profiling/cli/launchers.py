@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from profiling.errors import InputError, command
-from profiling.machine.places import physical_cores, visible_gpus
+from profiling.machine.places import visible_gpus
+from profiling.machine.run_queue import physical_cores
 from profiling.results.sweep import Launcher
 from profiling.run.sweep_job import JobTask, run_job
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import pynvml
 
+from profiling.machine.run_queue import physical_cores
+
 #: Seconds between two looks for a free place, and of waiting after which that is said.
 _POLL_SECONDS, _SAID_SECONDS = 0.2, 5.0
 
@@ -116,20 +118,6 @@ def _choices(gpus: tuple[str, ...], cpus: int | None) -> list[list[tuple[int, ..
     sets = [cores[start : start + number] for start in range(0, len(cores) - number + 1, number)]
     near = _cpus_of(gpus[0]) if gpus else frozenset[int]()
     return sorted(sets, key=lambda each: -sum(cpu in near for core in each for cpu in core))
-
-
-def physical_cores() -> list[tuple[int, ...]]:
-    """Return the cores that this process may use, as tuples of their CPUs (hyperthreads), ordered by socket."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores: dict[tuple[int, int], list[int]] = {}
-    for cpu in sorted(allowed):
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-        key = (0, cpu)
-        with suppress(OSError, ValueError):
-            socket, core = (int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
-            key = (socket, core)
-        cores.setdefault(key, []).append(cpu)
-    return [tuple(cores[key]) for key in sorted(cores)]
 
 
 def visible_gpus() -> list[str]:

@@ -7,7 +7,7 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -32,7 +32,7 @@ def pinned(threads: int) -> Iterator[tuple[int, ...]]:
     pinning.
     """
     allowed = os.sched_getaffinity(0)
-    cores = _apart(sorted(allowed), threads) if 0 < threads < len(allowed) else ()
+    cores = _apart(threads) if 0 < threads < len(allowed) else ()
     if not cores:
         yield ()
         return
@@ -60,19 +60,28 @@ def _restrict(thread: int, cores: Iterable[int]) -> None:
         os.sched_setaffinity(thread, cores)
 
 
-def _apart(allowed: Sequence[int], number: int) -> tuple[int, ...]:
-    """Return `number` of the allowed cores: different physical cores first, and of these the last ones.
+def _apart(number: int) -> tuple[int, ...]:
+    """Return `number` of the CPUs: those of different physical cores first, and of these the last ones.
 
     The last ones, because interrupts are mostly handled on the first.
     """
-    taken, first, second = set[str](), list[int](), list[int]()
-    for core in reversed(allowed):
-        physical = str(core)
-        with contextlib.suppress(OSError):
-            physical = (_CORES / f"cpu{core}" / "topology" / "thread_siblings_list").read_text()
-        (second if physical in taken else first).append(core)
-        taken.add(physical)
-    return tuple(sorted([*first, *second][:number]))
+    cores = physical_cores()
+    first, second = [core[-1] for core in cores], [cpu for core in cores for cpu in core[:-1]]
+    return tuple(sorted((sorted(first, reverse=True) + sorted(second, reverse=True))[:number]))
+
+
+def physical_cores() -> list[tuple[int, ...]]:
+    """Return the cores that this process may use, as tuples of their CPUs (hyperthreads), ordered by socket."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    cores: dict[tuple[int, int], list[int]] = {}
+    for cpu in sorted(allowed):
+        topology = _CORES / f"cpu{cpu}" / "topology"
+        key = (0, cpu)
+        with contextlib.suppress(OSError, ValueError):
+            socket, core = (int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
+            key = (socket, core)
+        cores.setdefault(key, []).append(cpu)
+    return [tuple(cores[key]) for key in sorted(cores)]
 
 
 class RunQueueMonitor:

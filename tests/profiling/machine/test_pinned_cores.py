@@ -49,9 +49,11 @@ def test_nothing_is_pinned_where_the_threads_need_all_cores(threads):
 @pytest.mark.parametrize(("number", "chosen"), [(2, (5, 7)), (5, (1, 3, 5, 6, 7))])
 def test_cores_that_share_a_physical_core_come_last(tmp_path, monkeypatch, number, chosen):
     monkeypatch.setattr(run_queue, "_CORES", tmp_path)
-    assert run_queue._apart(range(8), 2) == (6, 7), "without a topology each core is its own"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    assert run_queue._apart(2) == (6, 7), "without a topology each core is its own"
     for core in range(8):
         topology = tmp_path / f"cpu{core}" / "topology"
         topology.mkdir(parents=True)
-        (topology / "thread_siblings_list").write_text(f"{core // 2 * 2}-{core // 2 * 2 + 1}\n")
-    assert run_queue._apart(range(8), number) == chosen
+        (topology / "physical_package_id").write_text("0\n")
+        (topology / "core_id").write_text(f"{core // 2}\n")
+    assert run_queue._apart(number) == chosen
