@@ -100,41 +100,47 @@ def launch(target: str, run: Target) -> int:
 
     With --multirun each run is a process of its own (`profiling.cli.sweep`), and the exit code the highest of all runs.
     """
-    with ending_as_on_ctrl_c():
-        return _launched(target, run)
-
-
-def _launched(target: str, run: Target) -> int:
     started = time.time()
-
-    def compose_and_run() -> int:
-        parsed = check_arguments(sys.argv[1:])
-        folders = _config_folders()
-        if not folders[-1].is_dir():
-            raise InputError(
-                f"--config-dir={folders[-1]}: there is no such folder. Name the one that holds component/my_net.yaml."
-            )
-        if any(getattr(parsed, each) for each in _SHOWS_THE_CONFIG):
-            register_resolvers()
-            sys.argv += register(target, parsed.overrides, folders)
-            os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line
-            hydra.main(version_base=None, config_path=str(CONF), config_name=target)(lambda cfg: None)()
+    with ending_as_on_ctrl_c():
+        try:
+            return _launched(target, run, started)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except InputError as error:
+            return _print_error(str(error))
+        except BrokenPipeError:  # the reader of --help is gone
+            discard_output()
             return 0
-        if parsed.multirun:
-            from profiling.cli.sweep import sweep
+        except _EXPLAINED as error:
+            return _print_error(_explained(error, target, _config_folders()))
 
-            return sweep(target, sys.argv[1:], parsed, validate, started)
-        cfg = _composed(target, parsed.overrides, folders)
-        HydraConfig.instance().set_config(cfg)  # of which the folder is made
-        folder = Path(cfg.hydra.run.dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        with claimed(folder, cfg.get("resume"), lambda line: print(line, file=sys.stderr), started=started):
-            return run(_without_hydra(cfg), folder)
 
-    def validate(overrides: Sequence[str]) -> None:
-        read_config(compose_config(target, overrides, _config_folders()))
+def _launched(target: str, run: Target, started: float) -> int:
+    parsed = check_arguments(sys.argv[1:])
+    folders = _config_folders()
+    if not folders[-1].is_dir():
+        raise InputError(
+            f"--config-dir={folders[-1]}: there is no such folder. Name the one that holds component/my_net.yaml."
+        )
+    if any(getattr(parsed, each) for each in _SHOWS_THE_CONFIG):
+        register_resolvers()
+        sys.argv += register(target, parsed.overrides, folders)
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line
+        hydra.main(version_base=None, config_path=str(CONF), config_name=target)(lambda cfg: None)()
+        return 0
+    if parsed.multirun:
+        from profiling.cli.sweep import sweep
 
-    return _exit_code_of(compose_and_run, target)
+        def validate(overrides: Sequence[str]) -> None:
+            read_config(compose_config(target, overrides, folders))
+
+        return sweep(target, sys.argv[1:], parsed, validate, started)
+    cfg = _composed(target, parsed.overrides, folders)
+    HydraConfig.instance().set_config(cfg)  # of which the folder is made
+    folder = Path(cfg.hydra.run.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with claimed(folder, cfg.get("resume"), lambda line: print(line, file=sys.stderr), started=started):
+        return run(_without_hydra(cfg), folder)
 
 
 def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run], int] | None = None) -> int:
@@ -412,21 +418,6 @@ def _interrupt(_signal: int, _frame: object) -> None:
 
 #: Errors that become one line.
 _EXPLAINED = (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, OSError)
-
-
-def _exit_code_of(work: Callable[[], int], target: str = "") -> int:
-    """Return the exit code of `work`; if it raises, print the error in one line and return the error's exit code."""
-    try:
-        return work()
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except InputError as error:
-        return _print_error(str(error))
-    except BrokenPipeError:  # the reader of --help is gone
-        discard_output()
-        return 0
-    except _EXPLAINED as error:
-        return _print_error(_explained(error, target, _config_folders()))
 
 
 def _explained(error: Exception, target: str, folders: Sequence[Path]) -> str:
