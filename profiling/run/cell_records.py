@@ -86,6 +86,7 @@ class LiveCell:
     job: Job
     round_: int = 1
     is_control: bool = False  # a second process of a cell: it is timed, and has no record
+    takes_turns: bool = True  # else it is measured at once
     events: CellEvents = field(init=False)
     notes: list[str] = field(default_factory=list, init=False)
     number: int = field(default=0, init=False)  # in the progress display, once it has begun
@@ -112,7 +113,7 @@ class LiveCell:
     def start(self) -> None:
         """Start its session, in which it is prepared."""
         name = f"{self.job.name}.control" if self.is_control else self.job.name
-        self.session = self.executor.session(Cell(job=self.job), name, self._receive)
+        self.session = self.executor.session(Cell(job=self.job), name, self._receive, turns=self.takes_turns)
 
     def resume(self) -> bool:
         """Let its process go on until there is nothing to read; return whether it has ended, or waits for its turn."""
@@ -212,7 +213,7 @@ class CellRecords:
             f"{label}{cell.job.component.name} · {cell.job.variant}{suffix}", cell.number, self.total, again=again
         )
 
-    def begin(self, cell: LiveCell, note: str = "") -> bool:
+    def begin(self, cell: LiveCell) -> bool:
         """Prepare the files and the row of a cell that is about to run; False where its component has an error."""
         self.begun += 1
         job, cell.number = cell.job, self.begun
@@ -223,7 +224,7 @@ class CellRecords:
             self.keep(record)
             self.progress.end(record)
             return False
-        cell.notes = [*([note] if note else []), *self._remove_files(job, first_round=cell.round_ == 1)]
+        cell.notes += self._remove_files(job, first_round=cell.round_ == 1)
         if self.changed_code:
             cell.notes.append(f"measured with other code than the run began with: {self.changed_code}")
         if job.cell not in self.by_cell:  # a row for this cell, whatever ends the run; an earlier round has one
@@ -303,23 +304,19 @@ class CellRecords:
         return self.config.files.clear(self.folder, job.name, first_round=first_round)
 
     def merged(self, record: Record, round_: int) -> Record:
-        """Merge the record of a round with those before it, and add the speedup.
+        """Merge the record of a round with those before it, and add the speedup; turns have no rounds.
 
         A metric of the user may report numbers that cannot be computed with: then the record is failed.
         """
         try:
-            merged = self._in_round(record, round_)
+            merged = record
+            if self.config.rounds > 1 and record.turns is None:
+                before = self.by_cell.get(record.cell) if round_ > 1 else None
+                merged = with_round(before, record, round_, self.config.rounds)
             encode_record(merged)
         except Exception as error:
             return record.with_status("failed", f"its rounds cannot be merged: {reason_of(error)}")
         return self._with_speedup(merged)
-
-    def _in_round(self, record: Record, round_: int) -> Record:
-        """Merge the record of a round with those of the rounds before it; turns have no rounds."""
-        if self.config.rounds == 1 or record.turns is not None:
-            return record
-        before = self.by_cell.get(record.cell) if round_ > 1 else None
-        return with_round(before, record, round_, self.config.rounds)
 
     def _with_speedup(self, record: Record) -> Record:
         baseline = self.by_cell.get((record.component, BASELINE))

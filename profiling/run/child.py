@@ -96,6 +96,16 @@ def advance(session: Session, turn: Turn | None = None) -> Waiting:
     return state
 
 
+def to_its_end(session: Session) -> ProcessEnd:
+    """Resume a session that takes no turns until it has ended; return how."""
+    with contextlib.closing(session):
+        try:
+            advance(session)
+        except StopIteration as end:
+            return end.value
+    return ProcessEnd("asked for a turn, although it takes none")
+
+
 def wait(pending: Sequence[Pending]) -> None:
     """Wait until one of several sessions can be resumed."""
     descriptors = {each for one in pending for each in one.descriptors}

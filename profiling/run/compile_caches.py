@@ -34,104 +34,94 @@ FROM_CACHE = ("inductor", "autotune", "package")
 
 
 @dataclass
-class _Cache:
-    """A folder, that of the packages, and the first cell that prepared from them when they were empty."""
+class Cache:
+    """A folder of compiled code, that of its packages, and the first cell that prepared from them."""
 
-    folder: TemporaryDirectory[str]
+    folder: TemporaryDirectory[str] | None = None  # None: inductor's own, of which nothing is known
     packages: Path | None = None  # in the run folder, so that a package is linked and not copied; None: not shared
     filled_by: str | None = None  # its variant
     phases: Mapping[str, float] = field(default_factory=dict)  # of preparing it, in seconds
 
-    def remove(self) -> None:
-        """Remove the folders."""
-        self.folder.cleanup()
-        if self.packages is not None:
-            shutil.rmtree(self.packages, ignore_errors=True)
-
-
-@dataclass
-class Lease:
-    """The cache of one cell.
-
-    `variables`: environment variables that point compilers to it; empty: they use their default folders.
-    """
-
-    variables: Mapping[str, str]
-    _variant: str = ""
-    _cache: _Cache | None = None
-    _shared: bool = False
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """Environment variables that point compilers to it."""
+        return {} if self.folder is None else cache_variables(self.folder.name, self.packages)
 
     @property
     def is_fillable(self) -> bool:
-        """Whether this cache is empty, and later cells will start from it."""
-        return self._shared and self._cache is not None and self._cache.filled_by is None
+        """Whether it is empty, and later cells will start from it."""
+        return self.packages is not None and self.filled_by is None
 
     def fill(self, starts: Sequence[Start], by: str) -> None:
         """Record that cold starts filled the cache: those of `by`."""
-        if self._cache is not None:
-            self._cache.filled_by = by
-            self._cache.phases = {
-                phase: sum(each.phases.get(phase, 0.0) for each in starts)
-                for phase in dict.fromkeys(phase for each in starts for phase in each.phases)
-            }
+        self.filled_by = by
+        self.phases = {
+            phase: sum(each.phases.get(phase, 0.0) for each in starts)
+            for phase in dict.fromkeys(phase for each in starts for phase in each.phases)
+        }
 
     def empty(self) -> None:
         """Remove what a failed start left."""
-        if self.is_fillable and self._cache is not None:
-            for path in (*Path(self._cache.folder.name).iterdir(), *filter(None, [self._cache.packages])):
+        if self.folder is not None and self.packages is not None and self.filled_by is None:
+            for path in (*Path(self.folder.name).iterdir(), self.packages):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
 
-    def describe(self, event: Event) -> Event:
-        """Return the event of the cell, with the cache that it compiled from in its section `prepare`."""
-        if self._cache is None or not isinstance(event, Sections) or "prepare" not in event.sections:
+    def remove(self) -> None:
+        """Remove the folders."""
+        if self.folder is not None:
+            self.folder.cleanup()
+        if self.packages is not None:
+            shutil.rmtree(self.packages, ignore_errors=True)
+
+    def describe(self, event: Event, variant: str) -> Event:
+        """Return the event of a cell, with the cache that it compiled from in its section `prepare`."""
+        if self.folder is None or not isinstance(event, Sections) or "prepare" not in event.sections:
             return event
         try:
             prepare: Prepare | None = decode_section("prepare", event.sections["prepare"])
         except ValueError:  # the record says what is wrong with it
             return event
-        if prepare is None:
+        if prepare is None or not prepare.graphs:
             return event
-        return Sections({**event.sections, **encode_sections(prepare=self._described(self._cache, prepare))})
-
-    def _described(self, cache: _Cache, prepare: Prepare) -> Prepare:
-        if not prepare.graphs:
-            return prepare
-        if cache.filled_by is None:
-            cache.filled_by, cache.phases = self._variant, prepare.phases
-        elif prepare.cache_hits:
-            cold_s = prepare.seconds
-            for phase in FROM_CACHE:
-                cold_s += cache.phases.get(phase, 0.0) - prepare.phases.get(phase, 0.0)
-            return replace(prepare, cache=f"from {cache.filled_by}", cold_s=max(cold_s, prepare.seconds))
-        return replace(prepare, cache="cold")
+        if self.filled_by is not None and prepare.cache_hits:
+            saved = (self.phases.get(phase, 0.0) - prepare.phases.get(phase, 0.0) for phase in FROM_CACHE)
+            cold_s = max(prepare.seconds + sum(saved), prepare.seconds)
+            prepare = replace(prepare, cache=f"from {self.filled_by}", cold_s=cold_s)
+        else:
+            if self.filled_by is None:
+                self.filled_by, self.phases = variant, prepare.phases
+            prepare = replace(prepare, cache="cold")
+        return Sections({**event.sections, **encode_sections(prepare=prepare)})
 
 
 class CompileCaches:
-    """The compiler caches of a run; without `shared`, each cell starts from an empty one."""
+    """The compiler caches of a run, by its option `compile_cache`: fresh, cold or shared."""
 
-    def __init__(self, *, shared: bool = True) -> None:
-        self.shared = shared
-        self._caches: dict[str, _Cache] = {}
+    def __init__(self, kind: str = "fresh") -> None:
+        self.kind = kind
+        self._caches: dict[str, Cache] = {}
 
     @contextmanager
-    def lease(self, task: Task) -> Iterator[Lease]:
+    def lease(self, task: Task) -> Iterator[Cache]:
         """Yield the cache for a task; if the cell prepared nothing, empty it afterwards."""
+        if self.kind == "shared":
+            yield Cache()
+            return
         job = task.job if isinstance(task, Cell) else None
-        key = compiled_code(job) if job is not None and self.shared else None
+        key = compiled_code(job) if job is not None and self.kind == "fresh" else None
         cache = self._caches.get(key) if key is not None else None
         if cache is not None and cache.filled_by is None:  # of a cell that goes on, and has compiled nothing to share
             cache, key = None, None
         if cache is None:
-            cache = _Cache(TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True))
+            cache = Cache(TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True))
             if key is not None and job is not None:
                 cache.packages = Path(job.run, "kernels", f".shared-{uuid4().hex}")
                 self._caches[key] = cache
         try:
-            variables = cache_variables(cache.folder.name, cache.packages)
-            yield Lease(variables, "" if job is None else job.variant, cache, key is not None)
+            yield cache
         finally:
             if key is None or (cache.filled_by is None and self._caches.pop(key, None) is not None):
                 cache.remove()
@@ -141,16 +131,6 @@ class CompileCaches:
         for cache in self._caches.values():
             cache.remove()
         self._caches.clear()
-
-
-@contextmanager
-def lease(caches: CompileCaches | None, task: Task) -> Iterator[Lease]:
-    """Yield the cache for a task; without `caches`, inductor's default."""
-    if caches is None:
-        yield Lease({})
-    else:
-        with caches.lease(task) as leased:
-            yield leased
 
 
 def compiled_code(job: Job) -> str | None:

@@ -46,7 +46,7 @@ class Waiting(_Event, frozen=True, tag="waiting"):
 
 
 class End(_Event, frozen=True, tag="end"):
-    """The cell has ended, or will not run.
+    """The cell has ended, or will not run; of the probe: the run is refused.
 
     Raises:
         ValueError: a status other than ok without a reason, or ok with one.
@@ -78,16 +78,10 @@ class Probed(_Event, frozen=True, tag="probe"):
     not_run: dict[str, End]
 
 
-class BadInput(_Event, frozen=True, tag="bad_input"):
-    """The run is refused."""
-
-    message: str
-
-
-Event = Phase | Sections | Waiting | End | Started | Probed | BadInput
+Event = Phase | Sections | Waiting | End | Started | Probed
 Emit = Callable[[Event], None]
 #: Events after which a task sends nothing more.
-RESULTS = (End, Started, Probed, BadInput)
+RESULTS = (End, Started, Probed)
 
 
 class _Line(msgspec.Struct, array_like=True, frozen=True):

@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 from profiling.run.child import Child, started
@@ -120,14 +120,8 @@ def _read_line(descriptor: int, seconds: float) -> bytes:
     return b""
 
 
-class _Request(NamedTuple):
-    task_file: str
-    events: int
-    turns: int | None
-
-
-def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> _Request:
-    """Fork a process for each request. It returns in the forked process, never in the server.
+def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str, int, int | None]:
+    """Fork a process for each request; return there what `work_and_exit` of the worker takes. The server never returns.
 
     A request for more modules than `imported` is passed on to a server that is forked to import the next of them, so
     that each is imported once, whatever else is wanted with it.
@@ -198,7 +192,7 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> _Request:
         os.environ.update(changed)
         os.write(status, f"{os.getpid()}\n".encode())
         os.close(status)
-        return _Request(task_file, rest[0], rest[1] if len(rest) > 1 else None)
+        return task_file, rest[0], rest[1] if len(rest) > 1 else None
 
 
 def _close(*descriptors: int) -> None:
@@ -277,8 +271,7 @@ def main() -> None:
     descriptor, worker, *modules = sys.argv[1:]
     work = import_module(worker).work_and_exit  # it imports torch
     _import(modules)
-    request = _serve(socket.socket(fileno=int(descriptor)))
-    work(request.task_file, request.events, request.turns)
+    work(*_serve(socket.socket(fileno=int(descriptor))))
 
 
 if __name__ == "__main__":

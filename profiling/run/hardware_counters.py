@@ -63,16 +63,10 @@ class CounterPass:
 
         Raises:
             NoCountersError: nothing was measured.
+            OSError: a file cannot be read or written, or ncu not started.
+            ValueError: ncu printed what cannot be read.
 
         """
-        try:
-            return self._measured(task, sections, environment)
-        except (OSError, ValueError) as error:
-            raise NoCountersError(str(error)) from error
-
-    def _measured(
-        self, task: Counters, sections: Mapping[str, Any], environment: Mapping[str, str]
-    ) -> HardwareCounters:
         job = task.job
         analysis: TraceAnalysis | None = decode_section("trace_analysis", sections.get("trace_analysis"))
         kernels = () if analysis is None else longest(analysis.kernels)

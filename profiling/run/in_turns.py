@@ -15,26 +15,13 @@ from profiling.run.cell_records import LiveCell
 from profiling.run.child import most_processes, wait
 from profiling.run.compile_caches import compares_times, compiled_code
 from profiling.run.job import FORWARD, LATENCY
-from profiling.run.process import InProcess, perform
-from profiling.run.task import Cell
-from profiling.run.turns import Again, Placement, lacking_memory, take_turns
+from profiling.run.process import InProcess
+from profiling.run.turns import Placement, lacking_memory, take_turns
 
 #: The run, which has caches of its own, and what determines the code that a cell of it compiles.
 _Code = tuple[str, str | None]
 #: What a control does not do.
 _ONLY_ONCE = ("trace", "starts", "counters", "memory_snapshot", "stacks")
-
-
-def run_cell(cell: LiveCell, note: str = "") -> None:
-    """Run one cell from its start to its end."""
-    if not cell.records.begin(cell, note):
-        return
-    try:
-        cell.events.process_end = perform(cell.executor, Cell(job=cell.job), cell.job.name, cell.events.receive)
-        cell.records.end(cell)
-    except KeyboardInterrupt:
-        cell.records.keep_interrupted(cell)
-        raise
 
 
 class CellsInTurns:
@@ -85,6 +72,11 @@ class CellsInTurns:
         """Prepare a cell beside those that wait; False if it ended before it was ready."""
         self.prepare_all([cell])
         return cell in self.waiting
+
+    def run_alone(self, cell: LiveCell) -> None:
+        """Run a cell from its start to its end, without turns."""
+        cell.takes_turns = False
+        self.prepare(cell)
 
     def prepare_all(self, cells: Sequence[LiveCell], later: Sequence[LiveCell] = (), most: int = 1) -> list[LiveCell]:
         """Prepare cells beside those that wait, `most` at a time, and return those that there is no memory for.
@@ -169,15 +161,17 @@ class CellsInTurns:
         """Let the process of a cell go on until there is nothing to read, the cell is ready, or it has ended."""
         if not cell.resume():
             return
-        self._preparing.remove(cell)
         if cell.placement is not None:
+            self._preparing.remove(cell)
             if not cell.is_control:
                 self.waiting.append(cell)
             if cell.job.settings.compile_cache != "cold" and compiled_code(cell.job) is not None:
                 self._compiled.add(_code(cell))
             self._free[frozenset(self._placed)] = cell.placement.ready.free
-        elif not cell.is_control:
+            return
+        if not cell.is_control:
             self._ended(cell, is_due=is_due)
+        self._preparing.remove(cell)
 
     def _ended(self, cell: LiveCell, *, is_due: bool) -> None:
         """Keep the record of a cell that ended before it was ready, unless it is to run once more."""
@@ -201,8 +195,15 @@ class CellsInTurns:
     def time(self, cells: Sequence[LiveCell], seconds: float | None, *, with_controls: bool = True) -> None:
         """Time cells in turns until every comparison between them is decided, or for `seconds` at most."""
         cells = [each for each in cells if each.waiting_in.ready.takes_windows]
-        if cells:
-            _time(cells, seconds, self._now, self._again if with_controls else None)
+        if not cells:
+            return
+        records, settings = cells[0].records, cells[0].job.settings
+        names = [each.waiting_in.name for each in cells]
+        which = " and ".join(names) if len(names) <= 2 else f"{len(names)} variants"
+        records.progress.begin(f"{cells[0].job.component.name} · {which}", 0, 0)
+        records.progress.phase("turns")
+        again, placements = self._again if with_controls else None, [each.waiting_in for each in cells]
+        take_turns(placements, seconds, settings.seed, self._now, again, records.spreads, settings.late_share)
 
     def _again(self, placement: Placement) -> Placement | None:
         """Return the control of a cell that waits, which is only timed; None where there is none."""
@@ -296,26 +297,11 @@ def most_concurrent(cells: Sequence[LiveCell]) -> int:
     return most_processes() if waits and not (job.settings.starts or job.settings.trace) else 1
 
 
-def _time(
-    cells: Sequence[LiveCell],
-    seconds: float | None,
-    now: Callable[[], float] = time.monotonic,
-    again: Again | None = None,
-) -> None:
-    """Let cells take turns for `seconds`, with controls by `again`; a single one has all of them."""
-    placements = [each.placement for each in cells if each.placement is not None]
-    if placements:
-        records, settings = cells[0].records, cells[0].records.config.settings
-        names = [each.name for each in placements]
-        which = " and ".join(names) if len(names) <= 2 else f"{len(names)} variants"
-        records.progress.begin(f"{cells[0].job.component.name} · {which}", 0, 0)
-        records.progress.phase("turns")
-        take_turns(placements, seconds, settings.seed, now, again, records.spreads, settings.late_share)
-
-
 def run_again(cells: Sequence[LiveCell]) -> None:
     """Run cells alone that have run out of memory beside others."""
     for cell in cells:
         cell.records.total += 1  # it is begun once more
         cell.anew()
-        run_cell(cell, "measured again, alone: beside other variants it ran out of memory")
+        cell.notes.append("measured again, alone: beside other variants it ran out of memory")
+        with CellsInTurns() as turns:
+            turns.run_alone(cell)

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,8 +29,8 @@ from profiling.metrics.sampling import Turn
 from profiling.results.record import encode_sections
 from profiling.run import child
 from profiling.run.checkouts import Checkout
-from profiling.run.child import Limits, Orphans, Pending, ProcessEnd, Session, advance, most_processes, side_by_side
-from profiling.run.compile_caches import CompileCaches, Lease, compares_times, lease
+from profiling.run.child import Limits, Orphans, Pending, ProcessEnd, Session, most_processes, side_by_side, to_its_end
+from profiling.run.compile_caches import Cache, CompileCaches, compares_times
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
@@ -53,12 +53,7 @@ class Executor(Protocol):
 
 def perform(executor: Executor, task: Task, name: str, on_event: Emit) -> ProcessEnd:
     """Perform a task that takes no turns, from its start to its end; return how its process ended."""
-    with closing(executor.session(task, name, on_event, turns=False)) as session:
-        try:
-            advance(session)
-        except StopIteration as end:
-            return end.value
-    return ProcessEnd("asked for a turn, although it takes none")
+    return to_its_end(executor.session(task, name, on_event, turns=False))
 
 
 class InProcess:
@@ -68,7 +63,7 @@ class InProcess:
     """
 
     def __init__(self, run: Path, *, trace: bool, caches: CompileCaches | None = None) -> None:
-        self._caches = caches
+        self._caches = caches or CompileCaches("shared")
         if trace:  # torch reads it when it is imported
             os.environ.setdefault(TORCH_TRACE, str(run / "torch_trace"))
 
@@ -90,10 +85,11 @@ class InProcess:
     def _perform(self, task: Task, on_event: Emit, cell: greenlet | None) -> None:
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
 
-        with lease(self._caches, task) as cache, restored_process() as state:
+        with self._caches.lease(task) as cache, restored_process() as state:
             os.environ.update(cache.variables)
             turns = None if cell is None else turns_by(partial(_hand_over, cell, state))
-            perform(task, lambda event: on_event(cache.describe(event)), turns)
+            variant = "" if isinstance(task, Probe) else task.job.variant
+            perform(task, lambda event: on_event(cache.describe(event, variant)), turns)
 
 
 def _hand_over(cell: greenlet, state: ProcessState, waiting: Waiting) -> Turn:
@@ -115,8 +111,7 @@ class Isolated:
     """Performs each task in a process of its own, with its output in `cells/<name>.log`.
 
     With starts=true process starts are measured before the cell; with counters=true ncu measures its kernels after it,
-    in one more process, from the same compile cache. Without `caches`, inductor's default cache is used. With
-    `checkout`, the user's code is imported from there.
+    in one more process, from the same compile cache. With `checkout`, the user's code is imported from there.
     `orphans` is shared by executors that run at the same time. With `server`, the process is its fork, unless the cell
     writes a compile log, whose folder torch reads when it is imported.
     """
@@ -132,7 +127,7 @@ class Isolated:
         server: ForkServer | None = None,
     ) -> None:
         self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
-        self._run, self._prepare_timeout, self._caches = run, prepare_timeout, caches
+        self._run, self._prepare_timeout, self._caches = run, prepare_timeout, caches or CompileCaches("shared")
         self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
         self._counters = CounterPass(run, self._orphans.own)
 
@@ -151,13 +146,13 @@ class Isolated:
             files.parent.mkdir(exist_ok=True)
             server = None if settings.trace else self._server
             log = _compile_log(self._run / "torch_trace" / name) if settings.trace else nullcontext({})
-            with log as trace, lease(self._caches, task) as cache, self._orphans.adopted():
+            with log as trace, self._caches.lease(task) as cache, self._orphans.adopted():
                 notes = self._measure_starts(task, cache, on_event) if isinstance(task, Cell) else ()
                 if isinstance(task, Cell) and server is not None:
                     yield from self._compile_parts(task, cache, server)
 
                 def relay(event: Event) -> None:
-                    event = cache.describe(event)
+                    event = cache.describe(event, jobs[0].variant)
                     if isinstance(event, Sections):
                         sections.update(event.sections)
                     on_event(event)
@@ -176,7 +171,7 @@ class Isolated:
             return ProcessEnd(f"could not be run: {error.strerror or error}")
         return dataclasses.replace(process_end, notes=(*process_end.notes, *notes))
 
-    def _compile_parts(self, task: Cell, cache: Lease, server: ForkServer) -> Generator[Pending, Any, None]:
+    def _compile_parts(self, task: Cell, cache: Cache, server: ForkServer) -> Generator[Pending, Any, None]:
         """Compile what the parts of a cell compile, side by side, into the cache from which the cell will load it.
 
         It costs nothing but time where it fails: the cell then compiles by itself, and its row says what is wrong.
@@ -205,7 +200,7 @@ class Isolated:
             for session in sessions:
                 session.close()
 
-    def _measure_starts(self, cell: Cell, cache: Lease, on_event: Emit) -> tuple[str, ...]:
+    def _measure_starts(self, cell: Cell, cache: Cache, on_event: Emit) -> tuple[str, ...]:
         """Measure the starts of the cell in fresh processes and send them; return a note where a start failed."""
         if not cell.job.settings.starts:
             return ()
@@ -226,7 +221,7 @@ class Isolated:
         variables.pop(TORCH_TRACE, None)  # a second compile log would be read as that of the cell
         try:
             section = self._counters.measure(Counters(job=cell.job, checkout=cell.checkout), sections, variables)
-        except NoCountersError as error:
+        except (NoCountersError, OSError, ValueError) as error:
             return (f"no hardware counters: {error}",)
         on_event(Sections(encode_sections(hardware_counters=section)))
         return ()

@@ -23,9 +23,9 @@ from profiling.run.cell_records import CellRecords, LiveCell
 from profiling.run.checkouts import Checkout
 from profiling.run.child import Orphans
 from profiling.run.compile_caches import CompileCaches
-from profiling.run.events import BadInput, End, Event, Phase, Probed
+from profiling.run.events import End, Event, Phase, Probed
 from profiling.run.fork_server import ForkServer
-from profiling.run.in_turns import CellsInTurns, run_again, run_cell, run_in_turns, waits
+from profiling.run.in_turns import CellsInTurns, run_again, run_in_turns, waits
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated, perform
 from profiling.run.progress import Progress
@@ -53,7 +53,7 @@ class Run:
     checkout: Checkout | None = None  # whose code the cells use; None: that of the working directory
     performs: Executor | None = None  # its tasks; None: what the config says
     cells: CellRecords = field(init=False)
-    caches: CompileCaches | None = field(init=False)  # None: inductor's own
+    caches: CompileCaches = field(init=False)
     executor: Executor = field(init=False)  # this and the following are set by `begin`
     jobs: tuple[Job, ...] = field(init=False)
     not_run: Mapping[str, End] = field(init=False)  # how the cells of variants end that cannot run here
@@ -62,8 +62,7 @@ class Run:
         """Begin without records."""
         label = self.checkout.name if self.checkout is not None else ""
         self.cells = CellRecords(self.target, self.config, self.folder, self.progress, label)
-        cache = self.config.settings.compile_cache
-        self.caches = None if cache == "shared" else CompileCaches(shared=cache == "fresh")
+        self.caches = CompileCaches(self.config.settings.compile_cache)
 
     @property
     def records(self) -> dict[tuple[str, str], Record]:
@@ -155,8 +154,8 @@ class Run:
         answer = answers[-1] if answers else None
         if isinstance(answer, Probed):
             return answer
-        if isinstance(answer, BadInput):
-            raise InputError(f"{self.checkout.name}: {answer.message}" if self.checkout else answer.message)
+        if isinstance(answer, End):
+            raise InputError(f"{self.checkout.name}: {answer.reason}" if self.checkout else answer.reason)
         raise InputError(
             f"probing the device failed: the process {process_end.death}. To debug it, add isolation=none."
         )
@@ -228,8 +227,7 @@ def execute(runs: Sequence[Run], schedule: Schedule | None = None) -> None:
             (schedule or _run_cells)(runs)
         finally:
             for run in runs:
-                if run.caches is not None:
-                    run.caches.clear()
+                run.caches.clear()
             if names := orphans.left():
                 runs[0].progress.say(f"note: cells left processes behind, which still run: {names}")
 
@@ -269,7 +267,7 @@ def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None
                 run_in_turns(turns, group, [cell for each in cells[place + 1 :] if take_turns(each) for cell in each])
             else:
                 for cell in group:
-                    run_cell(cell)
+                    turns.run_alone(cell)
             for run, job in due[place]:
                 if job.variant in run.not_run:
                     run.cells.not_run(job, run.not_run[job.variant])

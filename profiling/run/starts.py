@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from profiling.results.measured import Start, Starts
 from profiling.run import child, task
 from profiling.run.child import Limits
-from profiling.run.compile_caches import Lease, cache_variables
+from profiling.run.compile_caches import Cache, cache_variables
 from profiling.run.events import End, Event, Started
 
 _TORCH_TRACE = "TORCH_TRACE"  # a second compile log would be read as that of the cell
@@ -41,7 +41,7 @@ class StartPass:
     own: set[int]
     perform: Callable[..., child.Session] = child.perform
 
-    def measure(self, cell: task.Cell, lease: Lease) -> tuple[Starts, tuple[str, ...]]:
+    def measure(self, cell: task.Cell, cache: Cache) -> tuple[Starts, tuple[str, ...]]:
         """Return the section of a cell, and a note for a later start that failed, which costs only itself.
 
         The cold start fills the cell's cache where that is shared and empty.
@@ -52,20 +52,20 @@ class StartPass:
         """
         with TemporaryDirectory(prefix="start-", ignore_cleanup_errors=True) as temporary:
             folder = Path(temporary)
-            fills = lease.is_fillable
-            cache = dict(lease.variables) if fills else cache_variables(str(folder / "cold"), folder / "packages")
+            fills = cache.is_fillable
+            variables = cache.variables if fills else cache_variables(str(folder / "cold"), folder / "packages")
             artifacts = folder / "artifacts"
             try:
-                starts = Starts(cold=self._start(cell, "cold", cache, save=str(artifacts)))
+                starts = Starts(cold=self._start(cell, "cold", variables, save=str(artifacts)))
             except NoStartError:
-                lease.empty()
+                cache.empty()
                 raise
             if not starts.cold.graphs:
                 return starts, ()
             if fills:
-                lease.fill([starts.cold], f"the cold start of {cell.job.variant}")
+                cache.fill([starts.cold], f"the cold start of {cell.job.variant}")
             try:
-                starts = replace(starts, warm=self._start(cell, "warm", cache))
+                starts = replace(starts, warm=self._start(cell, "warm", variables))
                 if artifacts.is_file():
                     starts = replace(starts, artifact_bytes=artifacts.stat().st_size)
                     moved = cache_variables(str(folder / "moved"))
@@ -80,12 +80,7 @@ class StartPass:
         events: list[Event] = []
         started = task.Start(job=cell.job, checkout=cell.checkout, began=perf_counter(), **files)
         session = self.perform(started, files_of_cell, self.limits, events.append, variables, self.own)
-        try:
-            child.advance(session)
-        except StopIteration as end:
-            death = end.value.death
-        else:
-            death = "asked for a turn"
+        death = child.to_its_end(session).death or ""
         for event in events:
             if isinstance(event, Started):
                 return event.start

@@ -93,11 +93,6 @@ class Placement:
         else:
             self.windows.append((turn, window))
 
-    def end(self) -> None:
-        """Give it no further windows, and let go of its module, for which others may need the memory."""
-        self.window = lambda _: None
-        self.has_ended = True
-
     def cell(self, spread: JudgedSpread) -> Cell:
         """Return what the judge compares: its windows and those of its controls."""
         placed = [each for each in (self, *self.controls) if each.windows]

@@ -28,7 +28,7 @@ from profiling.machine.memory import held_before
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results import measured
 from profiling.run.child import STACKS
-from profiling.run.events import BadInput, Emit, End, Phase, Started, sender, turns_from
+from profiling.run.events import Emit, End, Phase, Started, sender, turns_from
 from profiling.run.job import Job
 from profiling.run.task import Cell, Counters, Probe, Start, Task, read_task
 
@@ -145,17 +145,15 @@ def _fail(task: Task, error: BaseException, emit: Emit) -> None:
         emit(End("skipped", str(error)))
         return
     if isinstance(task, Probe) and isinstance(error, InputError | MissingExtraError):
-        emit(BadInput(str(error)))
+        emit(End("failed", str(error), bad_input=True))
         return
     raised = error.__cause__ if isinstance(error, InputError) else error  # an InputError's message says what it adds
     if raised is not None:
         print_traceback(raised)
     reason = reason_of(error)
     if isinstance(task, Probe):
-        emit(BadInput(f"probing the device failed: {reason}. The traceback is in cells/probe.log of the run."))
-    else:
-        bad_input, out_of_memory = isinstance(error, InputError), is_out_of_memory(error)
-        emit(End("failed", reason, bad_input=bad_input, out_of_memory=out_of_memory))
+        reason = f"probing the device failed: {reason}. The traceback is in cells/probe.log of the run."
+    emit(End("failed", reason, bad_input=isinstance(error, InputError), out_of_memory=is_out_of_memory(error)))
 
 
 if __name__ == "__main__":

@@ -314,12 +314,12 @@ class Search:
 
     def _note_cache(self, chosen: Chosen, record: Record) -> None:
         """Count a recipe as from an empty cache, and note what a filled one saves others with the same code."""
-        prepare, caches = record.prepare, self._run.caches
-        if prepare is None or (caches is not None and not caches.shared):
+        prepare, kind = record.prepare, self._run.caches.kind
+        if prepare is None or kind == "cold":
             return
         self._tried[chosen] += prepare.from_cold - prepare.seconds
         # In inductor's own folder the cells share all but packages.
-        phases = set(FROM_CACHE) - ({"package"} if caches is None else set())
+        phases = set(FROM_CACHE) - ({"package"} if kind == "shared" else set())
         saved = sum(prepare.phases.get(each, 0.0) for each in phases)
         self._saved.setdefault(compiled_code(self._job(chosen)), saved)
 

@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy
 import pytest
@@ -109,8 +110,8 @@ def worker_events(tmp_path, task):
     """Perform the task of a cell's process here, and return the events that it sends."""
     write_task(task, tmp_path / "task.json")
     read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb"):
-        worker.work(str(tmp_path / "task.json"), write_end, None)
+    with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb"), mock.patch.object(worker, "_exit"):
+        worker.work_and_exit(str(tmp_path / "task.json"), write_end)
         return list(EventReader().feed(os.read(pipe.fileno(), 1 << 16)))
 
 
@@ -144,7 +145,7 @@ def test_the_probe_exits(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     task = Probe(jobs=(job(tmp_path, variant={"_target_": "exits_at_import.Variant"}),))
     refused = worker_events(tmp_path, task)[-1]
-    assert "SystemExit: 0" in refused.message
+    assert "SystemExit: 0" in refused.reason
 
 
 @promise("hooks")

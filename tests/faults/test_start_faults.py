@@ -14,7 +14,7 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.measured import Prepare, Start
 from profiling.results.record import encode_sections
 from profiling.run.child import Limits, ProcessEnd
-from profiling.run.compile_caches import CompileCaches, lease
+from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import Sections, Started
 from profiling.run.job import FORWARD, Job, as_recipe
 from profiling.run.starts import NoStartError, StartPass
@@ -36,7 +36,7 @@ def test_a_cell_that_prepared_nothing_leaves_nothing():
     assert not half.parent.exists()
     with caches.lease(task("graph")) as second:
         sections = Sections(encode_sections(prepare=Prepare(seconds=1.0, graphs=1, cache_hits=0)))
-        event = second.describe(sections)
+        event = second.describe(sections, "graph")
         assert isinstance(event, Sections)
         assert event.sections["prepare"]["cache"] == "cold"
     caches.clear()
@@ -83,7 +83,7 @@ def test_the_prepare_timeout_holds_for_starts(tmp_path, monkeypatch, limit, note
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     (tmp_path / "cells").mkdir()
     starts = StartPass(tmp_path, Limits(120.0, limit), set())
-    with lease(None, cell) as leased:
+    with CompileCaches("shared").lease(cell) as leased:
         if note is None:
             assert starts.measure(cell, leased)[0].cold.seconds > 1
             return

@@ -148,5 +148,4 @@ def _serve_once(control: socket.socket) -> None:
     fork_server._import(json.loads(request))
     from profiling.run.worker import work_and_exit
 
-    task = fork_server._serve(socket.socket(fileno=descriptors[0]))
-    work_and_exit(task.task_file, task.events, task.turns)
+    work_and_exit(*fork_server._serve(socket.socket(fileno=descriptors[0])))

@@ -7,7 +7,7 @@ import pytest
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.measured import Prepare
 from profiling.results.record import decode_section, encode_sections
-from profiling.run.compile_caches import CompileCaches, lease
+from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import Phase, Sections
 from profiling.run.job import FORWARD, Job, as_recipe
 from profiling.run.task import Cell, Probe
@@ -23,9 +23,9 @@ def task(variant, component="net", **options):
     return Cell(job=Job("t", spec, variant, as_recipe(options), {}, Settings(), "run", FORWARD))
 
 
-def prepared(leased, prepare):
+def prepared(leased, prepare, variant="compile"):
     """Return the section as the record gets it."""
-    event = leased.describe(Sections(encode_sections(prepare=prepare)))
+    event = leased.describe(Sections(encode_sections(prepare=prepare)), variant)
     assert isinstance(event, Sections)
     return decode_section("prepare", event.sections["prepare"])
 
@@ -87,7 +87,7 @@ def test_what_may_compile_other_code_gets_an_empty_cache(other):
 
 
 def test_each_cell_gets_an_empty_cache_where_that_is_asked_for():
-    caches = CompileCaches(shared=False)
+    caches = CompileCaches("cold")
     folders = []
     for variant in ("compile", "graph"):
         with caches.lease(task(variant, compiler=COMPILER)) as leased:
@@ -99,7 +99,7 @@ def test_each_cell_gets_an_empty_cache_where_that_is_asked_for():
 
 
 def test_inductors_own_cache_is_neither():
-    with lease(None, task("compile", compiler=COMPILER)) as leased:
+    with CompileCaches("shared").lease(task("compile", compiler=COMPILER)) as leased:
         assert not leased.variables
         assert prepared(leased, COLD) == COLD
         assert prepared(leased, WARM).is_warm
@@ -110,6 +110,6 @@ def test_a_cell_that_compiles_nothing_says_nothing():
     with caches.lease(task("baseline")) as leased:
         eager = Prepare(seconds=0.1, graphs=0, cache_hits=0)
         assert prepared(leased, eager) == eager
-        assert leased.describe(Phase("load")) == Phase("load")
+        assert leased.describe(Phase("load"), "baseline") == Phase("load")
         damaged = Sections({"prepare": {"seconds": "many"}})
-        assert leased.describe(damaged) == damaged  # the record says what is wrong
+        assert leased.describe(damaged, "baseline") == damaged  # the record says what is wrong

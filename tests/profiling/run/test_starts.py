@@ -14,7 +14,7 @@ from profiling.results.explanations import Package, RecipeStep
 from profiling.results.measured import Start
 from profiling.run.cell import prepare_phases
 from profiling.run.child import Limits, ProcessEnd
-from profiling.run.compile_caches import CompileCaches, cache_variables, lease
+from profiling.run.compile_caches import CompileCaches, cache_variables
 from profiling.run.events import Started
 from profiling.run.forward import ForwardCell
 from profiling.run.job import FORWARD, Job, RunConfig, as_recipe
@@ -89,7 +89,7 @@ def test_cold_warm_and_portable_starts(tmp_path, monkeypatch):
     ids=["without a compiler", "without artifacts to take along"],
 )
 def test_starts_that_would_show_nothing_are_left_out(tmp_path, processes, ran):
-    with lease(None, Cell(job=job())) as leased:
+    with CompileCaches("shared").lease(Cell(job=job())) as leased:
         starts = measured(tmp_path, processes, leased)
     assert [each[0] for each in processes.ran] == ran
     assert starts.portable is None
