@@ -1,6 +1,7 @@
 """Triton kernels for few rows and for convolutional decoders, each with a reference in PyTorch operations.
 
 A module `x.py` holds the reference and chooses; `x_triton.py` holds the kernel, and is imported only where it can run.
+Kernels of convolutions are in three such modules: 1×1 ones, the others, and what both share.
 `eight_bits.py` holds the arithmetic of 8-bit weights and 16-bit activations that kernels and references share. Nothing
 here knows a network.
 """

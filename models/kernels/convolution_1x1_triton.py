@@ -86,10 +86,11 @@ def convolution_1x1_of_few(
     turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
     stages: tl.constexpr,
 ):  # fmt: skip
-    """Compute some outputs of a 1×1 convolution of few inputs with channels last, of each `parts`-th tile of positions.
+    """Compute every `parts`-th tile of positions of a 1×1 convolution of few inputs, with channels last.
 
-    A program reads its weight once, and the next tiles while it computes one. With few inputs, a program that computed
-    one tile would read more of the weight than of `x`, and wait for both. The rest is as in `convolution_1x1`.
+    A program reads its weight once, and loads the next tiles while it computes one. With few inputs, a program for each
+    tile would read as much of the weight as of `x`, and wait for both. Statistics are merged from tile to tile (Chan,
+    Golub and LeVeque 1983). The rest is as in `convolution_1x1`.
     """
     across: tl.constexpr = (outputs + block_n - 1) // block_n
     part, batch = tl.program_id(0) // across, tl.program_id(1).to(tl.int64)
@@ -138,9 +139,10 @@ def convolution_1x1_of_few(
 def tile_of_few(
     positions: int, inputs: int, outputs: int, batch: int, has_table: bool, statistics: bool
 ) -> dict[str, int | bool]:
-    """Return the tile of a 1×1 convolution of few inputs, and the programs of a multiprocessor; {}: it has others.
+    """Return the tile for `convolution_1x1_of_few`, and its programs on a multiprocessor.
 
-    The weight of a program is 64 KiB at most.
+    An empty dict is returned where it does not pay: more inputs than shared memory holds beside what is loaded ahead
+    (the weight of a program is 64 KiB at most), or so few positions that a program would have less than four tiles.
     """
     block_k, block_n = (max(triton.next_power_of_2(each), 16) for each in (inputs, outputs))
     block_n, block_p, turned = min(block_n, 128), 64, statistics and not has_table
