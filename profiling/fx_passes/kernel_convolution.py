@@ -200,7 +200,8 @@ class ReplaceConvolutions(RewritePass):
         only_scales = gain is not None and shift is not None and bool((gain > 0).all() and not shift.any())
         if given["subtract_mean"] or not only_scales or name not in ("none", "leaky_relu"):
             return
-        if packed is None or packed.dtype == torch.float16 or 2 * packed.numel() > node_info(x).zeros("meta").numel():
+        info: Any = node_info(x)
+        if packed is None or packed.dtype == torch.float16 or 2 * packed.numel() > info.zeros("meta").numel():
             return
         out = x.args[0] if name_of_call(x) == "squeeze" else x
         is_free = before.args[11] == "none" and _readers(out) <= {norm, after}

@@ -337,6 +337,22 @@ def test_noise_hides_no_step_that_leaves_out_what_the_first_call_does(noise):
         profiling.prepare(Adds(), {"x": torch.randn(1, 4)}, variant=Recipe(transforms=[lambda m: Later(m)]))
 
 
+def test_a_step_that_is_wrong_in_the_first_call_of_a_session_is_refused():
+    class Doubles(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, x):
+            factor = 2 if self.module.rows is None else 1
+            return self.module(x) * factor
+
+    with pytest.raises(WrongOutputError, match="from a fresh state, call 1 "):
+        profiling.prepare(
+            Grows(copies=True), {"x": torch.randn(1, 4)}, variant=Recipe(transforms=[lambda m: Doubles(m)])
+        )
+
+
 class FirstCall(nn.Module):
     """Does something else in the first call of a session."""
 
