@@ -25,6 +25,17 @@ def _sine(a):
 
 
 @triton.jit
+def factors_of(alpha, beta, channel, is_channel, activation: tl.constexpr):
+    """Return what `activate` takes as alpha and beta of some channels; zeros unless the activation is a snake."""
+    a = 0.0
+    b = 0.0
+    if activation == 5:
+        a = tl.load(alpha + channel, mask=is_channel, other=0.0)
+        b = tl.load(beta + channel, mask=is_channel, other=0.0)
+    return a, b
+
+
+@triton.jit
 def activate(y, activation: tl.constexpr, slope: tl.constexpr, alpha, beta, dtype: tl.constexpr):
     """Return the activation of fp32 numbers: the number is its place in `activations.ACTIVATIONS`.
 

@@ -18,8 +18,9 @@ def convolution_1x1(
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of positions and outputs of a 1×1 convolution; programs with the same positions are neighbours.
+    """Compute a tile of positions and outputs of a 1×1 convolution.
 
+    Consecutive programs take the same positions, so that they share what they read of `x` in the L2 cache.
     `turned` computes it as [outputs, positions]: a thread then has many positions of few outputs, so that their
     statistics are sums in registers. In the other order what a thread normalises goes to the product in registers.
     `whole`: every tile is full, so that positions need no mask. `aligned`: a power of two that divides the number of

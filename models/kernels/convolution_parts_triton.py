@@ -3,7 +3,7 @@
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from models.kernels.activations_triton import activate
+from models.kernels.activations_triton import activate, factors_of
 
 
 @triton.jit
@@ -36,11 +36,7 @@ def store(
         sums += tl.load(bias + channel, mask=is_channel, other=0.0)
     if has_residual:
         sums += tl.load(residual + at, mask=real, other=0.0).to(tl.float32)
-    a = 0.0
-    b = 0.0
-    if activation == 5:
-        a = tl.load(alpha + channel, mask=is_channel, other=0.0)
-        b = tl.load(beta + channel, mask=is_channel, other=0.0)
+    a, b = factors_of(alpha, beta, channel, is_channel, activation)
     result = activate(sums, activation, slope, a, b, out.dtype.element_ty)
     tl.store(out + at, result.to(out.dtype.element_ty), mask=real)
     return sums if statistics == 2 else result
@@ -71,11 +67,7 @@ def norm_of(table, channel, channels, is_channel, first_alpha, first_beta, first
     of = table + tl.program_id(1) * 5 * channels + channel
     scale = tl.load(of + 2 * channels, mask=is_channel, other=0.0)
     offset = tl.load(of + 4 * channels, mask=is_channel, other=0.0)
-    a = 0.0
-    b = 0.0
-    if first_activation == 5:
-        a = tl.load(first_alpha + channel, mask=is_channel, other=0.0)
-        b = tl.load(first_beta + channel, mask=is_channel, other=0.0)
+    a, b = factors_of(first_alpha, first_beta, channel, is_channel, first_activation)
     return scale, offset, a, b
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from models.kernels.activations import ACTIVATIONS
-from models.kernels.activations_triton import activate
+from models.kernels.activations_triton import activate, factors_of
 from models.kernels.fused_norm import MOST_IN_REGISTERS, alignment, channels_last, in_format_of
 
 PROGRAMS = 1056  # that share the statistics: eight for each multiprocessor of an H100
@@ -70,11 +70,7 @@ def _store_activated(
     """Store the activation of `y·gain + shift`."""
     y = y * tl.load(gain + channel, mask=is_channel, other=0.0)
     y = y + tl.load(shift + channel, mask=is_channel, other=0.0)
-    a = 0.0
-    b = 0.0
-    if activation == 5:
-        a = tl.load(alpha + channel, mask=is_channel, other=0.0)
-        b = tl.load(beta + channel, mask=is_channel, other=0.0)
+    a, b = factors_of(alpha, beta, channel, is_channel, activation)
     y = activate(y, activation, slope, a, b, out.dtype.element_ty)
     tl.store(out + at, y.to(out.dtype.element_ty), mask=real)
 

@@ -125,7 +125,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _are_checkouts(options: argparse.Namespace) -> bool:
-    """Return whether the command names two checkouts to measure; a run with options for measuring raises InputError."""
+    """Return whether the command names two checkouts to measure. Raises InputError for runs with measuring options."""
     if "=" in options.b and not Path(options.b).exists():
         raise InputError(f"B is missing: {options.b} is an option. Name what {options.a} is compared with before it.")
     paths = [Path(options.a), Path(options.b)]

@@ -31,6 +31,11 @@ _NORM_ARGUMENTS = (
     *("groups", "eps", "about_mean", "subtract_mean", "activation", "slope"),
 )
 
+#: Arguments of a convolution's kernel, as `ReplaceConvolutions` writes them; those from `table` on only with a norm.
+_CONVOLUTION_ARGUMENTS = (
+    *("x", "packed", "bias", "residual", "alpha", "beta", "kernel", "stride", "before", "dilation", "size"),
+    *("activation", "slope", "table", "first_activation", "first_slope", "first_alpha", "first_beta"),
+)
 _TABLE_ARGUMENTS = ("x", "bias", "partial", "gain", "shift", "groups", "eps", "about_mean", "subtract_mean")
 #: Calls that turn a sequence [n, c, t] into a picture of one row, and back.
 _VIEWS = ("unsqueeze", "squeeze", "contiguous")
@@ -165,13 +170,14 @@ class ReplaceConvolutions(RewritePass):
         if not call.meta.get("leaves_statistics") or not (is_table or given[7]):  # 0: at each position
             return
         readers = {norm, *norm.users} if is_table else {norm}
-        is_plain = call.args[2] is None and call.args[11] == "none" and _readers(out) <= readers
+        args = dict(zip(_CONVOLUTION_ARGUMENTS, call.args, strict=False))
+        is_plain = args["bias"] is None and args["activation"] == "none" and _readers(out) <= readers
         if bias is not None and not is_plain:
             return
         nodes = graph.module.graph
         if bias is not None:  # its node may lie behind the convolution
             with nodes.inserting_before(call):
-                call.args = (*call.args[:2], nodes.get_attr(bias.target), *call.args[3:])
+                _set(call, bias=nodes.get_attr(bias.target))
         call.kwargs = {"statistics": "result"}
         with nodes.inserting_after(out):
             partial = nodes.call_function(operator.getitem, (call, 1))
@@ -195,25 +201,32 @@ class ReplaceConvolutions(RewritePass):
             return
         (after,) = readers
         before = partial.args[0]
-        packed, gain, shift = (graph.constant(node) for node in (after.args[1], given["gain"], given["shift"]))
-        name, slope = after.args[14:16] if is_table else (given["activation"], given["slope"])
+        reader = dict(zip(_CONVOLUTION_ARGUMENTS, after.args, strict=False))
+        packed, gain, shift = (graph.constant(node) for node in (reader["packed"], given["gain"], given["shift"]))
+        activation, slope = (
+            (reader["first_activation"], reader["first_slope"]) if is_table else (given["activation"], given["slope"])
+        )
         only_scales = gain is not None and shift is not None and bool((gain > 0).all() and not shift.any())
-        if given["subtract_mean"] or not only_scales or name not in ("none", "leaky_relu"):
+        if given["subtract_mean"] or not only_scales or activation not in ("none", "leaky_relu"):
             return
         info: Any = node_info(x)
         if packed is None or packed.dtype == torch.float16 or 2 * packed.numel() > info.zeros("meta").numel():
             return
         out = x.args[0] if name_of_call(x) == "squeeze" else x
-        is_free = before.args[11] == "none" and _readers(out) <= {norm, after}
-        if not is_free or _behind_views(after.args[3]) in (out, result):  # the residual would get the activation, too
+        activates = dict(zip(_CONVOLUTION_ARGUMENTS, before.args, strict=False))["activation"] != "none"
+        if activates or not _readers(out) <= {norm, after}:
             return
-        before.args, before.kwargs = (*before.args[:11], name, slope), {"statistics": "before_activation"}
+        if _behind_views(reader["residual"]) in (out, result):  # it would get the activation, too
+            return
+        _set(before, activation=activation, slope=slope)
+        before.kwargs = {"statistics": "before_activation"}
         options = (given["gain"], given["groups"], given["eps"], given["about_mean"])
         with graph.module.graph.inserting_before(after):
             weight = graph.module.graph.call_function(
-                function_of(self.scaled_weight), (x, partial, after.args[1], *options)
+                function_of(self.scaled_weight), (x, partial, reader["packed"], *options)
             )
-        after.args = (after.args[0], weight, *after.args[2:13])
+        _set(after, packed=weight)
+        after.args = after.args[: _CONVOLUTION_ARGUMENTS.index("table")]
         if not is_table:
             result.replace_all_uses_with(x)
 
@@ -245,8 +258,14 @@ def _converted(source: fx.Node, form: Tensor) -> fx.Node:
     return converted
 
 
+def _set(convolution: fx.Node, **given: Any) -> None:
+    """Replace arguments of a convolution's kernel."""
+    for name, value in given.items():
+        convolution.update_arg(_CONVOLUTION_ARGUMENTS.index(name), value)
+
+
 def _behind_views(node: Any) -> Any:
-    """Return the node of which a node is a view."""
+    """Return the tensor of which a node is a view that `_VIEWS` made."""
     while name_of_call(node) in _VIEWS:
         node = node.args[0]
     return node

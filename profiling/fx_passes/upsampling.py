@@ -103,7 +103,7 @@ def _upsampling_before(graph: Graph, conv: fx.Node, last: fx.Node) -> _Upsamplin
 
 
 def _keeps(node: fx.Node, source: fx.Node, last: fx.Node) -> bool:
-    """Return whether a call does not round what it copies, but to the dtype that `last` has."""
+    """Return whether a call copies numbers unchanged, apart from a cast to the dtype of `last`."""
     copy, given, result = (info.dtype for info in map(node_info, (node, source, last)) if info is not None)
     return copy == result or torch.promote_types(copy, given) == copy
 
@@ -201,7 +201,7 @@ def _replacement(graph: Graph, node: fx.Node, args: dict[str, Any], found: _Upsa
     convolution: Any = node.target
     if weight[0, 0].numel() == 1:
         small = nodes.call_function(convolution, (source, args["weight"], args["bias"]))
-        # Not "nearest", which rounds the index in fp32 and takes a wrong neighbour for factors like 41.
+        # "nearest" computes the index in fp32, whose rounding picks a wrong pixel for some factors, such as 41.
         return nodes.call_function(F.interpolate, (small, list(out.shape[2:])), {"mode": "nearest-exact"})
     pads, starts, counts = list[int](), list[int](), list[int]()
     zeros = [own + added for own, added in zip(zeros_before(args), found.before, strict=True)]

@@ -75,7 +75,7 @@ class RunData:
 
 
 def load_run(path: Path) -> RunData:
-    """Read a run: its folder, or a file of records, with what stands beside it. It raises what `read_records` does."""
+    """Read a run from its folder or its file of records. Raises what `read_records` raises."""
     results, folder = read_records(path), path.parent if path.is_file() else path
     records = tuple(_with_frames(record, folder) for record in results.records)
     return RunData(records, read_environment(folder), folder, results.skipped_lines)

@@ -239,7 +239,7 @@ def _place(value: str) -> tuple[float, str]:
 
 
 def load_sweep(folder: Path) -> SweepData:
-    """Read a sweep and what its runs have measured so far; a folder without a readable sweep raises InputError."""
+    """Read a sweep and what its runs have measured so far. Raises InputError if the folder holds no readable sweep."""
     sweep = read_sweep(folder)
     keys = overrides.swept_keys(sweep)
     read = [_read(folder, job, keys) for job in sweep.jobs]
@@ -299,7 +299,7 @@ def write_sweep_report(folder: Path) -> Printed:
 
 
 def sweep_as(form: str, folder: Path) -> str:
-    """Return a sweep as `table`, `markdown`, `json` or `csv`; another form raises InputError. No file is written."""
+    """Return a sweep as `table`, `markdown`, `json` or `csv`; write nothing. Raises InputError for other forms."""
     forms: dict[str, Callable[[SweepData], str]] = {
         "table": lambda data: _report(data).console(f"sweep: {printable(folder)}"),
         "markdown": lambda data: _report(data).markdown(),

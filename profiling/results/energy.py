@@ -93,7 +93,7 @@ def energy_section(
     idle_w: float | None = None,
     step_ms: float | None = None,
 ) -> Energy:
-    """Return the section of these windows; raises ValueError where they hold no part of a call, or no energy."""
+    """Return the section for these windows. Raises ValueError if they hold no part of a call, or no energy."""
     from profiling.results.judge import total_ratio  # numpy, which readers of records do not need
 
     seconds = sum(each.seconds for each in windows)

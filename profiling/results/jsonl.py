@@ -51,7 +51,7 @@ def append_record(run: Path, record: Record) -> None:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record's line in UTF-8, without a newline; a number that is not finite raises ValueError."""
+    """Return the record as a line in UTF-8, without the newline. Raises ValueError if a number is not finite."""
     content = msgspec.to_builtins(record, str_keys=True)
     # Lone surrogates, which no reader takes, become "?".
     return json.dumps(content, allow_nan=False, ensure_ascii=False).encode(errors="replace")
@@ -97,7 +97,7 @@ def read_records(run: Path) -> Results:
 
 
 def decode_record(line: bytes) -> Record | None:
-    """Return the record of a line; None where it is none. One of a schema that is not known here raises ValueError."""
+    """Return the record in a line, or None if the line holds no record. Raises ValueError if its schema is unknown."""
     with suppress(*DECODE_ERRORS):
         return msgspec.json.decode(line, type=Record)
     schema: Any = SCHEMA

@@ -133,7 +133,7 @@ class Windows:
     def of(
         ms: Sequence[float], turns: Sequence[int] | None = None, taken: Sequence[float] | float = 0.0, session: str = ""
     ) -> Windows:
-        """Return windows from plain numbers; lengths that differ, or a time that is not above 0, raise ValueError."""
+        """Return windows made of plain numbers. Raises ValueError if lengths differ or a time is not positive."""
         times = np.asarray(ms, dtype=np.float64)
         numbers = np.arange(times.size) if turns is None else np.asarray(turns, dtype=np.int64)
         shares = np.clip(np.broadcast_to(np.asarray(taken, dtype=np.float64), times.shape), 0.0, MOST_TAKEN)
@@ -486,7 +486,7 @@ class Ranking:
 
 
 def rank(cells: Mapping[str, Cell]) -> Ranking:
-    """Rank one cell or more; none raises ValueError."""
+    """Rank the cells. Raises ValueError if there are none."""
     if not cells:
         raise ValueError("no cell to rank")
     ratios = {(one, other): compare(cells[one], cells[other]) for one, other in combinations(cells, 2)}

@@ -203,12 +203,12 @@ def encode_sections(**sections: Any) -> dict[str, Any]:
 
 
 def decode_section(name: str, content: Any) -> Any:
-    """Return the typed section from JSON content; raises ValueError if it is none, or its type differs."""
+    """Return a section decoded from JSON content. Raises ValueError if the content does not fit the section's type."""
     return _typed(name, content, _section_type(name))
 
 
 def record_with(record: Record, sections: Mapping[str, Any]) -> Record:
-    """Return a copy of the record with some sections replaced by `sections`, the result of `encode_sections`."""
+    """Return a copy of the record in which the given sections, encoded by `encode_sections`, replace the old ones."""
     return msgspec.structs.replace(record, **{name: decode_section(name, each) for name, each in sections.items()})
 
 

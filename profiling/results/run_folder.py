@@ -45,7 +45,7 @@ class EarlierRun(NamedTuple):
 
 
 def new_folder(base: Path, stamp: str) -> Path:
-    """Create and return `<base>/<stamp>`, or `<stamp>-2`, `-3`, … where a run has that name. May raise OSError."""
+    """Create the folder `<base>/<stamp>`, or `<stamp>-2`, `-3`, … if it exists, and return it. May raise OSError."""
     base.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:
@@ -220,7 +220,7 @@ def prepare_folder(run: Path, config: Mapping[str, Any], *, resumed: bool) -> Ea
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """Read the config of a run; one that is missing, damaged, or no mapping raises InputError."""
+    """Read the config of a run. Raises InputError if it is missing, damaged or no mapping."""
     import yaml
 
     class Loader(yaml.SafeLoader):

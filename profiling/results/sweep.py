@@ -93,7 +93,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def read_plan(folder: Path) -> Sweep:
-    """Read `sweep.json`: the jobs as planned, without their states; raises InputError if it is missing or damaged."""
+    """Read the planned jobs in `sweep.json`, without their states. Raises InputError if it is missing or damaged."""
     if not is_sweep(folder):
         raise InputError(f"{folder} is no sweep: it has no {SWEEP_FILE}. Name a folder that --multirun printed.")
     sweep = _decoded(folder / SWEEP_FILE, Sweep)

@@ -97,7 +97,7 @@ def advance(session: Session, turn: Turn | None = None) -> Waiting:
 
 
 def to_its_end(session: Session) -> ProcessEnd:
-    """Resume a session that takes no turns until it has ended; return how."""
+    """Run a session that takes no turns to its end, and return how its process ended."""
     with contextlib.closing(session):
         try:
             advance(session)

@@ -37,7 +37,7 @@ FROM_CACHE = ("inductor", "autotune", "package")
 class Cache:
     """A folder of compiled code, that of its packages, and the first cell that prepared from them."""
 
-    folder: TemporaryDirectory[str] | None = None  # None: inductor's own, of which nothing is known
+    folder: TemporaryDirectory[str] | None = None  # None: inductor's default one, which may hold code of earlier runs
     packages: Path | None = None  # in the run folder, so that a package is linked and not copied; None: not shared
     filled_by: str | None = None  # its variant
     phases: Mapping[str, float] = field(default_factory=dict)  # of preparing it, in seconds

@@ -141,11 +141,12 @@ class Isolated:
         settings = jobs[0].settings
         limits = Limits(PROBE_SECONDS) if isinstance(task, Probe) else Limits(self.timeout, self._prepare_timeout)
         sections: dict[str, Any] = {}
+        not_copied: list[str] = []
         try:
             files = self._run / "cells" / name
             files.parent.mkdir(exist_ok=True)
             server = None if settings.trace else self._server
-            log = _compile_log(self._run / "torch_trace" / name) if settings.trace else nullcontext({})
+            log = _compile_log(self._run / "torch_trace" / name, not_copied) if settings.trace else nullcontext({})
             with log as trace, self._caches.lease(task) as cache, self._orphans.adopted():
                 notes = self._measure_starts(task, cache, on_event) if isinstance(task, Cell) else ()
                 if isinstance(task, Cell) and server is not None:
@@ -169,7 +170,7 @@ class Isolated:
                     notes += self._counted(task, sections, environment, relay)
         except OSError as error:  # a name that is too long for a file, for example
             return ProcessEnd(f"could not be run: {error.strerror or error}")
-        return dataclasses.replace(process_end, notes=(*process_end.notes, *notes))
+        return dataclasses.replace(process_end, notes=(*process_end.notes, *notes, *not_copied))
 
     def _compile_parts(self, task: Cell, cache: Cache, server: ForkServer) -> Generator[Pending, Any, None]:
         """Compile what the parts of a cell compile, side by side, into the cache from which the cell will load it.
@@ -228,15 +229,21 @@ class Isolated:
 
 
 @contextmanager
-def _compile_log(folder: Path) -> Iterator[Mapping[str, str]]:
-    """Yield the variable that makes torch write its compile log into `folder`; the user's TORCH_TRACE gets a copy."""
+def _compile_log(folder: Path, notes: list[str]) -> Iterator[Mapping[str, str]]:
+    """Yield environment variables with which torch writes its compile log into `folder`.
+
+    If the user has set TORCH_TRACE, the log is copied into that folder afterwards; `notes` gets the reason if it fails.
+    """
     users = os.environ.get(TORCH_TRACE)
     try:
         yield {TORCH_TRACE: str(folder)}
     finally:
-        if users is not None:
-            with contextlib.suppress(OSError):  # nothing was compiled
+        if users and folder.is_dir():  # torch creates it when it compiles
+            try:
                 shutil.copytree(folder, users, dirs_exist_ok=True)
+            except OSError as error:  # copytree collects those of its files: [(source, target, reason), …]
+                reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error
+                notes.append(f"the compile log was not copied to TORCH_TRACE={users}: {reason}. It is in {folder}.")
 
 
 class ProcessState:

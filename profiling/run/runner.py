@@ -155,7 +155,8 @@ class Run:
         if isinstance(answer, Probed):
             return answer
         if isinstance(answer, End):
-            raise InputError(f"{self.checkout.name}: {answer.reason}" if self.checkout else answer.reason)
+            of_checkout = f"{self.checkout.name}: " if self.checkout else ""
+            raise InputError(of_checkout + answer.reason)
         raise InputError(
             f"probing the device failed: the process {process_end.death}. To debug it, add isolation=none."
         )

@@ -98,7 +98,7 @@ def test_stages_share_a_mark_only_where_no_launch_fits_between_them(planted, mak
 
 
 def test_the_time_of_the_recorder_is_not_room_for_a_launch(planted, make_recorder, monkeypatch, tmp_path):
-    """On a slow host, stages that follow each other still share a mark."""
+    """On a slow host, too, one CUDA event is the end of a stage and the start of the next."""
     device, frames = planted(), make_recorder()
     for name in ("_push_range", "_pop_range"):
         monkeypatch.setattr(recorder_module, name, lambda *_: device.work(0.005))

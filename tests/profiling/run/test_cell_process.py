@@ -16,7 +16,7 @@ from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import Ready, Turn, WindowSamples
 from profiling.run import worker
 from profiling.run.job import FORWARD, Job
-from profiling.run.process import InProcess
+from profiling.run.process import InProcess, _compile_log
 from profiling.run.task import Cell, Counters, Probe, Start, read_task, write_task
 from profiling.run.worker import _with_own_memory
 
@@ -127,3 +127,15 @@ def test_a_task_is_read_as_it_was_written(tmp_path, kind):
     task = kind(**given, **({"began": 1.25} if kind is Start else {}))
     write_task(task, tmp_path / "task.json")
     assert read_task(tmp_path / "task.json") == task
+
+
+def test_a_compile_log_that_cannot_be_copied_for_the_user_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("TORCH_TRACE", str(tmp_path / "file"))
+    notes = []
+    with _compile_log(tmp_path / "log", notes) as variables:
+        (tmp_path / "log").mkdir()
+        (tmp_path / "log" / "rank_0.log").write_text("compiled")
+    (note,) = notes
+    assert variables == {"TORCH_TRACE": str(tmp_path / "log")}
+    assert f"TORCH_TRACE={tmp_path / 'file'}: File exists. It is in {tmp_path / 'log'}" in note
