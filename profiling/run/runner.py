@@ -156,7 +156,7 @@ class Run:
             return answer
         if isinstance(answer, End):
             of_checkout = f"{self.checkout.name}: " if self.checkout else ""
-            raise InputError(of_checkout + answer.reason)
+            raise InputError(f"{of_checkout}{answer.reason}")
         raise InputError(
             f"probing the device failed: the process {process_end.death}. To debug it, add isolation=none."
         )
