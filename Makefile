@@ -51,7 +51,7 @@ report: $(RUN_READY) ## print a run again: make report RUN=runs/generic_forward/
 # TORCHINDUCTOR_VEC_ISA_OK: inductor believes the processor's flags. For each empty cache it would compile a program for each
 # instruction set to check them: 6 of the 10 s of a small compile.
 # CXX: a compiler that copies what it has compiled before.
-test: $(DEV_READY) ## the tests that need no GPU
+test: $(DEV_READY) ## the tests that need neither a GPU nor minutes
 	OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 CXX=$(CURDIR)/tests/compiler/g++ $(PY) -m pytest -n auto $(ARGS)
 
 test-gpu: $(DEV_READY) ## the tests that need a CUDA device: side by side, then those that need it alone
@@ -61,7 +61,7 @@ test-gpu: $(DEV_READY) ## the tests that need a CUDA device: side by side, then 
 test-ray: $(RAY_READY) ## the tests of sweeps on a Ray cluster, started on this machine: a minute and a half
 	PYTHONPATH=$(CURDIR)/.venv/ray $(PY) -m pytest -m ray $(ARGS)
 
-test-slow: $(DEV_READY) ## full-size networks on the CPU, fuzzing, Slurm, packages, runs from end to end: minutes, 6 GB of memory
+test-slow: $(DEV_READY) ## planted faults, fuzzing, full-size networks, Slurm, packages, runs from end to end: minutes, 6 GB of memory
 	$(PY) -m pytest -m "slow and not gpu" $(ARGS)
 
 lint: $(DEV_READY) ## ruff (check and format) and pyright

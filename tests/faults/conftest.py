@@ -1,8 +1,9 @@
-"""Fixtures of these tests: targets, run as a user does or in this process."""
+"""Planted faults, run by `make test-slow`; fixtures: targets, run as a user does or in this process."""
 
 import importlib
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from as_user import OUTSIDE, ROOT
@@ -10,6 +11,13 @@ from recorded_frames import make_recorder, planted  # noqa: F401 - fixtures
 from user_fixtures import profile, realtime  # noqa: F401 - fixtures
 
 from profiling.cli.app import launch
+
+
+def pytest_collection_modifyitems(items):
+    """Leave the faults to `make test-slow`, which CI runs, too: `make test` is to end in five minutes."""
+    for each in items:
+        if each.path.is_relative_to(Path(__file__).parent):
+            each.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture

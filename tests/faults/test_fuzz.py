@@ -34,8 +34,6 @@ from profiling.run.cell_records import CellEvents
 from profiling.run.events import EventReader
 from profiling.shape_sweep import points_of
 
-pytestmark = pytest.mark.slow
-
 #: A line that no schema check refuses, so that every mutation reaches the typed reader.
 LINE = json.loads(
     encode_record(record(p50=2.0, metrics=Metrics(wall_ms=summary(2.0, samples=(1.0, 2.0, 3.0)), extra={"watts": 3})))

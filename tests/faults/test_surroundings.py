@@ -129,7 +129,6 @@ def test_streams(streams, code, says, tmp_path):
 
 
 @promise("streams")
-@pytest.mark.slow
 def test_a_run_without_streams(tmp_path):
     line = f"{shell_words(command(tmp_path / 'run', *NET, 'isolation=none'))} <&- >&- 2>&-"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment())
