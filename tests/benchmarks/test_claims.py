@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-RUNS = 60
+RUNS = 40
 
 
 @pytest.fixture(scope="module")

@@ -96,8 +96,7 @@ def test_a_module_that_is_compiled_anew_in_each_call_is_invalid(profile):
 
 
 def test_without_isolation_the_run_has_one_compile_report(profile):
-    few = "metric.latency.max_iterations=5"  # each call compiles
-    outcome = profile("component=[net]", "variant=[faulty_recompile]", HERE, "trace=true", few)
+    outcome = profile("component=[net]", "variant=[compile]", HERE, "trace=true", "metric.latency.max_iterations=5")
     assert "tl_out/run/index.html" in outcome.err
     assert (outcome.folder / "tl_out" / "run" / "index.html").exists()
 
