@@ -22,7 +22,7 @@ from profiling.graphs import CaptureError
 from profiling.trace.counters import snapshot
 from profiling.variants.aot_inductor import AOTInductor
 from profiling.variants.cuda_graph import CudaGraph
-from profiling.variants.inductor import Inductor, repeated_blocks
+from profiling.variants.inductor import Inductor, find_vector_instructions, repeated_blocks
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Compiler, Outcome, Recipe, Transform, check_changes
 from profiling.variants.rewrite import Rewrite
@@ -506,6 +506,20 @@ def test_it_is_unavailable_where_a_step_is_and_only_a_capture_aliases_outputs(mo
         assert not started
         recipe.start_workers(device)
     assert started == ["pool"], "workers of the compiler start for a GPU only"
+
+
+@pytest.mark.parametrize(
+    ("capability", "by_environment", "believed"),
+    [("AVX512", None, True), ("AVX512", False, False), ("AVX2", None, None), ("DEFAULT", None, None)],
+)
+def test_vector_instructions_that_torch_uses_are_not_checked(monkeypatch, capability, by_environment, believed):
+    picked = []
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
+    cpp = torch._inductor.config.cpp
+    monkeypatch.setattr("profiling.variants.inductor.pick_vec_isa", lambda: picked.append(cpp.vec_isa_ok))
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": by_environment}):
+        find_vector_instructions()
+    assert picked == [believed]
 
 
 @pytest.mark.parametrize("compiler", [Inductor, AOTInductor])
