@@ -23,7 +23,7 @@ import torch._inductor.compile_fx  # takes seconds, and must not become part of 
 from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.exc import FailOnRecompileLimitHit
-from torch._inductor import cpp_builder, exc
+from torch._inductor import config, cpp_builder, exc
 from torch._inductor.async_compile import maybe_warm_pool
 from torch._inductor.cpu_vec_isa import pick_vec_isa
 
@@ -62,7 +62,7 @@ def find_vector_instructions() -> None:
     without them: 17 s on two cores with torch 2.13 and an empty cache. Where torch's own kernels use AVX-512, it was
     built with them, and they are taken as they are named.
     """
-    cpp = torch._inductor.config.cpp
+    cpp = config.cpp
     if cpp.vec_isa_ok is None and torch.backends.cpu.get_cpu_capability() == "AVX512":
         cpp.vec_isa_ok = True
     pick_vec_isa()
