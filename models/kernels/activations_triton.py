@@ -26,7 +26,7 @@ def _sine(a):
 
 @triton.jit
 def factors_of(alpha, beta, channel, is_channel, activation: tl.constexpr):
-    """Return what `activate` takes as alpha and beta of some channels; zeros unless the activation is a snake."""
+    """Load alpha and beta of the given channels for `activate`; zeros if the activation is not a snake."""
     a = 0.0
     b = 0.0
     if activation == 5:

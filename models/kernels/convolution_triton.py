@@ -34,7 +34,7 @@ def _convolution_taps(
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
     block_h: tl.constexpr, block_w: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
-    """Compute a tile of positions and outputs of one block; consecutive programs share positions, and so L2 lines."""
+    """Compute a tile (positions × outputs) of one block. Consecutive programs read the same positions, from L2."""
     if aligned > 1:  # as in `convolution_1x1`
         out_c, size_w = out_c // aligned * aligned, size_w // aligned * aligned
     across: tl.constexpr = (outputs + block_n - 1) // block_n

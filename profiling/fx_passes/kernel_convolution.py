@@ -170,7 +170,7 @@ class ReplaceConvolutions(RewritePass):
         if not call.meta.get("leaves_statistics") or not (is_table or given[7]):  # 0: at each position
             return
         readers = {norm, *norm.users} if is_table else {norm}
-        args = dict(zip(_CONVOLUTION_ARGUMENTS, call.args, strict=False))
+        args = _arguments(call)
         is_plain = args["bias"] is None and args["activation"] == "none" and _readers(out) <= readers
         if bias is not None and not is_plain:
             return
@@ -201,7 +201,7 @@ class ReplaceConvolutions(RewritePass):
             return
         (after,) = readers
         before = partial.args[0]
-        reader = dict(zip(_CONVOLUTION_ARGUMENTS, after.args, strict=False))
+        reader = _arguments(after)
         packed, gain, shift = (graph.constant(node) for node in (reader["packed"], given["gain"], given["shift"]))
         activation, slope = (
             (reader["first_activation"], reader["first_slope"]) if is_table else (given["activation"], given["slope"])
@@ -213,7 +213,7 @@ class ReplaceConvolutions(RewritePass):
         if packed is None or packed.dtype == torch.float16 or 2 * packed.numel() > info.zeros("meta").numel():
             return
         out = x.args[0] if name_of_call(x) == "squeeze" else x
-        activates = dict(zip(_CONVOLUTION_ARGUMENTS, before.args, strict=False))["activation"] != "none"
+        activates = _arguments(before)["activation"] != "none"
         if activates or not _readers(out) <= {norm, after}:
             return
         if _behind_views(reader["residual"]) in (out, result):  # it would get the activation, too
@@ -256,6 +256,11 @@ def _converted(source: fx.Node, form: Tensor) -> fx.Node:
     converted.meta = {**source.meta, "info": replace(source.meta["info"], stride=tuple(form.stride()), offset=0)}
     source.replace_all_uses_with(converted, lambda user: user is not converted and user not in fixed)
     return converted
+
+
+def _arguments(convolution: fx.Node) -> dict[str, Any]:
+    """Return the arguments of a convolution's kernel by name."""
+    return dict(zip(_CONVOLUTION_ARGUMENTS, convolution.args, strict=False))
 
 
 def _set(convolution: fx.Node, **given: Any) -> None:

@@ -267,7 +267,7 @@ class FrameRecorder:
         self.messages: dict[str, Any] = {}  # by name of a stage, in Nsight Systems
         self._origin_ns: int | None = None  # when the first frame that was read had begun
         self._delivered_ns = -math.inf  # when the last frame that was read had been delivered
-        # Of the frame that was read last: its last mark, when the device passed it (ns), and all its marks.
+        # For the frame that was read last: its last mark, the time when the device passed it (ns), and all its marks.
         # Their events are reused only once the next frame has been read, whose device time counts from the last mark.
         self._device_end: tuple[Mark, float, list[Mark]] | None = None
         _recorders.add(self)

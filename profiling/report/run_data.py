@@ -75,7 +75,7 @@ class RunData:
 
 
 def load_run(path: Path) -> RunData:
-    """Read a run from its folder or its file of records. Raises what `read_records` raises."""
+    """Read a run from its folder or its `results.jsonl`. Raises the same errors as `read_records`."""
     results, folder = read_records(path), path.parent if path.is_file() else path
     records = tuple(_with_frames(record, folder) for record in results.records)
     return RunData(records, read_environment(folder), folder, results.skipped_lines)

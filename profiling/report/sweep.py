@@ -239,7 +239,7 @@ def _place(value: str) -> tuple[float, str]:
 
 
 def load_sweep(folder: Path) -> SweepData:
-    """Read a sweep and what its runs have measured so far. Raises InputError if the folder holds no readable sweep."""
+    """Read a sweep and the records that its runs have written so far. Raises InputError if it cannot be read."""
     sweep = read_sweep(folder)
     keys = overrides.swept_keys(sweep)
     read = [_read(folder, job, keys) for job in sweep.jobs]

@@ -104,7 +104,7 @@ def read_frames(run: Path, cell: str) -> dict[str, Array] | None:
 
 
 def read_series(path: Path) -> dict[str, Array]:
-    """Read the series in an npz file. Raises InputError if it is missing or holds no series of frames."""
+    """Read the time series of frames from an npz file. Raises InputError if it is missing or has none."""
     try:
         with np.load(io.BytesIO(read_file(path)), allow_pickle=False) as content:
             series = {name: np.asarray(content[name], dtype=np.float64) for name in content.files}

@@ -208,7 +208,7 @@ def decode_section(name: str, content: Any) -> Any:
 
 
 def record_with(record: Record, sections: Mapping[str, Any]) -> Record:
-    """Return a copy of the record in which the given sections, encoded by `encode_sections`, replace the old ones."""
+    """Return a copy of the record with the given sections replaced. They are encoded as by `encode_sections`."""
     return msgspec.structs.replace(record, **{name: decode_section(name, each) for name, each in sections.items()})
 
 

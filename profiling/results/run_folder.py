@@ -220,7 +220,7 @@ def prepare_folder(run: Path, config: Mapping[str, Any], *, resumed: bool) -> Ea
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """Read the config of a run. Raises InputError if it is missing, damaged or no mapping."""
+    """Read `config.yaml` of a run. Raises InputError if it is missing, cannot be parsed, or is not a mapping."""
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -20,7 +20,7 @@ COMMON_FPS = (24.0, 30.0, 60.0, 120.0)
 
 
 def summarize(samples: Samples) -> Summary:
-    """Return the summary of `samples`, in ms. Raises ValueError if there are none, or if one is not finite."""
+    """Summarise samples in ms. Raises ValueError if there are no samples, or if one is not finite."""
     values = np.asarray(samples, dtype=np.float64)
     if values.size == 0:
         raise ValueError("no samples to summarize")

@@ -243,7 +243,9 @@ def _compile_log(folder: Path, notes: list[str]) -> Iterator[Mapping[str, str]]:
                 shutil.copytree(folder, users, dirs_exist_ok=True)
             except OSError as error:  # copytree collects those of its files: [(source, target, reason), …]
                 reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error
-                notes.append(f"the compile log was not copied to TORCH_TRACE={users}: {reason}. It is in {folder}.")
+                notes.append(
+                    f"the compile log could not be copied to TORCH_TRACE={users} ({reason}). It stays in {folder}."
+                )
 
 
 class ProcessState:

@@ -1,4 +1,4 @@
-"""Planted faults, run by `make test-slow`; fixtures: targets, run as a user does or in this process."""
+"""Fixtures that run a target, as a user does or in this process, and the mark that these tests are slow."""
 
 import importlib
 import signal
@@ -14,7 +14,7 @@ from profiling.cli.app import launch
 
 
 def pytest_collection_modifyitems(items):
-    """Leave the faults to `make test-slow`, which CI runs, too: `make test` is to end in five minutes."""
+    """Mark each test of this folder as slow: `make test-slow` and CI run them, `make test` does not."""
     for each in items:
         if each.path.is_relative_to(Path(__file__).parent):
             each.add_marker(pytest.mark.slow)

@@ -138,4 +138,4 @@ def test_a_compile_log_that_cannot_be_copied_for_the_user_is_named(tmp_path, mon
         (tmp_path / "log" / "rank_0.log").write_text("compiled")
     (note,) = notes
     assert variables == {"TORCH_TRACE": str(tmp_path / "log")}
-    assert f"TORCH_TRACE={tmp_path / 'file'}: File exists. It is in {tmp_path / 'log'}" in note
+    assert f"TORCH_TRACE={tmp_path / 'file'} (File exists). It stays in {tmp_path / 'log'}" in note
