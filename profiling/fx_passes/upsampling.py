@@ -1,4 +1,4 @@
-"""The pass that computes a convolution after nearest-neighbour upsampling on the tensor before the upsampling.
+"""Passes over resized tensors: convolutions move before nearest-neighbour upsampling, and a kernel interpolates.
 
 Upsampling copies each number, and the convolution multiplies the copies by different weights. One product of the
 number with the sum of these weights gives the same. For each result it takes 4 products instead of 9 for a 3×3 kernel
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,10 @@ from torch.nn import functional as F
 from profiling.fx_passes.activation import random_numbers, tried
 from profiling.fx_passes.convolution import CONVOLUTION_ARGUMENTS, CONVOLUTIONS, for_each_dim, zeros_before
 from profiling.fx_passes.nodes import add_constant, arguments, is_call, is_written, node_info
-from profiling.fx_passes.passes import RewritePass
+from profiling.fx_passes.passes import RewritePass, function_of
 from profiling.fx_passes.regions import Graph, name_of_call
 
+_INTERPOLATE = ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias")
 #: Calls of which upsampling, and zeros around it, may consist; what they compute is tried on numbers.
 _COPIES = frozenset(
     {"interpolate", "pad", "repeat_interleave", "expand", "expand_as", "repeat", "unsqueeze", "squeeze", "reshape"}
@@ -79,6 +81,65 @@ class FoldUpsampling(RewritePass):
                 replaced += 1
         module.meta["left"] = left
         return replaced
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaceInterpolation(RewritePass):
+    """Replace bilinear and bicubic interpolation of pictures by a kernel; `module.meta["left"]` counts why some stay.
+
+    Attributes:
+        resize: computes it, as `models.kernels.resize.resize` does.
+        tables: returns what it needs of the weights, as `models.kernels.resize.tables` does.
+        misfit: returns why it does not take a tensor of a form, on a device, with such tables, or None.
+
+    """
+
+    resize: Callable[..., Tensor]
+    tables: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
+    misfit: Callable[[Tensor, torch.device, Tensor, Tensor], str | None]
+
+    def rewrite(self, module: fx.GraphModule) -> int:
+        """Replace each interpolation that the kernel takes."""
+        left, replaced = Counter[str](), 0
+        for node in list(module.graph.nodes):
+            args: Any = arguments(node, *_INTERPOLATE) if is_call(node, F.interpolate) else {"mode": None}
+            info, out = node_info(args.get("input")), node_info(node)
+            if args["mode"] not in ("bilinear", "bicubic") or info is None or out is None:
+                continue
+            weights = (_weights(args, dim, info.shape[2 + dim], out.shape[2 + dim]) for dim in range(2))
+            first_row, rows, first_column, columns = self.tables(*weights)
+            reason = self.misfit(info.zeros("meta"), info.device, rows, columns)
+            if reason is None and is_written(args["input"]):
+                reason = "the memory of its input is written to"
+            if reason is not None:
+                left[reason] += 1
+                continue
+            named = {"first_row": first_row, "rows": rows, "first_column": first_column, "columns": columns}
+            with module.graph.inserting_before(node):
+                given = [add_constant(module, name, value.to(info.device)) for name, value in named.items()]
+                size = list(out.shape[2:])
+                new = module.graph.call_function(function_of(self.resize), (args["input"], *given, size))
+            new.meta = dict(node.meta)
+            node.replace_all_uses_with(new)
+            replaced += 1
+        module.meta["left"] = left
+        return replaced
+
+
+def _weights(args: dict[str, Any], dim: int, inputs: int, results: int) -> Tensor:
+    """Return the weights [results, inputs] of an interpolation in one dim of pictures: its results for unit vectors."""
+    size, factors = args["size"], args["scale_factor"]
+    options = {name: args[name] for name in ("mode", "align_corners", "recompute_scale_factor")}
+    picture = torch.eye(inputs)[None, :, None]  # a vector is the only row of a channel
+    factor = None if factors is None else (factors[dim] if isinstance(factors, list | tuple) else factors)
+    out: Any = F.interpolate(
+        picture,
+        None if size is None else [1, results],
+        None if factor is None else [1.0, float(factor)],
+        **options,
+        antialias=bool(args["antialias"]),
+    )
+    return out[0, :, 0].T
 
 
 def _shape(node: Any) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Decoders compute the same with the steps fold_upsampling, fused_norm, grouped_conv and pointwise_conv."""
+"""Decoders compute the same with the steps that replace their convolutions, norms and interpolation."""
 
 from dataclasses import replace
 
@@ -10,13 +10,13 @@ from fx_networks import assert_same, f32
 from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.image_vae import ImageDecoder, ImageVAEParams
 from models.initialisation import randomise
-from models.kernels import convolution, fused_norm
+from models.kernels import convolution, fused_norm, resize
 from profiling.cli.variants import named_recipes
 from profiling.components.instantiate import instantiate
 from profiling.variants.recipe import Recipe
 from profiling.variants.rewrite import Rewrite
 
-STEPS = "channels_last+fold_upsampling+fused_norm+grouped_conv+pointwise_conv"
+STEPS = "channels_last+fold_upsampling+fused_norm+grouped_conv+pointwise_conv+interpolation"
 
 
 def image_decoder():
@@ -44,12 +44,12 @@ def randomised(module):
     return module
 
 
-#: Places that each step replaces (upsampling, norms, grouped and pointwise convolutions), and norms in convolutions.
+#: Places that each step replaces (upsampling, norms, convolutions, interpolation), and norms in convolutions.
 DECODERS = {
-    image_decoder: [0, 9, 4, 10, 4],
-    audio_decoder: [3, 24, 12, 26, 12],
-    stable_diffusion: [1, 14, 0, 1, 0],
-    wan: [1, 13, 0, 2, 0],
+    image_decoder: [0, 9, 4, 10, 3, 4],
+    audio_decoder: [3, 24, 12, 26, 0, 12],
+    stable_diffusion: [1, 14, 0, 1, 0, 0],
+    wan: [1, 13, 0, 2, 0, 0],
 }
 
 
@@ -65,7 +65,7 @@ def as_on_a_gpu(rewrite):
 
 @pytest.mark.parametrize("build", DECODERS)
 def test_decoders_compute_the_same(build, monkeypatch):
-    for kernels in (fused_norm, convolution):
+    for kernels in (fused_norm, convolution, resize):
         monkeypatch.setattr(kernels, "HAS_TRITON", True)
     torch.manual_seed(0)
     module, inputs = build()
@@ -95,7 +95,7 @@ def test_decoders_on_the_gpu(build, compiled, tmp_path, monkeypatch):
     inputs = {name: x.cuda() for name, x in inputs.items()}
     with torch.no_grad():
         expected = module(**inputs)
-        counted = [count for count in zip(STEPS.split("+")[1:], DECODERS[build][:4], strict=True) if count[1]]
+        counted = [count for count in zip(STEPS.split("+")[1:], DECODERS[build][:5], strict=True) if count[1]]
         names = [*["channels_last"] * (build is not audio_decoder), *(name for name, _ in counted)]
         (node,) = named_recipes(["+".join(names) + compiled + "+cuda_graph"]).values()
         parts = {name: node[name] and instantiate(node[name], f"variant.{name}") for name in ("compiler", "capture")}

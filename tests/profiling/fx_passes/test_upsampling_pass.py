@@ -1,4 +1,4 @@
-"""Convolutions after nearest-neighbour upsampling, computed before it."""
+"""Convolutions after nearest-neighbour upsampling, computed before it, and interpolation by a kernel."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from fx_networks import applied, calls, f32
 from torch import nn
 from torch.nn import functional as F
 
-from profiling.fx_passes.upsampling import FoldUpsampling
+from models.kernels.resize import resize, tables
+from profiling.fx_passes.upsampling import FoldUpsampling, ReplaceInterpolation
 
 
 def interpolated(**options):
@@ -152,3 +153,46 @@ def test_bfloat16_is_rounded_once():
     assert traced(x=x).dtype == torch.bfloat16
     own, library = (float((each.double() - expected).norm() / expected.norm()) for each in (traced(x=x), module(x=x)))
     assert own < 2 * library, "sums of weights are rounded as each weight was"
+
+
+def taken(form, device, rows, columns):
+    return "it is contiguous" if form.is_contiguous() else None
+
+
+#: Options of interpolations, and whether the kernel computes them.
+INTERPOLATED = {
+    "size": ({"size": (11, 7), "mode": "bicubic"}, True),
+    "factor": ({"scale_factor": 1.7, "mode": "bicubic"}, True),
+    "factors": ({"scale_factor": (0.6, 2.3), "mode": "bilinear"}, True),
+    "recomputed": ({"scale_factor": 1.9, "mode": "bilinear", "recompute_scale_factor": True}, True),
+    "corners": ({"size": (3, 12), "mode": "bicubic", "align_corners": True}, True),
+    "antialiased": ({"size": (2, 3), "mode": "bilinear", "antialias": True}, True),
+    "nearest": ({"scale_factor": 2}, False),
+    "area": ({"size": (2, 2), "mode": "area"}, False),
+}
+
+
+@pytest.mark.parametrize("name", INTERPOLATED)
+def test_interpolation_by_the_kernel(name):
+    options, is_replaced = INTERPOLATED[name]
+    steps = [ReplaceInterpolation(resize=resize, tables=tables, misfit=taken)]
+    module = Net(lambda self, x: F.interpolate(x * 2, **options) + 1)
+    traced, counts = applied(steps, module, 1e-6, x=last(f32(2, 6, 5, 6)))
+    assert (counts, calls(traced)["resize"]) == ([is_replaced], is_replaced)
+    assert traced.meta["left"] == {}
+
+
+def test_interpolation_that_stays():
+    steps = [ReplaceInterpolation(resize=resize, tables=tables, misfit=taken)]
+    options = {"scale_factor": 2, "mode": "bilinear"}
+    contiguous = Net(lambda self, x: F.interpolate(x, **options))
+    assert applied(steps, contiguous, 1e-6, x=f32(2, 6, 5, 6))[0].meta["left"] == {"it is contiguous": 1}
+
+    def forward(self, x):
+        x = x * 1
+        part, up = x[:, :4], F.interpolate(x, **options)
+        x.mul_(2)
+        return up + part.mean()
+
+    left = applied(steps, Net(forward), 1e-6, x=last(f32(2, 6, 5, 6)))[0].meta["left"]
+    assert left == {"the memory of its input is written to": 1}

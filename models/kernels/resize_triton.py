@@ -1,0 +1,72 @@
+"""Triton kernel of `resize.py`: sums along columns are shared by the rows that read them."""
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+from torch.library import triton_op, wrap_triton
+
+from models.kernels.fused_norm import alignment, channels_last
+
+MOST_CHANNELS = 64  # of a tile: 128 bytes in half precision, a line of the cache
+TILE = 1024  # numbers of a row in a tile: 16 bytes in half precision for each of 128 threads
+
+
+@triton.jit
+def _resize_rows(
+    x, first_row, row_weights, first_column, column_weights, out,
+    height, width, rows, columns, channels,
+    aligned: tl.constexpr, row_window: tl.constexpr, column_window: tl.constexpr,
+    block_columns: tl.constexpr, block_channels: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of columns and channels in four rows."""
+    if aligned > 1:  # tells Triton that it may read so many elements at once
+        channels = channels // aligned * aligned
+    group, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    column_tiles = tl.cdiv(columns, block_columns)
+    column = tl.program_id(0) % column_tiles * block_columns + tl.arange(0, block_columns)[:, None]
+    channel = tl.program_id(0) // column_tiles * block_channels + tl.arange(0, block_channels)[None, :]
+    is_column = column < columns
+    real = is_column & (channel < channels)
+    source = x + (batch * height + tl.load(first_row + group)) * width * channels
+    within = tl.load(first_column + column, mask=is_column, other=0) * channels + channel
+    scale = row_weights + group * 4 * row_window
+    row_0 = tl.zeros((block_columns, block_channels), tl.float32)
+    row_1 = row_0
+    row_2 = row_0
+    row_3 = row_0
+    for y in tl.static_range(row_window):
+        along = tl.zeros((block_columns, block_channels), tl.float32)
+        for step in tl.static_range(column_window):
+            v = tl.load(source + (within + step * channels), mask=real, other=0.0).to(tl.float32)
+            along += tl.load(column_weights + column * column_window + step, mask=is_column, other=0.0) * v
+        row_0 += tl.load(scale + y) * along
+        row_1 += tl.load(scale + row_window + y) * along
+        row_2 += tl.load(scale + 2 * row_window + y) * along
+        row_3 += tl.load(scale + 3 * row_window + y) * along
+        source += width * channels
+    to = out + (batch * rows + group * 4) * columns * channels + (column * channels + channel)
+    left = rows - group * 4
+    tl.store(to, row_0.to(out.dtype.element_ty), mask=real)
+    tl.store(to + columns * channels, row_1.to(out.dtype.element_ty), mask=real & (left > 1))
+    tl.store(to + 2 * columns * channels, row_2.to(out.dtype.element_ty), mask=real & (left > 2))
+    tl.store(to + 3 * columns * channels, row_3.to(out.dtype.element_ty), mask=real & (left > 3))
+
+
+@triton_op("models::resize", mutates_args=())
+def resize(
+    x: Tensor, first_row: Tensor, row_weights: Tensor, first_column: Tensor, column_weights: Tensor, size: list[int]
+) -> Tensor:
+    """Do what `models.kernels.resize.resize` does, on a CUDA device."""
+    if not channels_last(x):  # a pass of a compiler has changed the layout that was looked at
+        x = x.contiguous(memory_format=torch.channels_last)
+    (batch, channels, height, width), (rows, columns) = x.shape, size
+    out = torch.empty((batch, rows, columns, channels), dtype=x.dtype, device=x.device)
+    block_channels = min(triton.next_power_of_2(channels), MOST_CHANNELS)
+    block_columns = TILE // block_channels
+    tiles = triton.cdiv(columns, block_columns) * triton.cdiv(channels, block_channels)
+    wrap_triton(_resize_rows)[tiles, len(first_row), batch](
+        x, first_row, row_weights, first_column, column_weights, out, height, width, rows, columns, channels,
+        alignment(channels), row_weights.shape[2], column_weights.shape[2], block_columns, block_channels,
+    )  # fmt: skip
+    return out.movedim(-1, 1)
