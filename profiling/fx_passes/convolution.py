@@ -1,8 +1,14 @@
-"""Passes for convolutions: fold the batch norm after one, and fuse what is added to it and ReLU into cuDNN's call."""
+"""Passes for convolutions.
+
+They fold the batch norm after one, fuse what is added to it and ReLU into cuDNN's call, and split one of few outputs.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -26,6 +32,7 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 _TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups")
+_OUTPUTS = 16
 _BATCH_NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 
@@ -90,6 +97,60 @@ class FuseConvEpilogues(RewritePass):
             if call is not None and added is not conv and (added is None or _has_form_of(added, conv)):
                 return _fused(module, call, added, node)
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitTaps(RewritePass):
+    """Compute a convolution of few outputs as a 1×1 convolution with outputs for each tap, whose shifted sum it is.
+
+    The input is read once, where libraries pad three outputs to 32 or more and compute these for each tap. A product is
+    rounded to the weight's dtype before the sum, which is in float32 for half precision.
+
+    Attributes:
+        misfit: returns why a kernel does not take a convolution, as `models.kernels.convolution.misfit` does, or None.
+
+    """
+
+    misfit: Callable[[Tensor, torch.device, Tensor, int], str | None]
+
+    def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+        """Return the sum for a convolution without stride and groups that has at most a fourth as many outputs."""
+        if not is_call(node, *CONVOLUTIONS):
+            return None
+        args = arguments(node, *CONVOLUTION_ARGUMENTS)
+        found, source, out = constants(module, args["weight"], args["bias"]), node_info(args["input"]), node_info(node)
+        if found is None or found[0] is None or source is None or out is None or source.dtype != out.dtype:
+            return None
+        weight, bias = found
+        sizes, dims = weight.shape[2:], weight.dim() - 2
+        strides, dilations = (for_each_dim(args[name], dims, 1) for name in ("stride", "dilation"))
+        outputs = -(-math.prod(sizes) * len(weight) // _OUTPUTS) * _OUTPUTS  # as many as a kernel stores at once
+        if math.prod(sizes) == 1 or {*strides, args["groups"] or 1} != {1} or 4 * outputs > weight.shape[1]:
+            return None
+        taps = weight.movedim(0, -1).flatten(1, -2).permute(1, 2, 0).flatten(0, 1)  # [tap · output, input]
+        taps = F.pad(taps, (0, 0, 0, outputs - len(taps)))[(..., *[None] * dims)]
+        last = torch.channels_last if dims == 2 and not out.zeros("meta").is_contiguous() else torch.contiguous_format
+        taps = taps.contiguous(memory_format=last)
+        if self.misfit(source.zeros("meta"), source.device, taps, 1) is not None:
+            return None
+        graph, pads = module.graph, list[int]()
+        shape = zip(source.shape[2:], out.shape[2:], sizes, dilations, zeros_before(args), strict=True)
+        for length, results, size, dilation, before in shape:
+            pads = [before, results + (size - 1) * dilation - before - length, *pads]
+        products = graph.call_function(node.target, (args["input"], add_constant(module, "weight", taps)))  # pyright: ignore
+        products = graph.call_function(F.pad, (products, pads))
+        total, wide = None, torch.promote_types(out.dtype, torch.float32)
+        for number, places in enumerate(product(*map(range, sizes))):
+            term = graph.call_method("narrow", (products, 1, number * len(weight), len(weight)))
+            for dim, (place, dilation, results) in enumerate(zip(places, dilations, out.shape[2:], strict=True)):
+                term = graph.call_method("narrow", (term, 2 + dim, place * dilation, results))
+            term = term if wide == out.dtype else graph.call_method("to", (term, wide))
+            total = term if total is None else graph.call_function(torch.add, (total, term))
+        if bias is not None:
+            bias = add_constant(module, "bias", bias.to(wide)[(..., *[None] * dims)])
+            total = graph.call_function(torch.add, (total, bias))
+        total = total if wide == out.dtype else graph.call_method("to", (total, out.dtype))
+        return graph.call_method("contiguous", (total,), {"memory_format": last})
 
 
 def _convolution(module: fx.GraphModule, node: Any) -> tuple[Any, ...] | None:
