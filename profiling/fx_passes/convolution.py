@@ -6,7 +6,6 @@ They fold the batch norm after one, fuse what is added to it and ReLU into cuDNN
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -32,7 +31,11 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 _TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups")
-_OUTPUTS = 16
+#: Most outputs of a convolution that is split; libraries compute a multiple of 32.
+_FEW = 8
+#: Numbers that a kernel reads and writes at once, in half precision.
+_ALIGNED = 16
+CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 _BATCH_NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 
 
@@ -103,18 +106,15 @@ class FuseConvEpilogues(RewritePass):
 class SplitTaps(RewritePass):
     """Compute a convolution of few outputs as a 1×1 convolution with outputs for each tap, whose shifted sum it is.
 
-    The input is read once, where libraries pad three outputs to 32 or more and compute these for each tap. A product is
+    The input is read once, where libraries compute 32 outputs or more instead of three, for each tap. A product is
     rounded to the weight's dtype before the sum, which is in float32 for half precision.
-
-    Attributes:
-        misfit: returns why a kernel does not take a convolution, as `models.kernels.convolution.misfit` does, or None.
-
     """
 
-    misfit: Callable[[Tensor, torch.device, Tensor, int], str | None]
-
     def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
-        """Return the sum for a convolution without stride and groups that has at most a fourth as many outputs."""
+        """Return the sum for a convolution without stride and groups whose taps have fewer outputs than it has inputs.
+
+        In three dims the 1×1 convolution is a product of matrices, which leaves the memory format as it is.
+        """
         if not is_call(node, *CONVOLUTIONS):
             return None
         args = arguments(node, *CONVOLUTION_ARGUMENTS)
@@ -124,20 +124,26 @@ class SplitTaps(RewritePass):
         weight, bias = found
         sizes, dims = weight.shape[2:], weight.dim() - 2
         strides, dilations = (for_each_dim(args[name], dims, 1) for name in ("stride", "dilation"))
-        outputs = -(-math.prod(sizes) * len(weight) // _OUTPUTS) * _OUTPUTS  # as many as a kernel stores at once
-        if math.prod(sizes) == 1 or {*strides, args["groups"] or 1} != {1} or 4 * outputs > weight.shape[1]:
+        outputs = -(-math.prod(sizes) * len(weight) // _ALIGNED) * _ALIGNED
+        is_small = len(weight) <= _FEW and outputs <= weight.shape[1] and len(source.shape) == weight.dim()
+        if math.prod(sizes) == 1 or {*strides, args["groups"] or 1} != {1} or not is_small:
             return None
         taps = weight.movedim(0, -1).flatten(1, -2).permute(1, 2, 0).flatten(0, 1)  # [tap · output, input]
-        taps = F.pad(taps, (0, 0, 0, outputs - len(taps)))[(..., *[None] * dims)]
-        last = torch.channels_last if dims == 2 and not out.zeros("meta").is_contiguous() else torch.contiguous_format
-        taps = taps.contiguous(memory_format=last)
-        if self.misfit(source.zeros("meta"), source.device, taps, 1) is not None:
-            return None
+        taps = F.pad(taps, (0, 0, 0, outputs - len(taps)))
+        last = CHANNELS_LAST.get(dims, torch.contiguous_format)
+        last = last if out.zeros("meta").is_contiguous(memory_format=last) else torch.contiguous_format
         graph, pads = module.graph, list[int]()
         shape = zip(source.shape[2:], out.shape[2:], sizes, dilations, zeros_before(args), strict=True)
         for length, results, size, dilation, before in shape:
             pads = [before, results + (size - 1) * dilation - before - length, *pads]
-        products = graph.call_function(node.target, (args["input"], add_constant(module, "weight", taps)))  # pyright: ignore
+        if dims == 3:
+            flat = graph.call_method("flatten", (args["input"], 2))
+            products = graph.call_function(torch.matmul, (add_constant(module, "weight", taps), flat))
+            products = graph.call_method("unflatten", (products, 2, source.shape[2:]))
+        else:
+            taps = taps[(..., *[None] * dims)].contiguous(memory_format=last)
+            convolution: Any = node.target
+            products = graph.call_function(convolution, (args["input"], add_constant(module, "weight", taps)))
         products = graph.call_function(F.pad, (products, pads))
         total, wide = None, torch.promote_types(out.dtype, torch.float32)
         for number, places in enumerate(product(*map(range, sizes))):

@@ -20,7 +20,13 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from profiling.fx_passes.activation import random_numbers, tried
-from profiling.fx_passes.convolution import CONVOLUTION_ARGUMENTS, CONVOLUTIONS, for_each_dim, zeros_before
+from profiling.fx_passes.convolution import (
+    CHANNELS_LAST,
+    CONVOLUTION_ARGUMENTS,
+    CONVOLUTIONS,
+    for_each_dim,
+    zeros_before,
+)
 from profiling.fx_passes.nodes import add_constant, arguments, is_call, is_written, node_info
 from profiling.fx_passes.passes import RewritePass, function_of
 from profiling.fx_passes.regions import Graph, name_of_call
@@ -33,7 +39,6 @@ _COPIES = frozenset(
 )
 #: Calls in them, at most.
 _MOST_CALLS = 10
-_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
 @dataclass(frozen=True)
@@ -252,7 +257,7 @@ def _replacement(graph: Graph, node: fx.Node, args: dict[str, Any], found: _Upsa
     weight: Any = graph.constant(args["weight"])
     bias = graph.constant(args["bias"])
     dims, outputs = len(factors), len(weight)
-    last = _CHANNELS_LAST.get(dims, torch.contiguous_format)
+    last = CHANNELS_LAST.get(dims, torch.contiguous_format)
     if len(info.shape) < len(given.shape):
         source = nodes.call_method("unsqueeze", (source, 2))
     if info.dtype != given.dtype:

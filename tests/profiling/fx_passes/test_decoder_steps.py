@@ -46,9 +46,9 @@ def randomised(module):
 
 #: Places that each step replaces (upsampling, norms, convolutions, interpolation), and norms in convolutions.
 DECODERS = {
-    image_decoder: [0, 9, 4, 10, 3, 4],
+    image_decoder: [0, 9, 4, 12, 3, 5],
     audio_decoder: [3, 24, 12, 26, 0, 12],
-    stable_diffusion: [1, 14, 0, 1, 0, 0],
+    stable_diffusion: [1, 14, 0, 3, 0, 0],
     wan: [1, 13, 0, 2, 0, 0],
 }
 
