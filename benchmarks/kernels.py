@@ -1,9 +1,9 @@
-"""Time the kernels of convolutional decoders, each alone: python benchmarks/kernels.py [norm|conv]   (needs a GPU)
+"""Time the kernels of convolutional decoders, each alone: python benchmarks/kernels.py [norm|conv|resize]   (needs a GPU)
 
 At shapes of the OWL image and audio decoders, of Stable Diffusion's VAE and of Wan's, in bf16, batch 1. `compiled` is
 the same in PyTorch operations under torch.compile, from the same memory. MB are those that the kernel moves:
 a norm reads twice and writes once, or reads once where a group fits into registers; a convolution reads its input and
-weight, and writes. The roofline time is that of these bytes or of the FLOPs, of which zeros in joined groups are none.
+weight, and writes; so does resizing. The roofline time is that of these bytes or of the FLOPs, of which zeros in joined groups are none.
 Its share may exceed 100% where a second reading comes from the L2 cache. Errors are relative L2 against fp64.
 """
 
@@ -19,6 +19,7 @@ from models.kernels.activations import activated, channelwise
 from models.kernels.convolution import convolution, pack
 from models.kernels.convolution import reference as convolution_reference
 from models.kernels.fused_norm import MOST_IN_REGISTERS, fused_norm, reference
+from models.kernels.resize import resize, tables
 from profiling.roofline.measure_ceilings import measure_ceilings
 
 DTYPE = torch.bfloat16
@@ -51,6 +52,12 @@ CONVOLUTIONS = [
     ("depthwise, sequence", 512, 512, 512, (16000,), (7,), 3, False, False, "gelu"),
     ("depthwise, picture", 512, 512, 512, (128, 128), (3, 3), 1, True, False, "silu"),
 ]  # fmt: skip
+#: Name, channels, size, size of the result, mode; channels last.
+RESIZED = [
+    *(("OWL image", c, (s, s), (2 * s, 2 * s), "bicubic") for c, s in ((128, 256), (256, 128), (512, 64))),
+    ("OWL image, last", 128, (512, 512), (360, 640), "bicubic"),
+    ("bilinear", 256, (96, 96), (384, 384), "bilinear"),
+]
 
 
 def draw(shape, last):
@@ -143,15 +150,37 @@ def convolution_row(name, inputs, outputs, groups, size, kernel, dilation, last,
     return compared(name, (1, inputs, *size), form, ours, library, exact, copies, moved, flops)
 
 
+def resize_row(name, channels, size, results, mode):
+    def weights(inputs, outputs):
+        return F.interpolate(torch.eye(inputs)[:, None, None], (1, outputs), mode=mode)[:, 0, 0].T
+
+    given = [each.cuda() for each in tables(*map(weights, size, results))]
+    moved = DTYPE.itemsize * channels * (torch.Size(size).numel() + torch.Size(results).numel())
+    copies = several([(1, channels, *size)], True, moved)
+
+    def library(x):
+        return (F.interpolate(x, results, mode=mode),)
+
+    def ours(x):
+        return (resize(x, *given, list(results)),)
+
+    def exact(x):
+        return (F.interpolate(x.double(), results, mode=mode),)
+
+    form = f"NHWC to {'×'.join(map(str, results))} {mode}"
+    return compared(name, (1, channels, *size), form, ours, library, exact, copies, moved, 0)
+
+
 def main() -> None:
     if not torch.cuda.is_available() or not HAS_TRITON:
         raise SystemExit("benchmarks/kernels.py times GPU kernels: it needs a CUDA device and triton")
-    wanted = sys.argv[1:] or ["norm", "conv"]
+    wanted = sys.argv[1:] or ["norm", "conv", "resize"]
     print(f"kernels of decoders: {torch.cuda.get_device_name()}, torch {torch.__version__}, {DTYPE}\n", flush=True)
     rows = []
     with torch.inference_mode():
-        for kind, row_of, cases in (("norm", norm_row, NORMS), ("conv", convolution_row, CONVOLUTIONS)):
-            for case in cases if kind in wanted else ():
+        kinds = {"norm": (norm_row, NORMS), "conv": (convolution_row, CONVOLUTIONS), "resize": (resize_row, RESIZED)}
+        for row_of, cases in (kinds[kind] for kind in kinds if kind in wanted):
+            for case in cases:
                 torch.compiler.reset()
                 try:
                     rows.append(row_of(*case))

@@ -31,8 +31,9 @@ quantised() { # the world model and its cached step in 8 bits, an encoder with f
 }
 decoders() { # with the steps that replace kernels; the loop at its frame rate
   local best=compile+cuda_graph last=channels_last steps=fused_norm+grouped_conv+pointwise_conv
-  local all=baseline,$best,$last+$best,$last+fold_upsampling+fused_norm+$best
-  forward decoder_steps image_decoder,audio_decoder,sd_vae_decoder "$all,$last+$steps+$best,fold_upsampling+$steps+$best"
+  local all=baseline,$best,$last+$best,$last+fold_upsampling+fused_norm+pointwise_conv+$best
+  forward decoder_steps image_decoder,audio_decoder,sd_vae_decoder \
+    "$all,$last+$steps+interpolation+$best,fold_upsampling+$steps+$best"
   forward drawn_decoders emu3_decoder,hunyuan_refiner_decoder,speecht5_vocoder \
     "$all,$last+fold_upsampling+fused_norm+pointwise_conv+$best" seconds=8 --config-dir=benchmarks/drawn_decoders
   run paced realtime 'variant=[compile+cuda_graph]' loop.pace=realtime
@@ -41,7 +42,11 @@ others() { # networks of diffusers and transformers
   forward sd_turbo_unet sd_turbo_unet baseline,cuda_graph,compile+cuda_graph seconds=10
   forward llama_1b_step llama_1b_step baseline,cuda_graph,compile+cuda_graph seconds=10
 }
-wan() { forward wan_vae_decoder wan_vae_decoder baseline,compile+cuda_graph,fused_norm+compile+cuda_graph seconds=20; }
+wan() {
+  local best=compile+cuda_graph steps=fold_upsampling+fused_norm+pointwise_conv
+  forward wan_vae_decoder wan_vae_decoder \
+    "baseline,$best,channels_last+$best,$steps+$best,channels_last+$steps+$best" seconds=12
+}
 training() { run training training_step; }
 search() { run tune_image_decoder tune 'component=[image_decoder]' seconds=600 prepare_timeout=300 max_rel_l2=0.03; }
 packages() { # compiled ahead of time, beside torch.compile
