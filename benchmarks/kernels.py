@@ -1,10 +1,10 @@
-"""Time the kernels of convolutional decoders, each alone: python benchmarks/kernels.py [norm|conv|resize]   (needs a GPU)
+"""Time the kernels of convolutional decoders, each alone: python benchmarks/kernels.py [norm|conv|resize]  (on a GPU)
 
 At shapes of the OWL image and audio decoders, of Stable Diffusion's VAE and of Wan's, in bf16, batch 1. `compiled` is
-the same in PyTorch operations under torch.compile, from the same memory. MB are those that the kernel moves:
-a norm reads twice and writes once, or reads once where a group fits into registers; a convolution reads its input and
-weight, and writes; so does resizing. The roofline time is that of these bytes or of the FLOPs, of which zeros in joined groups are none.
-Its share may exceed 100% where a second reading comes from the L2 cache. Errors are relative L2 against fp64.
+the same in PyTorch operations under torch.compile, from the same memory. MB are those that the kernel moves: a norm
+reads twice and writes once, or reads once where a group fits into registers; a convolution reads its input and weight,
+and writes; so does resizing. The roofline time is that of these bytes or of the FLOPs, of which zeros in joined groups
+are none. Its share may exceed 100% where a second reading comes from the L2 cache. Errors are relative L2 against fp64.
 """
 
 import sys

@@ -43,7 +43,7 @@ _NAMES = tuple(
         ),
         ("reduction", r"reduce_kernel|softmax|norm|cub::|reduction|MeanOps|RowwiseMoments|Welford|sort"),
         ("copy", r"copy|transpose|scatter|gather|index_(put|select|elementwise)|embedding|pad"),
-        ("pointwise", r"elementwise|multi_tensor_apply|distribution|upsample|arange|pointwise|_fused_"),
+        ("pointwise", r"elementwise|multi_tensor_apply|distribution|upsample|resize|arange|pointwise|_fused_"),
     )
 )
 

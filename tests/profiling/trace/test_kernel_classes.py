@@ -38,6 +38,7 @@ def test_names_that_no_stored_trace_holds():
         "_skinny_linear": "gemm",
         "void at::native::(anonymous namespace)::upsample_bilinear2d_out_frame<float>": "pointwise",
         "void at::native::upsample_trilinear3d_out_frame<float>": "pointwise",
+        "_resize_rows": "pointwise",
         "some_kernel_of_my_own": "other",
     }
     assert {name: class_of_name(name) for name in kinds} == kinds
