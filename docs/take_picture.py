@@ -21,18 +21,17 @@ WIDTH = 1400
 
 
 def take_picture(run: Path, picture: Path) -> None:
-    """Render the page of a run and write its answer, with the charts below, as a PNG."""
+    """Render the page of a run and write its answer, with the chart of where the time goes, as a PNG."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         page_file = Path(folder) / PAGE_FILE
         page_file.write_text(render_html(load_run(run)), encoding="utf-8")
         browser = driver.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": WIDTH}, color_scheme="light")
         page.goto(page_file.as_uri())
-        answer = page.locator("#answer").bounding_box()
-        assert answer is not None
-        page.screenshot(
-            path=picture, clip={"x": 0, "y": 0, "width": WIDTH, "height": answer["y"] + answer["height"] + 16}
-        )
+        chart = page.locator("#chart-time").bounding_box()
+        assert chart is not None
+        page.set_viewport_size({"width": WIDTH, "height": round(chart["y"] + chart["height"]) + 16})
+        page.screenshot(path=picture)
         browser.close()
 
 

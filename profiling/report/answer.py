@@ -35,7 +35,7 @@ _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: its time over that of the recipe, with the 95% "
     "interval over processes: equal code differs between them. "
     f"Same: within {RESOLUTION:.0%}. holds: the highest frame rate of which at most 1% of the calls are late (or "
-    "what `late` sets), by the upper 95% bound."
+    "what late= sets), by the upper 95% bound."
 )
 
 

@@ -28,7 +28,7 @@ _FRAMES = "#7b8a9c"
 _LEGEND = (
     "Frame: time from its begin, when its inputs are read (or the previous delivery, if later), until all its outputs "
     "are delivered. Late: longer than the budget; with pace=realtime, delivered a budget or more after it was due. "
-    "Holds: at most 1% of the frames (or what `late` sets) are late, by the upper 95% bound of their share.",
+    "Holds: at most 1% of the frames (or what late= sets) are late, by the upper 95% bound of their share.",
 )
 
 
