@@ -99,7 +99,9 @@ def test_what_was_not_measured_stays_last(write_page, show):
 
 def test_both_colour_schemes(shown):
     def looks(page):
-        style = page.evaluate("(({color, backgroundColor}) => [color, backgroundColor])(getComputedStyle(document.body))")
+        style = page.evaluate(
+            "(({color, backgroundColor}) => [color, backgroundColor])(getComputedStyle(document.body))"
+        )
         return *style, page.locator(".facts").first.evaluate("text => getComputedStyle(text).color")
 
     light = looks(shown("h200_realtime"))
