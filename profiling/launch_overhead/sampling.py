@@ -1,7 +1,7 @@
 """Samples of each operator: eager calls and graph replays, on an idle device and behind a stream blocker.
 
-Graphs are captured here in a few lines: the engine that variants use also copies inputs and clones outputs, and that
-time would be in the samples.
+Graphs are captured as those of the ceilings: the engine that variants use also copies inputs and clones outputs, and
+that time would be in the samples.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from profiling.launch_overhead.chains import Chain, Operator
 from profiling.launch_overhead.fits import Array, Lines, fit_lines
 from profiling.metrics.clocks import CudaClock, WallClock, clock_of
+from profiling.roofline.measure_ceilings import captured
 
 Mode = Literal["eager", "eager_queued", "graph", "graph_queued"]
 
@@ -169,7 +170,7 @@ def samplers_of(chains: Sequence[Chain], counts: Sequence[int], device: torch.de
     if blocker is not None:
         first = chains[0]
         operator = first.operator(first.sizes[0])
-        graphs = {count: _capture(operator, count) for count in counts}
+        graphs = {count: captured(operator, count) for count in counts}
 
         def replay(count: int, _owner: Operator = operator) -> None:  # which owns the tensors that the graphs write to
             graphs[count].replay()
@@ -186,15 +187,3 @@ def _idle(clock: CudaClock | WallClock, enqueue: Callable[[int], None]) -> Sampl
 def _queued(blocker: StreamBlocker, enqueue: Callable[[int], None]) -> Sampler:
     # 20 µs a call is several times the cost of a launch; for a slower host the blocker makes further attempts.
     return lambda count: blocker.sample(partial(enqueue, count), milliseconds=0.5 + 0.02 * count)
-
-
-def _capture(operator: Operator, count: int) -> torch.cuda.CUDAGraph:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        operator()  # loads the kernel, which a capture must not do
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        call_repeatedly(operator, count)
-    return graph

@@ -63,7 +63,7 @@ class FakeDevice:
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
         monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
         monkeypatch.setattr(clocks, "perf_counter_ns", lambda: self.host * 1e3)
-        monkeypatch.setattr(sampling, "_capture", graph)
+        monkeypatch.setattr(sampling, "captured", graph)
 
     def launch(self, host_us, gpu_us):
         self.host += host_us + 300.0 * (self.rng.random() < self.interrupt_share)
