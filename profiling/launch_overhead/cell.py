@@ -105,7 +105,7 @@ class ChainSamples:
         """
         sizes = self.chain.sizes
         host = np.stack([self._of(size, "eager").host_lines().slope for size in sizes], axis=1)  # [rounds, sizes]
-        gpu = np.stack([self._of(size, "eager_queued").device_lines().slope for size in sizes], axis=1)
+        gpu = np.stack([self._of(size, "eager", queued=True).device_lines().slope for size in sizes], axis=1)
         return {
             self.chain.size_name: sizes[0],
             "host_us_per_launch": estimate(host[:, 0]),
@@ -123,8 +123,8 @@ class ChainSamples:
         """
         smallest = self.chain.sizes[0]
         host = self._of(smallest, "graph").host_lines()
-        device = self._of(smallest, "graph_queued").device_lines()
-        queued = self._of(smallest, "eager_queued").device_lines()
+        device = self._of(smallest, "graph", queued=True).device_lines()
+        queued = self._of(smallest, "eager", queued=True).device_lines()
         return {
             "graph_us_per_node": estimate(device.slope),
             "graph_launch_host_us": estimate(host.intercept),
@@ -136,7 +136,7 @@ class ChainSamples:
         """Return the times of a call at each size: host, device when queued, and an eager loop."""
         costs = []
         for size in self.chain.sizes:
-            eager, queued = self._of(size, "eager"), self.times.get(Series(self.chain.name, size, "eager_queued"))
+            eager, queued = self._of(size, "eager"), self.times.get(Series(self.chain.name, size, "eager", queued=True))
             named_size: dict[str, Any] = {self.chain.size_name: size}
             costs.append(
                 OperatorCost(
@@ -171,5 +171,5 @@ class ChainSamples:
             return f"up to {name} {sizes[-1]} every operator runs for less time than its call costs the host"
         return f"from {name} {sizes[0]} on every operator runs for more time than its call costs the host"
 
-    def _of(self, size: int, mode: Mode) -> SeriesTimes:
-        return self.times[Series(self.chain.name, size, mode)]
+    def _of(self, size: int, mode: Mode, *, queued: bool = False) -> SeriesTimes:
+        return self.times[Series(self.chain.name, size, mode, queued)]

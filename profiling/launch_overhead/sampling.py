@@ -1,4 +1,4 @@
-"""Samples of each operator: eager calls and graph replays, on an idle device and behind a stream blocker.
+"""Samples of each operator: eager calls and graph replays, on an idle device and with a full queue.
 
 Graphs are captured as those of the ceilings: the engine that variants use also copies inputs and clones outputs, and
 that time would be in the samples.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from typing import Any, Literal
@@ -22,20 +22,20 @@ from profiling.launch_overhead.fits import Array, Lines, fit_lines
 from profiling.metrics.clocks import CudaClock, WallClock, clock_of
 from profiling.roofline.measure_ceilings import captured
 
-Mode = Literal["eager", "eager_queued", "graph", "graph_queued"]
+Mode = Literal["eager", "graph"]
 
 
 @dataclass(frozen=True)
 class Series:
-    """What is sampled at every number of calls: a chain, at a size, in a mode.
+    """What is sampled at every number of calls: a chain, at a size, as eager calls or a replay of a graph of so many.
 
-    - eager: calls on an idle device; eager_queued: calls that wait behind a stream blocker until all are queued.
-    - graph: a graph of that many calls, replayed on an idle device; graph_queued: the same behind a stream blocker.
+    It begins on an idle device; with `queued`, it waits behind a kernel that blocks the stream until all is queued.
     """
 
     chain: str
     size: int
     mode: Mode
+    queued: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,50 +107,31 @@ def idle_sample(clock: CudaClock | WallClock, enqueue: Callable[[], Any]) -> Tim
     return Timing(1e3 * host_ms, math.nan if device_ms is None else 1e3 * device_ms)
 
 
-class StreamBlocker:
-    """Blocks the current stream for a while by a spinning kernel of torch.
+#: Attempts at a queued sample, each behind a blocker that lasts four times as long as the one before.
+TRIES = 4
+#: Clock cycles of a GPU in a millisecond: a slower one is blocked for longer, a faster one is tried again.
+CYCLES_PER_MS = 2_000_000
 
-    The unit of `torch.cuda._sleep` is clock cycles, whose duration is measured first.
+
+def queued_sample(enqueue: Callable[[], Any], milliseconds: float) -> Timing:
+    """Return the device time of `enqueue`, all of whose work is queued before the device starts on it.
+
+    A spinning kernel of torch blocks the current stream meanwhile; `milliseconds` is the expected time of queueing. The
+    sample counts only if the event behind the blocker is still pending after the last call is queued. A full queue, in
+    which the host waits for the device, fails this too. Without a sample that counts, the time is NaN.
     """
-
-    #: Attempts at a sample, each blocked four times as long as the one before.
-    TRIES = 4
-
-    #: Cycles of the kernel whose duration is measured.
-    PROBE = 2_000_000
-
-    def __init__(self) -> None:
-        torch.cuda._sleep(20 * self.PROBE)  # loads the kernel, and gives the clocks time to rise
-        start, end = _events()
-        start.record()
-        torch.cuda._sleep(self.PROBE)
-        end.record()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for attempt in range(TRIES):
         torch.cuda.synchronize()
-        self._cycles_per_ms = self.PROBE / start.elapsed_time(end)
-
-    def sample(self, enqueue: Callable[[], Any], milliseconds: float) -> Timing:
-        """Return the device time of `enqueue`, all of whose work is queued before the device starts on it.
-
-        `milliseconds` is the expected time of queueing. The sample counts only if the event behind the blocker is still
-        pending after the last call is queued. A full queue, in which the host waits for the device, fails this too.
-        Without a sample that counts, the time is NaN.
-        """
-        for attempt in range(self.TRIES):
-            start, end = _events()
-            torch.cuda.synchronize()
-            torch.cuda._sleep(math.ceil(milliseconds * 4**attempt * self._cycles_per_ms))
-            start.record()
-            enqueue()
-            end.record()
-            all_queued = not start.query()
-            torch.cuda.synchronize()
-            if all_queued:
-                return Timing(device_us=start.elapsed_time(end) * 1e3)
-        return Timing()
-
-
-def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(math.ceil(milliseconds * 4**attempt * CYCLES_PER_MS))
+        start.record()
+        enqueue()
+        end.record()
+        all_queued = not start.query()
+        torch.cuda.synchronize()
+        if all_queued:
+            return Timing(device_us=1e3 * start.elapsed_time(end))
+    return Timing()
 
 
 def samplers_of(chains: Sequence[Chain], counts: Sequence[int], device: torch.device) -> dict[Series, Sampler]:
@@ -159,31 +140,20 @@ def samplers_of(chains: Sequence[Chain], counts: Sequence[int], device: torch.de
     Only the smallest operator of the first chain is captured: the cost of a node is that of a negligible kernel, and a
     linear may be more than one node.
     """
-    clock, blocker = clock_of(device), StreamBlocker() if device.type == "cuda" else None
-    samplers: dict[Series, Sampler] = {}
+    clock, samplers = clock_of(device), dict[Series, Sampler]()
+
+    def add(series: Series, calls: Callable[[int], Callable[[], Any]]) -> None:
+        samplers[series] = lambda count: idle_sample(clock, calls(count))
+        if device.type == "cuda":
+            # 20 µs a call is several times the cost of a launch; for a slower host there are further attempts.
+            samplers[replace(series, queued=True)] = lambda count: queued_sample(calls(count), 0.5 + 0.02 * count)
+
     for chain in chains:
         for size in chain.sizes:
-            call = partial(call_repeatedly, chain.operator(size))
-            samplers[Series(chain.name, size, "eager")] = _idle(clock, call)
-            if blocker is not None:
-                samplers[Series(chain.name, size, "eager_queued")] = _queued(blocker, call)
-    if blocker is not None:
-        first = chains[0]
-        operator = first.operator(first.sizes[0])
-        graphs = {count: captured(operator, count) for count in counts}
-
-        def replay(count: int, _owner: Operator = operator) -> None:  # which owns the tensors that the graphs write to
-            graphs[count].replay()
-
-        samplers[Series(first.name, first.sizes[0], "graph")] = lambda count: idle_sample(clock, graphs[count].replay)
-        samplers[Series(first.name, first.sizes[0], "graph_queued")] = _queued(blocker, replay)
+            operator = chain.operator(size)
+            add(Series(chain.name, size, "eager"), lambda count, each=operator: partial(call_repeatedly, each, count))
+            if device.type == "cuda" and chain is chains[0] and size == chain.sizes[0]:
+                # They write to the tensors of the operator, which the samplers of its eager calls hold.
+                replays = {count: captured(operator, count).replay for count in counts}
+                add(Series(chain.name, size, "graph"), replays.__getitem__)
     return samplers
-
-
-def _idle(clock: CudaClock | WallClock, enqueue: Callable[[int], None]) -> Sampler:
-    return lambda count: idle_sample(clock, partial(enqueue, count))
-
-
-def _queued(blocker: StreamBlocker, enqueue: Callable[[int], None]) -> Sampler:
-    # 20 µs a call is several times the cost of a launch; for a slower host the blocker makes further attempts.
-    return lambda count: blocker.sample(partial(enqueue, count), milliseconds=0.5 + 0.02 * count)
