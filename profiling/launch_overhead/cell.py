@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,9 +14,9 @@ import torch
 from profiling.components.component import Component
 from profiling.errors import InputError
 from profiling.launch_overhead.chains import Chain, make_chains
-from profiling.launch_overhead.fits import Array, at_size, crossing, estimate
+from profiling.launch_overhead.fits import Array, Lines, at_size, crossing, estimate, fit_lines
 from profiling.launch_overhead.options import CalibrationOptions
-from profiling.launch_overhead.sampling import Mode, Series, SeriesTimes, sample_rounds, samplers_of
+from profiling.launch_overhead.sampling import DEVICE, HOST, Mode, Series, sample_rounds, samplers_of
 from profiling.machine.gc_policy import no_garbage_collection
 from profiling.results.explanations import LaunchCalibration, LaunchCosts, LaunchOverhead, OperatorCost
 from profiling.run.cell import Cell
@@ -66,7 +66,7 @@ def calibrate(
         chains = make_chains(device, options, getattr(torch, dtype), seed)
         samplers = samplers_of(chains, options.counts, device)
         times = sample_rounds(samplers, options.counts, options.rounds, seed, on_progress)
-    elementwise, linear = (ChainSamples(chain, times) for chain in chains)
+    elementwise, linear = (ChainSamples(chain, options.counts, times) for chain in chains)
     costs = elementwise.launch() | elementwise.graph() if on_cuda else elementwise.dispatch()
     linear_costs = linear.launch() if on_cuda else linear.dispatch()
     return LaunchOverhead(
@@ -86,11 +86,12 @@ class ChainSamples:
     """The samples of one chain. Costs are fields of `LaunchCosts` by name; None: not measured."""
 
     chain: Chain
-    times: Mapping[Series, SeriesTimes]
+    counts: Sequence[int]
+    times: Mapping[Series, Array]  # as `sample_rounds` returns them
 
     def dispatch(self) -> dict[str, Any]:
         """Return the dispatch time of the smallest operator, and the size at which the work itself takes as long."""
-        slopes = [self._of(size, "eager").host_lines().slope for size in self.chain.sizes]  # [rounds] each
+        slopes = [self._lines(HOST, size).slope for size in self.chain.sizes]  # [rounds] each
         ratios = np.stack([slope / (2 * slopes[0]) for slope in slopes], axis=1)
         return {
             self.chain.size_name: self.chain.sizes[0],
@@ -104,8 +105,8 @@ class ChainSamples:
         A starved device has finished an operator before the host has launched the next one.
         """
         sizes = self.chain.sizes
-        host = np.stack([self._of(size, "eager").host_lines().slope for size in sizes], axis=1)  # [rounds, sizes]
-        gpu = np.stack([self._of(size, "eager", queued=True).device_lines().slope for size in sizes], axis=1)
+        host = np.stack([self._lines(HOST, size).slope for size in sizes], axis=1)  # [rounds, sizes]
+        gpu = np.stack([self._lines(DEVICE, size, queued=True).slope for size in sizes], axis=1)
         return {
             self.chain.size_name: sizes[0],
             "host_us_per_launch": estimate(host[:, 0]),
@@ -122,9 +123,9 @@ class ChainSamples:
         https://developer.nvidia.com/blog/constant-time-launch-for-straight-line-graphs-and-other-performance-enhancements/
         """
         smallest = self.chain.sizes[0]
-        host = self._of(smallest, "graph").host_lines()
-        device = self._of(smallest, "graph", queued=True).device_lines()
-        queued = self._of(smallest, "eager", queued=True).device_lines()
+        host = self._lines(HOST, smallest, "graph")
+        device = self._lines(DEVICE, smallest, "graph", queued=True)
+        queued = self._lines(DEVICE, smallest, queued=True)
         return {
             "graph_us_per_node": estimate(device.slope),
             "graph_launch_host_us": estimate(host.intercept),
@@ -136,15 +137,14 @@ class ChainSamples:
         """Return the times of a call at each size: host, device when queued, and an eager loop."""
         costs = []
         for size in self.chain.sizes:
-            eager, queued = self._of(size, "eager"), self.times.get(Series(self.chain.name, size, "eager", queued=True))
             named_size: dict[str, Any] = {self.chain.size_name: size}
             costs.append(
                 OperatorCost(
                     chain=self.chain.name,
                     **named_size,
-                    host_us=estimate(eager.host_lines().slope),
-                    gpu_us=None if queued is None else estimate(queued.device_lines().slope),
-                    pace_us=estimate(eager.device_lines().slope),
+                    host_us=estimate(self._lines(HOST, size).slope),
+                    gpu_us=estimate(self._lines(DEVICE, size, queued=True).slope),
+                    pace_us=estimate(self._lines(DEVICE, size).slope),
                 )
             )
         return costs
@@ -171,5 +171,7 @@ class ChainSamples:
             return f"up to {name} {sizes[-1]} every operator runs for less time than its call costs the host"
         return f"from {name} {sizes[0]} on every operator runs for more time than its call costs the host"
 
-    def _of(self, size: int, mode: Mode, *, queued: bool = False) -> SeriesTimes:
-        return self.times[Series(self.chain.name, size, mode, queued)]
+    def _lines(self, clock: int, size: int, mode: Mode = "eager", *, queued: bool = False) -> Lines:
+        """Return the time over the number of calls, a line for each round; NaN where it was not sampled."""
+        times = self.times.get(Series(self.chain.name, size, mode, queued))
+        return fit_lines(self.counts, np.full((1, len(self.counts)), np.nan) if times is None else times[clock])

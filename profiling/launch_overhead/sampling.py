@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from profiling.launch_overhead.chains import Chain, Operator
-from profiling.launch_overhead.fits import Array, Lines, fit_lines
+from profiling.launch_overhead.fits import Array
 from profiling.metrics.clocks import CudaClock, WallClock, clock_of
 from profiling.roofline.measure_ceilings import captured
 
@@ -38,33 +38,10 @@ class Series:
     queued: bool = False
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Times of one sample in microseconds; NaN: not measured."""
-
-    host_us: float = math.nan
-    device_us: float = math.nan
-
-
-@dataclass(frozen=True)
-class SeriesTimes:
-    """All samples of a series in microseconds, [rounds, counts] each; NaN: not measured."""
-
-    counts: tuple[int, ...]
-    host: Array
-    device: Array
-
-    def host_lines(self) -> Lines:
-        """Return the host time over the number of calls, a line for each round."""
-        return fit_lines(self.counts, self.host)
-
-    def device_lines(self) -> Lines:
-        """Return the device time over the number of calls, a line for each round."""
-        return fit_lines(self.counts, self.device)
-
-
-#: Number of calls -> sample.
-Sampler = Callable[[int], Timing]
+#: The clocks of a sample, in the order of its times.
+HOST, DEVICE = 0, 1
+#: Number of calls -> host and device time of a sample in microseconds; NaN: not measured.
+Sampler = Callable[[int], tuple[float, float]]
 
 
 def sample_rounds(
@@ -73,24 +50,24 @@ def sample_rounds(
     rounds: int,
     seed: int,
     on_progress: Callable[[str], None],
-) -> dict[Series, SeriesTimes]:
+) -> dict[Series, Array]:
     """Sample each series at each of `counts`, once for warm-up and then `rounds` times.
+
+    Return the times in microseconds by series, [clocks, rounds, counts]; NaN: not measured.
 
     Each round shuffles the series, and the counts within each. A series starts with a discarded sample, because the one
     before may have evicted its data from the caches.
     """
-    shape = (rounds, len(counts))
-    times = {key: SeriesTimes(tuple(counts), np.full(shape, np.nan), np.full(shape, np.nan)) for key in samplers}
+    times = {series: np.full((2, rounds, len(counts)), np.nan) for series in samplers}
     rng = random.Random(seed)
     for number in range(rounds + 1):
         on_progress(f"round {number} of {rounds}" if number else "warm-up")
         for series in rng.sample(list(samplers), len(samplers)):
             samplers[series](counts[0])
             for index in rng.sample(range(len(counts)), len(counts)):
-                timing = samplers[series](counts[index])
+                sample = samplers[series](counts[index])
                 if number:
-                    times[series].host[number - 1, index] = timing.host_us
-                    times[series].device[number - 1, index] = timing.device_us
+                    times[series][:, number - 1, index] = sample
     return times
 
 
@@ -100,11 +77,11 @@ def call_repeatedly(operator: Operator, count: int) -> None:
         operator()
 
 
-def idle_sample(clock: CudaClock | WallClock, enqueue: Callable[[], Any]) -> Timing:
-    """Time `enqueue` on an idle device, which works while the host goes on; on a CPU the host is the device."""
+def idle_sample(clock: CudaClock | WallClock, enqueue: Callable[[], Any]) -> tuple[float, float]:
+    """Return (host, device) time of `enqueue` on an idle device in microseconds; on a CPU the device's is NaN."""
     sample = clock.sample(enqueue)
     host_ms, device_ms = sample.wall if sample.host is None else sample.host, sample.device
-    return Timing(1e3 * host_ms, math.nan if device_ms is None else 1e3 * device_ms)
+    return 1e3 * host_ms, math.nan if device_ms is None else 1e3 * device_ms
 
 
 #: Attempts at a queued sample, each behind a blocker that lasts four times as long as the one before.
@@ -113,8 +90,8 @@ TRIES = 4
 CYCLES_PER_MS = 2_000_000
 
 
-def queued_sample(enqueue: Callable[[], Any], milliseconds: float) -> Timing:
-    """Return the device time of `enqueue`, all of whose work is queued before the device starts on it.
+def queued_sample(enqueue: Callable[[], Any], milliseconds: float) -> tuple[float, float]:
+    """Return (NaN, device time) of `enqueue` in microseconds: all its work is queued before the device starts on it.
 
     A spinning kernel of torch blocks the current stream meanwhile; `milliseconds` is the expected time of queueing. The
     sample counts only if the event behind the blocker is still pending after the last call is queued. A full queue, in
@@ -130,8 +107,8 @@ def queued_sample(enqueue: Callable[[], Any], milliseconds: float) -> Timing:
         all_queued = not start.query()
         torch.cuda.synchronize()
         if all_queued:
-            return Timing(device_us=1e3 * start.elapsed_time(end))
-    return Timing()
+            return math.nan, 1e3 * start.elapsed_time(end)
+    return math.nan, math.nan
 
 
 def samplers_of(chains: Sequence[Chain], counts: Sequence[int], device: torch.device) -> dict[Series, Sampler]:

@@ -9,7 +9,7 @@ import torch
 from profiling.launch_overhead import sampling
 from profiling.launch_overhead.cell import calibrate
 from profiling.launch_overhead.options import CalibrationOptions
-from profiling.launch_overhead.sampling import call_repeatedly, idle_sample, queued_sample
+from profiling.launch_overhead.sampling import DEVICE, call_repeatedly, idle_sample, queued_sample
 from profiling.metrics.clocks import CudaClock
 from profiling.results.record import encode_sections
 
@@ -58,13 +58,13 @@ def operator():
 def test_queued_launches_take_less_time_than_those_of_a_starved_device(operator):
     enqueue = partial(call_repeatedly, operator, 400)
     with torch.inference_mode():
-        queued = [queued_sample(enqueue, 10).device_us for _ in range(9)]
-        idle = [idle_sample(CudaClock(), enqueue).device_us for _ in range(9)]
+        queued = [queued_sample(enqueue, 10)[DEVICE] for _ in range(9)]
+        idle = [idle_sample(CudaClock(), enqueue)[DEVICE] for _ in range(9)]
     assert sorted(queued)[4] < 1.05 * sorted(idle)[4]
 
 
 def test_more_launches_than_the_queue_holds_give_no_time(operator, monkeypatch):
     monkeypatch.setattr(sampling, "TRIES", 1)
     with torch.inference_mode():
-        timing = queued_sample(partial(call_repeatedly, operator, 20_000), 500)
-    assert math.isnan(timing.device_us)
+        times = queued_sample(partial(call_repeatedly, operator, 20_000), 500)
+    assert math.isnan(times[DEVICE])

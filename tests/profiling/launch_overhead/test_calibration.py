@@ -1,6 +1,7 @@
 """The calibration on a device with planted costs, on this CPU, and with wrong options."""
 
 import gc
+import math
 import random
 from functools import partial
 from types import SimpleNamespace
@@ -12,10 +13,12 @@ import torch
 from profiling.launch_overhead import sampling
 from profiling.launch_overhead.cell import ChainSamples, calibrate
 from profiling.launch_overhead.chains import Chain, make_chains
+from profiling.launch_overhead.fits import fit_lines
 from profiling.launch_overhead.options import CalibrationOptions
 from profiling.launch_overhead.sampling import (
+    DEVICE,
+    HOST,
     Series,
-    Timing,
     call_repeatedly,
     queued_sample,
     sample_rounds,
@@ -89,7 +92,7 @@ def planted(monkeypatch, sizes=SIZES, **device):
     fake = FakeDevice(monkeypatch, **device)
     chain = Chain("elementwise", "elements", sizes, lambda size: partial(fake.launch, HOST_US, gpu_us(size)))
     times = sample_rounds(samplers_of((chain,), COUNTS, torch.device("cuda")), COUNTS, 9, 0, lambda line: None)
-    return ChainSamples(chain, times)
+    return ChainSamples(chain, COUNTS, times)
 
 
 @pytest.mark.parametrize("interrupts", [0.0, 0.0005])
@@ -131,14 +134,14 @@ def test_samples_that_overflow_the_queue_are_absent(monkeypatch):
     costs = LaunchCosts(**samples.launch())
     assert costs.gpu_us_per_launch is costs.starvation_elements is costs.starvation_note is None
     assert costs.host_us_per_launch is not None
-    queued = [times.device for series, times in samples.times.items() if series.queued and series.mode == "eager"]
+    queued = [times[DEVICE] for series, times in samples.times.items() if series.queued and series.mode == "eager"]
     assert all(np.isfinite(device[:, 0]).all() and np.isnan(device[:, 1:]).all() for device in queued)
 
 
 def test_a_blocker_that_ended_too_early_is_made_longer(monkeypatch):
     device = FakeDevice(monkeypatch)
     launches = partial(call_repeatedly, partial(device.launch, 4.0, 1.5), 100)
-    assert queued_sample(launches, milliseconds=0.1).device_us == pytest.approx(150)
+    assert queued_sample(launches, milliseconds=0.1)[DEVICE] == pytest.approx(150)
     assert device.host > 500, "0.1 ms is less than queueing takes, so there were more tries"
 
 
@@ -147,7 +150,7 @@ def test_rounds_shuffle_the_counts_and_the_warm_up_is_dropped():
 
     def sample(count):
         seen.append(count)
-        return Timing(host_us=1000.0 if len(seen) <= 6 else 3.0 + 2 * count)
+        return 1000.0 if len(seen) <= 6 else 3.0 + 2 * count, math.nan
 
     key = Series("elementwise", 1, "eager")
     times = sample_rounds({key: sample}, COUNTS, 4, 0, lines.append)
@@ -155,8 +158,9 @@ def test_rounds_shuffle_the_counts_and_the_warm_up_is_dropped():
     rounds = [seen[start + 1 : start + 6] for start in range(0, len(seen), 6)]
     assert all(sorted(counts) == list(COUNTS) for counts in rounds)
     assert len({tuple(counts) for counts in rounds}) > 1, "in another order each round"
-    assert times[key].host_lines().slope == pytest.approx([2] * 4)
-    assert times[key].host_lines().intercept == pytest.approx([3] * 4)
+    lines = fit_lines(COUNTS, times[key][HOST])
+    assert lines.slope == pytest.approx([2] * 4)
+    assert lines.intercept == pytest.approx([3] * 4)
 
 
 def test_both_chains_have_dispatch_costs_on_a_cpu_and_none_of_a_gpu():
