@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,10 +12,18 @@ import torch
 
 from profiling.components.component import Component
 from profiling.errors import InputError
-from profiling.launch_overhead.chains import Chain, make_chains
 from profiling.launch_overhead.fits import Array, Lines, at_size, crossing, estimate, fit_lines
 from profiling.launch_overhead.options import CalibrationOptions
-from profiling.launch_overhead.sampling import DEVICE, HOST, Mode, Series, sample_rounds, samplers_of
+from profiling.launch_overhead.sampling import (
+    DEVICE,
+    HOST,
+    Chain,
+    Mode,
+    Series,
+    make_chains,
+    sample_rounds,
+    samplers_of,
+)
 from profiling.machine.gc_policy import no_garbage_collection
 from profiling.results.explanations import LaunchCalibration, LaunchCosts, LaunchOverhead, OperatorCost
 from profiling.run.cell import Cell
@@ -48,7 +55,7 @@ def calibrate(
     seed: int = 0,
     on_progress: Callable[[str], None] = print,
 ) -> LaunchOverhead:
-    """Measure launch costs on `device`, cpu or cuda; `on_progress` is called with a line before each round.
+    """Measure launch costs on a CPU or the current CUDA device; `on_progress` is called with a line before each round.
 
     On CUDA this measures the host and device time of a launch, a graph node and a replay, and the operator size below
     which the device is starved. On a CPU it measures the dispatch time and the size below which that dominates.
@@ -58,11 +65,7 @@ def calibrate(
 
     """
     on_cuda = device.type == "cuda"
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode())
-        if on_cuda:
-            stack.enter_context(torch.cuda.device(device))
-        stack.enter_context(no_garbage_collection())
+    with torch.inference_mode(), no_garbage_collection():
         chains = make_chains(device, options, getattr(torch, dtype), seed)
         samplers = samplers_of(chains, options.counts, device)
         times = sample_rounds(samplers, options.counts, options.rounds, seed, on_progress)

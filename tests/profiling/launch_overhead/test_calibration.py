@@ -12,14 +12,15 @@ import torch
 
 from profiling.launch_overhead import sampling
 from profiling.launch_overhead.cell import ChainSamples, calibrate
-from profiling.launch_overhead.chains import Chain, make_chains
 from profiling.launch_overhead.fits import fit_lines
 from profiling.launch_overhead.options import CalibrationOptions
 from profiling.launch_overhead.sampling import (
     DEVICE,
     HOST,
+    Chain,
     Series,
     call_repeatedly,
+    make_chains,
     queued_sample,
     sample_rounds,
     samplers_of,
