@@ -94,12 +94,11 @@ class ChainSamples:
 
     def dispatch(self) -> dict[str, Any]:
         """Return the dispatch time of the smallest operator, and the size at which the work itself takes as long."""
-        slopes = [self._lines(HOST, size).slope for size in self.chain.sizes]  # [rounds] each
-        ratios = np.stack([slope / (2 * slopes[0]) for slope in slopes], axis=1)
+        host = self._slopes(HOST)
         return {
             self.chain.size_name: self.chain.sizes[0],
-            "dispatch_us_per_operator": estimate(slopes[0]),
-            **self._crossing("dispatch_bound", ratios),
+            "dispatch_us_per_operator": estimate(host[:, 0]),
+            **self._crossing("dispatch_bound", host / (2 * host[:, :1])),
         }
 
     def launch(self) -> dict[str, Any]:
@@ -107,11 +106,9 @@ class ChainSamples:
 
         A starved device has finished an operator before the host has launched the next one.
         """
-        sizes = self.chain.sizes
-        host = np.stack([self._lines(HOST, size).slope for size in sizes], axis=1)  # [rounds, sizes]
-        gpu = np.stack([self._lines(DEVICE, size, queued=True).slope for size in sizes], axis=1)
+        host, gpu = self._slopes(HOST), self._slopes(DEVICE, queued=True)
         return {
-            self.chain.size_name: sizes[0],
+            self.chain.size_name: self.chain.sizes[0],
             "host_us_per_launch": estimate(host[:, 0]),
             "gpu_us_per_launch": estimate(gpu[:, 0]),
             **self._crossing("starvation", gpu / host, host),
@@ -138,18 +135,12 @@ class ChainSamples:
 
     def operators(self) -> list[OperatorCost]:
         """Return the times of a call at each size: host, device when queued, and an eager loop."""
+        clocks = self._slopes(HOST), self._slopes(DEVICE, queued=True), self._slopes(DEVICE)
         costs = []
-        for size in self.chain.sizes:
+        for size, *rounds in zip(self.chain.sizes, *(each.T for each in clocks), strict=True):
+            host, gpu, pace = map(estimate, rounds)
             named_size: dict[str, Any] = {self.chain.size_name: size}
-            costs.append(
-                OperatorCost(
-                    chain=self.chain.name,
-                    **named_size,
-                    host_us=estimate(self._lines(HOST, size).slope),
-                    gpu_us=estimate(self._lines(DEVICE, size, queued=True).slope),
-                    pace_us=estimate(self._lines(DEVICE, size).slope),
-                )
-            )
+            costs.append(OperatorCost(chain=self.chain.name, **named_size, host_us=host, gpu_us=gpu, pace_us=pace))
         return costs
 
     def _crossing(self, name: str, ratios: Array, durations_us: Array | None = None) -> dict[str, Any]:
@@ -178,3 +169,7 @@ class ChainSamples:
         """Return the time over the number of calls, a line for each round; NaN where it was not sampled."""
         times = self.times.get(Series(self.chain.name, size, mode, queued))
         return fit_lines(self.counts, np.full((1, len(self.counts)), np.nan) if times is None else times[clock])
+
+    def _slopes(self, clock: int, *, queued: bool = False) -> Array:
+        """Return the time of an eager call at each size, [rounds, sizes]."""
+        return np.stack([self._lines(clock, size, queued=queued).slope for size in self.chain.sizes], axis=1)
