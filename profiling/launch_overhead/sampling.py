@@ -22,12 +22,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from profiling.launch_overhead.fits import Array
 from profiling.launch_overhead.options import CalibrationOptions
 from profiling.metrics.clocks import CudaClock, WallClock, clock_of
 from profiling.roofline.measure_ceilings import captured
 
+Array = NDArray[np.float64]
 Operator = Callable[[], Any]
 Mode = Literal["eager", "graph"]
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from profiling.launch_overhead import sampling
-from profiling.launch_overhead.cell import ChainSamples, calibrate
-from profiling.launch_overhead.fits import fit_lines
+from profiling.launch_overhead.cell import ChainSamples, calibrate, fit_lines
 from profiling.launch_overhead.options import CalibrationOptions
 from profiling.launch_overhead.sampling import (
     DEVICE,

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from profiling.launch_overhead.fits import at_size, crossing, estimate, fit_lines
+from profiling.launch_overhead.cell import at_size, crossing, estimate, fit_lines
 from profiling.results.explanations import Estimate
 
 COUNTS = (1, 50, 100, 200, 400)
