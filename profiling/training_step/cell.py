@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import msgspec
 import torch
 
-from profiling.components.build import input_dtype, input_maker
 from profiling.components.component import Component
 from profiling.components.trees import map_tensors
 from profiling.errors import InputError
@@ -22,14 +21,7 @@ from profiling.run.cell import Cell, metrics_of
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import TrainingComponent, TrainingStep, initialise_optimizer, make_optimizer
-from profiling.training_step.trajectory import (
-    Batch,
-    Trainer,
-    compare_trajectories,
-    draw_batches,
-    make_loader,
-    parity_faults,
-)
+from profiling.training_step.trajectory import Batch, Trainer, compare_trajectories, parity_faults
 from profiling.variants.variant import Step, Variant
 
 
@@ -68,15 +60,13 @@ class TrainingCell(Cell):
                 metric.on_phase(phase, device)
 
         reached("start")
-        component, module, batches = self._component()
+        (component,) = self.components().values()
         reached("model")
-        loader = make_loader(batches, self.options.steps, self.options.workers, pinned=device.type == "cuda")
         rounding = torch.finfo(getattr(torch, self.options.autocast or settings.dtype)).eps / 2
-        trainer = Trainer(module, component.inputs, loader, self.options, rounding)
+        trainer = Trainer(component.module, component.inputs, self._batches(component), self.options, rounding)
         reached("dataloader")
         with self.phase("reference"):
             eager = trainer.train_eagerly()
-        trainer.reset()
         reached("ready")
         with ExitStack() as stack:
             step = self.prepare(variant, {component.name: component}, stack)[component.name]
@@ -90,35 +80,29 @@ class TrainingCell(Cell):
         deterministic = timed if device.type == "cpu" else self._compare_deterministic(variant, component, trainer)
         self._judge(timed, deterministic, is_random=eager.is_random)
 
-    def components(self) -> Mapping[str, Component]:
-        """Build the training step of the component, with its first batch."""
-        component, *_ = self._component()
-        return {component.name: component}
-
-    def _component(self) -> tuple[TrainingComponent, TrainingStep, list[Batch]]:
-        """Build the training step, which reads the first of the batches, and draw these in host memory."""
-        settings = self.job.settings
-        if self.job.component.warmup_inputs:
-            key = self.job.component.key
-            raise InputError(f"component.{key}.warmup_inputs are for forward passes. Leave them out to train.")
-        blueprint = self.load({self.job.component.name: self.job.component})[self.job.component.name].cast("run")
+    def components(self) -> Mapping[str, TrainingComponent]:
+        """Build the training step of the component."""
+        settings, spec = self.job.settings, self.job.component
+        if spec.warmup_inputs:
+            raise InputError(f"component.{spec.key}.warmup_inputs are for forward passes. Leave them out to train.")
+        blueprint = self.load({spec.name: spec})[spec.name].cast("run")
         with self.phase("load"):
             model = blueprint.module.train()
             module = TrainingStep(model, make_optimizer(self.optimizer, model, blueprint.device), self.options).train()
-            dtype = input_dtype(blueprint.spec, model, blueprint.run_dtype)
-            draw = input_maker(blueprint.spec.inputs, blueprint.spec.key, model, torch.device("cpu"), dtype)
-            batches = draw_batches(draw, self.options.batches, settings.seed)
-            # A copy even where the batch is on the device already: steps write the next batch into it.
-            inputs = map_tensors(lambda tensor: tensor.to(blueprint.device, copy=True), batches[0])
             initialise_optimizer(module)
+            component = TrainingComponent(
+                **{**vars(blueprint.component(settings.seed)), "module": module, "kind": None, "policy": "none"}
+            )
             synchronize(blueprint.device)
-        forward = blueprint.component(settings.seed)
-        component = TrainingComponent(
-            **{**vars(forward), "module": module, "inputs": inputs, "kind": None, "policy": "none"}
-        )
         components = {component.name: component}
-        self.describe(components, frames_per_call=component.frames_per_call, cast=blueprint.spec.cast)
-        return component, module, batches
+        self.describe(components, frames_per_call=component.frames_per_call, cast=spec.cast)
+        return components
+
+    def _batches(self, component: Component) -> list[Batch]:
+        """Draw the batches into host memory in advance: making them is not part of a step. The first has the seed."""
+        seeds = range(self.job.settings.seed, self.job.settings.seed + self.options.batches)
+        drawn = (component.make_inputs(torch.Generator(component.device).manual_seed(seed)) for seed in seeds)
+        return [map_tensors(lambda tensor: tensor.to("cpu", copy=True), batch) for batch in drawn]
 
     def _measure_step(self, metrics: Mapping[str, Metric], subject: Subject, trainer: Trainer) -> None:
         """Run the metrics and explain their numbers, each from the start of the training."""
@@ -138,9 +122,7 @@ class TrainingCell(Cell):
         The timed algorithms are faster but add up in no fixed order: two eager trainings with them differ.
         """
         with self.phase("parity"), deterministic_algorithms():
-            trainer.reset()
             eager = trainer.train_eagerly()
-            trainer.reset()
             step: Step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
             try:
                 trajectory = trainer.train(step.run)

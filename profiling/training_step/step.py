@@ -62,6 +62,8 @@ class TrainingStep(nn.Module):
 class TrainingComponent(Component):
     """A component whose module is a `TrainingStep`: a call changes its weights, and the caller restores them."""
 
+    module: TrainingStep
+
     def keep_state(self) -> Callable[[], None]:
         """Keep nothing: the training cell keeps the state in host memory, outside of every memory measurement."""
         return lambda: None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from profiling.components.component import MakeInputs
 from profiling.components.trees import overwrite
 from profiling.results.measured import ParityCheck, TrainingStepRow
 from profiling.trace.profiler import synchronize
@@ -30,27 +29,7 @@ CHAOS = 0.5
 MOST_LOSS_ERROR = 0.05
 
 #: Arguments of the model, as its component draws them: tensors, plain values, nested.
-Batch = dict[str, Any]
-
-
-def draw_batches(draw: MakeInputs, count: int, seed: int) -> list[Batch]:
-    """Draw the batches of a training, CPU tensors, in advance: making them is not part of a step."""
-    return [dict(draw(torch.Generator().manual_seed(seed + index))) for index in range(count)]
-
-
-def make_loader(batches: Sequence[Batch], steps: int, workers: int, *, pinned: bool) -> DataLoader[Batch]:
-    """Return a loader of `steps` batches, repeated in order, by `workers` processes (0: in this process).
-
-    With `pinned` it copies them to pinned memory.
-    """
-    return DataLoader(
-        cast(Dataset[Batch], batches),
-        batch_size=None,
-        sampler=[step % len(batches) for step in range(steps)],
-        num_workers=workers,
-        pin_memory=pinned,
-        persistent_workers=workers > 0,
-    )
+Batch = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -71,22 +50,32 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains `step` on the loader's batches, in different ways but always from the state that it has now.
+    """Trains `step` on `batches` of CPU tensors, in different ways but always from the state that it has now.
 
-    `inputs` are what a step reads: each batch is copied into them. `rounding` is the relative rounding error of the
-    dtype that the step computes in.
+    `inputs` are what a step reads: each batch is copied into them, from pinned memory on CUDA. `rounding` is the
+    relative rounding error of the dtype that the step computes in.
     """
 
     step: TrainingStep
-    inputs: Mapping[str, Any]
-    loader: Iterable[Batch]
+    inputs: Batch
+    batches: Sequence[Batch]
     options: TrainingOptions
     rounding: float
     start: Snapshot = field(init=False)
+    loader: DataLoader[Batch] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Store the current state as the start."""
+        """Store the current state as the start, and make the loader, which repeats the batches in their order."""
         object.__setattr__(self, "start", Snapshot(self.step))
+        loader = DataLoader(
+            cast(Dataset[Batch], self.batches),
+            batch_size=None,
+            sampler=[step % len(self.batches) for step in range(self.options.steps)],
+            num_workers=self.options.workers,
+            pin_memory=next(self.step.parameters()).is_cuda,
+            persistent_workers=self.options.workers > 0,
+        )
+        object.__setattr__(self, "loader", loader)
 
     def train(self, run: Callable[[], Tensor], *, noise: float = 0.0, seed: int = 0) -> Trajectory:
         """Train from the start by calls of `run`, with a random relative error of up to `noise` in each weight.
@@ -119,18 +108,18 @@ class Trainer:
         return Trajectory(losses, end.weights(), end.statistics(), tuple(log), is_random=is_random)
 
     def train_eagerly(self) -> Trajectory:
-        """Train eagerly from the start, and from weights perturbed by a rounding error."""
+        """Train eagerly from the start, and from weights perturbed by a rounding error.
+
+        Afterwards the start is restored, and gradients and the allocator's cache are freed.
+        """
         run = partial(self.step, **self.inputs)
         eager = self.train(run)
         nearby = [self.train(run, noise=self.rounding, seed=seed) for seed in range(NEARBY)]
-        return replace(eager, nearby=tuple(nearby))
-
-    def reset(self) -> None:
-        """Restore the start and free what eager training left: gradients, and the allocator's cache."""
         self.step.optimizer.zero_grad(set_to_none=True)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         self.start.restore()
+        return replace(eager, nearby=tuple(nearby))
 
 
 def compare_trajectories(

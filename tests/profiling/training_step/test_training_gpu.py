@@ -14,7 +14,7 @@ from profiling.results.jsonl import read_records
 from profiling.training_step.cell import deterministic_algorithms
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import TrainingStep, initialise_optimizer, make_optimizer
-from profiling.training_step.trajectory import Trainer, draw_batches, make_loader
+from profiling.training_step.trajectory import Trainer
 
 pytestmark = pytest.mark.gpu
 
@@ -51,10 +51,9 @@ def test_fifty_captured_steps_are_eagers(case):
     model = Loss().cuda().train()
     step = TrainingStep(model, make_optimizer(make, model, torch.device("cuda")), options)
     initialise_optimizer(step)
-    batches = draw_batches(draw, options.batches, seed=1)
+    batches = [draw(torch.Generator().manual_seed(seed)) for seed in range(options.batches)]
     inputs = {name: tensor.cuda() for name, tensor in batches[0].items()}
-    loader = make_loader(batches, options.steps, options.workers, pinned=True)
-    trainer = Trainer(step, inputs, loader, options, rounding=0.0)
+    trainer = Trainer(step, inputs, batches, options, rounding=0.0)
     with deterministic_algorithms():
         graphed = CudaGraphed(step, keep_state=lambda: lambda: None)
         graphed(**inputs)

@@ -14,13 +14,7 @@ from profiling.results.measured import ParityCheck
 from profiling.results.record import encode_sections
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
-from profiling.training_step.trajectory import (
-    Trainer,
-    compare_trajectories,
-    draw_batches,
-    make_loader,
-    parity_faults,
-)
+from profiling.training_step.trajectory import Trainer, compare_trajectories, parity_faults
 
 OPTIONS = TrainingOptions(steps=12, log_every=5, batches=3, workers=0, lr_changes=[[6, 0.1]])
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3, fused=True)
@@ -55,11 +49,10 @@ def make_step(optimizer=SGD, options=OPTIONS, model=Loss):
 
 
 def trained(step, run=None, options=OPTIONS):
-    batches = draw_batches(draw, options.batches, seed=3)
+    batches = [draw(torch.Generator().manual_seed(3 + number)) for number in range(options.batches)]
     inputs = {name: tensor.clone() for name, tensor in batches[0].items()}
     run = run or (lambda given: step(**given))
-    loader = make_loader(batches, options.steps, options.workers, pinned=False)
-    return Trainer(step, inputs, loader, options, rounding=0.0).train(lambda: run(inputs))
+    return Trainer(step, inputs, batches, options, rounding=0.0).train(lambda: run(inputs))
 
 
 def compared(path, eager, start, *nearby):
