@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-import msgspec
 import torch
+from msgspec.structs import replace
 
 from profiling.components.component import Component
 from profiling.components.trees import map_tensors
 from profiling.errors import InputError
 from profiling.metrics.metric import Metric, Subject
-from profiling.results.measured import Parity, ParityCheck, Training
+from profiling.results.measured import Parity, Training
 from profiling.run.cell import Cell, metrics_of
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
@@ -75,7 +75,7 @@ class TrainingCell(Cell):
                 trajectory = trainer.train(step.run)
             reached("training")
             timed = compare_trajectories(trajectory, eager, trainer.start, self.options)
-            self.add(parity=_parity(timed), training=Training(log=trajectory.log, eager_log=eager.log))
+            self.add(parity=timed, training=Training(log=trajectory.log, eager_log=eager.log))
             self._measure_step(metrics, Subject(component, step, None, variant.tolerance, settings.seed), trainer)
         deterministic = timed if device.type == "cpu" else self._compare_deterministic(variant, component, trainer)
         self._judge(timed, deterministic, is_random=eager.is_random)
@@ -116,7 +116,7 @@ class TrainingCell(Cell):
         if self.job.settings.trace:
             self.trace(component, step)
 
-    def _compare_deterministic(self, variant: Variant, component: TrainingComponent, trainer: Trainer) -> ParityCheck:
+    def _compare_deterministic(self, variant: Variant, component: TrainingComponent, trainer: Trainer) -> Parity:
         """Compare once more with deterministic algorithms, with which the same kernels give the same numbers.
 
         The timed algorithms are faster but add up in no fixed order: two eager trainings with them differ.
@@ -130,9 +130,9 @@ class TrainingCell(Cell):
                 self.close(step)
         return compare_trajectories(trajectory, eager, trainer.start, self.options)
 
-    def _judge(self, timed: ParityCheck, deterministic: ParityCheck, *, is_random: bool) -> None:
+    def _judge(self, timed: Parity, deterministic: Parity, *, is_random: bool) -> None:
         faults = parity_faults(deterministic, timed)
-        self.add(parity=msgspec.structs.replace(_parity(deterministic), passed=not faults, timed=timed))
+        self.add(parity=replace(deterministic, passed=not faults, timed=timed))
         if not deterministic.weights_judged:
             distance = deterministic.eager_rel_l2
             share = "inf" if distance is None else f"{distance:.0%}"
@@ -148,10 +148,6 @@ class TrainingCell(Cell):
                 f"{cause} by {share} of their travelled distance. Only losses were compared, not weights.{accepted}"
             )
         self.problems.extend(("failed", fault) for fault in faults)
-
-
-def _parity(check: ParityCheck) -> Parity:
-    return Parity(**msgspec.structs.asdict(check))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from profiling.components.trees import overwrite
-from profiling.results.measured import ParityCheck, TrainingStepRow
+from profiling.results.measured import Parity, ParityCheck, TrainingStepRow
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep
@@ -124,7 +124,7 @@ class Trainer:
 
 def compare_trajectories(
     trajectory: Trajectory, eager: Trajectory, start: Snapshot, options: TrainingOptions
-) -> ParityCheck:
+) -> Parity:
     """Compare a trajectory from `start` with that of eager training.
 
     The error of weights (and of running statistics) is relative to the distance that eager's travelled,
@@ -151,7 +151,7 @@ def compare_trajectories(
     chaotic = 2 * nearby >= CHAOS
     weights_judged = not chaotic or errors["weights"] <= options.tolerance
     within = all(math.isfinite(error) and (error <= tolerance or not weights_judged) for error in errors.values())
-    return ParityCheck(
+    return Parity(
         reference=f"the same {options.steps} steps run eagerly (eager_*: from weights perturbed by a rounding error)",
         passed=within and loss_error <= loss_tolerance,
         rel_l2=_finite(errors["weights"]),
