@@ -567,6 +567,12 @@ def metrics_of(job: Job) -> dict[str, Metric]:
     return dict(sorted(metrics.items(), key=lambda item: (not item[1].needs_reference, not item[1].takes_turns)))
 
 
+def observe(metrics: Mapping[str, Metric], device: torch.device, phase: str) -> None:
+    """Let each metric observe that the cell has reached `phase`."""
+    for metric in metrics.values():
+        metric.on_phase(phase, device)
+
+
 def measured_by(metric: Metric, subject: Subject) -> Measured:
     """Return what the metric measured, from the initial state.
 

@@ -19,7 +19,7 @@ from profiling.components.trajectory import learn
 from profiling.metrics.metric import Metric, Subject
 from profiling.results.measured import OtherShapes, State
 from profiling.results.record import merge_metric
-from profiling.run.cell import Cell, measured_by, metrics_of
+from profiling.run.cell import Cell, measured_by, metrics_of, observe
 from profiling.trace.counters import Recompiles
 from profiling.variants.variant import Step
 
@@ -38,12 +38,7 @@ class ForwardCell(Cell):
         job, settings = self.job, self.job.settings
         variant = self.variant()
         metrics = metrics_of(job)
-        device = torch.device(settings.device)
-
-        def reached(phase: str) -> None:
-            for metric in metrics.values():
-                metric.on_phase(phase, device)
-
+        reached = partial(observe, metrics, torch.device(settings.device))
         reached("start")
         with torch.inference_mode():
             with_reference = any(metric.needs_reference for metric in metrics.values())

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from profiling.components.component import Component
 from profiling.components.trees import map_tensors
 from profiling.errors import InputError
-from profiling.metrics.metric import Metric, Subject
+from profiling.metrics.metric import Subject
 from profiling.results.measured import Parity, Training
-from profiling.run.cell import Cell, metrics_of
+from profiling.run.cell import Cell, metrics_of, observe
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import TrainingComponent, TrainingStep, initialise_optimizer, make_optimizer
@@ -54,11 +54,7 @@ class TrainingCell(Cell):
                 raise InputError(
                     f"metric.{name} is for forward passes: leave it out. A training step is always compared with eager."
                 )
-
-        def reached(phase: str) -> None:
-            for metric in metrics.values():
-                metric.on_phase(phase, device)
-
+        reached = partial(observe, metrics, device)
         reached("start")
         (component,) = self.components().values()
         reached("model")
@@ -76,7 +72,15 @@ class TrainingCell(Cell):
             reached("training")
             timed = compare_trajectories(trajectory, eager, trainer.start, self.options)
             self.add(parity=timed, training=Training(log=trajectory.log, eager_log=eager.log))
-            self._measure_step(metrics, Subject(component, step, None, variant.tolerance, settings.seed), trainer)
+            subject = Subject(component, step, None, variant.tolerance, settings.seed)
+            for name, metric in metrics.items():
+                trainer.start.restore()
+                self.run_metric(name, metric, subject)
+            self.explain(step)
+            trainer.start.restore()
+            self.explain_roofline(component, step)
+            if settings.trace:
+                self.trace(component, step)
         deterministic = timed if device.type == "cpu" else self._compare_deterministic(variant, component, trainer)
         self._judge(timed, deterministic, is_random=eager.is_random)
 
@@ -103,18 +107,6 @@ class TrainingCell(Cell):
         seeds = range(self.job.settings.seed, self.job.settings.seed + self.options.batches)
         drawn = (component.make_inputs(torch.Generator(component.device).manual_seed(seed)) for seed in seeds)
         return [map_tensors(lambda tensor: tensor.to("cpu", copy=True), batch) for batch in drawn]
-
-    def _measure_step(self, metrics: Mapping[str, Metric], subject: Subject, trainer: Trainer) -> None:
-        """Run the metrics and explain their numbers, each from the start of the training."""
-        component, step = subject.component, subject.step
-        for name, metric in metrics.items():
-            trainer.start.restore()
-            self.run_metric(name, metric, subject)
-        self.explain(step)
-        trainer.start.restore()
-        self.explain_roofline(component, step)
-        if self.job.settings.trace:
-            self.trace(component, step)
 
     def _compare_deterministic(self, variant: Variant, component: TrainingComponent, trainer: Trainer) -> Parity:
         """Compare once more with deterministic algorithms, with which the same kernels give the same numbers.
