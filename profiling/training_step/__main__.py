@@ -26,9 +26,12 @@ def run(cfg: DictConfig, folder: Path) -> int:
                 f"variant.{name}.transforms are for forward passes: a training step is prepared twice, and its weights "
                 "belong to an optimizer. Leave the variant out, or write transforms: [] in its YAML."
             )
-    decode_options(TrainingOptions, config.source["training"], "training")  # before any process is started
-    check_target(config.source["optimizer"], "optimizer")
-    procedure = {"_target_": CELL, "options": config.source["training"], "optimizer": config.source["optimizer"]}
+    options, optimizer = config.source["training"], config.source["optimizer"]
+    decode_options(TrainingOptions, options, "training")  # before any process is started
+    check_target(optimizer, "optimizer")
+    if not optimizer.get("_partial_") or "lr" not in optimizer:
+        raise InputError("optimizer: its YAML needs _target_, _partial_: true and lr. See conf/optimizer/sgd.yaml.")
+    procedure = {"_target_": CELL, "options": options, "optimizer": optimizer}
     return execute(TARGET, replace(config, procedure=procedure), folder)
 
 

@@ -20,7 +20,7 @@ from profiling.results.measured import Parity, Training
 from profiling.run.cell import Cell, metrics_of, observe
 from profiling.trace.profiler import synchronize
 from profiling.training_step.options import TrainingOptions
-from profiling.training_step.step import TrainingComponent, TrainingStep, initialise_optimizer, make_optimizer
+from profiling.training_step.step import TrainingComponent, TrainingStep
 from profiling.training_step.trajectory import Batch, Trainer, compare_trajectories, parity_faults
 from profiling.variants.variant import Step, Variant
 
@@ -31,12 +31,7 @@ class TrainingCell(Cell):
 
     in_inference_mode: ClassVar[bool] = False
     options: TrainingOptions = field(default_factory=TrainingOptions)
-    optimizer: Any = None  # a functools.partial without the parameters
-
-    def __post_init__(self) -> None:
-        """Check that the optimizer is a partial: it needs the parameters of a module that is not built yet."""
-        if not isinstance(self.optimizer, partial) or "lr" not in self.optimizer.keywords:
-            raise InputError("optimizer: its YAML needs _target_, _partial_: true and lr. See conf/optimizer/sgd.yaml.")
+    optimizer: Any = None  # a functools.partial without the parameters of a module that is not built yet
 
     @classmethod
     def computes_in(cls, dtype: str, *, options: TrainingOptions, **_procedure: Any) -> str:
@@ -91,9 +86,7 @@ class TrainingCell(Cell):
             raise InputError(f"component.{spec.key}.warmup_inputs are for forward passes. Leave them out to train.")
         blueprint = self.load({spec.name: spec})[spec.name].cast("run")
         with self.phase("load"):
-            model = blueprint.module.train()
-            module = TrainingStep(model, make_optimizer(self.optimizer, model, blueprint.device), self.options).train()
-            initialise_optimizer(module)
+            module = TrainingStep(blueprint.module, self.optimizer, self.options).train()
             component = TrainingComponent(
                 **{**vars(blueprint.component(settings.seed)), "module": module, "kind": None, "policy": "none"}
             )

@@ -17,18 +17,23 @@ from profiling.training_step.options import TrainingOptions
 
 
 class TrainingStep(nn.Module):
-    """A model that returns its loss, and its optimizer.
+    """A model that returns its loss, and its optimizer, made without its parameters by `make` and ready for a capture.
 
     The learning rate is a tensor on the device, so that a captured graph reads its changes.
+
+    Raises:
+        InputError: the optimizer refuses its options or a tensor as learning rate, or its first state is unknown.
+
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, options: TrainingOptions) -> None:
+    def __init__(self, model: nn.Module, make: partial[Optimizer], options: TrainingOptions) -> None:
         super().__init__()
         self.model = model
-        self.optimizer = optimizer
+        self.optimizer = _make_optimizer(make, model)
         self._clip_norm = options.clip_norm
         self._autocast = None if options.autocast is None else getattr(torch, options.autocast)
         self._device_type = next(model.parameters()).device.type
+        self._initialise_optimizer()
 
     def forward(self, **batch: Any) -> Tensor:
         """Train on `batch`, the arguments of the model's forward; return the detached loss, an fp32 scalar."""
@@ -42,6 +47,26 @@ class TrainingStep(nn.Module):
             nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self.optimizer.step()
         return loss.detach()
+
+    @torch.no_grad()
+    def _initialise_optimizer(self) -> None:
+        """Allocate the state of the optimizer by a step with zero gradients; restore weights and initial state."""
+        weights = list(self.model.parameters())
+        before = [weight.clone() for weight in weights]
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        for weight, value in zip(weights, before, strict=True):
+            weight.copy_(value)
+        for moments in self.optimizer.state.values():
+            for name, value in moments.items():
+                if isinstance(value, Tensor):
+                    if value.ndim == 0 and name != "step":
+                        raise InputError(
+                            f"optimizer: the first value of its state {name!r} is unknown. Use SGD, Adam or AdamW."
+                        )
+                    value.zero_()
 
     def learning_rates(self) -> Iterable[Tensor]:
         """Return the learning rate of each parameter group, to be changed in place."""
@@ -69,16 +94,9 @@ class TrainingComponent(Component):
         return lambda: None
 
 
-def make_optimizer(make: partial[Optimizer], model: nn.Module, device: torch.device) -> Optimizer:
-    """Return the optimizer with its learning rate as a tensor on the device.
-
-    A requested `capturable` is set on CUDA only; elsewhere torch refuses it and nothing is captured.
-
-    Raises:
-        InputError: the optimizer refuses its options, or a tensor as learning rate.
-
-    """
-    options = dict(make.keywords)
+def _make_optimizer(make: partial[Optimizer], model: nn.Module) -> Optimizer:
+    """Return the optimizer; a requested `capturable` is set on CUDA only: elsewhere torch refuses it."""
+    options, device = dict(make.keywords), next(model.parameters()).device
     if options.get("capturable"):
         options["capturable"] = device.type == "cuda"
     try:
@@ -88,32 +106,6 @@ def make_optimizer(make: partial[Optimizer], model: nn.Module, device: torch.dev
         raise InputError(
             f"optimizer: {make.func.__name__}: {error}. Correct its options: optimizer.KEY=VALUE."
         ) from error
-
-
-@torch.no_grad()
-def initialise_optimizer(step: TrainingStep) -> None:
-    """Make the optimizer allocate its state by a step with zero gradients, then restore weights and initial state.
-
-    Raises:
-        InputError: the optimizer has a scalar state whose first value is unknown here.
-
-    """
-    weights = list(step.model.parameters())
-    before = [weight.clone() for weight in weights]
-    for weight in weights:
-        weight.grad = torch.zeros_like(weight)
-    step.optimizer.step()
-    step.optimizer.zero_grad(set_to_none=True)
-    for weight, value in zip(weights, before, strict=True):
-        weight.copy_(value)
-    for moments in step.optimizer.state.values():
-        for name, value in moments.items():
-            if isinstance(value, Tensor):
-                if value.ndim == 0 and name != "step":
-                    raise InputError(
-                        f"optimizer: the first value of its state {name!r} is unknown. Use SGD, Adam or AdamW."
-                    )
-                value.zero_()
 
 
 class Snapshot:

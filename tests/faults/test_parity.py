@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict, deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -470,7 +471,7 @@ def test_drift_sees_an_imaginary_part_and_names_an_output_of_another_dtype():
 def test_training_of_complex_weights():
     model = nn.Module()
     model.weight = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
-    step = TrainingStep(model, torch.optim.SGD(model.parameters(), lr=0.1), TrainingOptions())
+    step = TrainingStep(model, partial(torch.optim.SGD, lr=0.1), TrainingOptions())
     start, ends = Snapshot(step), []
     for end in (1 + 1j, 1 + 2j):
         nn.init.constant_(model.weight, end)

@@ -140,6 +140,7 @@ REFUSED = {
         ("variant=[channels_last_compile]", "variant.channels_last+compile.transforms are for forward passes"),
         ("optimizer=null", "optimizer"),
         ("optimizer._target_=5", "optimizer"),
+        ("~optimizer.lr", "_partial_: true and lr"),
     ),
     "launch_overhead": (
         ("trace=true", "no step to trace"),
@@ -350,6 +351,12 @@ def test_what_does_not_fit_a_network(records_of, rows, words):
 #: By target: words of the command line, and of the reason in the row.
 ROWS = {
     "launch_overhead": (("check=true", "launch_overhead runs no component"),),
+    "training_step": (
+        (
+            "component=[world_model_training] variant=[baseline] metric=[parity]",
+            "metric.parity is for forward passes: leave it out",
+        ),
+    ),
     "realtime": (
         ("+pipeline.sources.camera.file=no.npz", "numpy.savez(path, image=[n, 2, 8])"),
         (f"~{SECOND}.inputs.gain", "net also takes gain. Give it an edge"),

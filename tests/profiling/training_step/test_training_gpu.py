@@ -13,7 +13,7 @@ from profiling.graphs import CudaGraphed
 from profiling.results.jsonl import read_records
 from profiling.training_step.cell import deterministic_algorithms
 from profiling.training_step.options import TrainingOptions
-from profiling.training_step.step import TrainingStep, initialise_optimizer, make_optimizer
+from profiling.training_step.step import TrainingStep
 from profiling.training_step.trajectory import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -48,9 +48,7 @@ def test_fifty_captured_steps_are_eagers(case):
     make, extra = CASES[case]
     options = TrainingOptions(steps=50, batches=4, workers=2, lr_changes=[[20, 0.1], [35, 5.0]], **extra)
     torch.manual_seed(0)
-    model = Loss().cuda().train()
-    step = TrainingStep(model, make_optimizer(make, model, torch.device("cuda")), options)
-    initialise_optimizer(step)
+    step = TrainingStep(Loss().cuda(), make, options).train()
     batches = [draw(torch.Generator().manual_seed(seed)) for seed in range(options.batches)]
     inputs = {name: tensor.cuda() for name, tensor in batches[0].items()}
     trainer = Trainer(step, inputs, batches, options, rounding=0.0)

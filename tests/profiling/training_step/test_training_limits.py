@@ -8,7 +8,7 @@ from torch import nn
 
 from profiling.roofline.work import work_of
 from profiling.training_step.options import TrainingOptions
-from profiling.training_step.step import TrainingComponent, TrainingStep, initialise_optimizer, make_optimizer
+from profiling.training_step.step import TrainingComponent, TrainingStep
 
 ROWS, INPUTS, OUTPUTS = 6, 24, 40
 WEIGHT = 4 * INPUTS * OUTPUTS  # bytes
@@ -25,9 +25,7 @@ class Loss(nn.Module):
 
 
 def work(device, make):
-    model = Loss().to(device).train()
-    step = TrainingStep(model, make_optimizer(make, model, torch.device(device)), TrainingOptions())
-    initialise_optimizer(step)
+    step = TrainingStep(Loss().to(device), make, TrainingOptions()).train()
     inputs = {"x": torch.randn(ROWS, INPUTS, device=device)}
     return work_of(
         TrainingComponent(

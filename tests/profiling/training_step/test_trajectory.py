@@ -13,7 +13,7 @@ from profiling.errors import InputError
 from profiling.results.measured import ParityCheck
 from profiling.results.record import encode_sections
 from profiling.training_step.options import TrainingOptions
-from profiling.training_step.step import Snapshot, TrainingStep, initialise_optimizer, make_optimizer
+from profiling.training_step.step import Snapshot, TrainingStep
 from profiling.training_step.trajectory import Trainer, compare_trajectories, parity_faults
 
 OPTIONS = TrainingOptions(steps=12, log_every=5, batches=3, workers=0, lr_changes=[[6, 0.1]])
@@ -42,10 +42,7 @@ class WithDropout(Loss):
 
 def make_step(optimizer=SGD, options=OPTIONS, model=Loss):
     torch.manual_seed(0)
-    model = model().train()
-    step = TrainingStep(model, make_optimizer(optimizer, model, torch.device("cpu")), options)
-    initialise_optimizer(step)
-    return step
+    return TrainingStep(model(), optimizer, options).train()
 
 
 def trained(step, run=None, options=OPTIONS):
@@ -156,9 +153,11 @@ def test_a_step_that_draws_random_numbers_is_judged_by_how_much_eager_losses_dif
     assert trained(make_step()).is_random is False
 
 
-def test_an_optimizer_that_refuses_its_options_says_so():
+def test_an_optimizer_that_cannot_be_used_says_so():
     with pytest.raises(InputError, match=r"optimizer: SGD: .*optimizer\.KEY"):
-        make_optimizer(partial(torch.optim.SGD, lr=0.1, momentum=-1), Loss(), torch.device("cpu"))
+        make_step(partial(torch.optim.SGD, lr=0.1, momentum=-1))
+    with pytest.raises(InputError, match=r"optimizer: .*'mu_product' is unknown\. Use SGD"):
+        make_step(partial(torch.optim.NAdam, lr=0.1))
 
 
 def test_the_timed_training_is_judged_where_eager_does_not_differ_from_itself():
