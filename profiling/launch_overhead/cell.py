@@ -148,26 +148,24 @@ class ChainSamples:
         return costs
 
     def _crossing(self, name: str, ratios: Array, durations_us: Array | None = None) -> dict[str, Any]:
-        """Return the size at which `ratios` [rounds, sizes] rise through 1, with `durations_us` there."""
-        sizes = self.chain.sizes
+        """Return the size at which `ratios` [rounds, sizes] rise through 1, with `durations_us` there.
+
+        Without such a size return why there is none; without measurements nothing.
+        """
+        sizes, label = self.chain.sizes, self.chain.size_name
         crossings = np.array([crossing(sizes, row) for row in ratios])
+        if np.isnan(crossings).all():
+            return {}
         size = estimate(crossings)
         if size is None:
-            return {f"{name}_note": self._no_crossing(crossings)}
-        costs: dict[str, Any] = {f"{name}_{self.chain.size_name}": size}
+            beyond = np.nanmedian(crossings) > 0  # the largest size
+            where, than = (f"up to {label} {sizes[-1]}", "less") if beyond else (f"from {label} {sizes[0]} on", "more")
+            return {f"{name}_note": f"{where} every operator runs for {than} time than its call costs the host"}
+        costs: dict[str, Any] = {f"{name}_{label}": size}
         if durations_us is not None:
             there = [at_size(at, sizes, row) for at, row in zip(crossings, durations_us, strict=True)]
             costs[f"{name}_us"] = estimate(np.array(there))
         return costs
-
-    def _no_crossing(self, crossings: Array) -> str | None:
-        """Return why there is no crossing; None where it was not measured."""
-        if np.isnan(crossings).all():
-            return None
-        name, sizes = self.chain.size_name, self.chain.sizes
-        if np.nanmedian(crossings) > 0:
-            return f"up to {name} {sizes[-1]} every operator runs for less time than its call costs the host"
-        return f"from {name} {sizes[0]} on every operator runs for more time than its call costs the host"
 
     def _lines(self, clock: int, size: int, mode: Mode = "eager", *, queued: bool = False) -> Lines:
         """Return the time over the number of calls, a line for each round; NaN where it was not sampled."""
