@@ -48,7 +48,7 @@ class Trajectory:
     is_random: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trainer:
     """Trains `step` on `batches` of CPU tensors, in different ways but always from the state that it has now.
 
@@ -66,8 +66,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         """Store the current state as the start, and make the loader, which repeats the batches in their order."""
-        object.__setattr__(self, "start", Snapshot(self.step))
-        loader = DataLoader(
+        self.start = Snapshot(self.step)
+        self.loader = DataLoader(
             cast(Dataset[Batch], self.batches),
             batch_size=None,
             sampler=[step % len(self.batches) for step in range(self.options.steps)],
@@ -75,7 +75,6 @@ class Trainer:
             pin_memory=next(self.step.parameters()).is_cuda,
             persistent_workers=self.options.workers > 0,
         )
-        object.__setattr__(self, "loader", loader)
 
     def train(self, run: Callable[[], Tensor], *, noise: float = 0.0, seed: int = 0) -> Trajectory:
         """Train from the start by calls of `run`, with a random relative error of up to `noise` in each weight.
