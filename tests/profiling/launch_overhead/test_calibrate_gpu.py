@@ -52,19 +52,17 @@ def test_the_slower_of_host_and_device_sets_the_pace(content):
 @pytest.fixture
 def operator():
     with torch.inference_mode():
-        return torch.ones(16, device="cuda").neg_
+        yield torch.ones(16, device="cuda").neg_
 
 
 def test_queued_launches_take_less_time_than_those_of_a_starved_device(operator):
     enqueue = partial(call_repeatedly, operator, 400)
-    with torch.inference_mode():
-        queued = [queued_sample(enqueue, 10)[DEVICE] for _ in range(9)]
-        idle = [idle_sample(CudaClock(), enqueue)[DEVICE] for _ in range(9)]
+    queued = [queued_sample(enqueue, 10)[DEVICE] for _ in range(9)]
+    idle = [idle_sample(CudaClock(), enqueue)[DEVICE] for _ in range(9)]
     assert sorted(queued)[4] < 1.05 * sorted(idle)[4]
 
 
 def test_more_launches_than_the_queue_holds_give_no_time(operator, monkeypatch):
     monkeypatch.setattr(sampling, "TRIES", 1)
-    with torch.inference_mode():
-        times = queued_sample(partial(call_repeatedly, operator, 20_000), 500)
+    times = queued_sample(partial(call_repeatedly, operator, 20_000), 500)
     assert math.isnan(times[DEVICE])

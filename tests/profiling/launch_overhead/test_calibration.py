@@ -1,4 +1,4 @@
-"""The calibration on a device with planted costs, on this CPU, and with wrong options."""
+"""The calibration on a device with planted costs and on this CPU; lines, intervals and crossings of known values."""
 
 import gc
 import math
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from profiling.launch_overhead import sampling
-from profiling.launch_overhead.cell import ChainSamples, calibrate, fit_lines
+from profiling.launch_overhead.cell import ChainSamples, at_size, calibrate, crossing, estimate, fit_lines
 from profiling.launch_overhead.options import CalibrationOptions
 from profiling.launch_overhead.sampling import (
     DEVICE,
@@ -25,7 +25,7 @@ from profiling.launch_overhead.sampling import (
     samplers_of,
 )
 from profiling.metrics import clocks
-from profiling.results.explanations import LaunchCosts
+from profiling.results.explanations import Estimate, LaunchCosts
 from profiling.results.record import encode_sections
 
 COUNTS = (1, 50, 100, 200, 400)
@@ -189,3 +189,54 @@ def test_the_operators_compute_what_their_names_say():
     operator = linear.operator(8)
     torch.testing.assert_close(operator(), torch.nn.functional.linear(x, weight))
     assert operator().data_ptr() == operator().data_ptr(), "into the same buffer"
+
+
+def test_neither_one_wrong_point_of_five_nor_a_drift_between_rounds_moves_a_line():
+    """Six rounds, each 100 later than the one before; in all but the first another point is far off."""
+    times = 7 + 3.5 * np.array(COUNTS, dtype=float) + 100 * np.arange(6.0)[:, None]
+    for wrong in range(5):
+        times[wrong + 1, wrong] += 5000
+    lines = fit_lines(COUNTS, times)
+    assert lines.slope == pytest.approx([3.5] * 6)
+    assert lines.intercept == pytest.approx(7 + 100 * np.arange(6))
+
+
+def test_unmeasured_points_are_left_out_and_two_make_no_line():
+    times = np.tile(7 + 3.5 * np.array(COUNTS, dtype=float), (2, 1))
+    times[:, [0, 3]] = math.nan
+    times[1, 4] = math.nan
+    lines = fit_lines(COUNTS, times)
+    assert lines.slope == pytest.approx([3.5, math.nan], nan_ok=True)
+    assert lines.intercept == pytest.approx([7, math.nan], nan_ok=True)
+
+
+def test_unmeasured_rounds_have_no_estimate_and_few_rounds_no_interval():
+    assert estimate(np.array([math.nan, math.nan])) is None
+    assert estimate(np.array([math.inf, math.inf, 3.0])) is None
+    assert estimate(np.array([2.0, math.nan, 4.0])) == Estimate(p50=3.0, n=2)
+    assert estimate(np.array([2.0, 3.0, 4.0, math.inf, 3.0])) == Estimate(p50=3.0, n=5)
+
+
+def test_a_power_law_is_interpolated_without_error():
+    sizes = (10, 1000, 100_000)
+    assert crossing(sizes, [(size / 700) ** 0.5 for size in sizes]) == pytest.approx(700)
+    roots = [size**0.5 for size in sizes]
+    assert at_size(700, sizes, roots) == pytest.approx(700**0.5)
+    assert math.isnan(at_size(math.nan, sizes, roots)), "nothing is known outside of the sizes"
+    assert math.isnan(at_size(math.inf, sizes, roots))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "size"),
+    [
+        ((0.1, 2, 3), 10 ** (1 / (1 + math.log10(2)))),
+        ((0.5, 2, 0.5, 2), 1000 * 10**0.5),  # the last of two
+        ((0.1, 0.2, 0.9), math.inf),
+        ((1.1, 2, 3), -math.inf),
+        *(((0.1, wrong, 3), math.nan) for wrong in (math.nan, 0.0, -0.2)),  # not measured
+    ],
+)
+def test_where_ratios_rise_through_1(ratios, size):
+    assert crossing((1, 10, 100) if len(ratios) == 3 else (10, 100, 1000, 10_000), ratios) == pytest.approx(
+        size, nan_ok=True
+    )
