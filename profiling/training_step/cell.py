@@ -142,8 +142,8 @@ def deterministic_algorithms() -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn, fill = torch.backends.cudnn.deterministic, utils.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.deterministic = True
-    utils.fill_uninitialized_memory = False  # else every empty() launches a kernel
+    torch.backends.cudnn.deterministic = True  # a CTC loss asks for this one only
+    utils.fill_uninitialized_memory = False  # with NaN, by a kernel for each empty(), which is not what was timed
     try:
         yield
     finally:

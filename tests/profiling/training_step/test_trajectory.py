@@ -12,6 +12,7 @@ from torch import nn
 from profiling.errors import InputError
 from profiling.results.measured import ParityCheck
 from profiling.results.record import encode_sections
+from profiling.training_step.cell import deterministic_algorithms
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep
 from profiling.training_step.trajectory import Trainer, compare_trajectories, parity_faults
@@ -158,6 +159,15 @@ def test_an_optimizer_that_cannot_be_used_says_so():
         make_step(partial(torch.optim.SGD, lr=0.1, momentum=-1))
     with pytest.raises(InputError, match=r"optimizer: .*'mu_product' is unknown\. Use SGD"):
         make_step(partial(torch.optim.NAdam, lr=0.1))
+
+
+def test_deterministic_algorithms_leave_uninitialised_memory_alone_and_end_with_the_block():
+    """Filled with NaN it would fail a kernel that masks what it reads there, and be another program than is timed."""
+    with deterministic_algorithms():
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.empty(4096).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_the_timed_training_is_judged_where_eager_does_not_differ_from_itself():
