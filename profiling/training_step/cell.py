@@ -87,9 +87,8 @@ class TrainingCell(Cell):
         blueprint = self.load({spec.name: spec})[spec.name].cast("run")
         with self.phase("load"):
             module = TrainingStep(blueprint.module, self.optimizer, self.options).train()
-            component = TrainingComponent(
-                **{**vars(blueprint.component(settings.seed)), "module": module, "kind": None, "policy": "none"}
-            )
+            forward = blueprint.component(settings.seed)
+            component = TrainingComponent(**{**vars(forward), "module": module, "policy": "none"})
             synchronize(blueprint.device)
         components = {component.name: component}
         self.describe(components, frames_per_call=component.frames_per_call, cast=spec.cast)
