@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -222,16 +221,16 @@ def crossing(sizes: Sequence[int], ratios: Sequence[float]) -> float:
     there on no measured ratio is below 1 again. `-inf` when all are above 1, `inf` when the last is still below, NaN
     when one was not measured or is not positive.
     """
-    logs = [math.log(ratio) if ratio > 0 else math.nan for ratio in ratios]
-    if any(math.isnan(value) for value in logs):
+    if not all(ratio > 0 for ratio in ratios):
         return math.nan
-    if logs[-1] < 0:
+    logs = np.log(ratios)
+    below = np.flatnonzero(logs < 0)
+    if not below.size:
+        return -math.inf
+    if (last := below[-1]) == len(sizes) - 1:
         return math.inf
-    for (small, below), (large, above) in reversed(list(pairwise(zip(sizes, logs, strict=True)))):
-        if below < 0:
-            share = -below / (above - below)
-            return math.exp(math.log(small) + share * (math.log(large) - math.log(small)))
-    return -math.inf
+    around = slice(last, last + 2)
+    return float(np.exp(np.interp(0.0, logs[around], np.log(sizes[around]))))
 
 
 def at_size(size: float, sizes: Sequence[int], values: Sequence[float]) -> float:
