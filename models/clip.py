@@ -84,7 +84,7 @@ def build_clip_text(folder: str | None = None, *, attn_implementation: str = "sd
         ValueError: an unknown config key, or an incomplete folder.
 
     """
-    from transformers import CLIPTextModelWithProjection
+    from transformers.models.clip.modeling_clip import CLIPTextModelWithProjection
 
     full_config = {**VIT_L14_TEXT, **config}
     full_config.setdefault("eos_token_id", full_config["vocab_size"] - 1)
@@ -97,7 +97,7 @@ def build_clip_vision(folder: str | None = None, *, attn_implementation: str = "
 
     Arguments and errors are those of `build_clip_text`.
     """
-    from transformers import CLIPVisionModelWithProjection
+    from transformers.models.clip.modeling_clip import CLIPVisionModelWithProjection
 
     full_config = {**VIT_L14_VISION, **config}
     model = make_model(CLIPVisionModelWithProjection, folder, full_config, attn_implementation=attn_implementation)

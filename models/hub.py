@@ -207,7 +207,7 @@ def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
 
     Source: https://huggingface.co/docs/transformers/model_doc/mimi
     """
-    from transformers import MimiModel
+    from transformers.models.mimi.modeling_mimi import MimiModel
 
     model = make_model(MimiModel, folder, config)
     _keep_paddings_on_host(model)
@@ -261,6 +261,6 @@ def build_resnet_training(folder: str | None = None, **config: Any) -> Classific
         ValueError: an unknown config key, or an incomplete folder.
 
     """
-    from transformers import ResNetForImageClassification
+    from transformers.models.resnet.modeling_resnet import ResNetForImageClassification
 
     return ClassificationLoss(make_model(ResNetForImageClassification, folder, {"num_labels": 1000, **config}), folder)

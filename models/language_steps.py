@@ -104,7 +104,7 @@ def static_cache(
     It has room for `length` tokens, `filled` of which were read before (normal keys and values). Each call adds its
     tokens; a call that finds no room fails. Layers with a sliding window count their tokens in Python.
     """
-    from transformers import StaticCache
+    from transformers.cache_utils import StaticCache
 
     require(0 <= filled < length, f"filled={filled}: must be 0 or more tokens, and below length={length}")
     configs = (getattr(part, "config", None) for part in module.modules())
@@ -169,7 +169,7 @@ class MoshiStep(CachedSteps):
             [b, codebooks, audio_vocab_size].
 
         """
-        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicCache
 
         model: Any = self.model
         codes = torch.cat([moshi_codes, user_codes], dim=1).unbind(1)
@@ -221,7 +221,7 @@ def build_llama_step(
         ValueError: an unknown config key, an incomplete folder, or a negative number of tokens.
 
     """
-    from transformers import LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
     model: Any = make_model(LlamaForCausalLM, folder, config)
     return LlamaStep(model, folder, model.config, batch, cache_length, filled)
@@ -234,7 +234,7 @@ def build_moshi_step(
 
     Other arguments and errors are those of `build_llama_step`.
     """
-    from transformers import MoshiForConditionalGeneration
+    from transformers.models.moshi.modeling_moshi import MoshiForConditionalGeneration
 
     model = make_model(MoshiForConditionalGeneration, folder, config)
     return MoshiStep(model, folder, batch, cache_length, filled)
