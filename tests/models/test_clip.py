@@ -93,6 +93,8 @@ def test_what_is_incomplete_or_does_not_fit_is_refused(whole, tmp_path):
 
 @pytest.mark.parametrize("build", [*BUILD.values(), build_resnet_training])
 def test_without_the_library_its_name_is_told(build, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("transformers.")]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ModuleNotFoundError) as error:
         build()
