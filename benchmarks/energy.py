@@ -167,7 +167,7 @@ def loop_row(
     warmup = int(3 * FPS)
     with tempfile.TemporaryDirectory() as folder, sampled_power(device, (frames + warmup) / FPS + 60) as samples:
         journal = Journal(Path(folder), "loop", series_names(pipeline))
-        loop = FrameLoop(pipeline, Clock(), monitor, depth=pipeline.depth, period=1 / FPS)
+        loop = FrameLoop(pipeline, Clock(), monitor, period=1 / FPS)
         with gc_policy("frozen"):
             loop.run(range(frames), journal.append, warmup=warmup, on_first=on_first)
         monitor.close()

@@ -70,7 +70,7 @@ def measured(device: torch.device, schedule: str, frames: int) -> tuple[float, f
     pipeline, monitor = pipeline_of(device, schedule), FrameMonitor(device)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder), "loop", series_names(pipeline))
-        loop = FrameLoop(pipeline, Clock(), monitor, depth=pipeline.depth)
+        loop = FrameLoop(pipeline, Clock(), monitor)
         with gc_policy("frozen"):
             loop.run(range(frames), journal.append, warmup=frames // 10, on_first=monitor.start)
         monitor.close()

@@ -233,7 +233,7 @@ class RealtimeCell(Cell):
         paced = plan.options.pace == "realtime"
         period = plan.graph.frames_per_tick / plan.target_fps if paced else None
         monitor, journal = FrameMonitor(device, calibrate=True), Journal(run, self.job.name, series_names(pipeline))
-        loop = FrameLoop(pipeline, Clock(), monitor, depth=pipeline.depth, period=period)
+        loop = FrameLoop(pipeline, Clock(), monitor, period=period)
         before: dict[str, int] = {}
 
         def on_first() -> None:
@@ -280,7 +280,7 @@ class RealtimeCell(Cell):
     def _trace(self, pipeline: StagedPipeline, device: torch.device) -> None:
         """Profile frames after the warm-up of a new session as one call, so that overlapping stages are seen so."""
         frames = self._plan.options.profile_frames
-        loop = FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {}, depth=pipeline.depth)
+        loop = FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {})
 
         def begin() -> None:
             pipeline.reset()

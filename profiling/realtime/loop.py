@@ -121,5 +121,5 @@ def play_session(pipeline: StagedPipeline, ticks: int, on_delivery: Callable[[Ou
         return {}
 
     pipeline.reset()
-    FrameLoop(pipeline, Clock(), collect, depth=pipeline.depth).run(range(ticks), lambda row: None)
+    FrameLoop(pipeline, Clock(), collect).run(range(ticks), lambda row: None)
     pipeline.reset()

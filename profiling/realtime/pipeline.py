@@ -13,7 +13,6 @@ from torch import Tensor
 from profiling.components.trees import dotted, keyed_tensors
 from profiling.errors import InputError, did_you_mean
 from profiling.realtime.graph import Graph, Read
-from profiling.realtime.play import Pipeline
 
 #: Writes an input for (tick, output of the stage's call before in the same tick).
 Write = Callable[[int, Any], Any]
@@ -147,8 +146,8 @@ class StageRun:
             self.outputs.store(output)
 
 
-class StagedPipeline(Pipeline):
-    """Runs the stages in order, with up to `depth` ticks in flight.
+class StagedPipeline:
+    """Runs the stages in order, with up to `depth` ticks in flight. A tick is a frame of the loop, by its number.
 
     On CUDA, events before and after each stage time it, and order it after stages on other streams. A tick is complete
     when the device has passed the last event of each stream.
@@ -185,7 +184,7 @@ class StagedPipeline(Pipeline):
         self._ran = [{} for _ in self._ran]
 
     def begin(self, frame: int) -> Mapping[str, float]:
-        """Enqueue every stage that is due (on a CPU: run it)."""
+        """Enqueue every stage that is due (on a CPU: run it); return the host time in ms of each."""
         self._ran[frame % self.depth] = host_ms = {}
         for run in self._runs:
             if run.outputs is not None:
@@ -234,11 +233,11 @@ class StagedPipeline(Pipeline):
         return list(last.values())
 
     def finished(self, frame: int) -> bool:
-        """Query the last events."""
+        """Return whether the device has passed the last events of a tick that has begun: it is delivered."""
         return all(end.query() for end in self._last_events(frame))
 
     def wait(self, frame: int) -> None:
-        """Synchronize with the last events."""
+        """Wait until a tick that has begun is delivered."""
         for end in self._last_events(frame):
             end.synchronize()
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter  # bound here: a network may replace the one in `time`
 
+from profiling.realtime.pipeline import StagedPipeline
 from profiling.results.frames import NAMES
 
 #: Seconds by which a sleeping thread may wake up late: the last part of each wait polls the clock instead.
@@ -35,28 +35,6 @@ class Clock:
             time.sleep(min(left - LATE_WAKE, LATE_WAKE))
 
 
-class Pipeline(ABC):
-    """Produces frames in stages; `stages` holds their names in order. A frame is identified by its number."""
-
-    stages: tuple[str, ...]
-
-    @abstractmethod
-    def begin(self, frame: int) -> Mapping[str, float]:
-        """Hand the frame's work to the device (on a CPU: do it); return the host time in ms of each stage."""
-
-    @abstractmethod
-    def finished(self, frame: int) -> bool:
-        """Return whether a begun frame is delivered."""
-
-    @abstractmethod
-    def wait(self, frame: int) -> None:
-        """Wait until a begun frame is delivered."""
-
-    @abstractmethod
-    def device_ms(self, frame: int) -> Mapping[str, float]:
-        """Return the device time in ms of each stage of a delivered frame; empty without a device clock."""
-
-
 @dataclass(frozen=True)
 class _InFlight:
     frame: int
@@ -65,24 +43,24 @@ class _InFlight:
     due: float  # seconds; NaN without a period
 
 
-def series_names(pipeline: Pipeline) -> tuple[str, ...]:
+def series_names(pipeline: StagedPipeline) -> tuple[str, ...]:
     """Return the names of the series that a loop over `pipeline` records."""
     stages = (f"{clock}_{stage}_ms" for clock in ("host", "device") for stage in pipeline.stages)
     return (*NAMES, *stages)
 
 
 class FrameLoop:
-    """Runs frames through a pipeline, up to `depth` in flight at once, and records a row of times for each.
+    """Runs frames through a pipeline, up to its `depth` in flight at once, and records a row of times for each.
 
     `period` is the time between two due frames in seconds; None: a frame is due as soon as fewer than `depth` are in
     flight.
     """
 
     def __init__(
-        self, pipeline: Pipeline, clock: Clock, observe: Observe, *, depth: int = 1, period: float | None = None
+        self, pipeline: StagedPipeline, clock: Clock, observe: Observe, *, period: float | None = None
     ) -> None:
         self._pipeline, self._clock, self._observe = pipeline, clock, observe
-        self._depth, self._period = depth, period
+        self._depth, self._period = pipeline.depth, period
         self._in_flight: deque[_InFlight] = deque()
 
     def run(

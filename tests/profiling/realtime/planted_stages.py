@@ -66,5 +66,5 @@ def delivered(pipeline, ticks, rows=None):
 
     record = (lambda row: None) if rows is None else rows.append
     with torch.inference_mode():
-        FrameLoop(pipeline, Clock(), collect, depth=pipeline.depth).run(ticks, record)
+        FrameLoop(pipeline, Clock(), collect).run(ticks, record)
     return values

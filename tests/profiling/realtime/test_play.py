@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from planted_series import loop
 
-from profiling.realtime.play import FrameLoop, Pipeline, series_names
+from profiling.realtime.play import FrameLoop, series_names
 from profiling.realtime.summary import summarize_frames
 from profiling.results.frames import NAMES, Journal, read_series, recover_series, series_file
 
@@ -30,13 +30,13 @@ class FakeClock:
             self.until = until
 
 
-class FakeLoop(Pipeline):
-    """A frame takes `host_ms` of the host, then `device_ms(frame)` of a device that works on one frame at a time."""
+class FakeLoop:
+    """Frames of planted times: `host_ms` of the host, then `device_ms(frame)` of a device with one frame at a time."""
 
     stages = ("only",)
 
-    def __init__(self, clock, device_ms, host_ms=0.0):
-        self.clock, self.frame_ms, self.host_ms = clock, device_ms, host_ms
+    def __init__(self, clock, device_ms, host_ms=0.0, depth=1):
+        self.clock, self.frame_ms, self.host_ms, self.depth = clock, device_ms, host_ms, depth
         self.free_us, self.done_us = 0, {}
 
     def begin(self, frame):
@@ -84,8 +84,8 @@ def play(tmp_path, clock):
 def rows_of(clock, device_ms, frames, *, host_ms=0.0, depth=1, period=None, **how):
     """Return the rows of frames that follow a warm-up, whose observation takes no time."""
     rows = []
-    planted, seen = FakeLoop(clock, device_ms, host_ms), lambda frame, ms: {"seen": frame}
-    frame_loop = FrameLoop(planted, clock, seen, depth=depth, period=period)
+    planted, seen = FakeLoop(clock, device_ms, host_ms, depth), lambda frame, ms: {"seen": frame}
+    frame_loop = FrameLoop(planted, clock, seen, period=period)
     frame_loop.run(range(frames), how.pop("record", rows.append), **how)
     return rows
 
@@ -112,7 +112,7 @@ def test_frames_of_five_milliseconds(play, clock):
 
 def test_two_frames_in_flight(play, clock):
     """The device works on one frame at a time: a frame that begins early is timed from the delivery before."""
-    series = play(FakeLoop(clock, lambda frame: 5.0, 1.0), 4, depth=2)
+    series = play(FakeLoop(clock, lambda frame: 5.0, 1.0, depth=2), 4)
     assert series["action_ms"] == near(0, 1, 6.5, 11.5), "the first two at once, then one for each delivery"
     assert series["delivered_ms"] == near(6, 11, 16, 21)
     assert series["frame_ms"] == near(6, 5, 5, 5)
@@ -148,7 +148,7 @@ def test_a_paced_loop(play, clock):
 
 def test_a_paced_loop_with_two_frames_in_flight(play, clock):
     """A frame that is done while the loop waits for the next one is noticed at once, not when the next one is due."""
-    series = play(FakeLoop(clock, [5, 5, 12, 5, 5].__getitem__, 1.0), 5, depth=2, period=0.010)
+    series = play(FakeLoop(clock, [5, 5, 12, 5, 5].__getitem__, 1.0, depth=2), 5, period=0.010)
     assert series["action_ms"] == near(0, 10, 20, 30, 40)
     assert series["delivered_ms"] == near(6, 16, 33, 38, 46)
     assert series["frame_ms"] == near(6, 6, 13, 5, 6)
@@ -202,7 +202,7 @@ def test_a_crash_at_frame_100(play, clock, tmp_path, depth):
         return 5.0 + 0.01 * frame
 
     with pytest.raises(RuntimeError, match="planted"):
-        play(FakeLoop(clock, device_ms), 600, depth=depth)
+        play(FakeLoop(clock, device_ms, depth=depth), 600)
     kept = 101 - depth  # with two in flight the last one was not delivered
     recovered, series = recover_series(tmp_path, CELL), read_series(tmp_path / series_file(CELL))
     assert {len(values) for values in series.values()} == {kept}

@@ -63,7 +63,7 @@ def played(pipeline, frames):
         ticks.append([tensor.cpu().clone() for tensor in pipeline.delivered(tick).values()])
         return {}
 
-    FrameLoop(pipeline, Clock(), collect, depth=pipeline.depth).run(range(frames), lambda row: None)
+    FrameLoop(pipeline, Clock(), collect).run(range(frames), lambda row: None)
     return [torch.stack(each) for each in zip(*ticks, strict=True)]
 
 
