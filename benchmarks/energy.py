@@ -28,6 +28,7 @@ from torch import nn
 from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 from profiling.components.component import Component
+from profiling.components.spec import Settings
 from profiling.graphs import CudaGraphed
 from profiling.machine.energy import EnergyCounter, idle_power
 from profiling.machine.gc_policy import gc_policy
@@ -37,6 +38,7 @@ from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import parse_graph
 from profiling.realtime.options import LoopOptions
+from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.summary import loop_energy, summarize_frames
 from profiling.results.energy import Energy as EnergySection
@@ -157,7 +159,8 @@ def loop_row(
     stage = {"component": "net", "inputs": dict.fromkeys(component.inputs, "fixed")}
     graph = parse_graph({"stages": {"net": stage}, "deliver": ["net"]}, ["net"])
     options = LoopOptions(pace="realtime", fps=FPS, deliver="device")
-    pipeline = assemble(graph, {"net": component}, {"net": call}, options, ticks=16, seed=0, narrow=torch.bfloat16)
+    plan = Plan(graph, options, Settings(dtype="bfloat16"), 16)
+    pipeline = assemble(plan, {"net": component}, {"net": call})
     monitor, began = FrameMonitor(device), list[float]()
 
     def on_first() -> None:

@@ -16,12 +16,14 @@ from tabulate import tabulate
 from torch import Tensor, nn
 
 from profiling.components.component import Component
+from profiling.components.spec import Settings
 from profiling.machine.gc_policy import gc_policy
 from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import parse_graph
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import StagedPipeline
+from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.results.frames import Journal, recover_series
 
@@ -61,7 +63,8 @@ def pipeline_of(device: torch.device, schedule: str) -> StagedPipeline:
         for name, stage in graph.stages.items()
     }
     steps = {name: component.call for name, component in components.items()}
-    return assemble(graph, components, steps, LoopOptions(schedule=schedule), ticks=16, seed=0, narrow=torch.float32)
+    plan = Plan(graph, LoopOptions(schedule=schedule), Settings(dtype="float32"), 16)
+    return assemble(plan, components, steps)
 
 
 @torch.inference_mode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,14 @@ def run(cfg: DictConfig, folder: Path) -> int:
     procedure = {
         "_target_": CELL,
         "_recursive_": False,  # targets in these nodes are of stages and sources
-        "plan": {
-            "options": config.source["loop"],
-            "pipeline": config.source["pipeline"],
-            "stages": {name: asdict(spec) for name, spec in stages.items()},
-        },
+        "plan": {"options": config.source["loop"], "pipeline": config.source["pipeline"]},
     }
     row = replace(next(iter(stages.values())), name=graph.name, checkpoint=None)
     variants = mixed(config, graph, steps) or config.variants
 
     def parts(options: Mapping[str, Any]) -> list[tuple[ComponentSpec, Mapping[str, Any]]]:
         of_stage = options["stages"] if options["_target_"] == MIXED else dict.fromkeys(stages, options)
-        return [(spec, of_stage[name]) for name, spec in stages.items() if name in of_stage]
+        return [(spec, of_stage[name]) for name, spec in stages.items()]
 
     config = replace(config, components=(row,), variants=variants, procedure=procedure, files=FrameFiles())
     config = replace(config, waits=True, parts=parts)

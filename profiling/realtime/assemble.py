@@ -14,36 +14,36 @@ from profiling.components.component import Component
 from profiling.components.sides import Start
 from profiling.components.trees import named_tensors
 from profiling.errors import InputError, did_you_mean
-from profiling.realtime.graph import DELIVER, DRAWN, Draw, Edge, Fixed, Graph, Read, Stage
+from profiling.realtime.graph import DELIVER, DRAWN, Draw, Edge, Fixed, Read, Stage
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import Delivered, Keys, Outputs, StagedPipeline, StageRun, Write, keys_of, tensor_at
+from profiling.realtime.plan import Plan
 from profiling.realtime.sources import Arrays, DrawFeed, Feed, Shape, examples_of, source_arrays
+
+#: How stages are played eagerly: in turn, and left on the device.
+EAGER = LoopOptions(deliver="device")
 
 
 def assemble(
-    graph: Graph,
+    plan: Plan,
     components: Mapping[str, Component],
-    steps: Mapping[str, Callable[[], Any]],
-    options: LoopOptions,
-    *,
-    ticks: int,
-    seed: int,
-    narrow: torch.dtype,
+    steps: Mapping[str, Callable[[], Any]] | None = None,
     starts: Mapping[str, Start] | None = None,
 ) -> StagedPipeline:
-    """Return the pipeline of `graph`, whose stages call `steps`.
+    """Return the pipeline of a plan, whose stages call `steps`; None: eagerly, in turn, and left on the device.
 
-    `ticks` is the length of a session, for sources that are made; `narrow` is the run's dtype, in which values are
-    drawn and read, also by a float32 reference. A session begins with S0 of every component, that of `starts` where it
-    is given.
+    Values are drawn and read in the run's dtype, also by a float32 reference. A session begins with S0 of every
+    component, that of `starts` where it is given.
 
     Raises:
         InputError: an edge does not fit the inputs of its stage. What an output does not fit is said in the first tick.
 
     """
+    graph, options = plan.graph, EAGER if steps is None else plan.options
+    calls = {name: component.call for name, component in components.items()} if steps is None else steps
     device = next(iter(components.values())).device
     depth = options.depth(device.type)
-    assembler = _Assembler(graph, components, depth, ticks, seed, narrow)
+    assembler = _Assembler(plan, components, depth)
     overlapping = depth > 1
     runs: dict[str, StageRun] = {}
     for number, (name, stage) in enumerate(graph.stages.items()):
@@ -51,7 +51,7 @@ def assemble(
         stream = torch.cuda.Stream(device, priority=stage.priority) if overlapping and number else None
         first, again = assembler.writes(name)
         runs[name] = StageRun(
-            name, steps[name], assembler.outputs[name], first, again, stage.every, stage.repeat, stream
+            name, calls[name], assembler.outputs[name], first, again, stage.every, stage.repeat, stream
         )
     for name, stage in graph.stages.items():
         others = dict.fromkeys((edge.name, edge.before) for edge in stage.reads() if edge.name in runs)
@@ -78,23 +78,16 @@ def _reset(component: Component, start: Start | None) -> None:
 class _Assembler:
     """Makes the functions that write each stage's inputs, and the stored outputs that they read."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        components: Mapping[str, Component],
-        depth: int,
-        ticks: int,
-        seed: int,
-        narrow: torch.dtype,
-    ) -> None:
-        self._graph, self._depth, self._seed, self._narrow = graph, depth, seed, narrow
-        self._components = components
+    def __init__(self, plan: Plan, components: Mapping[str, Component], depth: int) -> None:
+        self._graph = graph = plan.graph
+        self._seed, self._narrow = plan.settings.seed, getattr(torch, plan.settings.dtype)
+        self._components, self._depth = components, depth
         self._targets = {name: dict(named_tensors(components[name].inputs)) for name in graph.stages}
         self.outputs = {name: self._outputs_of(name) for name in graph.stages}
         self.resets: list[Callable[[], None]] = [outputs.reset for outputs in self.outputs.values()]
         for name, stage in graph.stages.items():
             check_inputs(name, stage, components[name].inputs)
-        self._arrays = {name: self._arrays_of(name, ticks) for name in graph.sources}
+        self._arrays = {name: self._arrays_of(name, plan.ticks) for name in graph.sources}
 
     def _arrays_of(self, source: str, ticks: int) -> Arrays:
         """Return the values of a source, in the shapes of the inputs that read it.

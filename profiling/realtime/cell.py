@@ -26,8 +26,9 @@ from profiling.metrics.drift import Drift
 from profiling.metrics.metric import Measured, Subject
 from profiling.metrics.monitor import FrameMonitor
 from profiling.metrics.parity import Parity as ParityMetric
+from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import PIPELINE
-from profiling.realtime.loop import Loop, play_session
+from profiling.realtime.loop import play_session, play_sessions, play_stages, stage_components
 from profiling.realtime.mix import check_variant, stage_variant
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.plan import Plan
@@ -81,12 +82,12 @@ class RealtimeCell(Cell):
                 )
         plan = self._plan
         check_variant(variant, plan.options)
-        sides = self._loop.sides(partial(self.load, plan.specs), self.phase)
+        sides = play_stages(plan, partial(self.load, plan.specs), self.phase)
         self.describe(sides.components, frames_per_call=plan.graph.frames_per_tick)
         with torch.inference_mode(), ExitStack() as stack:
             eager = self._eager_frames(sides)  # before a variant can change the networks in place
             steps = self.prepare(variant, sides.components, stack, stages=True)
-            pipeline = self._loop.pipeline(sides.components, {name: step.run for name, step in steps.items()})
+            pipeline = assemble(plan, sides.components, {name: step.run for name, step in steps.items()})
             if plan.options.schedule == "overlap" and pipeline.depth == 1:
                 self.note("loop.schedule=overlap: a CPU runs the stages in turn, so the times are those of sequential")
             self.note_state(sides)
@@ -109,21 +110,18 @@ class RealtimeCell(Cell):
         """Build the network of each stage."""
         with self.phase("load"):
             specs, settings = self._plan.specs, self.job.settings
-            return self._loop.components({name: build(spec, settings).cast("run") for name, spec in specs.items()})
+            built = {name: build(spec, settings).cast("run") for name, spec in specs.items()}
+            return stage_components(self._plan, built)
 
     def check(self, components: Mapping[str, Component]) -> None:
         """Check every stage, then play the first ticks of the pipeline, which checks its edges."""
         super().check(components)
         with self.phase("pipeline"):
-            self._loop.play_sessions(self._loop.pipeline(components))
+            play_sessions(self._plan, assemble(self._plan, components))
 
     @cached_property
     def _plan(self) -> Plan:
-        return Plan.of(self.job.settings, **self.plan)
-
-    @property
-    def _loop(self) -> Loop:
-        return Loop(self._plan.graph, self._plan.options, self.job.settings, self._plan.ticks)
+        return Plan.of(self.job, **self.plan)
 
     def _check(
         self,
@@ -149,7 +147,7 @@ class RealtimeCell(Cell):
                     subject = Subject(component, steps[name], reference, tolerances[name], settings.seed)
                     found[name] = measured_by(metric, subject)
                 if isinstance(metric, ParityMetric) and sides.whole is not None:
-                    log = self._loop.play_sessions(pipeline)
+                    log = play_sessions(self._plan, pipeline)
                     dtype, most = getattr(torch, settings.dtype), max(known, default=None)
                     found[PIPELINE] = metric.of_pipeline(log, sides.whole, dtype, most)
                 for name, measured in found.items():
@@ -172,7 +170,7 @@ class RealtimeCell(Cell):
             return frames
         ticks = min(self._drift.calls, self._plan.ticks)
         with self.phase("eager session"):
-            play_session(self._loop.pipeline(sides.components), ticks, frames.append)
+            play_session(assemble(self._plan, sides.components), ticks, frames.append)
         return frames
 
     def _check_drift(self, pipeline: StagedPipeline, eager: OutputLog) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -13,16 +13,13 @@ from profiling.components.build import Blueprint
 from profiling.components.component import CHECK_SEED, Component
 from profiling.components.outputs import OutputLog, Outputs, to_host
 from profiling.components.sides import Sides, Start, play_sides
-from profiling.components.spec import Settings
 from profiling.components.trajectory import seed_generators
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import Graph
-from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import StagedPipeline
+from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop
 
-#: How stages are played eagerly: in turn, and left on the device.
-EAGER = LoopOptions(deliver="device")
 #: Ticks of a session that is compared with its reference. A stage that runs less often than every `FAR` ticks is
 #: compared in its first run only.
 CHECK_TICKS, FAR = 4, 16
@@ -30,75 +27,48 @@ CHECK_TICKS, FAR = 4, 16
 SESSIONS = 2
 
 
-@dataclass(frozen=True)
-class Loop:
-    """A graph, and how its stages are built and played. `ticks` is the length of the sources that are made."""
-
-    graph: Graph
-    options: LoopOptions
-    settings: Settings
-    ticks: int
-
-    def components(self, blueprints: Mapping[str, Blueprint]) -> dict[str, Component]:
-        """Return the component of each stage, which has the stage's name; the blueprints must have been cast."""
-        stages, overlapping = self.graph.stages, self.options.schedule == "overlap"
-        return {
-            name: replace(
-                blueprint.component(self.settings.seed),
-                name=name,
-                priority=stages[name].priority if overlapping else 0,
-            )
-            for name, blueprint in blueprints.items()
-        }
-
-    def pipeline(
-        self,
-        components: Mapping[str, Component],
-        calls: Mapping[str, Callable[[], Any]] | None = None,
-        starts: Mapping[str, Start] | None = None,
-    ) -> StagedPipeline:
-        """Return the pipeline of stages that are prepared as `calls`; None: eager ones, in turn, left on the device.
-
-        Its sessions begin with S0 of the components, or with `starts`.
-
-        Raises:
-            InputError: an edge does not fit the inputs of its stage.
-
-        """
-        options = EAGER if calls is None else self.options
-        calls = calls or {name: component.call for name, component in components.items()}
-        seed, narrow = self.settings.seed, getattr(torch, self.settings.dtype)
-        return assemble(
-            self.graph, components, calls, options, ticks=self.ticks, seed=seed, narrow=narrow, starts=starts
+def stage_components(plan: Plan, blueprints: Mapping[str, Blueprint]) -> dict[str, Component]:
+    """Return the component of each stage, which has the stage's name; the blueprints must have been cast."""
+    stages, overlapping = plan.graph.stages, plan.options.schedule == "overlap"
+    return {
+        name: replace(
+            blueprint.component(plan.settings.seed),
+            name=name,
+            priority=stages[name].priority if overlapping else 0,
         )
+        for name, blueprint in blueprints.items()
+    }
 
-    def play_sessions(self, pipeline: StagedPipeline, seed: int = 0) -> OutputLog:
-        """Play the first ticks of `SESSIONS` sessions; return what each tick delivers, in host memory.
 
-        The global random number generators begin with the run's seed, to which `seed` is added.
-        """
-        log = OutputLog()
-        seed_generators(self.settings.seed + CHECK_SEED + seed)
-        for _ in range(SESSIONS):
-            play_session(pipeline, session_ticks(self.graph), log.append)
-        return log
+def play_stages(
+    plan: Plan,
+    load: Callable[[], Mapping[str, Blueprint]],
+    phase: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> Sides:
+    """Build the stages by `load`, and play what they are compared with: each by itself, and sessions of the whole.
 
-    def sides(
-        self,
-        load: Callable[[], Mapping[str, Blueprint]],
-        phase: Callable[[str], AbstractContextManager[object]] = nullcontext,
-    ) -> Sides:
-        """Build the stages by `load`, and play what they are compared with: each by itself, and sessions of the whole.
+    Raises:
+        InputError: a module cannot be built or fails on its inputs, or an edge does not fit.
 
-        Raises:
-            InputError: a module cannot be built or fails on its inputs, or an edge does not fit.
+    """
 
-        """
+    def together(components: Mapping[str, Component], starts: Mapping[str, Start] | None, seed: int) -> OutputLog:
+        return play_sessions(plan, assemble(plan, components, starts=starts), seed)
 
-        def together(components: Mapping[str, Component], starts: Mapping[str, Start] | None, seed: int) -> OutputLog:
-            return self.play_sessions(self.pipeline(components, starts=starts), seed)
+    made, device = partial(stage_components, plan), torch.device(plan.settings.device)
+    return play_sides(load, made, device, phase=phase, together=together)
 
-        return play_sides(load, self.components, torch.device(self.settings.device), phase=phase, together=together)
+
+def play_sessions(plan: Plan, pipeline: StagedPipeline, seed: int = 0) -> OutputLog:
+    """Play the first ticks of `SESSIONS` sessions; return what each tick delivers, in host memory.
+
+    The global random number generators begin with the run's seed, to which `seed` is added.
+    """
+    log = OutputLog()
+    seed_generators(plan.settings.seed + CHECK_SEED + seed)
+    for _ in range(SESSIONS):
+        play_session(pipeline, session_ticks(plan.graph), log.append)
+    return log
 
 
 def session_ticks(graph: Graph) -> int:

@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from profiling.components.spec import ComponentSpec, Settings, decode_options
 from profiling.realtime.graph import Graph, parse_graph
 from profiling.realtime.options import LoopOptions
 from profiling.results.loop import Realtime
+from profiling.run.job import Job
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A loop: its options, the graph of a tick, the specs of the components by stage, and the device that runs it.
+    """A loop: the graph of a tick, its options, the settings of the run, and the components of the stages.
 
-    `frames` ticks are timed, after `warmup_frames`.
+    `frames` ticks are timed, after `warmup_frames`. `specs` are those of the components, by stage.
     """
 
-    options: LoopOptions
     graph: Graph
-    specs: Mapping[str, ComponentSpec]
+    options: LoopOptions
+    settings: Settings
     frames: int
-    warmup_frames: int
+    warmup_frames: int = 0
+    specs: Mapping[str, ComponentSpec] = field(default_factory=dict)
 
     @staticmethod
-    def of(
-        settings: Settings, *, options: Mapping[str, Any], pipeline: Mapping[str, Any], stages: Mapping[str, Any]
-    ) -> Plan:
-        """Parse the config nodes `loop` and `pipeline`, and the fields of the components' specs by stage.
+    def of(job: Job, *, options: Mapping[str, Any], pipeline: Mapping[str, Any]) -> Plan:
+        """Parse the config nodes `loop` and `pipeline`; the components are those of the job.
 
         Raises:
             InputError: a wrong option or pipeline.
 
         """
-        specs = {name: ComponentSpec(**node).at(settings.scale) for name, node in stages.items()}
-        graph = parse_graph(pipeline, {spec.key for spec in specs.values()})
+        networks = {spec.name: spec for spec in job.networks}
+        graph = parse_graph(pipeline, networks)
         loop = decode_options(LoopOptions, options, "loop")
-        return Plan(loop, graph, specs, *loop.counts(settings.device.partition(":")[0], graph.warmup_frames))
+        frames, warmup = loop.counts(job.settings.device.partition(":")[0], graph.warmup_frames)
+        specs = {name: networks[stage.component] for name, stage in graph.stages.items()}
+        return Plan(graph, loop, job.settings, frames, warmup, specs)
 
     @property
     def ticks(self) -> int:

@@ -20,7 +20,7 @@ class FrameFiles(CellFiles):
 
     def planned(self, job: Job) -> dict[str, Any]:
         """Return {"realtime": section} of a loop before its first frame."""
-        return {"realtime": Plan.of(job.settings, **job.procedure["plan"]).section()}
+        return {"realtime": Plan.of(job, **job.procedure["plan"]).section()}
 
     def clear(self, folder: Path, cell: str, *, first_round: bool) -> list[str]:
         """Keep the frames of an earlier attempt under the name `<cell>.attemptN.…`, before the cell runs again.
@@ -67,7 +67,7 @@ class FrameFiles(CellFiles):
             return {}
         from profiling.realtime.summary import loop_energy, summarize_frames  # imports scipy, which takes 1 s
 
-        plan = Plan.of(job.settings, **job.procedure["plan"])
+        plan = Plan.of(job, **job.procedure["plan"])
         section = summarize_frames(series, plan.section(), plan.graph, late=job.settings.late_share)
         energy = loop_energy(series, section)
         return {"realtime": section} | ({} if energy is None else {"energy": energy})

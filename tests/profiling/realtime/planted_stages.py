@@ -6,9 +6,11 @@ import torch
 from playing import component_of
 from torch import nn
 
+from profiling.components.spec import Settings
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import parse_graph
 from profiling.realtime.options import LoopOptions
+from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop
 
 SHAPE = (1, 2)
@@ -52,8 +54,7 @@ def planted(stages, sources=None, deliver=None, device="cpu", memory="cpu"):
 
 def pipeline_of(graph, components, **options):
     calls = {name: each.call for name, each in components.items()}
-    options = LoopOptions(**options)
-    return assemble(graph, components, calls, options, ticks=64, seed=0, narrow=torch.float32)
+    return assemble(Plan(graph, LoopOptions(**options), Settings(dtype="float32"), 64), components, calls)
 
 
 def delivered(pipeline, ticks, rows=None):

@@ -16,8 +16,9 @@ from profiling.components.build import build
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.realtime.graph import parse_graph
-from profiling.realtime.loop import Loop, session_ticks
+from profiling.realtime.loop import play_stages, session_ticks
 from profiling.realtime.options import LoopOptions
+from profiling.realtime.plan import Plan
 
 COUNT = {"count": {"make": {"_target_": f"{__name__}.counting"}}}
 
@@ -194,7 +195,7 @@ def test_the_reference_begins_with_the_state_of_the_run(monkeypatch, policy, has
         built.append(weakref.ref(blueprint.module))
         return {"a": blueprint}
 
-    prepared = Loop(graph, LoopOptions(), settings, 9).sides(load)
+    prepared = play_stages(Plan(graph, LoopOptions(), settings, 9), load)
     if not has_room:
         assert alive == [0, 0, 0], "the module of the run is freed before that of the reference is built"
     third = float(torch.tensor(1 / 3).bfloat16())

@@ -16,8 +16,10 @@ from profiling.components.build import build
 from profiling.components.instantiate import instantiate
 from profiling.components.spec import Settings
 from profiling.realtime.__main__ import checked
-from profiling.realtime.loop import Loop
+from profiling.realtime.assemble import assemble
+from profiling.realtime.loop import play_stages
 from profiling.realtime.options import LoopOptions
+from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop
 
 TICKS, FRAMES = 200, 25
@@ -41,15 +43,17 @@ def prepared(name, stack, *, device="cpu", variant="baseline", **options):
     config, graph = of(name)
     settings = Settings(device=device, dtype="float32", scale="tiny", checkpoint="random")
     specs = {spec.name: spec.at("tiny") for spec in config.components}
-    loop = Loop(graph, LoopOptions(**options), settings, TICKS)
+    plan = Plan(graph, LoopOptions(**options), settings, TICKS)
     blueprints = {name: specs[stage.component] for name, stage in graph.stages.items()}
-    components = loop.sides(lambda: {name: build(spec, settings) for name, spec in blueprints.items()}).components
+    components = play_stages(
+        plan, lambda: {name: build(spec, settings) for name, spec in blueprints.items()}
+    ).components
     with torch.inference_mode():
         by = instantiate(config.variants[variant], "variant")
         steps = {name: by(each, Path("unused")) for name, each in components.items()}
         for step in steps.values():
             stack.callback(step.close)
-        pipeline = loop.pipeline(components, {name: step.run for name, step in steps.items()})
+        pipeline = assemble(plan, components, {name: step.run for name, step in steps.items()})
         pipeline.reset()
     return pipeline, components
 
