@@ -153,13 +153,13 @@ class _Assembler:
             return restore if changes else None
         elif isinstance(edge, Fixed):
             write = _Values(edge.values, target, once=not changes and len(edge.values) == 1)
-        elif edge.name in self._graph.sources:
+        elif isinstance(edge, Read) and edge.name in self._graph.sources:
             values, period = self._arrays[edge.name][edge.path], self._graph.sources[edge.name].period
             write = Feed(where, values, period, target, self._narrow, self._depth, once=not changes)
-        elif part == "again" and edge.name == name and not edge.before:
-            return _Handover(where, edge, target, None)
         else:
-            return _Handover(where, edge, target, self.outputs[edge.name])
+            assert isinstance(edge, Read)
+            own = part == "again" and edge.name == name and not edge.before
+            return _Handover(where, edge, target, None if own else self.outputs[edge.name])
         self.resets.append(write.reset)
         return write
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
-from profiling.components.spec import check_target
+from profiling.components.spec import check_target, decode
 from profiling.errors import InputError, check_choice, check_number, check_whole, did_you_mean, printable
 from profiling.realtime.options import MOST_FRAMES
 from profiling.results.loop import BUDGET_NAMES
@@ -32,8 +30,12 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _EDGE = re.compile(rf"({_NAME.pattern})((?:\.[A-Za-z0-9_]+)*)(@-1)?")
 
 
+class Edge:
+    """What an input gets in a tick. Its text is the edge as it is written in YAML."""
+
+
 @dataclass(frozen=True)
-class Read:
+class Read(Edge):
     """An edge from a stage's output, or from a key of a source. `before`: the output of the tick before."""
 
     name: str
@@ -41,12 +43,11 @@ class Read:
     before: bool = False
 
     def __str__(self) -> str:
-        """Return the edge as it is written in YAML."""
         return f"{self.name}{'.' * bool(self.path)}{self.path}{'@-1' * self.before}"
 
 
 @dataclass(frozen=True)
-class Draw:
+class Draw(Edge):
     """An edge that draws fresh values on the device in every tick: integers and uniform ones are in [low, high)."""
 
     distribution: str
@@ -54,22 +55,17 @@ class Draw:
     high: float = 1.0
 
     def __str__(self) -> str:
-        """Return the edge as it is written in YAML."""
         return self.distribution
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Edge):
     """An edge that never changes: its value, one for each repeated call, or (empty) what the component's YAML draws."""
 
     values: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        """Return the edge as it is written in YAML."""
         return ", ".join(f"{value:g}" for value in self.values) or FIXED
-
-
-Edge = Read | Draw | Fixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +92,8 @@ class Stage:
     """
 
     component: str
-    inputs: Mapping[str, Edge]
-    again: Mapping[str, Edge]
+    inputs: Mapping[str, Edge] = field(default_factory=dict)
+    again: Mapping[str, Edge] = field(default_factory=dict)
     every: int = 1
     repeat: int = 1
     priority: int = 0
@@ -122,14 +118,14 @@ class Graph:
     that differ in them are not compared. `miss` says what a late tick is to the user, "a gap in the sound" for example.
     """
 
-    name: str
+    name: str = "realtime"
     sources: Mapping[str, Source]
     stages: Mapping[str, Stage]
     deliver: tuple[Read, ...]
     frames_per_tick: int = 1
-    frame_rate: float = 60.0
-    rates: tuple[float, ...] = (24.0, 30.0, 60.0, 120.0)
-    work: Mapping[str, str | int | float | bool | None]
+    frame_rate: int | float = 60.0
+    rates: tuple[int | float, ...] = (24.0, 30.0, 60.0, 120.0)
+    work: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     miss: str | None = None
     warmup_frames: int | None = None
 
@@ -169,9 +165,9 @@ def parse_graph(node: Any, components: Iterable[str]) -> Graph:
 
     """
     where = "pipeline"
-    raw = _mapping(where, node, [item.name for item in fields(Graph)], example="stages and deliver")
-    sources = {name: _source(name, each) for name, each in _named(f"{where}.sources", raw.get("sources")).items()}
-    names = _named(f"{where}.stages", raw.get("stages"))
+    given = _given(where, node, "stages and deliver")
+    sources = {name: _source(name, each) for name, each in _named(f"{where}.sources", given.get("sources")).items()}
+    names = _named(f"{where}.stages", given.get("stages"))
     if not names:
         raise InputError("pipeline.stages is empty. Name at least one: stages: {decode: {component: NAME, inputs: …}}")
     if both := sorted(set(names) & set(sources)):
@@ -181,19 +177,10 @@ def parse_graph(node: Any, components: Iterable[str]) -> Graph:
         for part, key, edge in stage.edges():
             if isinstance(edge, Read):
                 _check_read(f"{where}.stages.{name}.{part}.{key}={edge}", edge, sources, stages)
-    numbers = "frames_per_tick", "frame_rate", "warmup_frames", "rates"
-    defaults: Any = {key: raw[key] for key in numbers if raw.get(key) is not None}
-    if "rates" in defaults:
-        defaults["rates"] = tuple(_list(f"{where}.rates", raw["rates"]))
-    graph = Graph(
-        name=_text(f"{where}.name", raw.get("name", "realtime"), _NAME),
-        sources=sources,
-        stages={name: stages[name] for name in _ordered(stages)},
-        deliver=_deliver(raw.get("deliver"), sources, stages),
-        work=_work(raw.get("work") or {}),
-        miss=None if raw.get("miss") is None else _text(f"{where}.miss", raw["miss"]),
-        **defaults,
-    )
+    ordered = {name: stages[name] for name in _ordered(stages)}
+    deliver = _deliver(given.get("deliver"), sources, stages)
+    graph = decode(Graph, {**given, "sources": sources, "stages": ordered, "deliver": deliver}, where)
+    _check_name(f"{where}.name", graph.name)
     check_whole(f"{where}.frames_per_tick", graph.frames_per_tick)
     if graph.warmup_frames is not None:
         check_whole(f"{where}.warmup_frames", graph.warmup_frames, most=MOST_FRAMES)
@@ -204,65 +191,56 @@ def parse_graph(node: Any, components: Iterable[str]) -> Graph:
 
 def _source(name: str, node: Any) -> Source:
     where = f"pipeline.sources.{name}"
-    raw = _mapping(where, node, [item.name for item in fields(Source)], example="file, make or draw")
-    period = raw.get("period", 1)
-    check_whole(f"{where}.period", period)
-    file, make, draw = (raw.get(key) for key in ("file", "make", "draw"))
-    if file is None and make is None and draw is None:
+    given = _given(where, node, "file, make or draw")
+    if "draw" in given:
+        drawn = _named(f"{where}.draw", given["draw"])
+        given["draw"] = {key: _edge(f"{where}.draw.{key}", each) for key, each in drawn.items()}
+        for key, edge in given["draw"].items():
+            if not isinstance(edge, Draw):
+                raise InputError(f"{where}.draw.{key}={edge} is none of {', '.join(DISTRIBUTIONS)}.")
+    source = decode(Source, given, where)
+    check_whole(f"{where}.period", source.period)
+    if source.file is None and source.make is None and source.draw is None:
         raise InputError(f"{where} has no values. Give file: FILE.npz, make: {{_target_: …}} or draw: {{KEY: normal}}.")
-    if file is not None and not isinstance(file, str):
-        raise InputError(f"{where}.file={file!r} must be the path of an .npz.")
-    if make is not None:
-        check_target(make, f"{where}.make")
-    drawn: dict[str, Draw] = {}
-    for key, each in _named(f"{where}.draw", draw).items():
-        edge = _edge(f"{where}.draw.{key}", each)
-        if not isinstance(edge, Draw):
-            raise InputError(f"{where}.draw.{key}={each} is none of {', '.join(DISTRIBUTIONS)}.")
-        drawn[key] = edge
-    return Source(file=file, make=make, draw=None if draw is None else drawn, period=period)
+    if source.make is not None:
+        check_target(source.make, f"{where}.make")
+    return source
 
 
 def _stage(name: str, node: Any, components: Sequence[str]) -> Stage:
     where = f"pipeline.stages.{name}"
-    raw = _mapping(where, node, [item.name for item in fields(Stage)], example="component and inputs")
-    component = raw.get("component")
-    if not isinstance(component, str) or component not in components:
-        raise InputError(
-            f"{where}.component={component} is none of the components {', '.join(components)}."
-            f"{did_you_mean(str(component), components)} Name it in component=[...] too."
-        )
-    numbers = {key: raw.get(key, default) for key, default in (("every", 1), ("repeat", 1), ("priority", 0))}
-    check_whole(f"{where}.every", numbers["every"])
-    check_whole(f"{where}.repeat", numbers["repeat"])
-    check_whole(f"{where}.priority", numbers["priority"], -5, 0)
+    given = _given(where, node, "component and inputs")
     edges: dict[str, dict[str, Edge]] = {}
-    repeat = numbers["repeat"]
     for part in ("inputs", "again"):
-        given = raw.get(part) or {}
-        if not isinstance(given, Mapping):
-            raise InputError(f"{where}.{part}={given}: name an edge for each input, {part}: {{x: normal}} for example.")
-        edges[part] = {str(key): _edge(f"{where}.{part}.{key}", each) for key, each in given.items()}
-        for key, edge in edges[part].items():
-            if part == "again" and key not in edges["inputs"]:
-                raise InputError(f"{where}.again.{key}: inputs has no {key}.{did_you_mean(key, edges['inputs'])}")
-            number = len(edge.values) if isinstance(edge, Fixed) else 0
-            if number > 1 and ((number, part) != (repeat, "inputs") or key in (raw.get("again") or {})):
-                raise InputError(f"{where}.{part}.{key}={edge}: a list needs repeat={number}, and no again.")
-    if edges["again"] and repeat == 1:
+        values = _mapping(f"{where}.{part}", given.get(part) or {}, f"an edge for each input, {part}: {{x: normal}}")
+        edges[part] = {str(key): _edge(f"{where}.{part}.{key}", each) for key, each in values.items()}
+    stage = decode(Stage, {**given, **edges}, where)
+    if stage.component not in components:
+        raise InputError(
+            f"{where}.component={stage.component} is none of the components {', '.join(components)}."
+            f"{did_you_mean(stage.component, components)} Name it in component=[...] too."
+        )
+    check_whole(f"{where}.every", stage.every)
+    check_whole(f"{where}.repeat", stage.repeat)
+    check_whole(f"{where}.priority", stage.priority, -5, 0)
+    for part, key, edge in stage.edges():
+        if key not in stage.inputs:
+            raise InputError(f"{where}.again.{key}: inputs has no {key}.{did_you_mean(key, stage.inputs)}")
+        number = len(edge.values) if isinstance(edge, Fixed) else 0
+        if number > 1 and ((number, part) != (stage.repeat, "inputs") or key in stage.again):
+            raise InputError(f"{where}.{part}.{key}={edge}: a list needs repeat={number}, and no again.")
+    if stage.again and stage.repeat == 1:
         raise InputError(f"{where}.again is for the second call and later: add repeat, or leave it out.")
-    return Stage(component=component, **edges, **numbers)
+    return stage
 
 
 def _edge(where: str, value: Any) -> Edge:
     if isinstance(value, Mapping):
-        raw = _mapping(where, value, ("distribution", "low", "high"), example="distribution, low and high")
-        check_choice(f"{where}.distribution", raw.get("distribution"), DISTRIBUTIONS)
-        low, high = (raw.get(key, default) for key, default in (("low", 0), ("high", 1)))
-        numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
-        if not numbers or high <= low:
-            raise InputError(f"{where}: high={high} must be a number above low={low}.")
-        return Draw(raw["distribution"], low, high)
+        draw = decode(Draw, value, where)
+        check_choice(f"{where}.distribution", draw.distribution, DISTRIBUTIONS)
+        if draw.high <= draw.low:
+            raise InputError(f"{where}: high={draw.high:g} must be a number above low={draw.low:g}.")
+        return draw
     if isinstance(value, bool | int | float):
         return Fixed((float(value),))
     if isinstance(value, list | tuple):
@@ -298,17 +276,16 @@ def _check_read(where: str, edge: Read, sources: Mapping[str, Source], stages: M
 
 def _deliver(node: Any, sources: Mapping[str, Source], stages: Mapping[str, Stage]) -> tuple[Read, ...]:
     where = "pipeline.deliver"
-    reads = []
-    for each in _list(where, node):
+    if not node:
+        raise InputError(f"{where} is empty. Name the stages whose outputs are a frame, deliver: [STAGE] for example.")
+    reads: dict[Read, None] = {}
+    for each in node if isinstance(node, list | tuple) else [node]:
         edge = _edge(where, each)
         if not isinstance(edge, Read) or edge.before or edge.name in sources:
             raise InputError(f"{where}={each}: name stages, as STAGE, or an output of one, as STAGE.0.")
-        if edge.name not in stages:
-            raise InputError(f"{where}: there is no stage {edge.name}.{did_you_mean(edge.name, stages)}")
-        reads.append(edge)
-    if not reads:
-        raise InputError(f"{where} is empty. Name the stages whose outputs are a frame, deliver: [STAGE] for example.")
-    return tuple(dict.fromkeys(reads))
+        _check_read(where, edge, sources, stages)
+        reads[edge] = None
+    return tuple(reads)
 
 
 def _ordered(stages: Mapping[str, Stage]) -> list[str]:
@@ -336,47 +313,26 @@ def _ordered(stages: Mapping[str, Stage]) -> list[str]:
     return order
 
 
-def _work(node: Any) -> dict[str, str | int | float | bool | None]:
-    where = "pipeline.work"
-    if not isinstance(node, Mapping):
-        raise InputError(f"{where}={node}: give a name and a value for each setting, work: {{steps: 4}} for example.")
-    try:
-        return msgspec.convert(dict(node), dict[str, str | int | float | bool | None])
-    except msgspec.ValidationError as error:
-        raise InputError(f"{where}: {error}. A setting is a number, a text, true, false or null.") from None
+def _given(where: str, node: Any, example: str) -> dict[str, Any]:
+    """Return the keys of a mapping that have a value: null is the default of each."""
+    return {key: value for key, value in _mapping(where, node, example).items() if value is not None}
 
 
-def _mapping(where: str, node: Any, keys: Sequence[str], *, example: str) -> Mapping[str, Any]:
+def _mapping(where: str, node: Any, example: str) -> Mapping[Any, Any]:
     if not isinstance(node, Mapping):
         raise InputError(f"{where}={printable(node, 100)}: must be a mapping with {example}.")
-    for key in node:
-        if key not in keys:
-            raise InputError(f"{where}.{key} is unknown.{did_you_mean(str(key), keys)} It has {', '.join(keys)}.")
     return node
 
 
 def _named(where: str, node: Any) -> Mapping[str, Any]:
-    if node is None:
-        return {}
-    if not isinstance(node, Mapping):
-        raise InputError(f"{where}={printable(node, 100)}: must be a mapping by name.")
-    for name in node:
-        _text(f"{where}: the name", name, _NAME)
+    named = _mapping(where, {} if node is None else node, "a name for each")
+    for name in named:
+        _check_name(f"{where}: the name", name)
         if name in RESERVED:
             raise InputError(f"{where}.{name}: this name is taken. Choose another one.")
-    return node
+    return named
 
 
-def _list(where: str, node: Any) -> Sequence[Any]:
-    if node is None or isinstance(node, str | float | int):
-        node = [] if node is None else [node]
-    if not isinstance(node, list | tuple):
-        raise InputError(f"{where}={printable(node, 100)}: must be a list.")
-    return node
-
-
-def _text(where: str, value: Any, pattern: re.Pattern[str] | None = None) -> str:
-    if not isinstance(value, str) or not value or (pattern and not pattern.fullmatch(value)):
-        kind = "letters, digits and underscores, and begin with a letter" if pattern else "text"
-        raise InputError(f"{where} {value!r} must be {kind}.")
-    return value
+def _check_name(where: str, value: Any) -> None:
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InputError(f"{where} {value!r} must be letters, digits and underscores, and begin with a letter.")
