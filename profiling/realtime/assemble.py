@@ -116,13 +116,7 @@ class _Assembler:
         return source_arrays(source, self._graph.sources[source], shapes, ticks, self._seed, examples)
 
     def _outputs_of(self, name: str) -> Outputs:
-        own = self._graph.stages[name].again.values()
-        edges = [
-            edge
-            for other, stage in self._graph.stages.items()
-            for edge in stage.reads()
-            if edge.name == name and (edge.before or other != name or edge not in own)
-        ]
+        edges = [edge for stage in self._graph.stages.values() for edge in stage.reads() if edge.name == name]
         keep = self._depth + any(edge.before for edge in edges)
         return Outputs(name, edges, [edge for edge in self._graph.deliver if edge.name == name], keep)
 
@@ -158,8 +152,7 @@ class _Assembler:
             write = Feed(where, values, period, target, self._narrow, self._depth, once=not changes)
         else:
             assert isinstance(edge, Read)
-            own = part == "again" and edge.name == name and not edge.before
-            return _Handover(where, edge, target, None if own else self.outputs[edge.name])
+            return _Handover(where, edge, target, None if edge.own else self.outputs[edge.name])
         self.resets.append(write.reset)
         return write
 

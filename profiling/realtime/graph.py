@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from profiling.components.spec import check_target, decode
@@ -36,11 +36,15 @@ class Edge:
 
 @dataclass(frozen=True)
 class Read(Edge):
-    """An edge from a stage's output, or from a key of a source. `before`: the output of the tick before."""
+    """An edge from a stage's output, or from a key of a source.
+
+    `before`: the output of the tick before; `own`: that of the stage's own call before, in the same tick.
+    """
 
     name: str
     path: str = ""  # of a tensor in the output; empty: the output is one tensor
     before: bool = False
+    own: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}{'.' * bool(self.path)}{self.path}{'@-1' * self.before}"
@@ -104,8 +108,8 @@ class Stage:
         return tuple((part, key, edge) for part, edges in parts.items() for key, edge in edges.items())
 
     def reads(self) -> tuple[Read, ...]:
-        """Return the edges from stages and sources."""
-        return tuple(edge for _, _, edge in self.edges() if isinstance(edge, Read))
+        """Return the edges from sources and stages, without those from own calls in the same tick."""
+        return tuple(edge for _, _, edge in self.edges() if isinstance(edge, Read) and not edge.own)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +218,9 @@ def _stage(name: str, node: Any, components: Sequence[str]) -> Stage:
     for part in ("inputs", "again"):
         values = _mapping(f"{where}.{part}", given.get(part) or {}, f"an edge for each input, {part}: {{x: normal}}")
         edges[part] = {str(key): _edge(f"{where}.{part}.{key}", each) for key, each in values.items()}
+    for key, edge in edges["again"].items():
+        if isinstance(edge, Read) and edge.name == name and not edge.before:
+            edges["again"][key] = replace(edge, own=True)
     stage = decode(Stage, {**given, **edges}, where)
     if stage.component not in components:
         raise InputError(
@@ -301,10 +308,8 @@ def _ordered(stages: Mapping[str, Stage]) -> list[str]:
                 f"pipeline.stages: {' reads '.join(cycle)} in the same tick, which is a cycle. Let one of them read "
                 f"the output of the tick before, {cycle[1]}@-1 for example."
             )
-        stage = stages[name]
-        own = [edge for edge in stage.again.values() if isinstance(edge, Read) and edge.name == name]
-        for edge in stage.reads():
-            if edge.name in stages and not edge.before and edge not in own:
+        for edge in stages[name].reads():
+            if edge.name in stages and not edge.before:
                 visit(edge.name, (*path, name))
         order.append(name)
 
