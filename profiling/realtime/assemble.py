@@ -42,9 +42,9 @@ def assemble(
     graph, options = plan.graph, EAGER if steps is None else plan.options
     calls = {name: component.call for name, component in components.items()} if steps is None else steps
     device = next(iter(components.values())).device
-    depth = options.depth(device.type)
+    overlapping = options.schedule == "overlap" and device.type == "cuda"  # a CPU runs the stages in turn
+    depth = 2 if overlapping else 1
     assembler = _Assembler(plan, components, depth)
-    overlapping = depth > 1
     runs: dict[str, StageRun] = {}
     for number, (name, stage) in enumerate(graph.stages.items()):
         # The first stage stays on the stream of the loop, as it does where stages run in turn.
@@ -129,7 +129,7 @@ class _Assembler:
         }
         again = {key: self._write(name, "again", key, edge, changes=True) for key, edge in stage.again.items()}
         lists = [key for key, edge in stage.inputs.items() if isinstance(edge, Fixed) and len(edge.values) > 1]
-        further = [*again.values(), *(first[key] for key in lists if key not in again)]
+        further = [*again.values(), *(first[key] for key in lists)]
         return [write for write in first.values() if write], [write for write in further if write]
 
     def _write(self, name: str, part: str, key: str, edge: Edge, *, changes: bool) -> Write | None:

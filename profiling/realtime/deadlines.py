@@ -43,13 +43,6 @@ def _taken_ms(series: Series) -> Array | None:
     return np.sum([values if np.nansum(values) else np.zeros_like(values) for values in read], axis=0)
 
 
-def delivered_fps(series: Series) -> float:
-    """Return the delivered frames a second, infinite for fewer than two frames."""
-    delivered = series["delivered_ms"]
-    span_ms = float(delivered[-1] - delivered[0])
-    return 1000 * (delivered.size - 1) / span_ms if span_ms > 0 else float("inf")
-
-
 def rate_key(fps: float) -> str:
     """Return a frame rate as the key of a record: "60", "59.94"."""
     return f"{fps:.10g}"

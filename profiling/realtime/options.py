@@ -55,15 +55,3 @@ class LoopOptions:
                 check_whole(f"loop.{name}", value, most=MOST_FRAMES)
         if self.fps is not None:
             check_number("loop.fps", self.fps, above=0)
-
-    def counts(self, device_type: str, warmup_frames: int | None) -> tuple[int, int]:
-        """Return (timed ticks, warm-up ticks) for a device type, "cpu" or "cuda".
-
-        `warmup_frames` are those that the pipeline asks for; the option replaces them.
-        """
-        frames, warmup = (600, 60) if device_type == "cuda" else (120, 20)
-        return self.frames or frames, self.warmup_frames or warmup_frames or warmup
-
-    def depth(self, device_type: str) -> int:
-        """Return how many ticks may be in flight: 2 where stages overlap, which a CPU does not do."""
-        return 2 if self.schedule == "overlap" and device_type == "cuda" else 1

@@ -38,7 +38,8 @@ class Plan:
         networks = {spec.name: spec for spec in job.networks}
         graph = parse_graph(pipeline, networks)
         loop = decode_options(LoopOptions, options, "loop")
-        frames, warmup = loop.counts(job.settings.device.partition(":")[0], graph.warmup_frames)
+        frames, warmup = (600, 60) if job.settings.device.startswith("cuda") else (120, 20)
+        frames, warmup = loop.frames or frames, loop.warmup_frames or graph.warmup_frames or warmup
         specs = {name: networks[stage.component] for name, stage in graph.stages.items()}
         return Plan(graph, loop, job.settings, frames, warmup, specs)
 

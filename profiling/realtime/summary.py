@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from profiling.metrics.slow_samples import SLOW_FACTOR, slow_section, threshold_ms
-from profiling.realtime.deadlines import deadlines, delivered_fps, held_ms, rate_key, sustained_fps, underruns
+from profiling.realtime.deadlines import deadlines, held_ms, rate_key, sustained_fps, underruns
 from profiling.realtime.graph import DELIVER, Graph
 from profiling.realtime.trend import find_steady, line_of, rolling_median, slope_section, unsteady_times
 from profiling.results.energy import Energy, EnergyWindow, energy_section, others_reason
@@ -60,7 +60,8 @@ def summarize_frames(
     steady = find_steady(frame_ms)
     slow = _slow_frames(frame_ms, steady)
     gaps = series["gap_ms"][np.isfinite(series["gap_ms"])]
-    fps = chunk * delivered_fps(series) if frame_ms.size > 1 else None
+    span_ms = float(np.ptp(series["delivered_ms"]))
+    fps = 1000 * chunk * (frame_ms.size - 1) / span_ms if span_ms > 0 else None
     per_frame_ms = frame_ms / chunk
     # The host's waits are counted from delivery to delivery.
     since_ms = np.diff(series["delivered_ms"], prepend=series["delivered_ms"][:1] - frame_ms[:1])
