@@ -4,9 +4,9 @@ How a loop is measured is in three files: `cell` does everything in turn, `pipel
 frame when it is due and records its times.
 
 What is played: `graph` parses the pipeline in YAML, `options` are those of the loop, and `plan` says how many ticks a
-cell plays. `loop` builds the stages, and plays the sessions that are compared. `assemble` connects stages, `sources`
-are their inputs from the host, and `prepare` has the variants of stages. `summary` makes the section of the record out
-of the series of all frames, with `deadlines` and `trend`; `recovery` does so where the process died.
+cell plays. `assemble` connects stages, `sources` are their inputs from the host, and `mix` has the variants of stages.
+`summary` makes the section of the record out of the series of all frames, with `deadlines` and `trend`; `recovery` does
+so where the process died.
 
 `recorder` records the frames of an application, with `cuda_timer` for the times on the device; `recorded_run` holds
 their files.

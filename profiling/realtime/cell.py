@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,10 +14,10 @@ import msgspec
 import torch
 from torch import nn
 
-from profiling.components.build import build
+from profiling.components.build import Blueprint, build
 from profiling.components.component import Component
 from profiling.components.outputs import Difference, OutputLog, Outputs, difference
-from profiling.components.sides import Sides
+from profiling.components.sides import Sides, Start, play_sides
 from profiling.components.trees import tensors_in
 from profiling.errors import InputError
 from profiling.machine.energy import EnergyCounter, NoEnergy, idle_power
@@ -28,11 +28,10 @@ from profiling.metrics.monitor import FrameMonitor
 from profiling.metrics.parity import Parity as ParityMetric
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import PIPELINE
-from profiling.realtime.loop import play_session, play_sessions, play_stages, stage_components
 from profiling.realtime.mix import check_variant, stage_variant
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.plan import Plan
-from profiling.realtime.play import Clock, FrameLoop, series_names
+from profiling.realtime.play import Clock, FrameLoop, play_session, play_sessions, series_names
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
 from profiling.results.explanations import TraceAnalysis
@@ -316,6 +315,38 @@ class RealtimeCell(Cell):
                     analyse=analyse,
                 )
                 self.add(roofline=section)
+
+
+def stage_components(plan: Plan, blueprints: Mapping[str, Blueprint]) -> dict[str, Component]:
+    """Return the component of each stage, which has the stage's name; the blueprints must have been cast."""
+    stages, overlapping = plan.graph.stages, plan.options.schedule == "overlap"
+    return {
+        name: replace(
+            blueprint.component(plan.settings.seed),
+            name=name,
+            priority=stages[name].priority if overlapping else 0,
+        )
+        for name, blueprint in blueprints.items()
+    }
+
+
+def play_stages(
+    plan: Plan,
+    load: Callable[[], Mapping[str, Blueprint]],
+    phase: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> Sides:
+    """Build the stages by `load`, and play what they are compared with: each by itself, and sessions of the whole.
+
+    Raises:
+        InputError: a module cannot be built or fails on its inputs, or an edge does not fit.
+
+    """
+
+    def together(components: Mapping[str, Component], starts: Mapping[str, Start] | None, seed: int) -> OutputLog:
+        return play_sessions(plan, assemble(plan, components, starts=starts), seed)
+
+    made, device = partial(stage_components, plan), torch.device(plan.settings.device)
+    return play_sides(load, made, device, phase=phase, together=together)
 
 
 def _first_frame_ms(pipeline: StagedPipeline) -> float:

@@ -12,6 +12,10 @@ from profiling.realtime.options import LoopOptions
 from profiling.results.loop import Realtime
 from profiling.run.job import Job
 
+#: Ticks of a session that is compared with its reference. A stage that runs less often than every `FAR` ticks is
+#: compared in its first run only.
+CHECK_TICKS, FAR = 4, 16
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -47,6 +51,11 @@ class Plan:
     def ticks(self) -> int:
         """Length of the sources that are made: all ticks of the loop."""
         return self.frames + self.warmup_frames
+
+    @property
+    def session_ticks(self) -> int:
+        """Ticks of a session that is compared: a few, and where it is not far, a second run of every stage."""
+        return max([CHECK_TICKS, *(stage.every + 1 for stage in self.graph.stages.values() if stage.every < FAR)])
 
     @property
     def target_fps(self) -> float:

@@ -1,4 +1,7 @@
-"""The loop itself: begin each frame when it is due, wait until it is delivered, and record its times."""
+"""The loop itself: begin each frame when it is due, wait until it is delivered, and record its times.
+
+A few ticks, from the first one on, are a session, in which pipelines are compared.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter  # bound here: a network may replace the one in `time`
 
+from profiling.components.component import CHECK_SEED
+from profiling.components.outputs import OutputLog, Outputs, to_host
+from profiling.components.trajectory import seed_generators
 from profiling.realtime.pipeline import StagedPipeline
+from profiling.realtime.plan import Plan
 from profiling.results.frames import NAMES
 
 #: Seconds by which a sleeping thread may wake up late: the last part of each wait polls the clock instead.
 LATE_WAKE = 0.002
 #: Seconds between two polls of a frame in flight while the next one is not yet due.
 POLL = 1e-4
+#: Sessions of the whole pipeline that are compared: one that leaves a wrong state behind is wrong in the second.
+SESSIONS = 2
 
 #: (frame, its time in ms) -> further series of that frame.
 Observe = Callable[[int, float], Mapping[str, float]]
@@ -137,3 +146,34 @@ class FrameLoop:
             row["rest_ms"] = frame_ms - wait_ms - sum(oldest.host_ms.values())
         self._record(row)
         self._recorded = self._clock.now()
+
+
+def play_sessions(plan: Plan, pipeline: StagedPipeline, seed: int = 0) -> OutputLog:
+    """Play the first ticks of `SESSIONS` sessions; return what each tick delivers, in host memory.
+
+    The global random number generators begin with the run's seed, to which `seed` is added.
+    """
+    log = OutputLog()
+    seed_generators(plan.settings.seed + CHECK_SEED + seed)
+    for _ in range(SESSIONS):
+        play_session(pipeline, plan.session_ticks, log.append)
+    return log
+
+
+def play_session(pipeline: StagedPipeline, ticks: int, on_delivery: Callable[[Outputs], object]) -> None:
+    """Play the first ticks of a new session; call `on_delivery` with what each delivers. Then put S0 back.
+
+    Tensors are compared in host memory: where a tick is delivered to is an option of the run.
+
+    Raises:
+        InputError: an output does not fit the input that it is handed to.
+
+    """
+
+    def collect(tick: int, _frame_ms: float) -> Mapping[str, float]:
+        on_delivery(to_host(output={name: tensor.to("cpu") for name, tensor in pipeline.delivered(tick).items()}))
+        return {}
+
+    pipeline.reset()
+    FrameLoop(pipeline, Clock(), collect).run(range(ticks), lambda row: None)
+    pipeline.reset()

@@ -15,8 +15,8 @@ from torch import nn
 from profiling.components.build import build
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
+from profiling.realtime.cell import play_stages
 from profiling.realtime.graph import parse_graph
-from profiling.realtime.loop import play_stages, session_ticks
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.plan import Plan
 
@@ -150,7 +150,8 @@ def test_edges_fill_tensors_inside_arguments():
 def test_the_ticks_that_are_checked():
     """A few, and a second run of each stage that is not far."""
     every = {name: planted({"a": {"inputs": {"x": "normal"}, "every": name}})[0] for name in (1, 5, 16)}
-    assert {name: session_ticks(graph) for name, graph in every.items()} == {1: 4, 5: 6, 16: 4}
+    plans = {name: Plan(graph, LoopOptions(), Settings(), 9) for name, graph in every.items()}
+    assert {name: plan.session_ticks for name, plan in plans.items()} == {1: 4, 5: 6, 16: 4}
 
 
 class Accumulates(nn.Module):

@@ -17,7 +17,7 @@ from profiling.components.instantiate import instantiate
 from profiling.components.spec import Settings
 from profiling.realtime.__main__ import checked
 from profiling.realtime.assemble import assemble
-from profiling.realtime.loop import play_stages
+from profiling.realtime.cell import play_stages
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.plan import Plan
 from profiling.realtime.play import Clock, FrameLoop
