@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter  # bound here: a network may replace the one in `time`
 from typing import Any
 
@@ -165,17 +167,10 @@ class StagedPipeline:
         self.stages = tuple(run.name for run in runs)
         self.depth, self._delivered = depth, delivered
         self._runs, self._resets = runs, resets
-        self._streams = {run.name: run.stream for run in runs}
         self._ran: list[dict[str, float]] = [{} for _ in range(depth)]  # by tick: host ms of the stages that ran
-        self._events: list[dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]] = []
-        if device.type == "cuda":
-            self._events = [
-                {
-                    name: (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-                    for name in self.stages
-                }
-                for _ in range(depth)
-            ]
+        event = partial(torch.cuda.Event, enable_timing=True)
+        timed = range(depth if device.type == "cuda" else 0)
+        self._events = [{name: (event(), event()) for name in self.stages} for _ in timed]  # by tick: begin and end
 
     def reset(self) -> None:
         """Begin a new session from S0: no stage has run, sources and noise start again. No tick may be in flight."""
@@ -193,11 +188,8 @@ class StagedPipeline:
             if not run.due(frame):
                 continue
             started = perf_counter()
-            if run.stream is None:
+            with nullcontext() if run.stream is None else torch.cuda.stream(run.stream):
                 self._run(run, frame)
-            else:
-                with torch.cuda.stream(run.stream):
-                    self._run(run, frame)
             host_ms[run.name] = 1e3 * (perf_counter() - started)
         self._delivered.keep(frame)
         return host_ms
@@ -228,9 +220,8 @@ class StagedPipeline:
         """Return the last event of each stream in a tick, none on a CPU."""
         if not self._events:
             return []
-        number = frame % self.depth
-        last = {self._streams[name]: self._events[number][name][1] for name in self._ran[number]}
-        return list(last.values())
+        events, ran = self._events[frame % self.depth], self._ran[frame % self.depth]
+        return list({run.stream: events[run.name][1] for run in self._runs if run.name in ran}.values())
 
     def finished(self, frame: int) -> bool:
         """Return whether the device has passed the last events of a tick that has begun: it is delivered."""

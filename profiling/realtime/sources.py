@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from profiling.components.instantiate import instantiate
 from profiling.components.trees import named_tensors
 from profiling.errors import InputError, did_you_mean
 from profiling.realtime.graph import DRAWN, Draw, Source
+from profiling.results.frames import UNREADABLE
 
 #: Different values of a drawn source; a loop repeats them.
 VALUES = 16
@@ -67,7 +67,7 @@ def _recorded(where: str, path: str, shapes: Mapping[str, Shape]) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as content:
             return {key: np.asarray(content[key]) for key in shapes if key in content.files}
-    except (OSError, ValueError, TypeError, EOFError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+    except (*UNREADABLE, KeyError, AttributeError) as error:
         raise InputError(f"{where}: {' '.join(str(error).split())}. {_example(shapes)}") from None
 
 
