@@ -24,6 +24,17 @@ def test_deadlines_by_hand():
     assert (rates["60"].misses, rates["60"].too_slow) == (0, False)
 
 
+@pytest.mark.parametrize(
+    ("read", "alone"), [([0.0, np.nan, np.nan], 1), ([9.0, np.nan, np.nan], 0), ([0.0, 9.0, 0.0], 0)]
+)
+def test_a_late_frame_is_late_by_itself_unless_others_took_time_of_frames(read, alone):
+    """One frame of three is late. Where others took nothing in each reading, they took nothing between readings."""
+    series = series_of([10.0, 18.0, 10.0])
+    nothing = {name: np.full(3, np.nan) for name in ("run_queue_ms", "steal_ms")}
+    rates = deadlines(series | nothing | {"others_ms": np.array(read, dtype=float)}, target_fps=60.0, pace="free")
+    assert (rates["60"].misses, rates["60"].alone) == (1, alone)
+
+
 def simulated(frame_ms, fps, buffer):
     """Return when each frame is done and how many underruns there are, frame by frame."""
     period = 1000 / fps

@@ -7,7 +7,7 @@ import torch
 from profiling.components.actions import draw_actions
 from profiling.errors import InputError
 from profiling.realtime.graph import Draw, Source
-from profiling.realtime.sources import Feed, source_arrays
+from profiling.realtime.sources import DrawFeed, Feed, source_arrays
 
 SHAPES = {"mouse": (1, 2), "btn": (1, 11)}
 
@@ -34,6 +34,26 @@ def test_a_recording_is_repeated_and_read_in_the_dtype_of_the_run(tmp_path):
     target = torch.zeros(1, 2)
     Feed("x", np.full((3, 2), 1.001), 1, target, torch.bfloat16, 1, once=True)(0)
     assert target.tolist() == [[1.0, 1.0]], "a float32 reference reads what a bfloat16 run reads"
+
+
+def test_a_value_is_copied_once_where_nothing_else_writes_the_input():
+    """A prompt of minutes is no copy in every frame."""
+    for once, found in ((True, [1, 0, 0, 2]), (False, [1, 1, 1, 2])):
+        target, seen = torch.zeros(1), []
+        feed = Feed("x", np.array([[1.0], [2.0]]), 3, target, torch.float32, 1, once=once)
+        for tick in range(4):
+            feed(tick)
+            seen.append(int(target))
+            target.zero_()
+        assert seen == found
+
+
+def test_a_float32_reference_draws_what_a_bfloat16_run_draws():
+    targets = torch.zeros(1, 8), torch.zeros(1, 8, dtype=torch.bfloat16)
+    for target in targets:
+        DrawFeed("x", Draw("normal"), target, torch.bfloat16, 0)(0, None)
+    assert targets[0].tolist() == targets[1].tolist()
+    assert len(set(targets[0].flatten().tolist())) == 8
 
 
 WRONG = {
