@@ -18,7 +18,7 @@ from profiling.realtime.graph import DELIVER, DRAWN, Draw, Edge, Fixed, Read, St
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import Delivered, Keys, Outputs, StagedPipeline, StageRun, Write, keys_of, tensor_at
 from profiling.realtime.plan import Plan
-from profiling.realtime.sources import Arrays, DrawFeed, Feed, Shape, examples_of, source_arrays
+from profiling.realtime.sources import Arrays, DrawFeed, Feed, examples_of, source_arrays
 
 #: How stages are played eagerly: in turn, and left on the device.
 EAGER = LoopOptions(deliver="device")
@@ -93,21 +93,16 @@ class _Assembler:
         """Return the values of a source, in the shapes of the inputs that read it.
 
         Raises:
-            InputError: two inputs of different shapes read the same key, or the source cannot give what is read.
+            InputError: the source cannot give what is read.
 
         """
-        shapes, readers = dict[str, Shape](), dict[str, tuple[str, str]]()
-        for name, stage in self._graph.stages.items():
-            for part, key, edge in stage.edges():
-                if not isinstance(edge, Read) or edge.name != source:
-                    continue
-                shape = tuple(self._targets[name][key].shape)
-                if shapes.setdefault(edge.path, shape) != shape:
-                    raise InputError(
-                        f"pipeline.stages.{name}.{part}.{key}={edge}: this input has the shape {list(shape)}, "
-                        f"another input of the same key {list(shapes[edge.path])}. Give each its own key."
-                    )
-                readers[edge.path] = name, key
+        readers = {
+            edge.path: (name, key)
+            for name, stage in self._graph.stages.items()
+            for _, key, edge in stage.edges()
+            if isinstance(edge, Read) and edge.name == source
+        }
+        shapes = {path: tuple(self._targets[name][key].shape) for path, (name, key) in readers.items()}
 
         def examples(path: str) -> Tensor:
             stage, key = readers[path]

@@ -20,6 +20,7 @@ from profiling.realtime.graph import parse_graph
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.plan import Plan
 
+DRAWN = {"s": {"draw": {"v": "normal"}}}
 COUNT = {"count": {"make": {"_target_": f"{__name__}.counting"}}}
 
 
@@ -62,6 +63,25 @@ def test_repeated_calls_read_their_own_output_and_a_value_each():
     }
     ticks = played(range(2), stages, COUNT, deliver=["a.whole"])
     assert values(ticks, "a.whole") == [0 + 10 + 1 + 20 + 1 + 30 + 1, 1 + 10 + 1 + 20 + 1 + 30 + 1]
+
+
+def test_what_is_fixed_begins_each_tick_and_a_constant_is_written_once():
+    stages = {"a": {"inputs": {"x": "fixed", "t": 5}, "again": {"x": "a"}, "repeat": 2}}
+    graph, components = planted(stages)
+    pipeline, inputs = pipeline_of(graph, components), components["a"].inputs
+    first = values(delivered(pipeline, range(3)), "a")
+    assert len(set(first)) == 1, "the output of the last call is not its first input in the next tick"
+    inputs["t"].fill_(7)
+    assert values(delivered(pipeline, range(3, 4)), "a") == [pytest.approx(first[0] + 4)], "2 calls, 2 more in each"
+    pipeline.reset()
+    assert values(delivered(pipeline, range(1)), "a") == first[:1]
+
+
+def test_two_inputs_of_different_shapes_cannot_read_one_key():
+    graph, components = planted({"a": {"inputs": {"x": "s.v"}}, "b": {"inputs": {"x": "s.v"}}}, DRAWN)
+    components["b"].inputs["x"].resize_(1, 3)
+    with pytest.raises(InputError, match=r"pipeline\.stages\.\w\.inputs\.x=s\.v: its values are \[16, 1, \d\]\. Give"):
+        pipeline_of(graph, components)
 
 
 def test_an_output_is_read_by_key_and_delivered_whole():
