@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from profiling.components.build import draw_input
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
+from profiling.components.spec import InputSpec
 from profiling.components.trees import named_tensors
 from profiling.errors import InputError, did_you_mean
 from profiling.realtime.graph import DRAWN, Draw, Source
@@ -50,7 +52,7 @@ def source_arrays(
         if not isinstance(arrays, Mapping):
             raise InputError(f"{where}: it returned a {type(arrays).__name__}, not arrays by key.")
     else:
-        generator = np.random.default_rng(seed)
+        generator = torch.Generator().manual_seed(seed)
         draws = source.draw or {}
         arrays = {
             key: examples(key) if examples and draw.distribution == DRAWN else _drawn(draw, shapes[key], generator)
@@ -80,14 +82,10 @@ def _without_batch(shape: Shape) -> Shape:
     return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
 
 
-def _drawn(draw: Draw, shape: Shape, generator: np.random.Generator) -> Any:
-    shape = (VALUES, *shape)
-    if draw.distribution == "normal":
-        return generator.standard_normal(shape, dtype=np.float32)
-    if draw.distribution == "uniform":
-        return (generator.random(shape, dtype=np.float32) * (draw.high - draw.low) + draw.low).astype(np.float32)
-    low, high = (int(draw.low), int(draw.high)) if draw.distribution == "integers" else (0, 2)
-    return generator.integers(low, high, shape)
+def _drawn(draw: Draw, shape: Shape, generator: torch.Generator) -> Tensor:
+    dtype = "float32" if draw.distribution in ("normal", "uniform") else "int64"
+    spec = InputSpec((VALUES, *shape), dtype, draw.distribution, draw.low, draw.high)
+    return draw_input(spec, generator, torch.float32)
 
 
 class Feed:
