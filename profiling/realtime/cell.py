@@ -16,7 +16,7 @@ from torch import nn
 
 from profiling.components.build import Blueprint, build
 from profiling.components.component import Component
-from profiling.components.outputs import Difference, OutputLog, Outputs, difference
+from profiling.components.outputs import OutputLog, difference
 from profiling.components.sides import Sides, Start, play_sides
 from profiling.components.trees import tensors_in
 from profiling.errors import InputError
@@ -169,48 +169,21 @@ class RealtimeCell(Cell):
             return frames
         ticks = min(self._drift.calls, self._plan.ticks)
         with self.phase("eager session"):
-            play_session(assemble(self._plan, sides.components), ticks, frames.append)
+            play_session(assemble(self._plan, sides.components), ticks, frames)
         return frames
 
     def _check_drift(self, pipeline: StagedPipeline, eager: OutputLog) -> None:
         """Compare a session with the same one played eagerly, in which errors pass from stage to stage."""
         if self._drift is None:
             return
-        differences, expected = list[Difference](), iter(eager)
-
-        def compare(delivered: Outputs) -> None:
-            differences.append(difference(delivered, next(expected)))
-
+        frames = OutputLog()
         with self.phase("drift"):
-            play_session(pipeline, len(eager), compare)
-        measured = self._drift.compared(differences)
+            play_session(pipeline, len(eager), frames)
+            measured = self._drift.compared([difference(*pair) for pair in zip(frames, eager, strict=True)])
         if measured.problem is not None:
             self.problems.append(measured.problem)
         self.metrics, _ = merge_metric(self.metrics, measured.sections)
         self.add(metrics=self.metrics)
-
-    def _short_warmups(self, sides: Sides) -> list[str]:
-        """Return the stages that do not reach their steady state in the warm-up, so that timed frames do other work.
-
-        A module says by its attribute `calls_until_steady` after how many calls from its reset a call does the same
-        work as all later ones: when its caches are full, for example.
-        """
-        warmup, signs = self._plan.warmup_frames, []
-        for name, stage in self._plan.graph.stages.items():
-            calls = warmup * stage.repeat // stage.every
-            needed = getattr(sides.components[name].module, "calls_until_steady", 0)
-            if calls < needed:
-                ticks = -(-needed * stage.every // stage.repeat)
-                signs.append(
-                    f"the stage {name} is steady after {needed} calls, and makes {calls} in the warm-up: the first "
-                    f"timed frames do other work, use loop.warmup_frames={ticks}"
-                )
-            if warmup < stage.every:
-                signs.append(
-                    f"the stage {name} runs in every {stage.every}th frame, and its second run is a timed one: use "
-                    f"loop.warmup_frames={stage.every}"
-                )
-        return signs
 
     def _measure_idle_power(self, device: torch.device) -> None:
         """Measure the power of the idle GPU, with everything prepared, for a second or two."""
@@ -245,7 +218,7 @@ class RealtimeCell(Cell):
             journal.close()
             series = recover_series(run, self.job.name)
             assert series is not None
-            unsteady = [*self._short_warmups(sides), *_grown(before, sides)]
+            unsteady = [*short_warmups(plan, sides.components), *_grown(before, sides)]
             self._summarize(series, monitor, first_ms, unsteady)
         return series
 
@@ -356,6 +329,30 @@ def _first_frame_ms(pipeline: StagedPipeline) -> float:
         FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {}).run(range(1), rows.append)
         pipeline.reset()
     return statistics.median(row["latency_ms"] for row in rows)
+
+
+def short_warmups(plan: Plan, components: Mapping[str, Component]) -> list[str]:
+    """Return in words which stages do not reach their steady state in the warm-up: timed frames do other work.
+
+    A module says by its attribute `calls_until_steady` after how many calls from its reset a call does the same work as
+    all later ones: when its caches are full, for example.
+    """
+    signs = []
+    for name, stage in plan.graph.stages.items():
+        calls = plan.warmup_frames * stage.repeat // stage.every
+        needed = getattr(components[name].module, "calls_until_steady", 0)
+        if calls < needed:
+            ticks = -(-needed * stage.every // stage.repeat)
+            signs.append(
+                f"the stage {name} is steady after {needed} calls, and makes {calls} in the warm-up: the first "
+                f"timed frames do other work, use loop.warmup_frames={ticks}"
+            )
+        if plan.warmup_frames < stage.every:
+            signs.append(
+                f"the stage {name} runs in every {stage.every}th frame, and its second run is a timed one: use "
+                f"loop.warmup_frames={stage.every}"
+            )
+    return signs
 
 
 def state_bytes(module: nn.Module) -> int:

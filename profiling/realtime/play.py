@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import perf_counter  # bound here: a network may replace the one in `time`
 
 from profiling.components.component import CHECK_SEED
-from profiling.components.outputs import OutputLog, Outputs, to_host
+from profiling.components.outputs import OutputLog, to_host
 from profiling.components.trajectory import seed_generators
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.plan import Plan
@@ -156,12 +156,12 @@ def play_sessions(plan: Plan, pipeline: StagedPipeline, seed: int = 0) -> Output
     log = OutputLog()
     seed_generators(plan.settings.seed + CHECK_SEED + seed)
     for _ in range(SESSIONS):
-        play_session(pipeline, plan.session_ticks, log.append)
+        play_session(pipeline, plan.session_ticks, log)
     return log
 
 
-def play_session(pipeline: StagedPipeline, ticks: int, on_delivery: Callable[[Outputs], object]) -> None:
-    """Play the first ticks of a new session; call `on_delivery` with what each delivers. Then put S0 back.
+def play_session(pipeline: StagedPipeline, ticks: int, log: OutputLog) -> None:
+    """Play the first ticks of a new session, and append what each delivers to `log`. Then put S0 back.
 
     Tensors are compared in host memory: where a tick is delivered to is an option of the run.
 
@@ -171,7 +171,7 @@ def play_session(pipeline: StagedPipeline, ticks: int, on_delivery: Callable[[Ou
     """
 
     def collect(tick: int, _frame_ms: float) -> Mapping[str, float]:
-        on_delivery(to_host(output={name: tensor.to("cpu") for name, tensor in pipeline.delivered(tick).items()}))
+        log.append(to_host(output={name: tensor.to("cpu") for name, tensor in pipeline.delivered(tick).items()}))
         return {}
 
     pipeline.reset()

@@ -15,7 +15,7 @@ from torch import nn
 from profiling.components.build import build
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
-from profiling.realtime.cell import play_stages
+from profiling.realtime.cell import play_stages, short_warmups
 from profiling.realtime.graph import parse_graph
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.plan import Plan
@@ -172,6 +172,20 @@ def test_the_ticks_that_are_checked():
     every = {name: planted({"a": {"inputs": {"x": "normal"}, "every": name}})[0] for name in (1, 5, 16)}
     plans = {name: Plan(graph, LoopOptions(), Settings(), 9) for name, graph in every.items()}
     assert {name: plan.session_ticks for name, plan in plans.items()} == {1: 4, 5: 6, 16: 4}
+
+
+def test_a_warm_up_that_is_too_short_for_a_cache():
+    """A stage of 3 calls in every second tick makes 15 calls in 10 ticks, and is steady after 16."""
+    stages = {"a": {"inputs": {"x": "normal"}, "again": {"x": "a"}, "repeat": 3, "every": 2}}
+    graph, components = planted(stages)
+    plan = Plan(graph, LoopOptions(), Settings(), 9, warmup_frames=10)
+    for needed, expected in ((15, []), (16, ["use loop.warmup_frames=11"])):
+        components["a"].module.calls_until_steady = needed
+        assert [sign.partition("work, ")[2] for sign in short_warmups(plan, components)] == expected
+    graph, components = planted({"a": {"inputs": {"x": "normal"}, "every": 12}})
+    (sign,) = short_warmups(Plan(graph, LoopOptions(), Settings(), 9, warmup_frames=11), components)
+    assert sign.endswith("its second run is a timed one: use loop.warmup_frames=12")
+    assert short_warmups(Plan(graph, LoopOptions(), Settings(), 9, warmup_frames=12), components) == []
 
 
 class Accumulates(nn.Module):
