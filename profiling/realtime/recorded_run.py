@@ -7,7 +7,7 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,9 +123,7 @@ class RecordedRun:
         if self._journal is None:
             return
         self._is_closed = True
-        if (
-            self._rows == self._saved_rows or self._journal.is_on_disk
-        ):  # else its descriptors are all that is left of it
+        if self._rows == self._saved_rows or self._journal.is_on_disk:  # else only its descriptor holds the frames
             self._journal.close()
         if self._rows != self._saved_rows or self._is_removed:
             return
@@ -218,6 +216,7 @@ def _write_run(
     from profiling.realtime.summary import loop_energy, summarize_frames  # imports scipy, which takes a second
     from profiling.report.render import write_report
     from profiling.report.result import RunResult
+    from profiling.run.revisions import code_and_command
 
     series = with_gaps(series)
     overlapping = bool(np.isnan(series["rest_ms"]).any())  # stages of several threads
@@ -226,7 +225,9 @@ def _write_run(
     record = _record(section, device, (*notes, *_remarks(series, section)))
     record = msgspec.structs.replace(record, energy=loop_energy(series, section))
     (run / "cells").mkdir(parents=True, exist_ok=True)
-    write_json(run / ENVIRONMENT_FILE, encode_environment(_environment(device or "cpu")))
+    command = shell_words(["python", *sys.argv])
+    environment = encode_environment(code_and_command(command, Path.cwd()))
+    write_json(run / ENVIRONMENT_FILE, environment | encode_environment(_machine(device or "cpu")))
     write_series(run / series_file(CELL), series)
     append_record(run, record)
     keep_newest_lines(run)
@@ -266,10 +267,8 @@ def _remarks(series: Mapping[str, Array], loop: Realtime) -> list[str]:
     return [*remarks, *([f"{failed} of {loop.frames} frames raised an exception"] if failed else [])]
 
 
-def _environment(device: str) -> Environment:
-    """Return what the run depends on; torch is asked only if the application has imported it."""
-    from profiling.run.revisions import TOOL, git_state, tool_version
-
+def _machine(device: str) -> Environment:
+    """Return what the run depends on besides the code; torch is asked only if the application has imported it."""
     machine = Environment(
         versions={"python": platform.python_version(), "os": f"{platform.system()} {platform.release()}"},
         device=Device(type=device.partition(":")[0]),
@@ -282,11 +281,4 @@ def _environment(device: str) -> Environment:
         with suppress(RuntimeError):  # the device may have failed
             machine = environment(Settings(device=device), {})
             machine = msgspec.structs.replace(machine, seed=None, scale=None, dtype=None, tf32=None)
-    return msgspec.structs.replace(
-        machine,
-        captured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=shell_words(["python", *sys.argv]),
-        tool_version=tool_version(),
-        user_git=git_state(Path.cwd()),
-        tool_git=git_state(TOOL),
-    )
+    return machine

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -52,6 +53,18 @@ def tool_version() -> str | None:
         return metadata.version("rt-profiling")
     except metadata.PackageNotFoundError:
         return None
+
+
+def code_and_command(command: str, folder: Path, checkout: str | None = None) -> Environment:
+    """Return what every run writes of its environment: the moment, the command line and the code, yours in `folder`."""
+    return Environment(
+        captured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        tool_version=tool_version(),
+        checkout=checkout,
+        user_git=git_state(folder),
+        tool_git=git_state(TOOL),
+    )
 
 
 def code_changes(before: Environment, now: Environment) -> str:

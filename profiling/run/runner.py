@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from profiling.run.in_turns import CellsInTurns, run_again, run_in_turns, waits
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated, perform
 from profiling.run.progress import Progress
-from profiling.run.revisions import TOOL, code_changes, git_state, tool_version
+from profiling.run.revisions import code_and_command, code_changes
 from profiling.run.rounds import rounds_done
 from profiling.run.task import Probe
 
@@ -169,13 +168,9 @@ class Run:
                 other code and without resume_changed=true.
 
         """
-        of_this_process = Environment(
-            captured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=self.command,
-            tool_version=tool_version(),
-            checkout=self.checkout.name if self.checkout else None,
-            user_git=git_state(Path(self.checkout.folder) if self.checkout else Path.cwd()),
-            tool_git=git_state(TOOL),
+        checkout = self.checkout
+        of_this_process = code_and_command(
+            self.command, Path(checkout.folder) if checkout else Path.cwd(), checkout.name if checkout else None
         )
         content = {**encode_environment(of_this_process), **facts}
         if earlier.environment is None or not earlier.records:
