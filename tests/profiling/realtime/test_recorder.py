@@ -5,6 +5,7 @@ import gc
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from profiling import FrameRecorder
 from profiling.compare.__main__ import main as compare
 from profiling.errors import InputError
 from profiling.realtime import recorder as recorder_module
+from profiling.realtime.recorded_run import MEASURED, RecordedRun
 from profiling.report.__main__ import main as report
 from profiling.report.answer import held_rate
 from profiling.report.realtime import verdict
+from profiling.results.measured import ClockConditions
 
 
 def play_frames(frames, number=1, work=lambda: None):
@@ -280,6 +283,24 @@ except profiling.errors.InputError as error:
 frames.close()
 sys.exit(0)
 """
+
+
+def test_a_recompile_is_named_in_its_frame_where_an_earlier_one_is_written_later(tmp_path):
+    """Frame 0 is written last, so that frame 5 is row 4; the monitor knows the numbers in which frames began."""
+    run = RecordedRun(60.0, 0, tmp_path / "run")
+    run.open()
+    usual, compiled = {"compiles": 0.0, "compile_ms": 0.0}, {"compiles": 1.0, "compile_ms": 50.0}
+    for place, number in enumerate([*range(1, 40), 0]):
+        observed = compiled if number == 5 else usual
+        row, frame_ms = run.row(observed), 5 + observed["compile_ms"]
+        delivered_ms = 5.0 * place + 5 + 50 * (place >= 4)
+        row[:MEASURED] = delivered_ms - frame_ms, delivered_ms, frame_ms, frame_ms, 0.0, 0.0
+        run.append(row, number, observed)
+    events = [{"frame": 5, "kind": "recompile", "id": "1/0"}]
+    result = run.save(None, "cpu", SimpleNamespace(events=events, clocks=ClockConditions))
+    run.close()
+    (record,) = result.records
+    assert [(slow.frame, slow.causes) for slow in record.realtime.slow.frames] == [(4, ("recompile 1/0",))]
 
 
 def test_a_forked_process_records_nothing(tmp_path, monkeypatch):
