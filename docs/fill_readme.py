@@ -14,9 +14,9 @@ from profiling.report.cells import median_of, prepare_seconds
 from profiling.report.format import escaped
 from profiling.report.heading import heading_lines
 from profiling.report.realtime import realtime_section
-from profiling.report.render import Report, render_markdown
+from profiling.report.render import Report, run_report
 from profiling.report.run_data import RunData, load_run
-from profiling.report.sweep import sweep_as
+from profiling.report.sweep import load_sweep, sweep_report
 from profiling.report.table import Column, Table, columns, markdown
 from profiling.report.time_split import call_parts
 from profiling.results.explanations import Kernel
@@ -111,10 +111,8 @@ def filled(page: str) -> str:
 def reports() -> dict[Path, str]:
     """Return the file and the text of the report of each committed run, as it must be."""
     folders = sorted(path.parent for path in RESULTS.glob("*/report.md"))
-    return {
-        folder / "report.md": sweep_as("markdown", folder) if is_sweep(folder) else render_markdown(load_run(folder))
-        for folder in folders
-    }
+    found = {each: sweep_report(load_sweep(each)) if is_sweep(each) else run_report(load_run(each)) for each in folders}
+    return {folder / "report.md": report.markdown() for folder, report in found.items()}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from shutil import which
 
 from playwright.sync_api import sync_playwright
 
-from profiling.report.render import PAGE_FILE, render_html
+from profiling.report.render import PAGE_FILE, run_report
 from profiling.report.run_data import load_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,7 +24,7 @@ def take_picture(run: Path, picture: Path) -> None:
     """Render the page of a run and write its answer, with the chart of where the time goes, as a PNG."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         page_file = Path(folder) / PAGE_FILE
-        page_file.write_text(render_html(load_run(run)), encoding="utf-8")
+        page_file.write_text(run_report(load_run(run)).page(), encoding="utf-8")
         browser = driver.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": WIDTH}, color_scheme="light")
         page.goto(page_file.as_uri())

@@ -153,9 +153,9 @@ def perform(folder: Path, options: SweepOptions, task: JobTask, launch: Launch, 
     write_sweep(folder, ended)
     is_written = True
     if any((folder / job.folder / RESULTS_FILE).exists() for job in jobs):
-        from profiling.report.sweep import write_sweep_report  # imports what a refused command line does not need
+        from profiling.report.sweep import load_sweep, sweep_report  # what a refused command line does not need
 
-        printed = write_sweep_report(folder)
+        printed = sweep_report(load_sweep(folder)).written(folder)
         print_text(printed.text)
         is_written = printed.is_written
     counts = Counter(job.state for job in jobs)

@@ -9,17 +9,24 @@ from pathlib import Path
 
 from profiling.errors import InputError, prepare_output, print_text, printable
 from profiling.report.export import as_csv, as_json, as_junit
-from profiling.report.render import Printed, render_console, render_markdown, write_report
+from profiling.report.format import listed
+from profiling.report.render import Printed, run_report
 from profiling.report.run_data import RunData, load_run
-from profiling.report.sweep import sweep_as, write_sweep_report
+from profiling.report.sweep import SweepData, load_sweep, sweep_csv, sweep_json, sweep_report
 from profiling.results.sweep import is_sweep
 
 _FORMATS: Mapping[str, Callable[[RunData], str]] = {
-    "table": render_console,
-    "markdown": render_markdown,
+    "table": lambda data: run_report(data).console(),
+    "markdown": lambda data: run_report(data).markdown(),
     "json": as_json,
     "csv": as_csv,
     "junit": as_junit,
+}
+_OF_A_SWEEP: Mapping[str, Callable[[SweepData], str]] = {
+    "table": lambda data: sweep_report(data).console(),
+    "markdown": lambda data: sweep_report(data).markdown(),
+    "json": sweep_json,
+    "csv": sweep_csv,
 }
 
 
@@ -46,12 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _printed(run: Path, form: str | None) -> Printed:
     if is_sweep(run):
-        return write_sweep_report(run) if form is None else Printed(sweep_as(form, run).rstrip(), is_written=True)
+        if form is None:
+            return sweep_report(load_sweep(run)).written(run)
+        if form not in _OF_A_SWEEP:
+            forms = listed(list(_OF_A_SWEEP), last="or")
+            raise InputError(f"--format {form} is of a run, and {run} is a sweep. Use {forms}.")
+        return Printed(_OF_A_SWEEP[form](load_sweep(run)).rstrip(), is_written=True)
     data = load_run(run)
     if not data.records:  # a file of that name that no run wrote, perhaps beside a report.md of the user
         raise InputError(f"{run} is no run: its results.jsonl holds no record. Name a folder that a run printed.")
     if form is None:
-        return write_report(run)
+        return run_report(data).written(run)
     return Printed(_FORMATS[form](data).rstrip(), is_written=True)
 
 

@@ -88,17 +88,21 @@ class Printed(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What all renderings show: a title, lines on the origin of the numbers, and sections, the answer first."""
+    """What all renderings show: a title, lines on the origin of the numbers, and sections, the answer first.
+
+    `places` are the lines with the folders that can be opened, which only the console prints.
+    """
 
     title: str
     heading: Sequence[str]
     sections: Sequence[Section]
+    places: str = ""
 
-    def console(self, path: str = "", depth: Depth = "console") -> str:
-        """Return the first section, then the heading, the other sections that `depth` shows, and the path to open."""
+    def console(self, depth: Depth = "console") -> str:
+        """Return the first section, then the heading, the other sections that `depth` shows, and the places."""
         shown = [section_text(section, depth) for section in self.sections if fits(section.depth, depth)]
         lead, *rest = [text for text in shown if text] or [""]
-        return "\n\n".join(filter(None, (lead, "\n".join(map(wrapped_line, self.heading)), *rest, path)))
+        return "\n\n".join(filter(None, (lead, "\n".join(map(wrapped_line, self.heading)), *rest, self.places)))
 
     def markdown(self) -> str:
         """Return `report.md`: the first section, then the heading and the others."""
@@ -110,8 +114,9 @@ class Report(NamedTuple):
         """Return `report.html`."""
         return render_page(self.title, self.heading, self.sections)
 
-    def written(self, folder: Path, text: str) -> Printed:
-        """Write the files into the folder, the page last; return the text with its path, or why one is missing."""
+    def written(self, folder: Path, depth: Depth = "console") -> Printed:
+        """Write the files into the folder, the page last; return the console text with its path, or why not."""
+        text = self.console(depth)
         files = {REPORT_FILE: self.markdown, PAGE_FILE: self.page}
         left = list(files)
         try:
@@ -135,8 +140,7 @@ def write_report(folder: Path, *, details: bool = False) -> Printed:
     Without `details` that has the answer, a line for each cell, and what needs saying. No results, or results of
     another schema, raise InputError.
     """
-    report = run_report(load_run(folder))
-    return report.written(folder, report.console(_places(folder), "report" if details else "console"))
+    return run_report(load_run(folder)).written(folder, "report" if details else "console")
 
 
 def _places(folder: Path) -> str:
@@ -144,11 +148,6 @@ def _places(folder: Path) -> str:
     others = {"traces, for Perfetto": folder / "traces", "compile reports, of tlparse": folder / "tl_out"}
     found = {"run": folder} | {name: place for name, place in others.items() if place.is_dir()}
     return "\n".join(f"{name}: {printable(place)}" for name, place in found.items())
-
-
-def sections_of(data: RunData) -> tuple[Section, ...]:
-    """Return the sections of a run in their order; those that hold nothing are false."""
-    return tuple(section for build in _SECTIONS for section in built(build, data))
 
 
 def built(build: Callable[[Data], Section | tuple[Section, ...]], data: Data) -> tuple[Section, ...]:
@@ -169,22 +168,8 @@ def run_report(data: RunData) -> Report:
     """Return the report of a run. Neither `report.md` nor the page names a path outside the run's folder."""
     targets = ", ".join(dict.fromkeys(printable(record.target) for record in data.records)) or "profile"
     title = f"{targets}: {printable(data.folder.resolve().name)}"
-    return Report(title, heading_lines(data), sections_of(data))
-
-
-def render_console(data: RunData, *, details: bool = False) -> str:
-    """Return the console text: the answer, failed cells, with `details` all tables of `report.md`, and the folder."""
-    return run_report(data).console(_places(data.folder), "report" if details else "console")
-
-
-def render_markdown(data: RunData) -> str:
-    """Return the `report.md` of a run."""
-    return run_report(data).markdown()
-
-
-def render_html(data: RunData) -> str:
-    """Return the page of a run."""
-    return run_report(data).page()
+    sections = tuple(section for build in _SECTIONS for section in built(build, data))
+    return Report(title, heading_lines(data), sections, _places(data.folder))
 
 
 def section_text(section: Section, depth: Depth = "console") -> str:

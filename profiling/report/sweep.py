@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,9 +22,9 @@ from profiling.errors import LONGEST_COMMAND, InputError, printable, reason_of, 
 from profiling.report.answer import failure_lines, held_rate, judged_columns, leader_name, ranking_remarks
 from profiling.report.cells import conditions_of, median_of, ratio_value, speedup_of
 from profiling.report.export import cell_rows, csv_text
-from profiling.report.format import Estimate, Link, Value, count_of, few, listed, named_once, number_of, percent
+from profiling.report.format import Estimate, Link, Value, count_of, few, named_once, number_of, percent
 from profiling.report.page import PAGE_FILE, Section
-from profiling.report.render import Printed, Report, built
+from profiling.report.render import Report, built
 from profiling.report.run_data import linked_file, load_run, wrong_because
 from profiling.report.table import Column, Table, columns
 from profiling.results import overrides
@@ -205,11 +205,6 @@ class SweepData:
     folder: Path
 
     @cached_property
-    def devices(self) -> tuple[str, ...]:
-        """The kinds of device that jobs measured."""
-        return tuple(dict.fromkeys(job.device for job in self.jobs if job.device is not None))
-
-    @cached_property
     def on_several(self) -> bool:
         """Whether cells were measured on several kinds of device; one that is not known may be of any kind."""
         return len({cell.job.device for cell in self.cells}) > 1
@@ -292,46 +287,20 @@ def _cells(job: SweptJob, group: Sequence[Record]) -> Iterator[SweptCell]:
         )
 
 
-def write_sweep_report(folder: Path) -> Printed:
-    """Write `report.md` and `report.html` of a sweep that `load_sweep` read; return what the console prints."""
-    report = _report(load_sweep(folder))
-    return report.written(folder, report.console(f"sweep: {printable(folder)}"))
-
-
-def sweep_as(form: str, folder: Path) -> str:
-    """Return a sweep as `table`, `markdown`, `json` or `csv`; write nothing. Raises InputError for other forms."""
-    forms: dict[str, Callable[[SweepData], str]] = {
-        "table": lambda data: _report(data).console(f"sweep: {printable(folder)}"),
-        "markdown": lambda data: _report(data).markdown(),
-        "json": _as_json,
-        "csv": _as_csv,
-    }
-    if form not in forms:
-        raise InputError(f"--format {form} is of a run, and {folder} is a sweep. Use {listed(list(forms), last='or')}.")
-    return forms[form](load_sweep(folder))
-
-
-def _report(data: SweepData) -> Report:
-    title = f"Sweep of {printable(data.sweep.target)}: {printable(data.folder.resolve().name)}"
-    return Report(title, heading_lines(data), sections_of(data))
-
-
-def heading_lines(data: SweepData) -> tuple[str, ...]:
-    """Return a line on the jobs, and one on the devices."""
-    sweep = data.sweep
+def sweep_report(data: SweepData) -> Report:
+    """Return the report of a sweep: a line on the jobs, one on the devices, and its sections."""
+    sweep, devices = data.sweep, dict.fromkeys(job.device for job in data.jobs if job.device is not None)
     states = Counter(job.state for job in sweep.jobs)
     jobs = f"{count_of(len(sweep.jobs), 'job')}: {', '.join(f'{n} {state}' for state, n in states.items())}"
     began = sweep.began[:16].replace("T", " ")
-    lines = [" · ".join((sweep.target, f"launcher {sweep.launcher}", jobs, f"began {began}")), " · ".join(data.devices)]
-    return tuple(map(printable, filter(None, lines)))
-
-
-def sections_of(data: SweepData) -> tuple[Section, ...]:
-    """Return the sections of a sweep in their order; those that hold nothing are false."""
-    started_by = shell_words(["python", "-m", f"profiling.{data.sweep.target}", *data.sweep.argv])
+    lines = [" · ".join((sweep.target, f"launcher {sweep.launcher}", jobs, f"began {began}")), " · ".join(devices)]
+    started_by = shell_words(["python", "-m", f"profiling.{sweep.target}", *sweep.argv])
     builders = (_answer_section, _failures_section, _jobs_section, _cells_section)
-    command_section = Section("command", "Command", text=printable(started_by, LONGEST_COMMAND), depth="report")
-    return (*(section for build in builders for section in built(build, data)), command_section)
+    sections = [section for build in builders for section in built(build, data)]
+    sections.append(Section("command", "Command", text=printable(started_by, LONGEST_COMMAND), depth="report"))
+    title = f"Sweep of {printable(sweep.target)}: {printable(data.folder.resolve().name)}"
+    heading = [printable(line) for line in lines if line]
+    return Report(title, heading, sections, places=f"sweep: {printable(data.folder)}")
 
 
 def _answer_section(data: SweepData) -> Section:
@@ -421,7 +390,7 @@ def _shortened(lines: Sequence[str], noun: str) -> tuple[str, ...]:
     return tuple(map(printable, (*lines[:_MOST_LINES], *more)))
 
 
-def _as_json(data: SweepData) -> str:
+def sweep_json(data: SweepData) -> str:
     """Return the answers; times are in milliseconds, and what may not be claimed is null. `sweep.json` has the jobs."""
     content = {"target": data.sweep.target, "answer": [_answer(answer) for answer in data.answers]}
     return json.dumps(content, indent=2, allow_nan=False)
@@ -449,7 +418,7 @@ def _answer(answer: SweepAnswer) -> dict[str, Any]:
     }
 
 
-def _as_csv(data: SweepData) -> str:
+def sweep_csv(data: SweepData) -> str:
     """Return a row for each cell of each job, as `--format csv` of a run does, after the job and its overrides."""
     rows = list[dict[str, Any]]()
     for job in {cell.job.job.number: cell.job for cell in data.cells}.values():

@@ -33,7 +33,7 @@ from profiling.metrics.parity import Parity
 from profiling.metrics.sampling import Sample
 from profiling.realtime.options import LoopOptions
 from profiling.report import render
-from profiling.report.render import render_console, render_html, render_markdown
+from profiling.report.render import run_report
 from profiling.report.run_data import RunData
 from profiling.results.environment import Environment
 from profiling.results.jsonl import append_record, read_records
@@ -207,7 +207,7 @@ def test_results_named_like_fields(tmp_path):
     record = record_of(tmp_path, metrics={"mine": {"_target_": "cell_faults.Returns", "what": "identity"}})
     assert (record.status, record.component) == ("ok", "net")
     assert record.metrics.extra == {"device": {}, "status": "failed", "component": [1]}
-    assert "net" in render_console(RunData((record,), Environment(), tmp_path))
+    assert "net" in run_report(RunData((record,), Environment(), tmp_path)).console()
 
 
 @promise("metric")
@@ -437,7 +437,8 @@ def test_numbers_that_are_accepted():
 def rendered(folder, *records):
     """Return the text of each form of the report, without line breaks within a sentence."""
     data = RunData(records, Environment(), folder)
-    texts = (render(data) for render in (render_console, render_markdown, render_html))
+    report = run_report(data)
+    texts = (report.console(), report.markdown(), report.page())
     return [text.replace("\n  ", " ").replace("\\", "") for text in texts]
 
 

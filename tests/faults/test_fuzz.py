@@ -24,7 +24,7 @@ from profiling.components.build import build
 from profiling.components.checkpoint import load_into
 from profiling.components.spec import Settings
 from profiling.errors import InputError
-from profiling.report.render import render_console, render_html, render_markdown
+from profiling.report.render import run_report
 from profiling.report.run_data import RunData
 from profiling.results.environment import Environment, decode_environment
 from profiling.results.jsonl import Results, decode_record, encode_record, read_records
@@ -96,7 +96,7 @@ def test_a_field_replaced(data):
         return
     assert isinstance(typed, Record)
     run = RunData((typed, record("good", 2.0)), Environment(), Path("run"))
-    for text in (render_console(run), render_markdown(run), render_html(run)):
+    for text in (run_report(run).console(), run_report(run).markdown(), run_report(run).page()):
         assert "good" in text
 
 

@@ -16,7 +16,7 @@ from torch._dynamo.utils import compilation_time_metrics, counters
 from torch._inductor import config
 
 from profiling.cli.app import CONF, compose_config
-from profiling.report.render import render_html
+from profiling.report.render import run_report
 from profiling.report.run_data import load_run
 
 
@@ -38,4 +38,4 @@ def _compile() -> None:
 _compile()
 compose_config("generic_forward", ["component=[image_decoder]", "variant=[baseline,compile]", "seed=1"], [CONF])
 for _run in ("h200_main", "h200_realtime"):
-    render_html(load_run(ROOT / "docs" / "results" / _run))
+    run_report(load_run(ROOT / "docs" / "results" / _run)).page()

@@ -9,7 +9,7 @@ import pytest
 from open_page import browser, heard, show
 from report_records import RESULTS, build, faster
 
-from profiling.report.render import PAGE_FILE, render_html
+from profiling.report.render import PAGE_FILE, run_report
 from profiling.report.run_data import load_run
 from profiling.results.jsonl import append_record
 from profiling.results.record import Record
@@ -53,7 +53,7 @@ def write_page(save: Callable[[Sequence[Record]], Path]) -> Callable[..., Path]:
         run = save(records)
         (run / "environment.json").write_text(json.dumps(environment or {}))
         (run / "config.yaml").write_text(config)
-        (run / PAGE_FILE).write_text(render_html(load_run(run)), encoding="utf-8")
+        (run / PAGE_FILE).write_text(run_report(load_run(run)).page(), encoding="utf-8")
         return run / PAGE_FILE
 
     return write

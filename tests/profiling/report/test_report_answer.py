@@ -14,7 +14,7 @@ from profiling.compare.cells import judged, matched_cells, read_run
 from profiling.history import read_history
 from profiling.report.answer import answer_of, answer_section, held_rate, notes_section, status_section
 from profiling.report.export import as_csv, as_json
-from profiling.report.render import render_console, render_html, render_markdown
+from profiling.report.render import run_report
 from profiling.report.result import RunResult
 from profiling.report.sweep import load_sweep
 from profiling.report.tune import tune_section
@@ -133,9 +133,9 @@ def test_failures_have_their_reason_and_what_was_skipped_is_not_among_them():
     failed, alike = (build(name, component="a", status="failed", reason="it | raised\nhere") for name in ("b", "c"))
     data = run_data(skipped, failed, alike)
     assert status_section(data).lines == ("a.b and a.c failed: it | raised here",)
-    for text in (render_html(data), render_console(data)):
+    for text in (run_report(data).page(), run_report(data).console()):
         assert "1 cell skipped: fx (no CUDA device)" in text
-    assert "| no CUDA device | a.fx" in render_markdown(data)
+    assert "| no CUDA device | a.fx" in run_report(data).markdown()
 
 
 def test_cells_and_notes_say_under_which_conditions_cells_ran():
@@ -177,19 +177,19 @@ def planted():
 
 def test_a_run_of_12_cells_prints_at_most_45_lines_each_within_100_columns():
     data = run_data(*planted())
-    lines = render_console(data).splitlines()
+    lines = run_report(data).console().splitlines()
     assert len(lines) <= 45, "\n".join(lines)
     assert max(map(len, lines)) <= 100
     for component in ("world_model", "image_decoder", "audio_decoder"):
         assert len([line for line in lines if line.startswith(f"{component} ")]) in (4, 5), "a line a row"
-    assert len(render_console(data, details=True).splitlines()) > 2 * len(lines)
+    assert len(run_report(data).console("report").splitlines()) > 2 * len(lines)
 
 
 def test_the_same_record_gives_the_same_verdict_everywhere(save):
     data, result = run_data(*planted()), RunResult(save(planted()))
     cells = {(each["component"], each["variant"]): each for each in csv.DictReader(io.StringIO(as_csv(data)))}
-    texts = {"console": render_console(data), "report.md": render_markdown(data), "python": str(result)}
-    page = render_html(data).replace("\n", " ").replace("</tr>", "\n")
+    texts = {"console": run_report(data).console(), "report.md": run_report(data).markdown(), "python": str(result)}
+    page = run_report(data).page().replace("\n", " ").replace("</tr>", "\n")
     texts["page"] = page.replace("<wbr>", "").replace("\u00a0", " ")
     texts = {name: re.sub(r"<[^>]*>|[\\|]", " ", text) for name, text in texts.items()}
     for answer in json.loads(as_json(data))["answer"]:

@@ -7,7 +7,7 @@ from hand_traced import CEILINGS, many, trace
 from hostile import ALL, BREAKOUT, ENVIRONMENT, MARKUP, hostile_records
 from report_records import RESULTS, build, frame_loop
 
-from profiling.report.render import PAGE_FILE, render_html
+from profiling.report.render import PAGE_FILE, run_report
 from profiling.report.run_data import load_run
 
 pytestmark = pytest.mark.browser
@@ -19,7 +19,7 @@ def shown(show, tmp_path):
 
     def show_run(name, **options):
         file = tmp_path / PAGE_FILE
-        file.write_text(render_html(load_run(RESULTS / name)), encoding="utf-8")
+        file.write_text(run_report(load_run(RESULTS / name)).page(), encoding="utf-8")
         return show(file, **options)
 
     return show_run

@@ -18,7 +18,7 @@ from parsed_page import Parsed
 from report_records import build, build_loop, frame_loop
 
 from profiling.report.__main__ import main
-from profiling.report.render import render_console, render_html, render_markdown, sections_of, write_report
+from profiling.report.render import run_report, write_report
 from profiling.report.run_data import load_run
 from profiling.report.table import console, fits
 from profiling.results.jsonl import append_record
@@ -67,10 +67,10 @@ def test_the_answer_comes_first_and_the_paths_last(three, save):
 
 def test_committed_runs_have_their_report_and_the_same_tables_in_a_hundred_columns(committed):
     data = load_run(committed)
-    assert render_markdown(data) == (committed / "report.md").read_text(encoding="utf-8")
-    assert max(len(line) for line in render_console(data).splitlines() if str(committed) not in line) <= 100
-    details = render_console(data, details=True)
-    for table in (table for section in sections_of(data) for table in section.tables if table):
+    assert run_report(data).markdown() == (committed / "report.md").read_text(encoding="utf-8")
+    assert max(len(line) for line in run_report(data).console().splitlines() if str(committed) not in line) <= 100
+    details = run_report(data).console("report")
+    for table in (table for section in run_report(data).sections for table in section.tables if table):
         if fits(table.depth, "report"):
             assert console(table, depth="report") in details
     assert "nan" not in details.split()
@@ -149,7 +149,7 @@ FETCHED = ("src", "srcset", "href", "data", "poster", "action", "formaction", "b
 
 @pytest.fixture(scope="module")
 def page(committed):
-    return render_html(load_run(committed))
+    return run_report(load_run(committed)).page()
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from report_records import build, build_loop, clocks, frame_loop, run_data, titl
 
 from profiling.report.answer import answer_section, notes_section
 from profiling.report.heading import ceilings_line
-from profiling.report.render import render_console, render_html, render_markdown
+from profiling.report.render import Report, run_report
 from profiling.report.roofline import FINDINGS, REASONS, deciding, judged_calls, next_step, roofline_section, stage_ms
 from profiling.report.run_data import load_run
 from profiling.results.verdicts import by_component
@@ -236,7 +236,7 @@ def test_no_rendering_says_it_either():
     section = {"roofline_ms": 0.4, "over_roofline": 5.0, "bound": "GEMM 60%", "evidence": ["x"], "steps": steps}
     slower = build("cuda_graph", 9.0, roofline={"roofline_ms": 0.4, "bound": "GEMM 60%", "evidence": ["x"]})
     data = run_data(build("baseline", 2.0, roofline=section), slower)
-    for render in (render_console, render_markdown, render_html):
-        assert "planted" not in render(data)
+    for render in (Report.console, Report.markdown, Report.page):
+        assert "planted" not in render(run_report(data))
     alone = run_data(build("baseline", 2.0, roofline=section))
-    assert "planted" in render_console(alone, details=True)
+    assert "planted" in run_report(alone).console("report")

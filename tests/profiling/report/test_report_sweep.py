@@ -16,12 +16,12 @@ from profiling.report import sweep
 from profiling.report import table as table_module
 from profiling.report.__main__ import main
 from profiling.report.format import Estimate
-from profiling.report.sweep import heading_lines, load_sweep, sections_of, write_sweep_report
+from profiling.report.sweep import load_sweep, sweep_report
 from profiling.results.record import NOT_ENDED, Record
 
 
 def sections(folder):
-    return {section.key: section for section in sections_of(load_sweep(folder))}
+    return {section.key: section for section in sweep_report(load_sweep(folder)).sections}
 
 
 def table(folder, key):
@@ -108,7 +108,7 @@ def test_other_work_and_other_devices_are_never_compared(tmp_path):
     folder = plant(tmp_path / "cores", *(Job(f"seed={i}", pair("net", 8, 4), device={"type": "cpu"}) for i in (0, 1)))
     environment = folder / "1" / "environment.json"
     environment.write_text(environment.read_text().replace('"cores": 8', '"cores": 1'))
-    assert load_sweep(folder).devices == ("CPU · 8 cores", "CPU · 1 core")
+    assert sweep_report(load_sweep(folder)).heading[1] == "CPU · 8 cores · CPU · 1 core"
 
 
 def test_an_option_of_one_variant_says_nothing_of_the_others(tmp_path):
@@ -168,13 +168,13 @@ def test_where_nothing_may_be_compared_the_answer_says_why(tmp_path):
 
 def test_a_sweep_that_runs_shows_what_there_is_and_each_job_that_is_not_done(tmp_path):
     waiting = plant(tmp_path / "waiting", Job("seed=0", state="waiting"))
-    assert "No cell has a time yet that can be compared." in write_sweep_report(waiting).text
+    assert "No cell has a time yet that can be compared." in sweep_report(load_sweep(waiting)).console()
     died = Job("seed=1", state="died", facts={"exit_code": -9, "reason": "killed by signal 9", "tries": 2})
     interrupted = Job("seed=2", pair("net", 8.0, 4.0), state="waiting", facts={"reason": "interrupted"})
     lost, waiting = Job("seed=3", pair("net", 8.0, 4.0)), Job("seed=4", state="waiting")
     folder = plant(tmp_path / "s", Job("seed=0", pair("net", 8.0, 4.0)), died, interrupted, lost, waiting)
     (folder / "3" / "job.json").write_text('{"number": 3')
-    assert "5 jobs: 1 done, 1 died, 3 waiting" in heading_lines(load_sweep(folder))[0]
+    assert "5 jobs: 1 done, 1 died, 3 waiting" in sweep_report(load_sweep(folder)).heading[0]
     damaged = "its job.json is damaged: resume= runs what it lacks"
     assert sections(folder)["jobs"].lines == (
         "job 1 (seed=1) died: killed by signal 9",
@@ -200,7 +200,7 @@ def test_cells_that_still_run_have_not_failed(tmp_path):
 
     own = pair("net", 8.0, 4.0)
     folder = plant(tmp_path / "s", Job("seed=0", own), alive(1, own[0], not_ended("compile")), alive(2, not_ended()))
-    assert "1 done, 2 running" in heading_lines(load_sweep(folder))[0]
+    assert "1 done, 2 running" in sweep_report(load_sweep(folder)).heading[0]
     ended = [f"{row['job']} {row['variant']}" for row in table(folder, "cells")]
     assert ended == ["0 baseline", "0 compile", "1 baseline"]
     assert not sections(folder)["failures"]
@@ -227,7 +227,7 @@ def test_loops_of_frames_are_compared_by_their_frames_and_have_no_speedup(tmp_pa
 
 def test_the_console_shows_the_first_rows_and_files_more(grid, monkeypatch):
     monkeypatch.setattr(sweep, "_CONSOLE", 3)
-    text = write_sweep_report(grid).text
+    text = sweep_report(load_sweep(grid)).written(grid).text
     assert "13 of 16 rows are left out here." in text
     assert "16.00" not in text
     assert "16.00" in (grid / "report.md").read_text()
@@ -283,8 +283,9 @@ def test_names_from_outside_stay_text_on_the_page_and_long_ones_do_not_widen_tab
         for text in ALL
         for n in (1, 2)
     ]
-    write_sweep_report(plant(tmp_path / "s", *jobs))
+    folder = plant(tmp_path / "s", *jobs)
+    sweep_report(load_sweep(folder)).written(folder)
     check_only_text((tmp_path / "s" / "report.html").read_text(encoding="utf-8"))
     jobs = [Job(f"component.net.checkpoint={'/folder' * 40}/{n}.pt", pair("net", 8.0, 4.0)) for n in (1, 2)]
-    text = write_sweep_report(plant(tmp_path / "long", *jobs)).text
-    assert max(map(len, text.splitlines()[:-2])) <= 100
+    text = sweep_report(load_sweep(plant(tmp_path / "long", *jobs))).console()
+    assert max(map(len, text.splitlines()[:-1])) <= 100

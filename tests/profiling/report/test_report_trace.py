@@ -4,7 +4,7 @@ import pytest
 from hand_traced import CEILINGS, many, module, trace
 from report_records import MIB, build, run_data, titled
 
-from profiling.report.render import render_html
+from profiling.report.render import run_report
 from profiling.report.trace import folded, trace_section
 
 BUSY = "GPU time of a call, busy and idle"
@@ -129,5 +129,5 @@ def test_hardware_counters_of_kernels_with_both_bounds():
 
 def test_fifteen_cells_with_many_kernels_and_modules_fit_the_page():
     records = [traced(f"variant_{i}", many(300, 800)) for i in range(15)]
-    page = render_html(run_data(*records, environment={"ceilings": CEILINGS}))
+    page = run_report(run_data(*records, environment={"ceilings": CEILINGS})).page()
     assert len(page.encode()) <= 1.5 * MIB
