@@ -39,7 +39,7 @@ placements alone leave the comparison open at the level of the look, and the noi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import combinations, pairwise
 from typing import Any, Literal, TypeVar
@@ -327,11 +327,11 @@ def _by_session(cell: Cell) -> dict[str, list[Windows]]:
 
 def _run_in_turns(ones: Sequence[Windows], others: Sequence[Windows], one: Spread, other: Spread) -> _Run | None:
     """Return the ratio by the turns that all placements had, else by those of each pair of them; None: too few."""
-    together = _together(ones, others) if ones and others and ones[0].session else None
+    together = _in_turns(ones, others, LEAST_VALUES)
     if together is not None:
         known, numbers = [together], (len(ones), len(others))
     else:
-        pairs = {(i, j): _in_turns(a, b) for i, a in enumerate(ones) for j, b in enumerate(others)}
+        pairs = {(i, j): _in_turns([a], [b]) for i, a in enumerate(ones) for j, b in enumerate(others)}
         found = {at: pair for at, pair in pairs.items() if pair is not None and pair[1] < np.inf}
         known, numbers = list(found.values()), (len({i for i, _ in found}), len({j for _, j in found}))
     if not known:
@@ -342,31 +342,13 @@ def _run_in_turns(ones: Sequence[Windows], others: Sequence[Windows], one: Sprea
     return _Run(log, noise, freedom, spread, *removed)
 
 
-def _together(ones: Sequence[Windows], others: Sequence[Windows]) -> tuple[float, float, float, float, float] | None:
-    """Return as `_in_turns` the ratio of the means of all placements, by turns that each had; None: too few."""
-    every = (*ones, *others)
-    turns = reduce(np.intersect1d, [each.turns for each in every])
-    if turns.size < LEAST_VALUES:
-        return None
-
-    def mean(placements: Sequence[Windows], of: Callable[[Windows], Array]) -> Array:
-        return np.mean([of(each)[np.searchsorted(each.turns, turns)] for each in placements], axis=0)
-
-    log_one, log_other = (mean(each, lambda windows: np.log(windows.ms)) for each in (ones, others))
-    taken_one, taken_other = (mean(each, lambda windows: windows.taken) for each in (ones, others))
-    return _difference(log_one, log_other, taken_one, taken_other)
-
-
 def _run_alone(placements: Sequence[Windows], spread: Spread) -> _Run:
-    known = [_trimmed(np.log(each.ms)) for each in placements]
-    removed = [_removed(each.taken) for each in placements]
-    number = len(known)
+    known = [(*_trimmed(np.log(each.ms)), _removed(each.taken)) for each in placements]
+    logs, noises, freedoms, removed = zip(*known, strict=True)
     # More placements of a run are on the same host, with the same clocks.
-    between = float(np.hypot(spread.std / np.sqrt(number), BETWEEN_RUNS))
-    return _Run(
-        *(float(np.mean([each[0] for each in known])), sum(each[1] for each in known) / number**2),
-        *(min(each[2] for each in known), Spread(between, spread.freedom), float(np.mean(removed))),
-    )
+    between = Spread(float(np.hypot(spread.std / np.sqrt(len(known)), BETWEEN_RUNS)), spread.freedom)
+    noise = sum(noises) / len(known) ** 2
+    return _Run(float(np.mean(logs)), noise, min(freedoms), between, float(np.mean(removed)))
 
 
 def _mean(runs: Sequence[_Run]) -> _Run:
@@ -407,24 +389,30 @@ def _total(parts: tuple[Spread, Spread], *, alike: bool) -> Spread:
     return Spread(float(np.sqrt(variance)), known)
 
 
-def _in_turns(a: Windows, b: Windows) -> tuple[float, float, float, float, float] | None:
-    """Return (log ratio, variance, freedom, log removed from a, from b) of neighbouring windows; None without any."""
-    if not a.session or a.session != b.session:
-        return None
-    _, at_a, at_b = np.intersect1d(a.turns, b.turns, return_indices=True)
-    if at_a.size == 0:
-        return None
-    return _difference(np.log(a.ms[at_a]), np.log(b.ms[at_b]), a.taken[at_a], b.taken[at_b])
+def _in_turns(
+    ones: Sequence[Windows], others: Sequence[Windows], least: int = 1
+) -> tuple[float, float, float, float, float] | None:
+    """Return (log ratio, variance, freedom, log removed from one, from other) of neighbouring windows.
 
-
-def _difference(
-    one: Array, other: Array, taken_one: Array, taken_other: Array
-) -> tuple[float, float, float, float, float]:
-    """Return (log ratio, variance, freedom, log removed from one, from other) of the logarithms of paired windows.
+    Of several placements it is the ratio of their means in the turns that each had. None: there are fewer than `least`
+    of these, or they are of several sessions or of none.
 
     Where no window of one is as short as one of the other, without what others can have taken, the differences that
     were seen bound the error (at `APART`): few windows at two speeds, say, have a wide interval otherwise.
     """
+    every = (*ones, *others)
+    if not (ones and others and ones[0].session) or any(each.session != ones[0].session for each in every):
+        return None
+    turns = reduce(np.intersect1d, [each.turns for each in every])
+    if turns.size < least:
+        return None
+
+    def mean(placements: Sequence[Windows], of: Callable[[Windows], Array]) -> Array:
+        places = [np.intersect1d(each.turns, turns, return_indices=True)[1] for each in placements]
+        return np.mean([of(each)[at] for each, at in zip(placements, places, strict=True)], axis=0)
+
+    one, other = (mean(each, lambda windows: np.log(windows.ms)) for each in (ones, others))
+    taken_one, taken_other = (mean(each, lambda windows: windows.taken) for each in (ones, others))
     centre, variance, freedom = _trimmed(one - other)
     removed = _removed(taken_one), _removed(taken_other)
     lows = (np.min(each + np.log1p(-taken)) for each, taken in ((one, taken_one), (other, taken_other)))
@@ -472,7 +460,7 @@ class Ranking:
     """The leader of several cells, the lowest estimate, and the time of each of the others over its own, by name."""
 
     leader: str
-    pairs: Mapping[str, Pair] = field(default_factory=dict)
+    pairs: Mapping[str, Pair]
 
     @property
     def answers(self) -> dict[str, Answer]:
@@ -527,7 +515,8 @@ def is_settled(cells: Sequence[Cell], level: float) -> bool:
         known = time_interval(cells[0].placements[0])
         return known is not None and known[1] <= (1 + RESOLUTION) ** 2 * known[0]
     leader = min(range(len(cells)), key=lambda place: cells[place].log_ms)
-    moved = [_moved(cell) for cell in cells]
+    trends = [drift(cell.placements[0]) for cell in cells]
+    moved = [0.0 if line is None else abs(float(np.log(line.end / line.begin))) for line in trends]
     for place, cell in enumerate(cells):
         for other in {leader, 0} - {place}:
             pair, leads = compare(cell, cells[other]), leader in (place, other)
@@ -540,22 +529,8 @@ def is_settled(cells: Sequence[Cell], level: float) -> bool:
     return True
 
 
-def _moved(cell: Cell) -> float:
-    """Return |log(last / first time)| of the trend of a cell's windows; 0 without a significant trend."""
-    moved = drift(cell.placements[0])
-    return 0.0 if moved is None else abs(float(np.log(moved.end / moved.begin)))
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Times that change from the begin to the end of a series, in its unit."""
-
-    begin: float
-    end: float
-
-
-def drift(windows: Windows) -> Drift | None:
-    """Return the drift of a cell's windows in ms; None where none can be claimed.
+def drift(windows: Windows) -> Line | None:
+    """Return the trend of a cell's windows in ms, its ends among theirs; None where none can be claimed.
 
     What others took of the windows may not explain it: without that it must be there, too.
     """
@@ -565,8 +540,8 @@ def drift(windows: Windows) -> Drift | None:
         return None
     alone = fit_line(windows.ms * (1 - windows.taken), places) if windows.taken.any() else line
     alike = alone is not None and alone.is_claimed() and (alone.slope > 0) == (line.slope > 0)
-    ends = np.clip([line.begin, line.end], windows.ms.min(), windows.ms.max())  # a line may end beyond all windows
-    return Drift(*map(float, ends)) if alike else None
+    begin, end = np.clip([line.begin, line.end], windows.ms.min(), windows.ms.max())  # it may end beyond all windows
+    return replace(line, begin=float(begin), end=float(end)) if alike else None
 
 
 @dataclass(frozen=True)
@@ -664,7 +639,7 @@ def control_pairs(cells: Sequence[Cell]) -> list[tuple[float, float]]:
     for cell in cells:
         first, *controls = cell.placements
         for control in controls:
-            difference = _in_turns(control, first)
+            difference = _in_turns([control], [first])
             if difference is not None and np.isfinite(difference[1]):
                 found.append((difference[0], difference[1]))
     return found

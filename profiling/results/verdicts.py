@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from profiling.results import judge
-from profiling.results.judge import Answer, Cell, Drift, Holds, HoldsAnswer, Pair, Ranking, Spread, Windows
+from profiling.results.judge import Answer, Cell, Holds, HoldsAnswer, Line, Pair, Ranking, Spread, Windows
 from profiling.results.measured import LATE, LEAST_VALUES, Deadline, Interference, Interval, Window
 from profiling.results.record import BASELINE, Record
 from profiling.results.stats import BATCHES, batch_medians
@@ -229,7 +229,7 @@ def interval_of(record: Record) -> Interval | None:
     return min(low, summary.p50), max(min(found[1], summary.max), summary.p50)
 
 
-def drift_of(record: Record) -> Drift | None:
+def drift_of(record: Record) -> Line | None:
     """Return how the times of a cell changed while it was timed, in ms; None where no change can be claimed."""
     placements = placements_of(record)
     return judge.drift(placements[0]) if placements else None
