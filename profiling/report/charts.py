@@ -20,6 +20,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from profiling.results.measured import Summary
 from profiling.results.stats import COMMON_FPS
 
 #: A line across a figure: (milliseconds, label).
@@ -96,32 +97,20 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How times are spread around their median, in milliseconds; None where not known."""
-
-    low: float
-    p50: float
-    p95: float
-    high: float
-    p99: float | None = None
-    least: float | None = None  # the roofline
-    samples: Sequence[float] = ()
-
-
-@dataclass(frozen=True)
 class Row:
-    """A name, its stacked bar or its spread, and what stands behind it."""
+    """A name, its stacked bar or the spread of its times, of which the samples are drawn, and what stands behind it."""
 
     name: str
     words: str
     parts: Sequence[Part] = ()
-    spread: Spread | None = None
+    spread: Summary | None = None
+    roofline_ms: float | None = None
     counts: bool = True  # False: its times are not compared, and it is pale
 
     @property
     def ms(self) -> float:
         """Where it ends."""
-        return sum(part.ms for part in self.parts) if self.spread is None else self.spread.high
+        return sum(part.ms for part in self.parts) if self.spread is None else self.spread.max
 
 
 @dataclass(frozen=True)

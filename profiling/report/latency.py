@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from profiling.errors import printable
-from profiling.report.charts import Chart, Row, Rows, Series, Spread, View, envelope, frame_budgets, palette, upper_end
+from profiling.report.charts import Chart, Row, Rows, Series, View, envelope, frame_budgets, palette, upper_end
 from profiling.report.format import count_of, few, listed, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words
@@ -92,19 +93,11 @@ def _rows(group: Sequence[Record]) -> Rows:
 
 def _row(record: Record, times: Summary) -> Row:
     samples = np.array(times.samples)
-    least = record.roofline.roofline_ms if record.roofline is not None else None
-    spread = Spread(
-        low=times.min,
-        p50=times.p50,
-        p95=times.p95,
-        high=times.max,
-        p99=times.percentile("p99"),
-        least=least or None,
-        samples=samples[envelope(samples, _DOTS)].tolist(),
-    )
+    drawn = replace(times, samples=tuple(samples[envelope(samples, _DOTS)].tolist()))
+    roofline_ms = (record.roofline and record.roofline.roofline_ms) or None
     name, ms = times.tail
     words = f"{significant(times.p50)} ms, {name} {significant(ms)}"
-    return Row(cell_words(record), words, spread=spread, counts=record.is_correct)
+    return Row(cell_words(record), words, spread=drawn, roofline_ms=roofline_ms, counts=record.is_correct)
 
 
 def _kind(cause: str) -> str:

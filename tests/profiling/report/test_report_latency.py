@@ -66,10 +66,10 @@ def test_spreads_stand_around_their_medians_and_a_wrong_one_is_pale(three):
     bounded = build("bounded", 5.0, roofline={"roofline_ms": 1.25})
     drawn = spreads(*three, bounded)["world_model"]
     first, _, wrong, last = drawn.rows
-    found = [getattr(first.spread, name) for name in ("low", "p50", "p95", "p99", "high")]
+    found = [getattr(first.spread, name) for name in ("min", "p50", "p95", "p99", "max")]
     assert found == [28.66, 28.7, 28.73, 28.8, 28.9]
-    assert (first.words, first.spread.least, last.spread.least) == ("28.70 ms, p99 28.80", None, 1.25)
-    assert first.spread.high < drawn.end < 33
+    assert (first.words, first.roofline_ms, last.roofline_ms) == ("28.70 ms, p99 28.80", None, 1.25)
+    assert first.spread.max < drawn.end < 33
     assert (wrong.name, wrong.counts, first.counts) == ("cuda_graph (failed: does not count)", False, True)
     assert drawn.levels == [(1000 / 60, "60 FPS"), (1000 / 120, "120 FPS")], "those of the axis"
 
