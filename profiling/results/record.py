@@ -246,9 +246,10 @@ def _typed(path: str, content: Any, kind: Any) -> Any:
 
 def _validated(path: str, section: Any, kind: Any) -> Any:
     content = _plain(path, section)
-    lost = next(unknown_keys(content, msgspec.to_builtins(_typed(path, content, kind)), path), None)
-    if lost is not None:
-        raise ValueError(f"section {path}: a record has no field {lost}")
+    known = dict(leaves(msgspec.to_builtins(_typed(path, content, kind)), path))
+    for place, value in leaves(content, path):
+        if place not in known and value not in (None, False):  # a default is left out
+            raise ValueError(f"section {path}: a record has no field {place}")
     return content
 
 
@@ -284,16 +285,3 @@ def leaves(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(value, f"{path}[{index}]")
     else:
         yield path, content
-
-
-def unknown_keys(content: Any, typed: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths of values in `content` that `typed`, the same content after typing, does not have."""
-    if isinstance(content, Mapping) and isinstance(typed, Mapping):
-        for key, value in content.items():
-            if key in typed:
-                yield from unknown_keys(value, typed[key], f"{path}.{key}")
-            elif value not in (None, False) and value != {} and value != [] and value != ():
-                yield f"{path}.{key}"
-    elif isinstance(content, list | tuple) and isinstance(typed, list | tuple):
-        for index, (one, other) in enumerate(zip(content, typed, strict=True)):
-            yield from unknown_keys(one, other, f"{path}[{index}]")
