@@ -30,10 +30,6 @@ class Results(NamedTuple):
     skipped_lines: int  # that are cut off, or hold no record
 
 
-class _Tagged(msgspec.Struct):
-    schema: Any = SCHEMA
-
-
 def append_record(run: Path, record: Record) -> None:
     """Write `record` as the last line of the run's results, on the disk before this returns; see `encode_record`.
 
@@ -102,7 +98,7 @@ def decode_record(line: bytes) -> Record | None:
         return msgspec.json.decode(line, type=Record)
     schema: Any = SCHEMA
     with suppress(*DECODE_ERRORS):
-        schema = msgspec.json.decode(line, type=_Tagged).schema
+        schema = msgspec.json.decode(line, type=dict[str, Any]).get("schema", SCHEMA)
     if schema != SCHEMA:
         raise ValueError(f"record of schema {schema}; this version reads schema {SCHEMA}")
     return None
