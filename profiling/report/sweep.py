@@ -230,7 +230,11 @@ class SweepData:
 
 def _place(value: str) -> tuple[float, str]:
     """Return what values are sorted by: numbers by size, then text."""
-    return (math.inf if (found := overrides.number(value)) is None else found, value)
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    return number if math.isfinite(number) else math.inf, value
 
 
 def load_sweep(folder: Path) -> SweepData:

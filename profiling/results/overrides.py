@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -65,15 +64,6 @@ def concerns(key: str, record: Record) -> bool:
 def setting(key: str, value: str) -> str:
     """Return `frames=4` of `component.NAME.inputs.frames=4`."""
     return f"{key.rpartition('.')[2]}={value}"
-
-
-def number(value: str | None) -> float | None:
-    """Return the value of an override as a number; None where it is none."""
-    try:
-        found = float(value or "")
-    except ValueError:
-        return None
-    return found if math.isfinite(found) else None
 
 
 def _key_and_value(override: str) -> tuple[str, str]:
