@@ -190,8 +190,7 @@ def _leaks(record: Record) -> str:
 _Part = tuple[Record, BudgetPart, str]
 _BUDGET = (
     Column[_Part]("stage", lambda row: row[2]),
-    *columns(BudgetPart, "device_ms", "host_ms", "mean_ms"),
-    *columns(BudgetPart, "share"),
+    *columns(BudgetPart, "device_ms", "host_ms", "mean_ms", "share"),
 )
 
 
