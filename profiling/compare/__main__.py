@@ -18,10 +18,9 @@ from profiling.compare.cells import (
     TWO_RUNS,
     VERDICTS,
     CellComparison,
+    compared_cells,
     default_threshold,
     exit_code,
-    judged,
-    matched_cells,
     read_run,
 )
 from profiling.compare.differences import Difference, run_differences
@@ -161,9 +160,9 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
         if not run.environment.is_known:
             unknown = "differences in machine, versions and code are unknown"
             lines.append(f"{letter} has no readable {ENVIRONMENT_FILE}: {unknown}.")
-    matched, differences = list(matched_cells(a, b)), run_differences(a, b)
-    threshold = default_threshold(matched) if threshold is None else threshold
-    cells = sorted(judged(matched), key=lambda cell: VERDICTS.index(cell.verdict))
+    cells = sorted(compared_cells(a, b), key=lambda cell: VERDICTS.index(cell.verdict))
+    differences = run_differences(a, b)
+    threshold = default_threshold(cells) if threshold is None else threshold
     if not differences:
         lines.append("The recorded environments and options of the runs do not differ.")
     numbers = Counter(cell.verdict for cell in cells)

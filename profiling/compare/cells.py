@@ -5,7 +5,7 @@ All cells are judged together: of a hundred equal ones none is called slower by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -66,18 +66,6 @@ class CellComparison:
         return not self.is_worse(threshold) and (self.interval is None or self.interval[1] > 1 + threshold)
 
 
-def judged(cells: Iterable[CellComparison]) -> tuple[CellComparison, ...]:
-    """Return the cells with the judge's answers on all of them together."""
-    every = list(cells)
-    pairs = {place: cell.pair for place, cell in enumerate(every) if cell.pair is not None}
-    for place, pair in judge.judged(pairs).items():
-        answer = pair.answer()
-        wanted = f"wants {pair.wants()}" if answer == "undecided" else ""
-        reason = "; ".join(filter(None, (wanted, every[place].reason)))
-        every[place] = replace(every[place], verdict=answer, reason=reason, pair=pair)
-    return tuple(every)
-
-
 def default_threshold(cells: Iterable[CellComparison]) -> float:
     """Return the largest slowdown that passes, unless the reader sets one."""
     pairs = [cell.pair for cell in cells if cell.pair is not None and cell.interval is not None]
@@ -113,19 +101,24 @@ def read_run(path: Path, glob: str | None = None) -> RunData:
     return replace(run, records=matching)
 
 
-def matched_cells(a: RunData, b: RunData) -> Iterator[CellComparison]:
-    """Yield every cell of either run, in the order of A, with the ratio that is to be judged."""
+def compared_cells(a: RunData, b: RunData) -> list[CellComparison]:
+    """Return every cell of either run in the order of A, with the judge's answers on all of them together."""
     before, after = ({record.cell: record for record in run.records} for run in (a, b))
-    for component, variant in dict.fromkeys((*before, *after)):
-        one, two = before.get((component, variant)), after.get((component, variant))
-        cell = CellComparison(component, variant)
-        if one is None or two is None:
-            yield replace(cell, reason=f"only in {'A' if two is None else 'B'}", unmatched=two is None)
-        else:
-            yield _matched(cell, one, two)
+    names = dict.fromkeys((*before, *after))
+    cells = [_matched(CellComparison(*name), before.get(name), after.get(name)) for name in names]
+    pairs = {place: cell.pair for place, cell in enumerate(cells) if cell.pair is not None}
+    for place, pair in judge.judged(pairs).items():
+        answer = pair.answer()
+        wanted = f"wants {pair.wants()}" if answer == "undecided" else ""
+        reason = "; ".join(filter(None, (wanted, cells[place].reason)))
+        cells[place] = replace(cells[place], verdict=answer, reason=reason, pair=pair)
+    return cells
 
 
-def _matched(cell: CellComparison, one: Record, two: Record) -> CellComparison:
+def _matched(cell: CellComparison, one: Record | None, two: Record | None) -> CellComparison:
+    """Return the cell with the ratio that is to be judged, or with the reason why there is none."""
+    if one is None or two is None:
+        return replace(cell, reason=f"only in {'A' if two is None else 'B'}", unmatched=two is None)
     cell = replace(cell, a_ms=one.median_ms, b_ms=two.median_ms)
     if one.status == two.status == "skipped":
         return replace(cell, reason="skipped in both")

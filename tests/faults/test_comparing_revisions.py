@@ -12,7 +12,7 @@ from test_taking_turns import rows
 
 from profiling.compare import measure
 from profiling.compare.__main__ import main
-from profiling.compare.cells import exit_code, judged, matched_cells, read_run
+from profiling.compare.cells import compared_cells, exit_code, read_run
 from profiling.run.runner import execute
 
 # What the user types, in a repository with two commits.
@@ -138,7 +138,7 @@ def test_an_interrupt_removes_the_worktrees(repository, monkeypatch, capsys, num
 
 def compared(runs):
     loaded = [read_run(run.folder) for run in runs]
-    cells = judged(matched_cells(*loaded))
+    cells = compared_cells(*loaded)
     return {cell.variant: cell for cell in cells}, exit_code(cells, 0.02)
 
 

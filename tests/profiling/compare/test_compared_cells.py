@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from planted_runs import WRONG, cell, failed, loop, noisy, write_run
 
-from profiling.compare.cells import different_work, exit_code, judged, matched_cells, read_run
+from profiling.compare.cells import compared_cells, different_work, exit_code, read_run
 from profiling.history import read_history
 from profiling.results.measured import Metrics
 from profiling.results.stats import summarize
@@ -18,7 +18,7 @@ T = 0.02
 
 
 def compare_cells(a, b):
-    return judged(matched_cells(a, b))
+    return compared_cells(a, b)
 
 
 @pytest.fixture

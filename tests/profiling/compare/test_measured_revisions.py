@@ -10,7 +10,7 @@ from planted_repository import commit, git, with_network
 
 from profiling.compare import measure
 from profiling.compare.__main__ import main
-from profiling.compare.cells import exit_code, judged, matched_cells, read_run
+from profiling.compare.cells import compared_cells, exit_code, read_run
 from profiling.results.environment import read_environment
 from profiling.results.jsonl import read_records
 from profiling.results.verdicts import compare_records
@@ -22,7 +22,7 @@ def records(run):
 
 
 def compared(runs):
-    cells = judged(matched_cells(*(read_run(run.folder) for run in runs)))
+    cells = compared_cells(*(read_run(run.folder) for run in runs))
     return [(cell.variant, cell.verdict) for cell in cells], exit_code(cells, 0.02), cells
 
 
@@ -147,7 +147,7 @@ def test_two_revisions_of_a_repository(tmp_path, monkeypatch, capsys):
     folders = [repository / "runs" / "x" / name for name in ("A", "B")]
     assert main(["runs/x/A", "runs/x/B"]) == code, "they can be compared again"
     assert capsys.readouterr().out == printed.out
-    (cell,) = judged(matched_cells(*map(read_run, folders)))
+    (cell,) = compared_cells(*map(read_run, folders))
     assert cell.verdict == ("slower" if code == 1 else "undecided")
     assert len({record.turns.began for folder in folders for record in read_records(folder).records}) == 1
     assert cell.pair.ratio > 1.5

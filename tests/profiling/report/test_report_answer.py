@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from planted_sweep import Job, plant
 from report_records import build, build_loop, clocks, faster, frame_loop, in_turns, rate, rows, run_data, titled
 
-from profiling.compare.cells import judged, matched_cells, read_run
+from profiling.compare.cells import compared_cells, read_run
 from profiling.history import read_history
 from profiling.report.answer import answer_of, answer_section, held_rate, notes_section, status_section
 from profiling.report.export import as_csv, as_json
@@ -222,4 +222,4 @@ def test_every_target_names_the_same_leader_with_the_same_answers(tmp_path):
         (line,) = (line for line in searched if line.startswith(f"{answer.component}: the winner is "))
         assert line.split()[4] == own.ranking.leader
     loaded = read_run(run)
-    assert {cell.verdict for cell in judged(matched_cells(loaded, loaded))} == {"same", "not compared"}
+    assert {cell.verdict for cell in compared_cells(loaded, loaded)} == {"same", "not compared"}
