@@ -120,10 +120,8 @@ def decimals(value: float, digits: int) -> int:
     return max(0, digits - 1 - exponent)
 
 
-def mebibytes(count: float | None) -> str:
+def mebibytes(count: float) -> str:
     """Return bytes as a number of MiB: whole ones from ten on, two significant digits below."""
-    if count is None:
-        return ABSENT
     value = count / MIB
     return f"{value:.0f}" if value == 0 or abs(value) >= 9.95 else significant(value, 2)
 

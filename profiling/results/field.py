@@ -70,9 +70,7 @@ def described(struct: type[msgspec.Struct], path: str) -> Described:
             return Described(rest, unit, meta.description, kind, (name, rest))
         key, _, rest = rest.partition(".")
         names = (name, key)
-    if not _is_struct(kind):
-        raise TypeError(f"{struct.__name__}.{name} is not a struct, so it has no field {rest}")
-    inner = described(kind, rest)
+    inner = described(kind, rest)  # of what is no struct, a TypeError too
     title = f"{title if unit is not None else ''} {inner.title}".strip()
     return Described(title, inner.unit or unit, inner.meaning, inner.type, names + inner.names)
 
