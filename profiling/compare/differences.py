@@ -14,7 +14,7 @@ from profiling.report.table import Column, columns
 from profiling.results.environment import Git, encode_environment
 from profiling.results.judge import Spread, compare_totals
 from profiling.results.record import Record
-from profiling.results.run_folder import FREE_KEYS
+from profiling.results.run_folder import FREE_KEYS, flat
 from profiling.results.verdicts import judged_rates
 
 #: What is compared of the environment, the likeliest explanations of a change first. The code comes before it.
@@ -59,7 +59,7 @@ def _environment(run: RunData) -> dict[str, Any]:
     code = {"git, your code": environment.user_git, "git, this tool": environment.tool_git, **modules}
     content = encode_environment(environment)
     known = {name: content[name] for name in _ENVIRONMENT if name in content}
-    return {name: _revision(git) for name, git in code.items()} | dict(_flat(known))
+    return {name: _revision(git) for name, git in code.items()} | dict(flat(known))
 
 
 def _revision(git: Git | None) -> str | None:
@@ -70,16 +70,7 @@ def _revision(git: Git | None) -> str | None:
 
 
 def _options(run: RunData) -> dict[str, Any]:
-    return {key: value for key, value in _flat(run.config) if key not in (*FREE_KEYS, *_RESOLVED)}
-
-
-def _flat(content: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        name = f"{path}.{key}" if path else str(key)
-        if isinstance(value, Mapping):
-            yield from _flat(value, name)
-        else:
-            yield name, value
+    return {key: value for key, value in flat(run.config) if key not in (*FREE_KEYS, *_RESOLVED)}
 
 
 def _unequal(before: Mapping[str, Any], after: Mapping[str, Any], names: Iterable[str]) -> list[Difference]:

@@ -253,18 +253,21 @@ def _read_environment(run: Path, *, required: bool) -> Environment | None:
     return environment
 
 
-def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
+def flat(content: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a config and their values; a mapping without keys is a value."""
+    for key, value in content.items():
+        name = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, name)
+        else:
+            yield name, value
+
+
+def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys in which two configs differ, `FREE_KEYS` left out."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        keys = sorted({*old, *new}, key=str)
-        differing: list[str] = []
-        for key in keys:
-            name = f"{path}.{key}" if path else str(key)
-            if name in FREE_KEYS:
-                continue
-            differing += [name] if (key in old) != (key in new) else config_differences(old[key], new[key], name)
-        return differing
-    return [] if old == new else [path]
+    before, after = dict(flat(old)), dict(flat(new))
+    keys = sorted({*before, *after}.difference(FREE_KEYS))
+    return [key for key in keys if key not in before or key not in after or before[key] != after[key]]
 
 
 def resume_command(run: Path, started_by: str | None = None) -> str:
