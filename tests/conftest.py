@@ -1,6 +1,7 @@
 """Every process that runs tests."""
 
 import gc
+import sys
 
 import parsed_once
 import pytest
@@ -31,3 +32,26 @@ def _imports_are_no_garbage():
     """Keep what was imported out of collections: each measurement begins with one, of a quarter second."""
     gc.collect()
     gc.freeze()
+
+
+class _Missing:
+    """Finds nothing of a library, before any other finder does."""
+
+    def __init__(self, library):
+        self._library = library
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == self._library:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@pytest.fixture
+def without_library(monkeypatch):
+    """Make a library missing for the test, also where parts of it were imported before."""
+
+    def hide(library):
+        for name in [name for name in sys.modules if name.partition(".")[0] == library]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setattr(sys, "meta_path", [_Missing(library), *sys.meta_path])
+
+    return hide

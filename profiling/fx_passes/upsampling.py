@@ -135,10 +135,10 @@ def _weights(args: dict[str, Any], dim: int, inputs: int, results: int) -> Tenso
     """Return the weights [results, inputs] of an interpolation in one dim of pictures: its results for unit vectors."""
     size, factors = args["size"], args["scale_factor"]
     options = {name: args[name] for name in ("mode", "align_corners", "recompute_scale_factor")}
-    picture = torch.eye(inputs)[None, :, None]  # a vector is the only row of a channel
+    vectors = torch.eye(inputs)[None, :, None]  # one is the only row of a channel
     factor = None if factors is None else (factors[dim] if isinstance(factors, list | tuple) else factors)
     out: Any = F.interpolate(
-        picture,
+        vectors,
         None if size is None else [1, results],
         None if factor is None else [1.0, float(factor)],
         **options,

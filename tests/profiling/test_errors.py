@@ -32,8 +32,8 @@ def test_a_printed_command_starts_this_interpreter(monkeypatch, tmp_path, activa
     assert python_command().startswith("python") == activated
 
 
-def test_a_missing_optional_package_is_named_with_the_command_that_installs_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
+def test_a_missing_optional_package_is_named_with_the_command_that_installs_it(without_library):
+    without_library("transformers")
     with pytest.raises(MissingExtraError, match=r"transformers is not installed.* -m pip install transformers$"):
         instantiate({"_target_": "models.clip.build_clip_text", "folder": None}, "component.clip_text.module")
 
