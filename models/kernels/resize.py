@@ -1,7 +1,7 @@
 """Resizes pictures with channels last by weighted sums along columns and rows: bilinear, bicubic, antialiased or not.
 
-The weights are tables, computed once from PyTorch's own function. A compiler computes them again for each number of the
-result, and reads as many inputs for it as it has weights; here a tile of columns in `ROWS` rows shares what it reads.
+The weights come from PyTorch's own function, once, and are tables. Compiled code computes them for each number of the
+result, and reads 16 inputs for it in a bicubic resize; here `ROWS` rows share the sums along a row of the input.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Triton kernel of `resize.py`: sums along columns are shared by the rows that read them."""
+"""Triton kernel of `resize.py`: a sum along a row of the input serves all rows of the result that read it."""
 
 import torch
 import triton  # pyright: ignore[reportMissingImports]
@@ -19,7 +19,7 @@ def _resize_rows(
     aligned: tl.constexpr, row_window: tl.constexpr, column_window: tl.constexpr,
     block_columns: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
-    """Write a tile of columns and channels in four rows."""
+    """Write four rows of a tile of columns and channels."""
     if aligned > 1:  # tells Triton that it may read so many elements at once
         channels = channels // aligned * aligned
     group, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)

@@ -104,16 +104,18 @@ class FuseConvEpilogues(RewritePass):
 
 @dataclass(frozen=True, kw_only=True)
 class SplitTaps(RewritePass):
-    """Compute a convolution of few outputs as a 1×1 convolution with outputs for each tap, whose shifted sum it is.
+    """Replace a convolution of few outputs by a 1×1 convolution, which has them for each tap, and the sum over taps.
 
-    The input is read once, where libraries compute 32 outputs or more instead of three, for each tap. A product is
-    rounded to the weight's dtype before the sum, which is in float32 for half precision.
+    In the sum each tap is shifted to its place. Libraries compute at least 32 outputs in place of three; the 1×1
+    convolution computes what is needed, and reads its input once. A product is rounded to the weight's dtype before the
+    sum, which is in float32 for half precision.
     """
 
     def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
-        """Return the sum for a convolution without stride and groups whose taps have fewer outputs than it has inputs.
+        """Return the sum, for a convolution without stride and groups; None where it has too many outputs.
 
-        In three dims the 1×1 convolution is a product of matrices, which leaves the memory format as it is.
+        All taps together may have as many outputs as there are inputs. In three dims the 1×1 convolution is a product
+        of matrices, which leaves the memory format as it is.
         """
         if not is_call(node, *CONVOLUTIONS):
             return None

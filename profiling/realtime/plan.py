@@ -12,8 +12,8 @@ from profiling.realtime.options import LoopOptions
 from profiling.results.loop import Realtime
 from profiling.run.job import Job
 
-#: Ticks of a session that is compared with its reference. A stage that runs less often than every `FAR` ticks is
-#: compared in its first run only.
+#: Ticks of a session that is compared with its reference, at least. A stage that runs every `FAR` ticks or less often
+#: is compared in its first run only.
 CHECK_TICKS, FAR = 4, 16
 
 
@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def session_ticks(self) -> int:
-        """Ticks of a session that is compared: a few, and where it is not far, a second run of every stage."""
+        """Ticks of a session that is compared: a second run of every stage that runs more often than every `FAR`."""
         return max([CHECK_TICKS, *(stage.every + 1 for stage in self.graph.stages.values() if stage.every < FAR)])
 
     @property

@@ -1,6 +1,6 @@
 """The loop itself: begin each frame when it is due, wait until it is delivered, and record its times.
 
-A few ticks, from the first one on, are a session, in which pipelines are compared.
+The first few ticks are a session, in which pipelines are compared.
 """
 
 from __future__ import annotations
