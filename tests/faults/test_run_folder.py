@@ -39,7 +39,7 @@ from profiling.results.measured import Metrics
 from profiling.results.record import encode_sections
 from profiling.results.run_folder import LOCK_FILE, claimed, new_folder
 from profiling.results.stats import summarize
-from profiling.run import runner
+from profiling.run import revisions, runner
 from profiling.run.child import ProcessEnd
 from profiling.run.events import Emit, End, Probed, Sections
 from profiling.run.revisions import code_changes
@@ -379,7 +379,7 @@ def test_resume_with_other_code(start, tmp_path, monkeypatch):
     code.write_text("two")
     start(cell=second_is(interrupts), probe=probe)
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "tool_version", lambda: "9.9.9")
+        patch.setattr(revisions, "tool_version", lambda: "9.9.9")
         is_refused("→ 9.9.9")
     revision = "b" * 40
     is_refused("outside_net.Net aaaaaaa → bbbb")

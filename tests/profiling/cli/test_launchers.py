@@ -48,7 +48,7 @@ def share_nothing(swept, key):
 @TWO_CORES
 @pytest.mark.parametrize("words", PARALLEL)
 def test_jobs_end_well_and_badly(start_sweep, words):
-    plan = {0: "meet 1", 1: "raise", 2: "die", 3: "exit 2"}
+    plan = {0: "meet 4", 1: "raise", 2: "die", 3: "exit 2"}
     swept = start_sweep(*words, "seed=0,1,2,3,4", plan=plan)
     assert swept.states == ["done", "failed", "died", "failed", "done"], swept.err
     assert swept.code == 2
