@@ -35,7 +35,7 @@ def _imports_are_no_garbage():
 
 
 class _Missing:
-    """Finds nothing of a library, before any other finder does."""
+    """An import hook that raises ModuleNotFoundError for one library and its modules."""
 
     def __init__(self, library):
         self._library = library
@@ -47,7 +47,7 @@ class _Missing:
 
 @pytest.fixture
 def without_library(monkeypatch):
-    """Make a library missing for the test, also where parts of it were imported before."""
+    """Return a function that hides an installed library until the test ends, even if it was imported before."""
 
     def hide(library):
         for name in [name for name in sys.modules if name.partition(".")[0] == library]:

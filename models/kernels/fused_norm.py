@@ -20,12 +20,19 @@ MOST_IN_REGISTERS = 8192
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def misfit(form: Tensor, device: torch.device, groups: int) -> str | None:
-    """Return why the kernels do not take a tensor of the form of `form`, which may be on another device, or None."""
+def unsupported(form: Tensor, device: torch.device) -> str | None:
+    """Return why no kernel runs for a tensor of this dtype on a device, or None; `form` may be on another device."""
     if device.type != "cuda" or not HAS_TRITON:
         return "the kernel needs triton and a CUDA device"
     if form.dtype not in DTYPES:
-        return f"it is in {str(form.dtype).removeprefix('torch.')}; the kernel takes float32, bfloat16 and float16"
+        return f"its dtype is {str(form.dtype).removeprefix('torch.')}; the kernel takes float32, bfloat16 and float16"
+    return None
+
+
+def misfit(form: Tensor, device: torch.device, groups: int) -> str | None:
+    """Return why the kernels do not take a tensor of the form of `form`, which may be on another device, or None."""
+    if (reason := unsupported(form, device)) is not None:
+        return reason
     if channels_last(form) is None:
         return "its memory is neither contiguous nor channels last"
     if not groups and form.shape[1] > MOST_IN_REGISTERS:

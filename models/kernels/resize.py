@@ -7,8 +7,8 @@ result, and reads 16 inputs for it in a bicubic resize; here `ROWS` rows share t
 import torch
 from torch import Tensor
 
-from models.kernels import HAS_TRITON, one_call
-from models.kernels.fused_norm import DTYPES, channels_last, in_format_of, runs_in_kernel
+from models.kernels import one_call
+from models.kernels.fused_norm import channels_last, in_format_of, runs_in_kernel, unsupported
 
 #: Rows of the result that a program computes.
 ROWS = 4
@@ -27,10 +27,8 @@ def misfit(form: Tensor, device: torch.device, row_weights: Tensor, column_weigh
         row_weights: as `tables` returns them.
         column_weights: likewise.
     """
-    if device.type != "cuda" or not HAS_TRITON:
-        return "the kernel needs triton and a CUDA device"
-    if form.dtype not in DTYPES:
-        return f"it is in {str(form.dtype).removeprefix('torch.')}; the kernel takes float32, bfloat16 and float16"
+    if (reason := unsupported(form, device)) is not None:
+        return reason
     if form.shape[1] < LEAST_CHANNELS:
         return f"it has {form.shape[1]} channels; the kernel takes {LEAST_CHANNELS} and more"
     if not channels_last(form):

@@ -104,11 +104,12 @@ class FuseConvEpilogues(RewritePass):
 
 @dataclass(frozen=True, kw_only=True)
 class SplitTaps(RewritePass):
-    """Replace a convolution of few outputs by a 1×1 convolution, which has them for each tap, and the sum over taps.
+    """Replace a convolution of few output channels by a 1×1 convolution and a sum.
 
-    In the sum each tap is shifted to its place. Libraries compute at least 32 outputs in place of three; the 1×1
-    convolution computes what is needed, and reads its input once. A product is rounded to the weight's dtype before the
-    sum, which is in float32 for half precision.
+    The 1×1 convolution computes, at each position, the output channels of each element of the kernel (tap) alone: 27
+    channels for a 3×3 kernel with 3 outputs. The sum adds up the taps, each shifted to where its element lies.
+    Libraries pad 3 output channels to 32 or more; this computes 27 in place of 9·32, and reads the input once. The 1×1
+    results are rounded to the weight's dtype; the sum is in float32 for half precision.
     """
 
     def replacement(self, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:

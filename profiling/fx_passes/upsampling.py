@@ -1,9 +1,11 @@
-"""Passes over resized tensors: convolutions move before nearest-neighbour upsampling, and a kernel interpolates.
+"""Two passes for upsampling: convolutions are computed before it, and interpolation is replaced by a kernel.
 
-Upsampling copies each number, and the convolution multiplies the copies by different weights. One product of the
-number with the sum of these weights gives the same. For each result it takes 4 products instead of 9 for a 3×3 kernel
-and a factor of 2, and 3 instead of 14 for a kernel of 14 and a factor of 7. Each place among the copies of a number has
-sums of its own: they are output channels of one convolution, which a reshape then puts side by side.
+The second is for bilinear and bicubic interpolation, and explained in `models.kernels.resize`. The first is for
+nearest-neighbour upsampling, which copies each number, and the convolution multiplies the copies by different
+weights. One product of the number with the sum of these weights gives the same. For each result it takes 4 products
+instead of 9 for a 3×3 kernel and a factor of 2, and 3 instead of 14 for a kernel of 14 and a factor of 7. Each place
+among the copies of a number has sums of its own: they are output channels of one convolution, which a reshape then
+puts side by side.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ def crossing(sizes: Sequence[int], ratios: Sequence[float]) -> float:
 
 
 def at_size(size: float, sizes: Sequence[int], values: Sequence[float]) -> float:
-    """Return positive `values`, one for each of `sizes`, interpolated at `size` in logarithms; NaN outside."""
+    """Interpolate positive `values`, one for each of `sizes`, at `size`; both axes logarithmic. NaN outside `sizes`."""
     if not sizes[0] <= size <= sizes[-1]:
         return math.nan
     return float(np.exp(np.interp(math.log(size), np.log(sizes), np.log(values))))

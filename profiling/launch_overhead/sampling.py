@@ -135,7 +135,7 @@ def idle_sample(clock: CudaClock | WallClock, enqueue: Callable[[], Any]) -> tup
     return 1e3 * host_ms, math.nan if device_ms is None else 1e3 * device_ms
 
 
-#: Attempts at a queued sample, each behind a blocker that lasts four times as long as the one before.
+#: How often a queued sample is tried. Each try blocks the stream four times as long as the one before.
 TRIES = 4
 #: Clock cycles of a GPU in a millisecond: a slower one is blocked for longer, a faster one is tried again.
 CYCLES_PER_MS = 2_000_000

@@ -254,7 +254,7 @@ def _read_environment(run: Path, *, required: bool) -> Environment | None:
 
 
 def flat(content: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a config and their values; a mapping without keys is a value."""
+    """Yield (dotted key, value) for every value of a nested config, such as ("loop.fps", 60). {} counts as a value."""
     for key, value in content.items():
         name = f"{path}.{key}" if path else str(key)
         if isinstance(value, Mapping) and value:

@@ -56,7 +56,7 @@ def tool_version() -> str | None:
 
 
 def code_and_command(command: str, folder: Path, checkout: str | None = None) -> Environment:
-    """Return what every run writes of its environment: moment, command line and code, yours in `folder`."""
+    """Return the time, the command line, and the git revisions of this tool and of the code in `folder`."""
     return Environment(
         captured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,

@@ -107,7 +107,7 @@ class Trainer:
         return Trajectory(losses, end.weights(), end.statistics(), tuple(log), is_random=is_random)
 
     def train_eagerly(self) -> Trajectory:
-        """Train eagerly from the start, and from weights perturbed by a rounding error.
+        """Train eagerly several times: from the start, and from its weights with random errors of the size of rounding.
 
         Afterwards the start is restored, and gradients and the allocator's cache are freed.
         """

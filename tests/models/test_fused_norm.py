@@ -124,7 +124,7 @@ def test_compiled_and_captured_on_the_gpu():
     [
         (torch.empty(1, 8, 4, 4), 2, None),
         (torch.empty(1, 4, 4, 8, dtype=torch.bfloat16).movedim(-1, 1), 2, None),
-        (torch.empty(1, 8, 4, 4).double(), 2, "it is in float64"),
+        (torch.empty(1, 8, 4, 4).double(), 2, "its dtype is float64"),
         (torch.empty(1, 8, 4, 8)[..., ::2], 2, "neither contiguous nor channels last"),
         (torch.empty(1, MOST_IN_REGISTERS + 1, 2), 0, "it has 8193 channels"),
     ],

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from models.kernels.resize import misfit, resize, tables
 
-#: Shape, and options of `interpolate`: both modes, up and down, ragged sizes, several pictures, one row.
+#: Shape of the input, and options of `F.interpolate`. They enlarge and shrink, by factors that are no whole numbers.
 CASES = [
     ((2, 20, 7, 9), {"size": (14, 18), "mode": "bicubic"}),
     ((1, 80, 12, 12), {"size": (9, 15), "mode": "bicubic"}),
@@ -89,7 +89,7 @@ LAST = torch.empty(1, 4, 4, 32, dtype=torch.bfloat16).movedim(-1, 1)
     ("form", "size", "reason"),
     [
         (LAST, (8, 8), None),
-        (LAST.double(), (8, 8), "it is in float64"),
+        (LAST.double(), (8, 8), "its dtype is float64"),
         (LAST[:, :3], (8, 8), "it has 3 channels"),
         (LAST.contiguous(), (8, 8), "not channels last"),
         (torch.empty(1, 64, 64, 32).movedim(-1, 1), (4, 4), "more than 16 numbers"),
@@ -98,6 +98,6 @@ LAST = torch.empty(1, 4, 4, 32, dtype=torch.bfloat16).movedim(-1, 1)
 def test_what_the_kernel_does_not_take(form, size, reason, monkeypatch):
     _, rows, _, columns, _ = given_for(form.shape, size, mode="bilinear", antialias=True)
     assert "CUDA device" in misfit(form, torch.device("cpu"), rows, columns)
-    monkeypatch.setattr("models.kernels.resize.HAS_TRITON", True)
+    monkeypatch.setattr("models.kernels.fused_norm.HAS_TRITON", True)
     found = misfit(form, torch.device("cuda"), rows, columns)
     assert found is reason or reason in found

@@ -1,4 +1,4 @@
-"""Convolutions after nearest-neighbour upsampling, computed before it, and interpolation by a kernel."""
+"""The passes for upsampling: convolutions computed before it, and interpolation replaced by a kernel."""
 
 import pytest
 import torch
