@@ -11,7 +11,7 @@ from models.kernels import one_call
 from models.kernels.fused_norm import channels_last, in_format_of, runs_in_kernel, unsupported
 
 #: Rows of the result that a program computes.
-ROWS = 4
+ROWS = 8
 #: Fewest channels: 32 bytes in half precision, the least that memory transfers.
 LEAST_CHANNELS = 16
 #: Most inputs along a dim that a program reads for its results.

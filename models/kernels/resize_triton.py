@@ -16,10 +16,10 @@ TILE = 1024  # numbers of a row in a tile: 16 bytes in half precision for each o
 def _resize_rows(
     x, first_row, row_weights, first_column, column_weights, out,
     height, width, rows, columns, channels,
-    aligned: tl.constexpr, row_window: tl.constexpr, column_window: tl.constexpr,
+    aligned: tl.constexpr, count: tl.constexpr, row_window: tl.constexpr, column_window: tl.constexpr,
     block_columns: tl.constexpr, block_channels: tl.constexpr,
 ):  # fmt: skip
-    """Write four rows of a tile of columns and channels."""
+    """Write `count` rows of a tile of columns and channels."""
     if aligned > 1:  # tells Triton that it may read so many elements at once
         channels = channels // aligned * aligned
     group, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -29,28 +29,26 @@ def _resize_rows(
     is_column = column < columns
     real = is_column & (channel < channels)
     source = x + (batch * height + tl.load(first_row + group)) * width * channels
-    within = tl.load(first_column + column, mask=is_column, other=0) * channels + channel
-    scale = row_weights + group * 4 * row_window
-    row_0 = tl.zeros((block_columns, block_channels), tl.float32)
-    row_1 = row_0
-    row_2 = row_0
-    row_3 = row_0
+    from_row = tl.load(first_column + column, mask=is_column, other=0) * channels + channel
+    scale = row_weights + group * count * row_window
+    zeros = tl.zeros((block_columns, block_channels), tl.float32)
+    sums = ()
+    for _ in tl.static_range(count):
+        sums = sums + (zeros,)  # noqa: RUF005 - Triton has no starred items
     for y in tl.static_range(row_window):
-        along = tl.zeros((block_columns, block_channels), tl.float32)
+        along = zeros
         for step in tl.static_range(column_window):
-            v = tl.load(source + (within + step * channels), mask=real, other=0.0).to(tl.float32)
+            v = tl.load(source + (from_row + step * channels), mask=real, other=0.0).to(tl.float32)
             along += tl.load(column_weights + column * column_window + step, mask=is_column, other=0.0) * v
-        row_0 += tl.load(scale + y) * along
-        row_1 += tl.load(scale + row_window + y) * along
-        row_2 += tl.load(scale + 2 * row_window + y) * along
-        row_3 += tl.load(scale + 3 * row_window + y) * along
+        now = ()
+        for row in tl.static_range(count):
+            now = now + (sums[row] + tl.load(scale + row * row_window + y) * along,)  # noqa: RUF005
+        sums = now
         source += width * channels
-    to = out + (batch * rows + group * 4) * columns * channels + (column * channels + channel)
-    left = rows - group * 4
-    tl.store(to, row_0.to(out.dtype.element_ty), mask=real)
-    tl.store(to + columns * channels, row_1.to(out.dtype.element_ty), mask=real & (left > 1))
-    tl.store(to + 2 * columns * channels, row_2.to(out.dtype.element_ty), mask=real & (left > 2))
-    tl.store(to + 3 * columns * channels, row_3.to(out.dtype.element_ty), mask=real & (left > 3))
+    to = out + (batch * rows + group * count) * columns * channels + (column * channels + channel)
+    for row in tl.static_range(count):
+        within = real & (group * count + row < rows)
+        tl.store(to + row * columns * channels, sums[row].to(out.dtype.element_ty), mask=within)
 
 
 @triton_op("models::resize", mutates_args=())
@@ -67,6 +65,6 @@ def resize(
     tiles = triton.cdiv(columns, block_columns) * triton.cdiv(channels, block_channels)
     wrap_triton(_resize_rows)[tiles, len(first_row), batch](
         x, first_row, row_weights, first_column, column_weights, out, height, width, rows, columns, channels,
-        alignment(channels), row_weights.shape[2], column_weights.shape[2], block_columns, block_channels,
+        alignment(channels), *row_weights.shape[1:], column_weights.shape[2], block_columns, block_channels,
     )  # fmt: skip
     return out.movedim(-1, 1)
