@@ -155,11 +155,12 @@ def _norm_combine(
     parts: tl.constexpr, per_group: tl.constexpr, eps: tl.constexpr, has_bias: tl.constexpr, has_added: tl.constexpr,
     about_mean: tl.constexpr, subtract_mean: tl.constexpr, has_origin: tl.constexpr,
     block_channels: tl.constexpr, block_parts: tl.constexpr,
-    taps: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, block_outputs: tl.constexpr,
+    taps: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
     """Write the table of a group (`fused_norm.norm_table`), or of several of one channel.
 
-    With taps, `table` gets the weight [channels / inputs, taps, inputs, outputs] times the scale in its place.
+    With taps, `table` gets the weight [channels / inputs, taps, inputs, outputs] times the scale in its place, and a
+    program writes a part of the group's taps and outputs.
     """
     batch = tl.program_id(1).to(tl.int64)
     is_single: tl.constexpr = per_group == 1
@@ -172,13 +173,21 @@ def _norm_combine(
     centre = tl.zeros([block_channels], tl.float32)
     if about_mean:  # near the mean: sums of squares of large numbers round
         centre += tl.load(rows + channels + lead, mask=is_channel, other=0.0)
+    gained = tl.load(gain + channel, mask=is_channel, other=0.0)
+    columns: tl.constexpr = taps * outputs
+    if taps:  # read before the statistics are known: a kernel this short is what it waits for
+        column = tl.program_id(2) * block_columns + tl.arange(0, block_columns)[None, :]
+        row = ((channel // inputs * taps)[:, None] + column // outputs) * inputs + (channel % inputs)[:, None]
+        weight_at = row.to(tl.int64) * outputs + column % outputs
+        is_weight = is_channel[:, None] & (column < columns)
+        weights = tl.load(weight + weight_at, mask=is_weight, other=0.0).to(tl.float32)
     totals = tl.zeros([block_parts, block_channels], tl.float32)
     squares = tl.zeros([block_parts, block_channels], tl.float32)
     for start in range(0, parts, block_parts):
         part = start + tl.arange(0, block_parts)[:, None]
         real = is_channel[None, :] & (part < parts)
+        count = tl.load(rows + part * 3 * channels, mask=part < parts, other=0.0)  # the same for all channels
         at = rows + part * 3 * channels + within[None, :]
-        count = tl.load(at, mask=real, other=0.0)
         off = tl.load(at + channels, mask=real, other=0.0) - centre[None, :]
         totals += off * count
         squares += tl.load(at + 2 * channels, mask=real, other=0.0) + off * off * count
@@ -195,17 +204,10 @@ def _norm_combine(
         at = batch * stride_n + (first + lead).to(tl.int64) * stride_c
         origin += _load(x, bias, added, at, is_channel, first + lead, is_channel, has_bias, has_added)
     mean = off + centre
-    scale = tl.load(gain + channel, mask=is_channel, other=0.0) * tl.rsqrt(variance + eps)
+    scale = gained * tl.rsqrt(variance + eps)
     if taps:
-        output = tl.arange(0, block_outputs)
-        to = batch * channels * (taps * outputs)
-        for step in range(taps * ((outputs + block_outputs - 1) // block_outputs)):
-            tap, start = step % taps, step // taps * block_outputs
-            row = (channel // inputs * taps + tap) * inputs + channel % inputs
-            at = row.to(tl.int64)[:, None] * outputs + (start + output)[None, :]
-            real = is_channel[:, None] & (start + output < outputs)[None, :]
-            scaled = tl.load(weight + at, mask=real, other=0.0).to(tl.float32) * scale[:, None]
-            tl.store(table + to + at, scaled.to(table.dtype.element_ty), mask=real)
+        to = table + batch * channels * columns
+        tl.store(to + weight_at, (weights * scale[:, None]).to(table.dtype.element_ty), mask=is_weight)
     else:
         moved = tl.load(shift + channel, mask=is_channel, other=0.0)
         to = table + batch * 5 * channels + channel
@@ -332,16 +334,18 @@ def _combine(
     n, c, positions = x.shape[0], x.shape[1], x.shape[2:].numel()
     inner = triton.next_power_of_2(c // groups) if groups < c else min(triton.next_power_of_2(c), LEAST_CHANNELS)
     _, taps, inputs, outputs = (0, 0, 1, 1) if packed is None else packed.shape
-    across = min(triton.next_power_of_2(outputs), max(TILE // inner, 1))
+    columns = max(taps * outputs, 1)
+    across = min(triton.next_power_of_2(columns), max(TILE // inner, 1))
     innermost = channels_last(x)
     bias_given, added_given, weight = (x if each is None else each for each in (bias, added, packed))
-    wrap_triton(_norm_combine)[(groups if groups < c else triton.cdiv(c, inner), n)](
+    blocks = groups if groups < c else triton.cdiv(c, inner)
+    wrap_triton(_norm_combine)[(blocks, n, triton.cdiv(columns, across))](
         x, bias_given, added_given, partial, gain, shift, table, weight, c, positions,
         c * positions, 1 if innermost else positions,
         parts=partial.shape[1], per_group=c // groups, eps=eps, has_bias=bias is not None, has_added=added is not None,
         about_mean=about_mean, subtract_mean=subtract_mean, has_origin=has_origin,
         block_channels=inner, block_parts=min(max(TILE // inner, 1), triton.next_power_of_2(partial.shape[1])),
-        taps=taps, inputs=inputs, outputs=outputs, block_outputs=across, num_warps=8,
+        taps=taps, inputs=inputs, outputs=outputs, block_columns=across, num_warps=8,
     )  # fmt: skip
     return table
 
