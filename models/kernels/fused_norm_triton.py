@@ -186,8 +186,8 @@ def _norm_combine(
     for start in range(0, parts, block_parts):
         part = start + tl.arange(0, block_parts)[:, None]
         real = is_channel[None, :] & (part < parts)
-        count = tl.load(rows + part * 3 * channels, mask=part < parts, other=0.0)  # the same for all channels
         at = rows + part * 3 * channels + within[None, :]
+        count = tl.load(at, mask=real, other=0.0)
         off = tl.load(at + channels, mask=real, other=0.0) - centre[None, :]
         totals += off * count
         squares += tl.load(at + 2 * channels, mask=real, other=0.0) + off * off * count
