@@ -85,7 +85,7 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
     target_fps: Annotated[float, about("frame rate that the loop should hold", "frames/s")]
     pace: Annotated[str, about("frames begin free: without waiting; realtime: when due; application: as it decides")]
     warmup_frames: Annotated[int | None, about("frames before the timed ones")] = None
-    schedule: Annotated[str | None, about("sequential or overlap; of older records also one_graph")] = None
+    schedule: Annotated[str | None, about("sequential or overlap")] = None
     deliver: Annotated[str | None, about("where frames are delivered: host or device")] = None
     gc: Annotated[str | None, about("Python's garbage collector in the loop: frozen, on or off")] = None
     frames_per_tick: Annotated[int | None, about("frames that a pass through the pipeline delivers at once")] = None

@@ -61,10 +61,9 @@ class Deadline(Section, frozen=True, kw_only=True):
     alone: Annotated[int | None, about("of these, late even without what others took of each; absent: not known")] = (
         None
     )
-    bursts: Annotated[int | None, about("groups of late ones in a row; absent: older records")] = None
+    bursts: Annotated[int, about("groups of late ones in a row")]
     longest_run: Annotated[int, about("most late ones in a row")]
     longest_stall_ms: Annotated[float, about("largest delay beyond the budget", "ms")]
-    too_slow: Annotated[bool, about("of older records: whether a loop delivered fewer frames a second")] = False
 
 
 class FrameRate(Section, frozen=True, kw_only=True):
@@ -437,9 +436,7 @@ class RoundSummary(Section, frozen=True, kw_only=True):
     """Statistics of one clock in one round."""
 
     n: Annotated[int, about("number of samples")]
-    mean: Annotated[float, about("arithmetic mean", "ms")]
     p50: Annotated[float, about("median", "ms")]
-    stopped_by: Annotated[str | None, about("limit that ended sampling")] = None
 
 
 class RoundPrepare(Section, frozen=True, kw_only=True):
@@ -452,10 +449,7 @@ class Round(Section, frozen=True, kw_only=True):
     """One round of a cell that was repeated in turns with others."""
 
     wall_ms: Annotated[RoundSummary | None, about("call plus wait", "ms")] = None
-    device_ms: Annotated[RoundSummary | None, about("time on the GPU", "ms")] = None
-    host_ms: Annotated[RoundSummary | None, about("until the call returns", "ms")] = None
     frame_ms: Annotated[RoundSummary | None, about("realtime: frame times", "ms")] = None
-    latency_ms: Annotated[RoundSummary | None, about("realtime: from action to delivered frame", "ms")] = None
     conditions: Annotated[LatencyConditions | None, about("conditions of the timed window of this round")] = None
     prepare: Annotated[RoundPrepare | None, about("preparation in this round")] = None
 
@@ -468,7 +462,7 @@ class Window(Interference, frozen=True, kw_only=True):
     ]
     start_s: Annotated[float, about("start of the window, since the component's first cell was started", "s")]
     n: Annotated[int, about("samples of this window in wall_ms, device_ms and host_ms, after those of earlier windows")]
-    p50: Annotated[float | None, about("median wall time of a call in the window", "ms")] = None
+    p50: Annotated[float, about("median wall time of a call in the window", "ms")]
     run_queue_wait_ms: Annotated[
         float | None, about("time for which threads of the process waited for a CPU inside the window", "ms")
     ] = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import median
 from typing import Literal
 
@@ -107,53 +107,34 @@ def spread_of(record: Record) -> Spread:
 
 def placements_of(record: Record) -> tuple[Windows, ...]:
     """Return the windows of each placement in which a record was timed; none where it was not timed above 0 ms."""
-    turns, rounds = record.turns, record.rounds or ()
+    turns = record.turns
     if turns is not None and turns.windows:
-        medians = _medians(record)
         session = f"{record.component} {turns.began}"
-        first = [_windows(turns.windows, medians, session)] if min(medians, default=0.0) > 0 else []
-        controls = [_windows(each.windows, [w.p50 or 0.0 for w in each.windows], session) for each in turns.controls]
-        return (*first, *controls)
+        timed = (turns.windows, *(each.windows for each in turns.controls))
+        return tuple(_windows(each, session) for each in timed if min(window.p50 for window in each) > 0)
     share = known.share if (known := taken(record)) is not None else 0.0
     if record.realtime is not None and record.realtime.windows_ms:
         return (Windows.of(record.realtime.windows_ms, taken=share),)
-    parts = [part for part in samples_by_round(record) if part]
+    parts = samples_by_round(record)
     if not parts:
-        medians = [part.p50 for each in rounds if (part := each.frame_ms or each.wall_ms) is not None]
-        if not medians and (summary := record.summary) is not None:  # a loop before there were windows
-            medians = [summary.p50]
-        return tuple(Windows.of([ms], taken=share) for ms in medians if ms > 0)
+        median_ms = record.median_ms or 0.0
+        return (Windows.of([median_ms], taken=share),) if median_ms > 0 else ()
     batches = [batch_medians(part, BATCHES if len(parts) < LEAST_VALUES else 1) for part in parts]
     return tuple(Windows.of(each, taken=share) for each in batches if min(each) > 0)
 
 
-def _windows(windows: Sequence[Window], medians: Sequence[float], session: str) -> Windows:
+def _windows(windows: Sequence[Window], session: str) -> Windows:
     shares = [max(each.cpu_lost_share or 0.0, each.gpu_lost_share or 0.0) for each in windows]
-    return Windows.of(medians, [each.block for each in windows], shares, session)
-
-
-def _medians(record: Record) -> list[float]:
-    """Return the median of each window of a cell in turns in ms; of an older record from the samples."""
-    windows = record.turns.windows if record.turns is not None else ()
-    known = [each.p50 for each in windows if each.p50 is not None]
-    if len(known) == len(windows):
-        return known
-    parts = samples_by_round(record)
-    return [median(part) for part in parts] if len(parts) == len(windows) else []
+    return Windows.of([each.p50 for each in windows], [each.block for each in windows], shares, session)
 
 
 def samples_by_round(record: Record) -> tuple[tuple[float, ...], ...]:
-    """Return the wall times of calls in milliseconds, a tuple a round or window; one where their sizes are unknown."""
+    """Return the wall times of calls in milliseconds, a tuple a round; one where it was not repeated."""
     samples = () if record.metrics.wall_ms is None else record.metrics.wall_ms.samples
-    if not samples:
-        return ()
-    sizes = [each.wall_ms.n for each in record.rounds or () if each.wall_ms is not None]
-    if record.turns is not None:
-        sizes = [window.n for window in record.turns.windows]
-    if not sizes or min(sizes) <= 0 or sum(sizes) != len(samples):
-        return (samples,)
-    ends = list(accumulate(sizes))
-    return tuple(samples[end - size : end] for end, size in zip(ends, sizes, strict=True))
+    ends = list(accumulate(each.wall_ms.n for each in record.rounds or () if each.wall_ms is not None))
+    if not ends or not samples:
+        return (samples,) if samples else ()
+    return tuple(samples[begin:end] for begin, end in pairwise((0, *ends)))
 
 
 def cell_of(record: Record) -> Cell | None:
@@ -245,16 +226,15 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     summary = record.summary
     if summary is None or not record.is_correct:
         return None
-    groups = deadline.misses if deadline.bursts is None else deadline.bursts
-    said = judge.holds(deadline.misses, groups, summary.n, record.late or LATE)
-    loop = record.realtime
-    if deadline.too_slow or (loop is not None and loop.too_slow_fps(deadline.fps) is not None):
+    allowed, loop = record.late or LATE, record.realtime
+    said = judge.holds(deadline.misses, deadline.bursts, summary.n, allowed)
+    if loop is not None and loop.too_slow_fps(deadline.fps) is not None:
         return replace(said, answer="no")
     others = taken(record)
     lengthened = others is not None and others.is_named and summary.p50 * (1 - others.share) <= deadline.budget_ms
     if said.answer != "no" or not lengthened:
         return said
-    alone = deadline.alone and judge.holds(deadline.alone, min(groups, deadline.alone), summary.n, record.late or LATE)
+    alone = deadline.alone and judge.holds(deadline.alone, min(deadline.bursts, deadline.alone), summary.n, allowed)
     return said if alone and alone.answer == "no" else replace(said, answer="undecided")
 
 

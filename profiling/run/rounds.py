@@ -99,19 +99,14 @@ def _round(record: Record) -> Round:
     metrics, loop = record.metrics, record.realtime
     return Round(
         wall_ms=_short(metrics.wall_ms),
-        device_ms=_short(metrics.device_ms),
-        host_ms=_short(metrics.host_ms),
         frame_ms=None if loop is None else _short(loop.frame_ms),
-        latency_ms=None if loop is None else _short(loop.latency_ms),
         conditions=metrics.latency,
         prepare=None if record.prepare is None else RoundPrepare(seconds=record.prepare.seconds),
     )
 
 
 def _short(summary: Summary | None) -> RoundSummary | None:
-    if summary is None:
-        return None
-    return RoundSummary(n=summary.n, mean=summary.mean, p50=summary.p50, stopped_by=summary.stopped_by)
+    return None if summary is None else RoundSummary(n=summary.n, p50=summary.p50)
 
 
 def _all_samples(before: Summary | None, new: Summary | None) -> Summary | None:

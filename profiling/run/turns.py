@@ -255,7 +255,7 @@ def _wanted_calls(leader: Placement, late: float) -> int:
     """Return the fewest further calls that may tell whether a cell holds a frame rate; 0: that is known of each."""
     wall_ms = [ms for _, window in leader.windows for ms in window.wall_ms]
     rates = rates_of_calls(wall_ms, leader.frames_per_call)
-    judged = [holds(each.misses, each.bursts or 0, len(wall_ms), late) for each in rates]
+    judged = [holds(each.misses, each.bursts, len(wall_ms), late) for each in rates]
     return min((each.wanted for each in judged if each.answer == "undecided"), default=0)
 
 

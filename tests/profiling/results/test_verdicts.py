@@ -95,7 +95,7 @@ def test_controls_and_rounds_are_placements_and_samples_are_windows_where_there_
     alone = record("a", 10.0, metrics=Metrics(wall_ms=summary(10.0, samples=samples)))
     (whole,) = placements_of(alone)
     assert (whole.ms.size, whole.session) == (24, "")
-    rounds = tuple(Round(wall_ms=RoundSummary(n=40, mean=10.0, p50=10.0)) for _ in range(3))
+    rounds = tuple(Round(wall_ms=RoundSummary(n=40, p50=10.0)) for _ in range(3))
     assert [each.ms.size for each in placements_of(replace(alone, rounds=rounds))] == [24] * 3
 
 
