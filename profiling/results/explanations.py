@@ -28,13 +28,11 @@ class BeforeAfter(Section, frozen=True, kw_only=True):
 class Graphs(Section, frozen=True, kw_only=True):
     """CUDA graphs that the variant captured itself."""
 
-    held: Annotated[int | None, about("graphs in the cache", title="graphs")] = None
+    held: Annotated[int | None, about("graphs in the cache")] = None
     capture_seconds: Annotated[float | None, about("static inputs, capture and instantiation", "s")] = None
     pool_bytes: Annotated[int | None, about("reserved by the pool that the graphs share", "bytes")] = None
     memory: Annotated[Mapping[str, MemoryKinds], about("memory at each phase of the last capture, by phase")] = {}
-    host_launches: Annotated[
-        BeforeAfter | None, about("launches a call, uncaptured and replayed", "count", "launches")
-    ] = None
+    host_launches: Annotated[BeforeAfter | None, about("launches a call, uncaptured and replayed", "count")] = None
     wall_ms: Annotated[BeforeAfter | None, about("median wall time of interleaved calls", "ms")] = None
 
 
@@ -92,9 +90,9 @@ class RecipeStep(Section, frozen=True, kw_only=True):
     changed: Annotated[
         int | None, about("number of places or modules changed, or graphs compiled or captured; absent: not counted")
     ] = None
-    memory_bytes: Annotated[
-        BeforeAfter | None, about("allocated on the device before and after the step", "bytes", "allocated")
-    ] = None
+    memory_bytes: Annotated[BeforeAfter | None, about("allocated on the device before and after the step", "bytes")] = (
+        None
+    )
     choices: Annotated[Choices | None, about("layers that a transform replaced and left")] = None
     packages: Annotated[tuple[Package, ...] | None, about("files that it wrote and loaded")] = None
     shapes: Annotated[
@@ -157,7 +155,7 @@ class CompileLog(Section, frozen=True, kw_only=True):
     """The log of torch.compile (TORCH_TRACE, parsed by tlparse)."""
 
     index: Annotated[str, about("the HTML report, relative to the run folder", title="report")]
-    compile_seconds: Annotated[float | None, about("Dynamo and back end, over all frames", "s", "compiled in")] = None
+    compile_seconds: Annotated[float | None, about("Dynamo and back end, over all frames", "s")] = None
     phases: Annotated[Mapping[str, float], about("seconds by compiler phase; they add up to the whole", "s")] = {}
     graph_breaks: Annotated[tuple[CompileEvent, ...], about("graph breaks, each place once")] = ()
     recompiles: Annotated[tuple[Recompile, ...], about("functions that were compiled again")] = ()
@@ -352,7 +350,7 @@ class TraceAnalysis(Section, frozen=True, kw_only=True):
     busy_ms: Annotated[float | None, about("time in which the GPU worked", "ms")] = None
     idle_ms: Annotated[float | None, about("time of the span in which the GPU did not work", "ms")] = None
     idle: Annotated[Idle | None, about("idle time by cause")] = None
-    kernel_ms: Annotated[float | None, about("summed duration of all GPU work", "ms", "sum of kernels")] = None
+    kernel_ms: Annotated[float | None, about("summed duration of all GPU work", "ms")] = None
     count: Annotated[float | None, about("kernels, copies and fills a call", "count", "kernels, copies, fills")] = None
     classes: Annotated[tuple[KernelClass, ...], about("by class, longest first")] = ()
     kernels: Annotated[tuple[Kernel, ...], about("by name, longest first; on a CPU: operators, self time")] = ()
@@ -383,7 +381,7 @@ class CountedKernel(Section, frozen=True, kw_only=True):
     ] = None
     mean_us: Annotated[float | None, about("mean duration of the same launches in the trace", "us")] = None
     dram: Annotated[float | None, about("DRAM throughput, share of its peak", "0 to 1", "DRAM")] = None
-    dram_bytes: Annotated[float | None, about("read from and written to DRAM by a launch", "bytes", "DRAM")] = None
+    dram_bytes: Annotated[float | None, about("read from and written to DRAM by a launch", "bytes")] = None
     l2: Annotated[float | None, about("L2 throughput, share of its peak", "0 to 1", "L2")] = None
     l2_bytes: Annotated[
         float | None, about("requested of L2 by a launch: also what it reads again, and all of each sector", "bytes")
@@ -483,9 +481,9 @@ class OperatorCost(Section, frozen=True, kw_only=True):
     chain: Annotated[str, about("kind of operator: elementwise or linear")]
     elements: Annotated[int | None, about("its size", "elements")] = None
     width: Annotated[int | None, about("its size", "columns")] = None
-    host_us: Annotated[Estimate | None, about("host time", "us", "host")] = None
-    gpu_us: Annotated[Estimate | None, about("device time while the queue is full", "us", "GPU (queue full)")] = None
-    pace_us: Annotated[Estimate | None, about("device time in an eager loop", "us", "eager pace")] = None
+    host_us: Annotated[Estimate | None, about("host time", "us")] = None
+    gpu_us: Annotated[Estimate | None, about("device time while the queue is full", "us")] = None
+    pace_us: Annotated[Estimate | None, about("device time in an eager loop", "us")] = None
 
 
 class LaunchOverhead(Section, frozen=True, kw_only=True):

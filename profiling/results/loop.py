@@ -104,8 +104,8 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
     input_age_ms: Annotated[
         Mapping[str, Summary], about("from when a source was sampled to the delivery of the frame that shows it", "ms")
     ] = {}
-    gap_ms: Annotated[Gap | None, about("time between frames", "ms", "between frames")] = None
-    wall_fps: Annotated[float | None, about("delivered frames over wall time", "frames/s", "video FPS")] = None
+    gap_ms: Annotated[Gap | None, about("time between frames", "ms")] = None
+    wall_fps: Annotated[float | None, about("delivered frames over wall time", "frames/s")] = None
     audio_rtf: Annotated[
         float | None, about("seconds of audio generated per second", "ratio", "audio real-time factor")
     ] = None

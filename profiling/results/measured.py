@@ -57,7 +57,7 @@ class Deadline(Section, frozen=True, kw_only=True):
 
     fps: Annotated[float, about("frame rate", "frames/s", "FPS")]
     budget_ms: Annotated[float, about("time for the frames of a call, or of a chunk: 1000 / fps for each", "ms")]
-    misses: Annotated[int, about("late calls or frames", title="late")]
+    misses: Annotated[int, about("late calls or frames")]
     alone: Annotated[int | None, about("of these, late even without what others took of each; absent: not known")] = (
         None
     )
@@ -92,15 +92,9 @@ class ClockConditions(Interference, frozen=True, kw_only=True):
         Mapping[str, float] | None,
         about("share of the window in which the driver held the clocks down, by reason; absent below 1 s", "0 to 1"),
     ] = None
-    sm_clock_min_mhz: Annotated[int | None, about("lowest SM clock read in the window", "MHz", "lowest SM clock")] = (
-        None
-    )
-    sm_clock_median_mhz: Annotated[
-        float | None, about("median of the SM clocks read in the window", "MHz", "median SM clock")
-    ] = None
-    sm_clock_max_mhz: Annotated[int | None, about("highest SM clock read in the window", "MHz", "highest SM clock")] = (
-        None
-    )
+    sm_clock_min_mhz: Annotated[int | None, about("lowest SM clock read in the window", "MHz")] = None
+    sm_clock_median_mhz: Annotated[float | None, about("median of the SM clocks read in the window", "MHz")] = None
+    sm_clock_max_mhz: Annotated[int | None, about("highest SM clock read in the window", "MHz")] = None
 
 
 class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
@@ -395,9 +389,7 @@ class Starts(Section, frozen=True, kw_only=True):
     portable: Annotated[
         Start | None, about("with an empty cache, into which it loads the artifacts that the cold start saved")
     ] = None
-    artifact_bytes: Annotated[int | None, about("size of these artifacts of torch.compiler", "bytes", "artifacts")] = (
-        None
-    )
+    artifact_bytes: Annotated[int | None, about("size of these artifacts of torch.compiler", "bytes")] = None
 
 
 class Speedup(Section, frozen=True, kw_only=True):
@@ -407,7 +399,7 @@ class Speedup(Section, frozen=True, kw_only=True):
     """
 
     vs: Annotated[str, about("the variant that this one is compared with")]
-    wall: Annotated[float, about("ratio of wall times; above 1 is faster", "ratio", "speedup")]
+    wall: Annotated[float, about("ratio of wall times; above 1 is faster", "ratio")]
     break_even_calls: Annotated[int | None, about("calls after which the longer preparation has paid off")] = None
 
 
