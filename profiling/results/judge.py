@@ -667,6 +667,8 @@ def bursts(late: Sequence[bool] | NDArray[np.bool_]) -> int:
 
 def holds(late: int, groups: int, n: int, allowed: float = LATE) -> Holds:
     """Judge n calls of which `late` were late, in so many `groups` in a row, by the share that is allowed (0 to 1)."""
+    from scipy.special import bdtrin
+
     length = late / groups if groups else 1.0
     effective = n / length
     most = _bound(groups, effective, 1 - FALSE) if n else 1.0
@@ -674,7 +676,8 @@ def holds(late: int, groups: int, n: int, allowed: float = LATE) -> Holds:
         return Holds("yes", late, n, most)
     if _bound(groups - 1, effective, FALSE) > allowed:
         return Holds("no", late, n, most)
-    return Holds("undecided", late, n, most, max(1, round(length * _calls_for(groups, allowed)) - n))
+    enough = np.ceil(bdtrin(groups, FALSE, allowed))  # calls of which so many late ones still hold the rate
+    return Holds("undecided", late, n, most, max(1, round(length * enough) - n))
 
 
 def _bound(events: float, n: float, level: float) -> float:
@@ -684,16 +687,6 @@ def _bound(events: float, n: float, level: float) -> float:
     if events < 0:
         return 0.0
     return 1.0 if events >= n else float(betaincinv(events + 1, n - events, level))
-
-
-def _calls_for(events: int, allowed: float) -> int:
-    """Return the number of calls of which so many late ones still hold a rate."""
-    n = max(1, events)
-    while _bound(events, n, 1 - FALSE) > allowed:
-        n = max(n + 1, int(1.01 * n))
-    while n > 1 and _bound(events, n - 1, 1 - FALSE) <= allowed:
-        n -= 1
-    return n
 
 
 def total_ratio(parts: Any, wholes: Any) -> tuple[float, tuple[float, float] | None]:
