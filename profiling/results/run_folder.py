@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from profiling.errors import InputError, command, override, shell_words
-from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, read_environment
+from profiling.results.environment import ENVIRONMENT_FILE, Environment, read_environment
 from profiling.results.jsonl import RESULTS_FILE, Results, encode_record, read_file, read_records
 from profiling.results.record import Record
 
@@ -40,7 +40,7 @@ class EarlierRun(NamedTuple):
     """What a resumed run keeps; a new run has nothing of it."""
 
     records: tuple[Record, ...] = ()  # ok or skipped; failed and invalid cells are measured again
-    environment: Environment | None = None  # None: the run was killed before it was written
+    environment: Environment = Environment()  # empty: the run was killed before it was written
     skipped_lines: int = 0  # of results.jsonl
 
 
@@ -216,7 +216,11 @@ def prepare_folder(run: Path, config: Mapping[str, Any], *, resumed: bool) -> Ea
         )
     results = read_records(run) if (run / RESULTS_FILE).exists() else Results((), 0)
     records = tuple(record for record in results.records if record.status in ("ok", "skipped"))
-    return EarlierRun(records, _read_environment(run, required=bool(results.records)), results.skipped_lines)
+    environment = read_environment(run)
+    if results.records and not environment.is_known:
+        reason = "is missing or damaged, so new cells could not be compared with old ones"
+        raise InputError(f"{run / ENVIRONMENT_FILE} {reason}. Start a new run.")
+    return EarlierRun(records, environment, results.skipped_lines)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -237,20 +241,6 @@ def read_config(path: Path) -> Mapping[str, Any]:
         return content
     reason = f": {content}" if isinstance(content, str) else ", because it holds no config"
     raise InputError(f"{path} cannot be read{reason}. Start a new run.")
-
-
-def _read_environment(run: Path, *, required: bool) -> Environment | None:
-    """Return the environment of a run that is resumed; None where it has none, and no records were measured in it."""
-    path = run / ENVIRONMENT_FILE
-    if not required and not path.exists():
-        return None
-    try:
-        environment = decode_environment(read_file(path))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}. Start a new run.") from None
-    if not environment.is_known:
-        raise InputError(f"{path} is damaged, so new cells could not be compared with old ones. Start a new run.")
-    return environment
 
 
 def flat(content: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -173,7 +173,7 @@ class Run:
             self.command, Path(checkout.folder) if checkout else Path.cwd(), checkout.name if checkout else None
         )
         content = {**encode_environment(of_this_process), **facts}
-        if earlier.environment is None or not earlier.records:
+        if not earlier.records:
             write_json(self.folder / ENVIRONMENT_FILE, content)
             return
         before, now = (_comparable(each) for each in (encode_environment(earlier.environment), facts))
