@@ -9,7 +9,7 @@ from profiling.report.format import Value
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, linked_file
 from profiling.report.table import Column, columns
-from profiling.results.explanations import CompileEvent, FxPass, LayerSensitivity, Package, RecipeStep, Recompile
+from profiling.results.explanations import CompileEvent, FxPass, LayerSensitivity, Package, RecipeStep
 from profiling.results.record import Record
 
 _TO_OPEN = (
@@ -72,8 +72,7 @@ def _layers(row: _Step) -> str | None:
 
 _REASONS = (
     Column[_Reason]("what", lambda row: row[2]),
-    *columns(Recompile, "compile_id", "reason"),
-    *columns(CompileEvent, "file", "line"),
+    *columns(CompileEvent, "compile_id", "reason", "file", "line"),
 )
 _STEPS = (
     *columns(RecipeStep, "stage", "kind", "name", "seconds", "changed"),

@@ -34,9 +34,7 @@ class Energy(Section, frozen=True, kw_only=True):
     idle_w: Annotated[float | None, about("mean power before, while nothing ran on the GPU", "W", "idle")] = None
     watts: Annotated[float | None, about("mean power over all windows", "W", "power")] = None
     joules_per_call: Annotated[float | None, about("energy of all windows over their calls", "J/call")] = None
-    joules_per_call_ci95: Annotated[
-        Interval | None, about("95% interval of it, absent below six windows", "J/call")
-    ] = None
+    joules_per_call_ci95: Annotated[Interval | None, about("95% interval; absent below six windows", "J/call")] = None
     above_idle_per_call: Annotated[float | None, about("the same without the idle power", "J/call")] = None
     joules_per_frame: Annotated[float | None, about("joules_per_call over the frames of a call", "J/frame", "")] = None
     above_idle_per_frame: Annotated[

@@ -66,9 +66,7 @@ class Ceilings(Section, frozen=True, kw_only=True):
     ] = {}
     gap_us: Annotated[float | None, about("time of a kernel in a CUDA graph beyond its duration", "us")] = None
     replay_us: Annotated[float | None, about("time of a replay besides its kernels", "us")] = None
-    lost_share: Annotated[
-        float | None, about("share of CPU time that other processes took while measuring", "0 to 1")
-    ] = None
+    lost_share: Annotated[float | None, about("share of CPU time that other processes took", "0 to 1")] = None
     disturbed: Annotated[bool, about("other processes made these ceilings too low; absent: false")] = False
     measured_at: Annotated[str | None, about("UTC, ISO 8601")] = None
 

@@ -90,9 +90,7 @@ class RecipeStep(Section, frozen=True, kw_only=True):
     changed: Annotated[
         int | None, about("number of places or modules changed, or graphs compiled or captured; absent: not counted")
     ] = None
-    memory_bytes: Annotated[BeforeAfter | None, about("allocated on the device before and after the step", "bytes")] = (
-        None
-    )
+    memory_bytes: Annotated[BeforeAfter | None, about("allocated on the device", "bytes")] = None
     choices: Annotated[Choices | None, about("layers that a transform replaced and left")] = None
     packages: Annotated[tuple[Package, ...] | None, about("files that it wrote and loaded")] = None
     shapes: Annotated[
@@ -132,23 +130,13 @@ class FxPass(Section, frozen=True, kw_only=True):
 
 
 class CompileEvent(Section, frozen=True, kw_only=True):
-    """A place in the code at which the compiler gave up or began again, a graph break for example."""
+    """A place in the code at which the compiler gave up (a graph break, a failure) or began again (a recompile)."""
 
     reason: Annotated[str, about("Dynamo's reason; of a recompile the guard that failed; of a failure its first line")]
     file: Annotated[str | None, about("file of the user's code")] = None
     line: Annotated[int | None, about("line in that file")] = None
-
-
-class Recompile(CompileEvent, frozen=True, kw_only=True):
-    """A function that was compiled again."""
-
-    compile_id: Annotated[str, about("Dynamo's compile id")]
-
-
-class CompileFailure(Recompile, frozen=True, kw_only=True):
-    """A function that did not compile."""
-
-    kind: Annotated[str, about("type of the error")]
+    compile_id: Annotated[str | None, about("Dynamo's compile id; absent for a graph break")] = None
+    kind: Annotated[str | None, about("of a failure: type of the error")] = None
 
 
 class CompileLog(Section, frozen=True, kw_only=True):
@@ -158,8 +146,8 @@ class CompileLog(Section, frozen=True, kw_only=True):
     compile_seconds: Annotated[float | None, about("Dynamo and back end, over all frames", "s")] = None
     phases: Annotated[Mapping[str, float], about("seconds by compiler phase; they add up to the whole", "s")] = {}
     graph_breaks: Annotated[tuple[CompileEvent, ...], about("graph breaks, each place once")] = ()
-    recompiles: Annotated[tuple[Recompile, ...], about("functions that were compiled again")] = ()
-    failures: Annotated[tuple[CompileFailure, ...], about("functions that did not compile")] = ()
+    recompiles: Annotated[tuple[CompileEvent, ...], about("functions that were compiled again")] = ()
+    failures: Annotated[tuple[CompileEvent, ...], about("functions that did not compile")] = ()
     cudagraph_skips: Annotated[tuple[str, ...], about("why inductor did not capture a graph")] = ()
 
 
@@ -314,9 +302,7 @@ class Roofline(RooflinePart, frozen=True, kw_only=True):
 
     parts: Annotated[Mapping[str, RooflinePart], about("realtime: by stage")] = {}
     modules: Annotated[tuple[ModuleTime, ...], about("submodules that take 1% of the kernels' time or more")] = ()
-    unattributed_ms: Annotated[float | None, about("time of kernels that belong to no submodule for certain", "ms")] = (
-        None
-    )
+    unattributed_ms: Annotated[float | None, about("time that belongs to no submodule for certain", "ms")] = None
 
 
 class Idle(Section, frozen=True, kw_only=True):
@@ -418,7 +404,7 @@ class Estimate(Section, frozen=True, kw_only=True):
 
     p50: Annotated[float, about("median over rounds")]
     n: Annotated[int | None, about("rounds")] = None
-    ci95: Annotated[Interval | None, about("95% bootstrap interval of the median")] = None
+    ci95: Annotated[Interval | None, about("95% interval of the median")] = None
 
 
 class LaunchCosts(Section, frozen=True, kw_only=True):

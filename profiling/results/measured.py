@@ -33,9 +33,7 @@ class Summary(Section, frozen=True, kw_only=True):
     p95: Annotated[float, about("95th percentile", "ms")]
     p99: Annotated[float, about("99th percentile", "ms")]
     max: Annotated[float, about("longest sample", "ms")]
-    ci95: Annotated[
-        Interval | None, about("95% interval of the median: block bootstrap, at least the binomial one", "ms")
-    ] = None
+    ci95: Annotated[Interval | None, about("95% interval of the typical sample, around the median", "ms")] = None
     samples: Annotated[tuple[float, ...], about("all samples in the order in which they were taken", "ms")] = ()
     stopped_by: Annotated[
         str | None, about("what ended sampling: interval, decided (see turns), iterations or time")
@@ -58,9 +56,7 @@ class Deadline(Section, frozen=True, kw_only=True):
     fps: Annotated[float, about("frame rate", "frames/s", "FPS")]
     budget_ms: Annotated[float, about("time for the frames of a call, or of a chunk: 1000 / fps for each", "ms")]
     misses: Annotated[int, about("late calls or frames")]
-    alone: Annotated[int | None, about("of these, late even without what others took of each; absent: not known")] = (
-        None
-    )
+    alone: Annotated[int | None, about("of these, late even without what others took of each")] = None
     bursts: Annotated[int, about("groups of late ones in a row")]
     longest_run: Annotated[int, about("most late ones in a row")]
     longest_stall_ms: Annotated[float, about("largest delay beyond the budget", "ms")]
@@ -103,13 +99,9 @@ class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
     cold: Annotated[bool, about("whether the last-level cache was evicted before each sample")]
     warmup_seconds: Annotated[float, about("duration of the warm-up", "s")]
     settled: Annotated[bool, about("whether times had settled and nothing compiled when the warm-up ended")]
-    pinned_cores: Annotated[
-        tuple[int, ...], about("cores to which the process was pinned inside the window; none: it was not")
-    ] = ()
-    descheduled: Annotated[int | None, about("involuntary context switches of the process inside the window")] = None
-    run_queue_wait_ms: Annotated[
-        float | None, about("time for which threads of the process waited for a CPU inside the window", "ms")
-    ] = None
+    pinned_cores: Annotated[tuple[int, ...], about("cores to which the process was pinned")] = ()
+    descheduled: Annotated[int | None, about("involuntary context switches of the process")] = None
+    run_queue_wait_ms: Annotated[float | None, about("time for which its threads waited for a CPU", "ms")] = None
 
 
 class SlowFrame(Section, frozen=True, kw_only=True):
@@ -449,16 +441,12 @@ class Round(Section, frozen=True, kw_only=True):
 class Window(Interference, frozen=True, kw_only=True):
     """One window in which a cell was timed, alone, while the other cells of its component waited."""
 
-    block: Annotated[
-        int, about("number of the block; each cell has one window in a block, in an order that alternates")
-    ]
+    block: Annotated[int, about("number of the block; each cell has one window in a block, in alternating order")]
     start_s: Annotated[float, about("start of the window, since the component's first cell was started", "s")]
     n: Annotated[int, about("samples of this window in wall_ms, device_ms and host_ms, after those of earlier windows")]
     p50: Annotated[float, about("median wall time of a call in the window", "ms")]
-    run_queue_wait_ms: Annotated[
-        float | None, about("time for which threads of the process waited for a CPU inside the window", "ms")
-    ] = None
-    descheduled: Annotated[int | None, about("involuntary context switches inside the window")] = None
+    run_queue_wait_ms: Annotated[float | None, about("time for which its threads waited for a CPU", "ms")] = None
+    descheduled: Annotated[int | None, about("involuntary context switches of the process")] = None
     sm_clock_mhz: Annotated[float | None, about("median of the SM clocks read in the window", "MHz")] = None
 
 

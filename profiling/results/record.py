@@ -66,9 +66,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     inputs: Annotated[
         str | None, about("shapes and plain values of a call's inputs; of a loop, those of each stage")
     ] = None
-    late: Annotated[float | None, about("share of calls or frames that may be late where a rate is held", "0 to 1")] = (
-        None
-    )
+    late: Annotated[float | None, about("largest share of calls or frames that may be late", "0 to 1")] = None
     point: Annotated[measured.SweepPoint | None, about("shape_sweep: the swept value of this cell")] = None
     load: Annotated[measured.Load | None, about("building the module and its weights")] = None
     metrics: Annotated[measured.Metrics, about("results of the metrics")] = measured.Metrics()
@@ -96,9 +94,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     rounds: Annotated[tuple[measured.Round, ...] | None, about("each round of a repeated cell")] = None
     turns: Annotated[measured.Turns | None, about("timing in turns with the other variants of the component")] = None
     roofline: Annotated[explanations.Roofline | None, about("least time of a call, and what bounds it")] = None
-    trace_analysis: Annotated[explanations.TraceAnalysis | None, about("analysis of the profiler trace, per call")] = (
-        None
-    )
+    trace_analysis: Annotated[explanations.TraceAnalysis | None, about("the profiler trace of one call")] = None
     hardware_counters: Annotated[
         explanations.HardwareCounters | None, about("counters of the longest kernels of a call")
     ] = None

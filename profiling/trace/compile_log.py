@@ -20,7 +20,7 @@ from typing import Any
 
 from profiling.components.user_code import short_path
 from profiling.errors import install_hint
-from profiling.results.explanations import CompileEvent, CompileFailure, CompileLog, Recompile
+from profiling.results.explanations import CompileEvent, CompileLog
 
 _TIMEOUT_S = 120.0
 _COMPILED = (b'"dynamo_start"', b'"compilation_metrics"')
@@ -212,17 +212,17 @@ def failed_guard(metrics: Mapping[str, Any], root: Path) -> tuple[str, str | Non
     return guard, file and short_path(file, root), line, code
 
 
-def _recompile(metrics: Mapping[str, Any], root: Path) -> Recompile:
+def _recompile(metrics: Mapping[str, Any], root: Path) -> CompileEvent:
     guard, file, line, _ = failed_guard(metrics, root)
-    return Recompile(compile_id=_id(metrics), reason=guard, file=file, line=line)
+    return CompileEvent(compile_id=_id(metrics), reason=guard, file=file, line=line)
 
 
-def _failure(metrics: Mapping[str, Any], root: Path) -> CompileFailure:
+def _failure(metrics: Mapping[str, Any], root: Path) -> CompileEvent:
     file, line = metrics.get("fail_user_frame_filename"), metrics.get("fail_user_frame_lineno")
     if not file:
         file, line = metrics.get("co_filename"), metrics.get("co_firstlineno")
     lines = _lines(metrics.get("fail_reason") or "") or ["no reason given"]
-    return CompileFailure(
+    return CompileEvent(
         compile_id=_id(metrics),
         kind=metrics["fail_type"],
         reason=" ".join(lines[: 2 if lines[0].endswith(":") else 1]),  # "backend='x' raised:" needs the line after it

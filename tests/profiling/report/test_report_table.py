@@ -124,7 +124,7 @@ def test_fields_of_a_record_have_their_columns_from_its_structs():
         **{"graphs": {"pool_bytes": 3 * 2**20, "wall_ms": {"before": 2.0}}},
         **{"prepare": {"seconds": 1.0, "phases": {"load package": 0.5}, "cache_hits": 2}},
         "metrics": {"latency": {"cold": True, "warmup_seconds": 1.0, "settled": True}},
-        "realtime": {"frames": 1, "target_fps": 60.0, "pace": "free", "frame_ms": summary(9.0), "wall_fps": 110.2},
+        "realtime": {"frames": 1, "target_fps": 60.0, "pace": "free", "frame_ms": summary(9.0), "sustained_fps": 110.2},
     }
     paths = {
         **{"trace_analysis.idle_ms": ("idle ms", "0.5000"), "trace_analysis.count": ("kernels, copies, fills", "2.5")},
@@ -133,7 +133,7 @@ def test_fields_of_a_record_have_their_columns_from_its_structs():
         **{"prepare.phases.load package": ("load package s", "0.500"), "prepare.cache_hits": ("cache hits", "2")},
         **{"metrics.latency.cold": ("cold", "yes"), "target": ("target", "generic_forward")},
         **{"realtime.frame_ms": ("frame ms", "9.000 ±0.1%"), "realtime.frame_ms.max": ("frame max ms", "9.200")},
-        "realtime.wall_fps": ("video FPS", "110"),
+        "realtime.sustained_fps": ("sustained FPS", "110"),
     }
     record = build_record("compile", **content)
     shown = columns(Record, *paths)
