@@ -54,25 +54,20 @@ class Energy(Section, frozen=True, kw_only=True):
 
     @property
     def above_idle_per_frame_ci95(self) -> Interval | None:
-        """The 95% interval of `above_idle_per_frame`."""
-        return self._of_a_frame(self.above_idle_per_call_ci95)
-
-    def _of_a_frame(self, of_a_call: Interval | None) -> Interval | None:
-        if of_a_call is None or not self.joules_per_frame or not self.joules_per_call:
-            return None
-        calls = self.joules_per_frame / self.joules_per_call
-        return of_a_call[0] * calls, of_a_call[1] * calls
-
-    @property
-    def above_idle_per_call_ci95(self) -> Interval | None:
-        """The 95% interval of `above_idle_per_call` over the windows in joules; the idle power is taken as exact."""
+        """The 95% interval of `above_idle_per_frame` over the windows in joules; the idle power is taken as exact."""
         from profiling.results.judge import total_ratio  # numpy, which readers of records do not need
 
         if self.idle_w is None or not self.windows:
             return None
         above = [each.joules - self.idle_w * each.seconds for each in self.windows]
         calls = [each.calls for each in self.windows]
-        return total_ratio(above, calls)[1] if min(above) > 0 and min(calls) > 0 else None
+        return self._of_a_frame(total_ratio(above, calls)[1]) if min(above) > 0 and min(calls) > 0 else None
+
+    def _of_a_frame(self, of_a_call: Interval | None) -> Interval | None:
+        if of_a_call is None or not self.joules_per_frame or not self.joules_per_call:
+            return None
+        calls = self.joules_per_frame / self.joules_per_call
+        return of_a_call[0] * calls, of_a_call[1] * calls
 
 
 def others_reason(share: float | None) -> str | None:

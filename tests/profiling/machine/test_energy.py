@@ -52,9 +52,9 @@ def test_waiting_of_unequal_length_widens_only_the_interval_that_contains_idle_p
     section = energy_section(windows, idle_w=120)
     low, high = section.joules_per_call_ci95
     assert high - low > 0.2
-    assert section.above_idle_per_call_ci95 == pytest.approx((0.4, 0.4))
-    assert energy_section(windows).above_idle_per_call_ci95 is None
-    assert energy_section(windows, idle_w=1000).above_idle_per_call_ci95 is None, "less than idle is no energy"
+    assert section.above_idle_per_frame_ci95 == pytest.approx((0.4, 0.4))
+    assert energy_section(windows).above_idle_per_frame_ci95 is None
+    assert energy_section(windows, idle_w=1000).above_idle_per_frame_ci95 is None, "less than idle is no energy"
 
 
 def test_calls_before_the_windows_do_not_count(gpu):  # noqa: F811
