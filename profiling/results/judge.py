@@ -226,11 +226,11 @@ class Pair:
         error = self._error
         return float(2 * stdtr(self._freedom, -abs(towards_1) / error)) if error else 0.0
 
-    def wants(self, resolution: float = RESOLUTION) -> str:
+    def wants(self) -> str:
         """Return what would decide an undecided pair: a quiet machine, more placements, or more windows."""
         if not np.isfinite(self.noise):
             return "more time (seconds=)"
-        times = self.times_wanted(resolution)
+        times = self.times_wanted()
         is_hopeless = self.taken > NAMED_SHARE and times > MOST_TIMES
         if is_hopeless or self.high_removed - self.low_removed > 2 * self.reach(self.level):
             return "a quiet machine"
@@ -239,10 +239,10 @@ class Pair:
             return f"{often} times as many processes{'' if self.in_turns else ', in turns'}"
         return f"{often} times the windows (seconds=, metric.latency.max_iterations=)"
 
-    def times_wanted(self, resolution: float = RESOLUTION) -> float:
+    def times_wanted(self) -> float:
         """Return how many times as much would have to be measured for an answer, if the estimate stays."""
         apart = abs(self.log_ratio)
-        return (self.reach(self.level) / max(apart, np.log1p(resolution) - apart)) ** 2
+        return (self.reach(self.level) / max(apart, np.log1p(RESOLUTION) - apart)) ** 2
 
     def is_limited_by_placement(self, level: float | None = None) -> bool:
         """Whether more windows would decide nothing: the difference of processes, or others, dominate the interval.
