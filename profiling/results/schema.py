@@ -12,7 +12,6 @@ import msgspec
 from profiling.results.record import SCHEMA, Record
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-SCHEMA_FILE, TABLES_FILE = "record.schema.json", "record.md"
 
 _HEAD = f"""# The record
 
@@ -50,7 +49,7 @@ def markdown() -> str:
 def files() -> dict[Path, str]:
     """Return the generated files and their content."""
     schema = json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
-    return {DOCS / SCHEMA_FILE: schema, DOCS / TABLES_FILE: markdown()}
+    return {DOCS / "record.schema.json": schema, DOCS / "record.md": markdown()}
 
 
 def main() -> None:
