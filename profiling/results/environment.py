@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -170,18 +171,9 @@ class Environment(Section, frozen=True, kw_only=True):
 
 def read_environment(run: Path) -> Environment:
     """Return the run's environment; empty where the file is missing or damaged."""
-    try:
-        return decode_environment(read_file(run / ENVIRONMENT_FILE))
-    except OSError:
-        return Environment()
-
-
-def decode_environment(text: bytes) -> Environment:
-    """Return the environment in JSON `text`; empty where it does not validate."""
-    try:
-        return msgspec.json.decode(text, type=Environment)
-    except DECODE_ERRORS:
-        return Environment()
+    with suppress(OSError, *DECODE_ERRORS):
+        return msgspec.json.decode(read_file(run / ENVIRONMENT_FILE), type=Environment)
+    return Environment()
 
 
 def encode_environment(environment: Environment) -> dict[str, Any]:

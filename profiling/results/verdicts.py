@@ -115,7 +115,7 @@ def placements_of(record: Record) -> tuple[Windows, ...]:
     share = known.share if (known := taken(record)) is not None else 0.0
     if record.realtime is not None and record.realtime.windows_ms:
         return (Windows.of(record.realtime.windows_ms, taken=share),)
-    parts = samples_by_round(record)
+    parts = [part for part in samples_by_round(record) if part]
     if not parts:
         median_ms = record.median_ms or 0.0
         return (Windows.of([median_ms], taken=share),) if median_ms > 0 else ()

@@ -14,7 +14,7 @@ import msgspec
 from profiling.components.spec import Settings
 from profiling.errors import InputError, printable
 from profiling.machine.spreads import Spreads
-from profiling.results.environment import ENVIRONMENT_FILE, Environment, decode_environment, encode_environment
+from profiling.results.environment import ENVIRONMENT_FILE, Environment, encode_environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import JOB_FILE, EarlierRun, prepare_folder, write_json
@@ -92,7 +92,7 @@ class Run:
         self.executor = self.performs or self._executor(orphans, server)
         probed = self._probe(self.executor)
         self._write_environment(probed.environment, earlier)
-        device = decode_environment(msgspec.json.encode(probed.environment)).device_kind
+        device = msgspec.convert(probed.environment, Environment).device_kind
         self.cells.spreads = Spreads() if device is None else Spreads.of(device)
         settings = Settings(**probed.settings)
         self.jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))

@@ -26,7 +26,7 @@ from profiling.components.spec import Settings
 from profiling.errors import InputError
 from profiling.report.render import run_report
 from profiling.report.run_data import RunData
-from profiling.results.environment import Environment, decode_environment
+from profiling.results.environment import ENVIRONMENT_FILE, Environment, read_environment
 from profiling.results.jsonl import Results, decode_record, encode_record, read_records
 from profiling.results.measured import Metrics
 from profiling.results.record import Record
@@ -103,9 +103,11 @@ def test_a_field_replaced(data):
 @promise("damaged records")
 @bounded(300)
 @given(content=st.dictionaries(st.sampled_from(["seed", "device", "versions", "ceilings", "x"]), json_values))
-def test_arbitrary_environment(content):
+def test_arbitrary_environment(tmp_path_factory, content):
     known = {"dtype": "float32", **content}
-    environment = decode_environment(json.dumps(known).encode())
+    run = tmp_path_factory.mktemp("fuzz")
+    (run / ENVIRONMENT_FILE).write_text(json.dumps(known))
+    environment = read_environment(run)
     assert environment.dtype == ("float32" if environment.is_known else None)
 
 

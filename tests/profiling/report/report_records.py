@@ -13,7 +13,7 @@ from profiling.report.cells import cells_section
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import AnyTable
-from profiling.results.environment import Environment, decode_environment
+from profiling.results.environment import Environment
 from profiling.results.jsonl import decode_record
 from profiling.results.record import Record
 from profiling.results.stats import rates_of_calls
@@ -166,7 +166,7 @@ def rows(table: AnyTable) -> list[dict[str, str]]:
 
 
 def run_data(*records: Record, folder: Path = Path(), environment: Mapping[str, Any] | None = None) -> RunData:
-    known = decode_environment(json.dumps(environment).encode()) if environment else Environment()
+    known = msgspec.convert(environment or {}, Environment)
     return RunData(tuple(records), known, folder)
 
 
