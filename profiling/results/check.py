@@ -7,10 +7,6 @@ from typing import Annotated, Literal
 
 from profiling.results.field import Section, about
 
-#: What an obstacle prevents: the capture of a CUDA graph, the compilation of the whole as one graph, or the check of
-#: any variant's output, because eager calls differ from each other.
-Hinders = Literal["cuda_graph", "compile", "parity"]
-
 
 class TensorForm(Section, frozen=True, kw_only=True):
     """A tensor that a call reads or returns, or a plain value."""
@@ -38,7 +34,7 @@ class Obstacle(Section, frozen=True, kw_only=True):
     """A place in the code that stands in the way of a variant."""
 
     hinders: Annotated[
-        Hinders,
+        Literal["cuda_graph", "compile", "parity"],
         about(
             "cuda_graph: it prevents a capture; compile: the compiler splits the call there; parity: eager calls differ"
         ),

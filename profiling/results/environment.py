@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ ENVIRONMENT_FILE = "environment.json"
 #: ceilings are about 85% of the peak of the data sheet (H200: read 0.91, copy 0.88, product 0.80, convolution 0.75).
 NEAR_CEILING = 0.7
 #: Copies between host and device, as CUPTI names them: the bus bounds them, and no ceiling of the memory.
-_OVER_THE_BUS = re.compile(r"Memcpy (HtoD|DtoH)")
+_OVER_THE_BUS = ("Memcpy HtoD", "Memcpy DtoH")
 
 
 class Device(Section, frozen=True, kw_only=True):
@@ -103,7 +102,7 @@ class Ceilings(Section, frozen=True, kw_only=True):
         us, name, dtype = 1e3 * kernel.ms / (kernel.count or 1.0), "", None
         if isinstance(kernel, Kernel):
             us, name, dtype = kernel.typical_us or kernel.mean_us or us, kernel.name, kernel.dtype
-        size = 0.0 if _OVER_THE_BUS.match(name) else (kernel.gbps or 0.0) * us * 1e3
+        size = 0.0 if name.startswith(_OVER_THE_BUS) else (kernel.gbps or 0.0) * us * 1e3
         flops = (kernel.tflops or 0.0) * us * 1e6 if dtype in (None, self.dtype, *self.other_flops_per_s) else 0.0
         memory_us, compute_us = self.times_us(size, flops, dtype)
         if kernel.kind == "operator":

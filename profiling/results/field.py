@@ -66,7 +66,7 @@ def described(struct: type[msgspec.Struct], path: str) -> Described:
     names = (name,)
     if get_origin(kind) is Mapping:
         title, kind = "", get_args(kind)[1]
-        if not _is_struct(kind):
+        if not hasattr(kind, "__struct_fields__"):
             return Described(rest, unit, meta.description, kind, (name, rest))
         key, _, rest = rest.partition(".")
         names = (name, key)
@@ -81,10 +81,6 @@ def _plain(hint: Any) -> Any:
         hint = hint.__origin__
     known = [each for each in get_args(hint) if each is not NoneType]
     return _plain(known[0]) if len(known) == 1 and NoneType in get_args(hint) else hint
-
-
-def _is_struct(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
 def _title(name: str, unit: str | None) -> str:

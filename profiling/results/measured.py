@@ -167,8 +167,7 @@ class Metrics(Section, frozen=True, kw_only=True):
     latency: Annotated[LatencyConditions | None, about("conditions of the timed window")] = None
     slow_calls: Annotated[SlowFrames | None, about("slow calls of wall_ms and their causes")] = None
     by_call_ms: Annotated[
-        Mapping[str, float],
-        about("median of wall_ms of the first, middle and last call of a trajectory, where they differ", "ms"),
+        Mapping[str, float], about("medians of the first, middle and last call of a trajectory, if they differ", "ms")
     ] = {}
     calls: Annotated[Calls | None, about("total time of many calls in a row")] = None
     drift: Annotated[Drift | None, about("error against eager over many calls")] = None
@@ -475,11 +474,7 @@ class Turns(Section, frozen=True, kw_only=True):
     ] = False
     windows: Annotated[tuple[Window, ...], about("its windows in the order in which they were taken")]
     stopped_by: Annotated[
-        str | None,
-        about(
-            "what ended the turns: decided (each comparison has its answer, or more windows tell no more), iterations "
-            "or time"
-        ),
+        str | None, about("what ended the turns: decided (more windows would tell no more), iterations or time")
     ] = None
     controls: Annotated[tuple[Control, ...], about("further processes of this cell")] = ()
     spread: Annotated[Spread | None, about("difference of equal code between processes")] = None

@@ -195,7 +195,8 @@ def encode_sections(**sections: Any) -> dict[str, Any]:
 
     A section, key or type that a record does not have raises ValueError, and so does a number that is not finite.
     """
-    return {name: _validated(name, section, _section_type(name)) for name, section in sections.items()}
+    typed = {name: _validated(name, section, _section_type(name)) for name, section in sections.items()}
+    return msgspec.to_builtins(typed, str_keys=True)
 
 
 def decode_section(name: str, content: Any) -> Any:
@@ -218,10 +219,9 @@ def merge_metric(metrics: measured.Metrics, given: Mapping[str, Any]) -> tuple[m
     known, extra, sections = {}, dict(metrics.extra), {}
     for name, content in given.items():
         if name in METRIC_SECTIONS:
-            sections[name] = decode_section(name, _validated(name, content, _TYPES[name]))
+            sections[name] = _validated(name, content, _TYPES[name])
         elif name in _METRICS:
-            kind, path = _METRICS[name], f"metrics.{name}"
-            known[name] = _typed(path, _validated(path, content, kind), kind)
+            known[name] = _validated(f"metrics.{name}", content, _METRICS[name])
         else:
             extra[name] = _plain(f"metrics.extra.{name}", content)
     return msgspec.structs.replace(metrics, **known, extra=extra), sections
@@ -242,11 +242,12 @@ def _typed(path: str, content: Any, kind: Any) -> Any:
 
 def _validated(path: str, section: Any, kind: Any) -> Any:
     content = _plain(path, section)
-    known = dict(leaves(msgspec.to_builtins(_typed(path, content, kind)), path))
+    typed = _typed(path, content, kind)
+    known = dict(leaves(msgspec.to_builtins(typed), path))
     for place, value in leaves(content, path):
         if place not in known and value not in (None, False):  # a default is left out
             raise ValueError(f"section {path}: a record has no field {place}")
-    return content
+    return typed
 
 
 def _plain(path: str, section: Any) -> Any:
