@@ -20,7 +20,7 @@ from profiling.report.run_data import RunData, wrong_because
 from profiling.report.table import Column, Table
 from profiling.results import judge, verdicts
 from profiling.results.judge import RESOLUTION, Holds, Pair, Ranking
-from profiling.results.record import FAILED, Record
+from profiling.results.record import BASELINE, FAILED, Record
 from profiling.results.verdicts import by_component
 
 #: A ratio is called wide where its interval spans more than this factor.
@@ -111,9 +111,8 @@ class Answer:
 
     def _about_baseline(self, fastest: Record, baseline: Record | None) -> Iterator[str]:
         if baseline is None:
-            name = verdicts.baseline_name(self.group)
-            state = next((wrong_because(record) for record in self.group if record.variant == name), "did not run")
-            yield f"no speedup is claimed: {name} {state}"
+            state = next((wrong_because(record) for record in self.group if record.variant == BASELINE), "did not run")
+            yield f"no speedup is claimed: {BASELINE} {state}"
             return
         pair = self.speedup
         interval = pair.interval() if pair is not None else None
@@ -141,7 +140,6 @@ def answer_of(component: str, group: Sequence[Record]) -> Answer:
 def answer_section(data: RunData) -> Section:
     """Return the answer table, the table of cells, and what needs saying."""
     answers = answers_of(data)
-    names = {verdicts.baseline_name(answer.group) for answer in answers}
     said = named_once(
         (answer.component, remark)
         for answer in answers
@@ -152,7 +150,7 @@ def answer_section(data: RunData) -> Section:
     cells = [record for answer in answers for record in answer.group]
     ratio = _RATIO if any(answer.vs_baseline is not None for answer in answers) else ""
     notes = [_INTERVALS + ratio] if any(answer.p50 is not None for answer in answers) else []
-    tables = (Table("Answer", _columns(names), answers, notes, keys=1), cells_table(cells, data.groups))
+    tables = (Table("Answer", _columns(), answers, notes, keys=1), cells_table(cells, data.groups))
     is_cold = any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells)
     legend = (_LEGEND, CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
     return Section("answer", "Answer", tuple(map(printable, remarks)), legend, tables, leads=True)
@@ -249,21 +247,20 @@ def leader_name(ranked: Ranking | None, *, is_checked: bool) -> str:
     return "none" if ranked is None else ranked.leader + " (not checked)" * (not is_checked)
 
 
-def judged_columns(against: str) -> tuple[Column[Any], ...]:
+def judged_columns() -> tuple[Column[Any], ...]:
     """Return the columns of an answer, of a run or a sweep: what leads, its time and speedup, the rate it holds."""
     return (
         Column("fastest correct", lambda row: row.leader, wrap=34),
         Column("p50", lambda row: row.p50, "ms"),
-        Column(against, lambda row: row.vs_baseline, "ratio"),
+        Column("vs baseline", lambda row: row.vs_baseline, "ratio"),
         Column("holds", lambda row: row.holds),
     )
 
 
-def _columns(baselines: set[str]) -> tuple[Column[Answer], ...]:
-    against = f"vs {baselines.pop()}" if len(baselines) == 1 else "vs its baseline"
+def _columns() -> tuple[Column[Answer], ...]:
     return (
         Column("component", lambda row: row.component, wrap=26),
-        *judged_columns(against),
+        *judged_columns(),
         Column("next", lambda row: (row.next[0] if len(row.next[0]) <= _SHORT else "see below") or None, wrap=_SHORT),
         Column("bound by", lambda row: row.bound, depth="report"),
     )

@@ -312,7 +312,7 @@ def _answer_section(data: SweepData) -> Section:
     shown = (
         Column[SweepAnswer]("component", lambda row: row.name, wrap=26),
         *([Column[SweepAnswer]("device", lambda row: row.device, wrap=20)] if data.on_several else []),
-        *judged_columns("vs baseline"),
+        *judged_columns(),
         Column[SweepAnswer]("jobs", lambda row: row.jobs if row.fastest else None),
     )
     table = Table("Answer", shown, data.answers, keys=1 + data.on_several, few=_CONSOLE)

@@ -31,15 +31,9 @@ def by_component(records: Iterable[Record]) -> dict[str, tuple[Record, ...]]:
     return {component: tuple(group) for component, group in groups.items()}
 
 
-def baseline_name(group: Sequence[Record]) -> str:
-    """Return the variant that a component's speedups refer to."""
-    return next((record.speedup.vs for record in group if record.speedup is not None), BASELINE)
-
-
 def correct_baseline(group: Sequence[Record]) -> Record | None:
     """Return the component's baseline if it ran and is correct; without one no speedup may be claimed."""
-    name = baseline_name(group)
-    return next((record for record in group if record.variant == name and record.is_correct), None)
+    return next((record for record in group if record.variant == BASELINE and record.is_correct), None)
 
 
 @dataclass(frozen=True)
