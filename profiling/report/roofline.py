@@ -33,7 +33,6 @@ class Judged(NamedTuple):
     roofline: RooflinePart
     stage: str | None
     ms: float | None
-    over_roofline: float | None
 
 
 #: A step for a call, the stage of the call, and the median that its variant was measured with.
@@ -48,16 +47,9 @@ def judged_calls(record: Record, *, whole: bool = False) -> tuple[Judged, ...]:
     if roofline is None:
         return ()
     if not roofline.parts:
-        return (Judged(record, roofline, None, record.median_ms, roofline.over_roofline),)
-    calls = []
-    for stage, part in roofline.parts.items():
-        ms = stage_ms(record, stage)
-        over = part.over_roofline  # of one call, where a frame makes several
-        if over is None and ms is not None and part.roofline_ms:
-            over = ms / part.roofline_ms
-        calls.append(Judged(record, part, stage, ms, over))
-    frame = Judged(record, roofline, "frame", record.median_ms, roofline.over_roofline)
-    return (*calls, frame) if whole else tuple(calls)
+        return (Judged(record, roofline, None, record.median_ms),)
+    calls = tuple(Judged(record, part, stage, stage_ms(record, stage)) for stage, part in roofline.parts.items())
+    return (*calls, Judged(record, roofline, "frame", record.median_ms)) if whole else calls
 
 
 def stage_ms(record: Record, stage: str | None) -> float | None:
@@ -168,7 +160,7 @@ _ROOFLINE = (
     Column[Judged]("stage", lambda call: call.stage),
     *columns(RooflinePart, "roofline_ms", "memory_ms", "compute_ms"),
     Column[Judged]("measured", lambda call: call.ms, "ms"),
-    Column[Judged]("× roofline", lambda call: call.over_roofline, "ratio"),
+    Column[Judged]("× roofline", lambda call: call.roofline.over_roofline, "ratio"),
     *columns(RooflinePart, "idle_share", "device_work.kernels", "device_work.median_us", "bound"),
     Column[Judged]("evidence, the decisive first", lambda call: "; ".join(call.roofline.evidence) or None, wrap=60),
 )

@@ -101,8 +101,8 @@ def test_a_prediction_says_whose_it_is_and_wrong_cells_fulfil_none():
 FRAME = {
     **{"memory_ms": 1.5, "compute_ms": 2.25, "roofline_ms": 2.5, "over_roofline": 4.64},
     "parts": {
-        "world": {"memory_ms": 0.5, "compute_ms": 0.25, "roofline_ms": 0.5},
-        "picture": {"memory_ms": 1.0, "compute_ms": 2.0, "roofline_ms": 2.0},
+        "world": {"memory_ms": 0.5, "compute_ms": 0.25, "roofline_ms": 0.5, "over_roofline": 8.0},
+        "picture": {"memory_ms": 1.0, "compute_ms": 2.0, "roofline_ms": 2.0, "over_roofline": 1.5},
     },
 }
 
@@ -118,10 +118,11 @@ def test_a_frame_stage_by_stage_and_the_longest_is_named():
     for part in section["budget"]["parts"].values():
         part.pop("device_ms", None)
     rows = tables(loop("device"), loop("host", section))[REASONS]
-    assert [(row["stage"], row["roofline ms"], row["× roofline"]) for row in rows[:4]] == [
-        *(("world", "0.5000", "8.00×"), ("picture", "2.000", "1.50×"), ("frame", "2.500", "4.64×")),
-        ("world", "0.5000", "1.00×"),
+    assert [(row["stage"], row["roofline ms"], row["measured ms"], row["× roofline"]) for row in rows[:3]] == [
+        *(("world", "0.5000", "4.000", "8.00×"), ("picture", "2.000", "3.000", "1.50×")),
+        ("frame", "2.500", "9.000", "4.64×"),
     ]
+    assert [row["measured ms"] for row in rows[3:5]] == ["0.5000", "0.2500"]
     told = loop("x", bound="memory bandwidth", evidence=["90% of wall"], steps=BATCH)
     assert next_step(told, [told]) == ("world: batch calls", "world: process several inputs a call")
 
