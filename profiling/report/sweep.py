@@ -9,7 +9,6 @@ after the other, and their samples are dropped once they are judged.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -211,7 +210,7 @@ class SweepData:
 
     @cached_property
     def answers(self) -> list[SweepAnswer]:
-        """The answers, by component in the order of the jobs, then sorted by the swept values of the work."""
+        """The answers, by component; each component's in the order of the jobs."""
         alike: dict[tuple[object, ...], list[SweptCell]] = {}
         for cell in self.cells:
             place = cell.job.device or cell.job.job.number  # a device that is not known may be of any kind
@@ -225,16 +224,7 @@ class SweepData:
                 same, first = tuple(cell for cell in cells if cell.facts in (None, facts)), cells[0]
                 answers.append(SweepAnswer(first.component, first.work, first.job.device, same))
         components = list(dict.fromkeys(cell.component for cell in self.cells))
-        return sorted(answers, key=lambda a: (components.index(a.component), *map(_place, a.work.values())))
-
-
-def _place(value: str) -> tuple[float, str]:
-    """Return what values are sorted by: numbers by size, then text."""
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    return number if math.isfinite(number) else math.inf, value
+        return sorted(answers, key=lambda answer: components.index(answer.component))
 
 
 def load_sweep(folder: Path) -> SweepData:
