@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from profiling.errors import InputError, prepare_output, print_text, printable
 from profiling.report.export import as_csv, as_json, as_junit
-from profiling.report.format import listed
 from profiling.report.render import Printed, run_report
-from profiling.report.run_data import RunData, load_run
-from profiling.report.sweep import SweepData, load_sweep, sweep_csv, sweep_json, sweep_report
+from profiling.report.run_data import load_run
+from profiling.report.sweep import load_sweep, sweep_csv, sweep_json, sweep_report
 from profiling.results.sweep import is_sweep
 
-_FORMATS: Mapping[str, Callable[[RunData], str]] = {
-    "table": lambda data: run_report(data).console(),
-    "markdown": lambda data: run_report(data).markdown(),
-    "json": as_json,
-    "csv": as_csv,
-    "junit": as_junit,
-}
-_OF_A_SWEEP: Mapping[str, Callable[[SweepData], str]] = {
-    "table": lambda data: sweep_report(data).console(),
-    "markdown": lambda data: sweep_report(data).markdown(),
-    "json": sweep_json,
-    "csv": sweep_csv,
-}
+_FORMATS = ("table", "markdown", "json", "csv", "junit")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog="exit code: 0 done, 1 a file could not be written, 2 the folder is neither a run nor a sweep",
     )
     parser.add_argument("run", type=Path, help="the folder of a run, or of a sweep (--multirun), printed at its end")
-    parser.add_argument("--format", choices=tuple(_FORMATS), help="print only this and write no file")
+    parser.add_argument("--format", choices=_FORMATS, help="print only this and write no file")
     chosen = parser.parse_args(arguments)
     try:
         printed = _printed(chosen.run, chosen.format)
@@ -53,18 +40,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _printed(run: Path, form: str | None) -> Printed:
     if is_sweep(run):
-        if form is None:
-            return sweep_report(load_sweep(run)).written(run)
-        if form not in _OF_A_SWEEP:
-            forms = listed(list(_OF_A_SWEEP), last="or")
-            raise InputError(f"--format {form} is of a run, and {run} is a sweep. Use {forms}.")
-        return Printed(_OF_A_SWEEP[form](load_sweep(run)).rstrip(), is_written=True)
-    data = load_run(run)
-    if not data.records:  # a file of that name that no run wrote, perhaps beside a report.md of the user
-        raise InputError(f"{run} is no run: its results.jsonl holds no record. Name a folder that a run printed.")
+        if form == "junit":
+            raise InputError(f"--format junit is of a run, and {run} is a sweep. Use table, markdown, json or csv.")
+        sweep = load_sweep(run)
+        report, texts = sweep_report(sweep), {"json": lambda: sweep_json(sweep), "csv": lambda: sweep_csv(sweep)}
+    else:
+        data = load_run(run)
+        if not data.records:  # a file of that name that no run wrote, perhaps beside a report.md of the user
+            raise InputError(f"{run} is no run: its results.jsonl holds no record. Name a folder that a run printed.")
+        report = run_report(data)
+        texts = {"json": lambda: as_json(data), "csv": lambda: as_csv(data), "junit": lambda: as_junit(data)}
     if form is None:
-        return run_report(data).written(run)
-    return Printed(_FORMATS[form](data).rstrip(), is_written=True)
+        return report.written(run)
+    return Printed({"table": report.console, "markdown": report.markdown, **texts}[form]().rstrip(), is_written=True)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ from xml.etree import ElementTree
 
 from profiling.errors import printable
 from profiling.report.answer import Answer, answers_of, held_rate
-from profiling.report.cells import conditions_of, conditions_text
+from profiling.report.cells import conditions_of, conditions_text, median_of
+from profiling.report.format import Estimate, Value, estimate, number_of
 from profiling.report.roofline import deciding
 from profiling.report.run_data import RunData, wrong_because
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.record import Record
-from profiling.results.verdicts import answer_on, interval_of, judged_rates, speedup
+from profiling.results.verdicts import answer_on, judged_rates, speedup
 
 Cell = str | float | None
 
@@ -60,8 +61,7 @@ def cell_row(record: Record, group: Sequence[Record]) -> dict[str, Cell]:
     """Return the numbers of a cell of a component's `group`, under their keys in JSON and headers in CSV."""
     times, call = record.summary, deciding(record)
     pair = None if record.is_realtime else speedup(record, group)
-    low, high = interval_of(record) or (None, None)
-    speedup_low, speedup_high = (pair.interval() if pair is not None else None) or (None, None)
+    interval = pair.interval() if pair is not None else None
     memory_kind, memory_bytes = record.peak_memory or (None, None)
     return {
         "target": printable(record.target),
@@ -72,14 +72,10 @@ def cell_row(record: Record, group: Sequence[Record]) -> dict[str, Cell]:
         "dtype": record.dtype,
         "samples": times.n if times is not None else None,
         "mean_ms": times.mean if times is not None else None,
-        "p50_ms": times.p50 if times is not None else None,
-        "p50_low_ms": low,
-        "p50_high_ms": high,
+        **with_ends("p50", median_of(record), "_ms"),
         "p99_ms": times.percentile("p99") if times is not None else None,
         "max_ms": times.max if times is not None else None,
-        "speedup": pair.ratio if pair is not None and speedup_low is not None else None,
-        "speedup_low": speedup_low,
-        "speedup_high": speedup_high,
+        **with_ends("speedup", pair and interval and estimate(pair.ratio, interval)),
         "vs_baseline": answer_on(record, group),
         "holds": held_rate(record) if record.is_correct else None,
         "rel_l2_error": record.parity.rel_l2 if record.parity is not None else None,
@@ -90,6 +86,12 @@ def cell_row(record: Record, group: Sequence[Record]) -> dict[str, Cell]:
         "bound_by": call.roofline.bound if call is not None else None,
         "conditions": conditions_text(record),
     }
+
+
+def with_ends(name: str, value: Value | None, unit: str = "") -> dict[str, Cell]:
+    """Return a number under its name, and the ends of its 95% interval; None for what is not known."""
+    low, high = (value.low, value.high) if isinstance(value, Estimate) else (None, None)
+    return {f"{name}{unit}": number_of(value), f"{name}_low{unit}": low, f"{name}_high{unit}": high}
 
 
 def as_junit(data: RunData) -> str:

@@ -20,8 +20,8 @@ from typing import Any
 from profiling.errors import LONGEST_COMMAND, InputError, printable, reason_of, shell_words
 from profiling.report.answer import failure_lines, held_rate, judged_columns, leader_name, ranking_remarks
 from profiling.report.cells import conditions_of, median_of, ratio_value, speedup_of
-from profiling.report.export import cell_rows, csv_text
-from profiling.report.format import Estimate, Link, Value, count_of, few, named_once, number_of, percent
+from profiling.report.export import cell_rows, csv_text, with_ends
+from profiling.report.format import Estimate, Link, Value, count_of, estimate, few, named_once, number_of, percent
 from profiling.report.page import PAGE_FILE, Section
 from profiling.report.render import Report, built
 from profiling.report.run_data import linked_file, load_run, wrong_because
@@ -395,19 +395,15 @@ def _answer(answer: SweepAnswer) -> dict[str, Any]:
     content["remarks"] = list(answer.remarks())
     if answer.ranking is None:
         return content | {"fastest_correct": None}
-    p50, pair = answer.p50, answer.speedup
-    low, high = (pair.interval() if pair is not None else None) or (None, None)
+    pair = answer.speedup
+    interval = pair.interval() if pair is not None else None
     return content | {
         "fastest_correct": answer.ranking.leader,
         "same": answer.ranking.named("same"),
         "undecided": answer.ranking.named("undecided"),
         "jobs": [cell.job.job.number for cell in answer.fastest],
-        "p50_ms": number_of(p50),
-        "p50_low_ms": p50.low if isinstance(p50, Estimate) else None,
-        "p50_high_ms": p50.high if isinstance(p50, Estimate) else None,
-        "speedup": pair.ratio if pair is not None and low is not None else None,
-        "speedup_low": low,
-        "speedup_high": high,
+        **with_ends("p50", answer.p50, "_ms"),
+        **with_ends("speedup", pair and interval and estimate(pair.ratio, interval)),
         "holds": answer.holds,
     }
 
