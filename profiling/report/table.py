@@ -270,24 +270,22 @@ def _is_long(text: str, most: int) -> bool:
 def _lines(
     rows: Sequence[Sequence[str]], numeric: Sequence[bool], long: Sequence[Mapping[int, str]], width: int
 ) -> Iterator[str]:
-    """Yield the lines of a table, the headers first; `long` has the names, by column, that stand above their row."""
+    """Yield the lines of a table, the headers first; `long` has the names, by column, that stand whole in their row.
+
+    What is to the right of such a name begins below it.
+    """
     widths = [max(len(line) for text in texts for line in text.split("\n")) for texts in zip(*rows, strict=True)]
-
-    def lines_of(row: Sequence[str]) -> list[str]:
-        lines = zip_longest(*(text.split("\n") for text in row), fillvalue="")
-        pads = [str.rjust if right else str.ljust for right in numeric]
-        return ["  ".join(pad(text, n) for pad, text, n in zip(pads, line, widths, strict=True)) for line in lines]
-
-    yield from (line.rstrip() for line in (*lines_of(rows[0]), "  ".join("-" * n for n in widths)))
-    for row, names in zip(rows[1:], long, strict=True):
-        first, *rest = lines_of(row)
+    pads = [str.rjust if right else str.ljust for right in numeric]
+    rules = ["-" * n for n in widths]
+    for row, names in zip((rows[0], rules, *rows[1:]), ({}, {}, *long), strict=True):
+        texts = list(row)
         for place, name in names.items():
-            begin = sum(widths[:place]) + 2 * place
-            before, first = first[:begin], " " * begin + first[begin:]
-            broken = _wrapped(name, width - begin).splitlines()
-            yield f"{before}{broken[0]}"
-            yield from (" " * begin + line for line in broken[1:])
-        yield from (line.rstrip() for line in (first, *rest) if line.strip())
+            whole = _wrapped(name, width - sum(widths[:place]) - 2 * place)
+            below = "\n" * (texts[place] + whole).count("\n") + "\n"
+            texts[place:] = [texts[place] + whole, *(below + text for text in row[place + 1 :])]
+        for line in zip_longest(*(text.split("\n") for text in texts), fillvalue=""):
+            padded = "  ".join(pad(text, n) for pad, text, n in zip(pads, line, widths, strict=True))
+            yield from filter(None, [padded.rstrip()])
 
 
 def _wrapped(text: str, most: int) -> str:
