@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: The page of a run, or of a sweep, in its folder.
 PAGE_FILE = "report.html"
+#: What the page holds beside its template.
+_INLINED = ("style.css", "page.js")
 #: Where a name is joined of words: `channels_last+compile`.
 _JOINTS = re.compile(r"(?<=\w[_+/])(?=\w)|(?<=[^\W\d][.:,])(?=[^\W\d])")
 
@@ -52,18 +54,15 @@ def render_page(title: str, heading: Sequence[str], sections: Sequence[Section])
     """Return the page: the first section, then `heading`, a line each, then the others with their tables folded."""
     from markupsafe import Markup
 
-    script = _packaged("page.js")
-    return (
-        _templates()
-        .get_template("page.html")
-        .render(
-            title=title,
-            heading=heading,
-            sections=[section for section in sections if section],
-            style=Markup(_packaged("style.css")),
-            script=Markup(script),
-            digest=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
-        )
+    style, script = ((files("profiling.report") / "templates" / name).read_text("utf-8") for name in _INLINED)
+    page = _templates().get_template("page.html")
+    return page.render(
+        title=title,
+        heading=heading,
+        sections=[section for section in sections if section],
+        style=Markup(style),
+        script=Markup(script),
+        digest=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
     )
 
 
@@ -86,7 +85,3 @@ def _breakable(text: str) -> Markup:
     from markupsafe import Markup, escape
 
     return Markup(_JOINTS.sub("<wbr>", str(escape(text))))
-
-
-def _packaged(name: str) -> str:
-    return (files("profiling.report") / "templates" / name).read_text(encoding="utf-8")
