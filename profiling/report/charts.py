@@ -1,18 +1,18 @@
 """Charts as plain data, which `templates/chart.html` draws: the page needs no script for them.
 
-A `Chart` holds `View`s, shown below each other. A view is a `Figure` of frame times; `Rows` of bars or of spreads; or a
+A `Chart` holds drawings by title, shown below each other: a `Figure` of frame times; `Rows` of bars or of spreads; or a
 tree of `Node`s. Every axis is one of milliseconds from 0 on, its end in words. Every place is a percentage of its box,
 so the page can be of any width, and text keeps its size. An example:
 
     compiled = Series("compile", [(0, 7.21), (1, 7.19), (2, 9.24)], palette(["compile"])["compile"])
     drawn = Figure(compiled, [Series("slow", [(2, 9.24)], GREY)], level=(16.7, "60 FPS"))
-    chart = Chart("frames", "Frame time over frames", [View("loop.compile", drawn)], "Dashed: the budget.")
+    chart = Chart("frames", "Frame time over frames", {"loop.compile": drawn}, "Dashed: the budget.")
     Section("realtime", "Frames", charts=(chart,))  # page.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -138,29 +138,21 @@ class Node:
 
 
 @dataclass(frozen=True)
-class View:
-    """What is drawn, and its title where a chart has several."""
-
-    label: str
-    figure: Figure | Rows | Node
-
-
-@dataclass(frozen=True)
 class Chart:
-    """One drawing or several. A chart without views is false, and is not shown."""
+    """One drawing or several. A chart without drawings is false, and is not shown."""
 
     key: str  # unique on the page
     title: str
-    views: Sequence[View]
+    drawings: Mapping[str, Figure | Rows | Node]  # by the title that each has where there are several
     note: str = ""
 
     def __bool__(self) -> bool:
-        return bool(self.views)
+        return bool(self.drawings)
 
     @property
     def legend(self) -> list[tuple[str, str, str]]:
         """The parts of its bars: a mark, its colour, and the label."""
-        rows = [row for view in self.views if isinstance(view.figure, Rows) for row in view.figure.rows]
+        rows = [row for drawn in self.drawings.values() if isinstance(drawn, Rows) for row in drawn.rows]
         return [("■", colour, label) for label, colour in {p.label: p.colour for r in rows for p in r.parts}.items()]
 
 

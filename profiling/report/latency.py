@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from profiling.errors import printable
-from profiling.report.charts import Chart, Row, Rows, Series, View, envelope, frame_budgets, palette, upper_end
+from profiling.report.charts import Chart, Row, Rows, Series, envelope, frame_budgets, palette, upper_end
 from profiling.report.format import count_of, few, listed, significant
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, cell_words
@@ -70,13 +70,13 @@ def _other(records: Sequence[Record]) -> Iterator[_Other]:
 def _spreads(data: RunData) -> Chart:
     """Return the spread of the times of each call, and of each frame of a loop, around their median."""
     groups = by_component(record for record in data.records if record.check is None and record.summary is not None)
-    views = [View(component, _rows(group)) for component, group in groups.items()]
+    drawings = {component: _rows(group) for component, group in groups.items()}
     note = (
         "Line: from the shortest to the longest. Thick: 95% of the times. Dark: the median. Diamond: p99. "
         "Dots: single times, of many the lowest and the highest. Thick grey mark: the roofline. Dashed: frame budgets. "
         "▸: some lie beyond the axis. Pale: failed or invalid."
     )
-    return Chart("latency", "Spread of the wall time of a call, or of a frame", views, note)
+    return Chart("latency", "Spread of the wall time of a call, or of a frame", drawings, note)
 
 
 def _rows(group: Sequence[Record]) -> Rows:

@@ -9,7 +9,7 @@ import numpy as np
 from profiling.errors import InputError, printable
 from profiling.report.answer import holds_words
 from profiling.report.cells import UNDECIDED
-from profiling.report.charts import POINTS, Chart, Figure, Series, View, envelope
+from profiling.report.charts import POINTS, Chart, Figure, Series, envelope
 from profiling.report.format import MINUS, count_of, decimals, listed, significant, times
 from profiling.report.latency import slow_marks, slow_table, summed_words
 from profiling.report.page import Section
@@ -48,12 +48,12 @@ def realtime_section(data: RunData) -> Section:
     depth: Depth = "console" if len(loops) == 1 else "report"  # of several the verdicts name the longest stage
     tables = cell_table("Stage budget, medians", _BUDGET, parts, keys=3, depth=depth), slow_table(slow, "frame")
     series, unread = _frame_times(data)
-    views = [View(cell_words(r, component=True), _frames_figure(r, frames)) for r, frames in series]
+    drawings = {cell_words(r, component=True): _frames_figure(r, frames) for r, frames in series}
     longest = max((frames.size for _, frames in series), default=0)
     note = "Marks: slow frames by cause; at the edge, longer than the axis. Shaded: before the times settled."
     if longest > POINTS:
         note += f" Of more than {POINTS} frames the lowest and highest of each stretch are drawn."
-    charts = (Chart("frames", "Frame time over frames", views, note),)
+    charts = (Chart("frames", "Frame time over frames", drawings, note),)
     lines = list(map(printable, lines))
     return Section("realtime", "Frames against the deadline", lines, (*unread, *_LEGEND), tables, charts)
 

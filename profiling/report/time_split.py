@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from profiling.report.charts import GREY, Chart, Node, Part, Row, Rows, View, palette
+from profiling.report.charts import GREY, Chart, Node, Part, Row, Rows, palette
 from profiling.report.format import count_of, percent, significant
 from profiling.report.run_data import RunData, cell_words
 from profiling.results.explanations import KERNEL_CLASSES, KernelClass, ModuleTime
@@ -33,17 +33,17 @@ _ON_CPU = "On a CPU: operators, by their share of a profiled call; outside opera
 def time_charts(data: RunData) -> tuple[Chart, ...]:
     """Return the charts of where the time of a call goes, and of the modules of the fastest cells."""
     parts = {record.cell: each for record in data.timed if record.is_correct and (each := call_parts(record))}
-    views = []
+    bars = dict[str, Rows]()
     for component, group in by_component(record for record in data.timed if record.cell in parts).items():
         rows = [Row(cell_words(r), f"{significant(r.wall_p50)} ms", parts[r.cell]) for r in group]
         times = [row.ms for row in rows]
         end = max(times) if max(times) <= _FAR * min(times) else _IN_SIGHT * min(times)
-        views.append(View(component, Rows(rows, end)))
+        bars[component] = Rows(rows, end)
     on_cpu = [record.device == "cpu" for record in data.timed if record.cell in parts]
     note = " ".join(words for words, shown in ((_NOTE, not all(on_cpu)), (_ON_CPU, any(on_cpu))) if shown)
-    where = Chart("time", "Where the time of a call goes", views, note)
+    where = Chart("time", "Where the time of a call goes", bars, note)
     best = [fastest_correct(each for each in group if _modules(each)[0]) for group in data.groups.values()]
-    trees = [View(cell_words(record, component=True), _tree(record)) for record in best if record is not None]
+    trees = {cell_words(record, component=True): _tree(record) for record in best if record is not None}
     note = "Each module is as wide as its time; below it, its submodules."
     return where, Chart("modules", "Time by module, of the fastest recipe that has modules", trees, note)
 

@@ -60,7 +60,7 @@ GAPS, OUTSIDE, UNKNOWN = "launch gaps, host", "outside operators", "kernels of n
 
 
 def tree(*records):
-    return time_charts(run_data(*records))[-1].views[0].figure
+    return next(iter(time_charts(run_data(*records))[-1].drawings.values()))
 
 
 def profiled(wall_ms, busy_ms, *classes, **changes):
@@ -92,22 +92,22 @@ def profiled(wall_ms, busy_ms, *classes, **changes):
 def test_a_bar_is_the_kernels_by_class_and_what_is_left_of_the_median(record, parts):
     wrong = profiled(2.0, 1.0, ("gemm", 1.0), variant="wrong", status="failed", reason="wrong")
     unknown = build("unknown", 2.0)
-    (view,) = time_charts(run_data(record, wrong, unknown))[0].views
-    (row,) = view.figure.rows
+    (bars,) = time_charts(run_data(record, wrong, unknown))[0].drawings.values()
+    (row,) = bars.rows
     assert {part.label: part.ms for part in row.parts} == pytest.approx(parts)
     assert not any(time_charts(run_data(wrong, unknown)))
 
 
 def test_a_slow_baseline_does_not_flatten_the_recipes():
     slow = profiled(50.0, 1.0, ("gemm", 1.0), variant="baseline")
-    (view,) = time_charts(run_data(slow, profiled(2.0, 1.0, ("gemm", 1.0))))[0].views
-    assert view.figure.end == pytest.approx(10.0)
+    (bars,) = time_charts(run_data(slow, profiled(2.0, 1.0, ("gemm", 1.0))))[0].drawings.values()
+    assert bars.end == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize("run", ["h200_main", "h200_packages"])
 def test_the_bars_of_a_committed_run_add_up_to_their_medians(run):
     data = load_run(RESULTS / run)
-    rows = [row for view in time_charts(data)[0].views for row in view.figure.rows]
+    rows = [row for bars in time_charts(data)[0].drawings.values() for row in bars.rows]
     assert len(rows) == sum(record.is_correct for record in data.records)
     assert [row.ms for row in rows] == pytest.approx([float(row.words.removesuffix(" ms")) for row in rows], rel=2e-3)
 

@@ -59,7 +59,7 @@ def test_metrics_of_a_users_own_show_their_numbers():
 def spreads(*records):
     """Return what is drawn of each component."""
     (chart,) = latency_section(run_data(*records)).charts
-    return {view.label: view.figure for view in chart.views if isinstance(view.figure, Rows)}
+    return {title: drawn for title, drawn in chart.drawings.items() if isinstance(drawn, Rows)}
 
 
 def test_spreads_stand_around_their_medians_and_a_wrong_one_is_pale(three):

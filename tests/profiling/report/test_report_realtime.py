@@ -115,7 +115,7 @@ def test_frames_stand_against_the_deadline_with_their_causes(tmp_path):
     file.parent.mkdir()
     np.savez_compressed(file, frame_ms=frames)
     chart = realtime_section(run_data(build_loop("cuda_graph", stalled_loop()), folder=tmp_path)).charts[0]
-    figure = chart.views[0].figure
+    (figure,) = chart.drawings.values()
     assert {(61, 45.1), (49_999, 1.5)} <= set(figure.line.points)
     assert len(figure.line.points) <= POINTS
     assert "lowest and highest of each stretch" in chart.note
