@@ -117,7 +117,12 @@ def _compare(options: argparse.Namespace) -> int:
     if _are_checkouts(options):
         from profiling.compare.measure import measure  # needs torch's environment and Hydra, which reading does not
 
-        folders = measure((options.a, options.b), options.overrides, options.config_dir)
+        try:
+            folders = measure((options.a, options.b), options.overrides, options.config_dir)
+        except OSError as error:
+            where = f" {error.filename}" if error.filename else ""
+            reason = f"cannot write{where}: {error.strerror or error}"
+            raise InputError(f"{reason}. Make room, or choose another folder: hydra.run.dir=FOLDER") from None
     report, code = compare_runs(folders, options.threshold, options.cells)
     show(options, report)
     return code

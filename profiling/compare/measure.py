@@ -54,20 +54,11 @@ def measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path 
     `overrides` are those of the main job; `config_folder` has further YAML files, and each checkout its own copy of it.
 
     Raises:
-        InputError: a name, an override or a YAML file is wrong, a module of a component cannot be imported, or a file
-            cannot be written.
+        InputError: a name, an override or a YAML file is wrong, or a module of a component cannot be imported.
+        OSError: a file cannot be written.
         KeyboardInterrupt: the user stopped the runs; finished cells are on disk.
 
     """
-    try:
-        return _measure(names, overrides, config_folder)
-    except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        reason = f"cannot write{where}: {error.strerror or error}"
-        raise InputError(f"{reason}. Make room, or choose another folder: hydra.run.dir=FOLDER") from None
-
-
-def _measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path | None) -> tuple[Path, ...]:
     given = override_values(TARGET, overrides)
     for key in (key for key in given if key in _REFUSED):
         raise InputError(f"{key}={given[key]}: {_REFUSED[key]}. Leave it out.")

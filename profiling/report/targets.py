@@ -15,7 +15,6 @@ from profiling.results.explanations import LaunchCosts, ShapeCompile
 from profiling.results.field import described
 from profiling.results.measured import Start, Starts
 from profiling.results.record import Record
-from profiling.results.verdicts import by_component
 
 _COUNTS = ("graphs", "graph_breaks", "recompiles", "cudagraph_captures", "cudagraph_skips", "cache_hits")
 _KINDS = ("cold", "warm", "portable")
@@ -56,11 +55,7 @@ def starts_section(data: RunData) -> Section:
         *columns(Start, "seconds"),
         *columns(Start, *_phases(start.phases for _, start, _ in started), at="phases", unit="", depth="report"),
         Column[_Started]("unaccounted", lambda row: row[1].unaccounted, "s", depth="report"),
-        Column[_Started](
-            "artifacts",
-            lambda row: row[0].starts.artifact_bytes if row[0].starts and row[2] == "portable" else None,
-            "MiB",
-        ),
+        *columns(Record, "starts.artifact_bytes", of=lambda row: row[0] if row[2] == "portable" else None),
     )
     tables = (
         cell_table("From the start of a process to its first output", starting, started, [_STARTS_NOTE], keys=3),
@@ -84,7 +79,6 @@ def shape_sweep_section(data: RunData) -> Section:
     rows = [record for record in data.records if record.call_points]
     if not rows:
         return Section("sweep", "Compiling for new shapes", legend=about_shapes, tables=(new_shapes,))
-    groups = by_component(rows)
     numbers = sorted({number for record in rows for number in record.call_points})
     totals = (
         *(
@@ -92,7 +86,7 @@ def shape_sweep_section(data: RunData) -> Section:
             for number in numbers
         ),
         Column[Record]("a call", lambda r: r.metrics.calls and 1e3 * r.metrics.calls.seconds_per_call, "ms"),
-        Column[Record]("pays after", lambda r: pays_after(r, groups[r.component]), "count", unit="calls"),
+        Column[Record]("pays after", lambda r: pays_after(r, data.groups[r.component]), "count", unit="calls"),
     )
     legend = ["Total time: calls in a row with one wait at the end. Preparation: compiling, warm-up and capture."]
     points = [point for record in rows for point in record.call_points.values()]
