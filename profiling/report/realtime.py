@@ -19,7 +19,7 @@ from profiling.report.table import Column, Depth, columns
 from profiling.results.field import described
 from profiling.results.frames import Array, read_frames, series_file
 from profiling.results.loop import BudgetPart, Realtime
-from profiling.results.measured import MemoryKinds
+from profiling.results.measured import MemoryKinds, Summary
 from profiling.results.record import Record
 from profiling.results.verdicts import judged_rates, keeps_audio
 
@@ -60,42 +60,41 @@ def realtime_section(data: RunData) -> Section:
 
 def verdict(record: Record) -> str:
     """Return in words whether a loop holds its frame rate, by how much it misses it, and its longest stage."""
-    loop = record.realtime
+    loop, frame = record.realtime, record.summary
     if not record.is_correct:
         timed = f"{loop.frames:,} frames were timed" if loop is not None and loop.frames else ""
         return _joined(f"{wrong_because(record)}, its times do not count", timed, _leaks(record))
-    if loop is None or loop.late is None or not loop.target_fps:
+    if loop is None or frame is None or loop.late is None or not loop.target_fps:
         return _joined("no frame was compared with a deadline", _leaks(record))
     first_ms = loop.first_frame_ms if (loop.frames_per_tick or 1) > 1 else None  # where frames come in chunks
     return _joined(
-        f"{loop.target_fps:g} FPS: {_target_words(record, loop)}",
-        _budget_words(loop),
-        _rate_words(record),
+        f"{loop.target_fps:g} FPS: {_target_words(record, loop, frame)}",
+        _budget_words(loop, frame),
+        _rate_words(record, loop),
         _audio(record, loop),
         "" if first_ms is None else f"The first frame of a session is there after {significant(first_ms, 3)} ms",
-        _longest_stage(record),
+        _longest_stage(record, loop, frame),
         _growth(loop),
         _leaks(record),
     )
 
 
-def _target_words(record: Record, loop: Realtime) -> str:
+def _target_words(record: Record, loop: Realtime, frame: Summary) -> str:
     """Return whether the target rate is held: yes, no, or undecided, with the number of late frames."""
     said = judged_rates(record).get(loop.target_fps)
     if said is None:
         return UNDECIDED
     rate = loop.too_slow_fps(loop.target_fps)
-    if rate is not None and loop.frame_ms is not None and loop.frame_ms.p50 <= loop.budget_ms:
+    if rate is not None and frame.p50 <= loop.budget_ms:
         return f"no, the application delivers {rate:.3g} frames/s"
     return holds_words(said, "frames") if said.answer == UNDECIDED else said.answer
 
 
-def _rate_words(record: Record) -> str:
+def _rate_words(record: Record, loop: Realtime) -> str:
     """Name the rates that are held, those that are not, and those that are undecided."""
     rates: dict[str, list[str]] = {"yes": [], "no": [], UNDECIDED: []}
-    target = record.realtime.target_fps if record.realtime is not None else None
     for fps, said in judged_rates(record).items():
-        if (said.answer, fps) != (UNDECIDED, target):  # which the first sentence says
+        if (said.answer, fps) != (UNDECIDED, loop.target_fps):  # which the first sentence says
             rates[said.answer].append(f"{fps:g}")
     words = ("Holds", "Does not hold", f"{UNDECIDED.capitalize()}:")
     return ". ".join(
@@ -107,12 +106,9 @@ def _joined(*sentences: str) -> str:
     return " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence)
 
 
-def _budget_words(loop: Realtime) -> str:
+def _budget_words(loop: Realtime, frame: Summary) -> str:
     """Say how many frames miss their budget, and by how much."""
-    frame, budget = loop.frame_ms, loop.budget_ms
-    unit = "frame" if (loop.frames_per_tick or 1) == 1 else "chunk"
-    if frame is None:
-        return ""
+    budget, unit = loop.budget_ms, "frame" if (loop.frames_per_tick or 1) == 1 else "chunk"
     # As many decimals as tell time and budget apart: 16.7 of 16.7 ms would explain no miss.
     name, tail_ms = frame.tail
     places = next((n for n in (1, 2, 3) if f"{tail_ms:.{n}f}" != f"{budget:.{n}f}"), 1)
@@ -128,19 +124,13 @@ def _budget_words(loop: Realtime) -> str:
     return f"{loop.late:,} of {count_of(loop.frames, unit)} miss their {limit} ({times}){longest}{means}"
 
 
-def _longest_stage(record: Record) -> str:
+def _longest_stage(record: Record, loop: Realtime, frame: Summary) -> str:
     """Name the stage that takes the largest part of a frame, on average where stages do not overlap."""
-    loop = record.realtime
-    if loop is None or loop.frame_ms is None:
-        return ""
     parts = loop.budget.parts if loop.budget is not None else {}
-    times, of, words = (
-        {stage: part.mean_ms for stage, part in parts.items() if stage in loop.stages},
-        loop.frame_ms.mean,
-        " on average",
-    )
+    times = {stage: part.mean_ms for stage, part in parts.items() if stage in loop.stages}
+    of, words = frame.mean, " on average"
     if None in times.values():
-        times, of, words = {stage: stage_ms(record, stage) for stage in loop.stages}, loop.frame_ms.p50, ""
+        times, of, words = {stage: stage_ms(record, stage) for stage in loop.stages}, frame.p50, ""
     known = {stage: ms for stage, ms in times.items() if ms is not None}
     if len(known) < 2:
         return ""
