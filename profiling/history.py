@@ -220,7 +220,6 @@ def _recipe(record: Record, swept: Mapping[str, str]) -> str:
 
 
 def _section(history: History) -> Section:
-    """Return a table for each title, and how to read them."""
     columns = (
         Column[HistoryPoint]("run", lambda point: point.run),
         Column[HistoryPoint]("began (UTC)", lambda point: point.date and point.date[:16].replace("T", " ")),

@@ -192,7 +192,6 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
 
 
 def _answer(cells: Sequence[CellComparison], threshold: float) -> str:
-    """Return the conclusion with the exit code."""
     code, limit = exit_code(cells, threshold), f"{100 * threshold:.4g}%"
     slower = sum(cell.is_worse(threshold) for cell in cells)
     compared = sum(cell.verdict != "not compared" for cell in cells)

@@ -99,7 +99,6 @@ def measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path 
 
 
 def _configs(checkouts: Sequence[Checkout], overrides: Sequence[str], config_folder: Path | None) -> list[RunConfig]:
-    """Compose the config of each checkout from its YAML files."""
     configs, errors = list[RunConfig](), list[str]()
     for checkout in checkouts:
         with tempfile.TemporaryDirectory(prefix="profiling-") as folder:

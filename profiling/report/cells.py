@@ -94,7 +94,6 @@ def _shown(records: Sequence[Record]) -> list[Record]:
 
 
 def _loop_columns(loops: Sequence[Realtime]) -> tuple[Column[Record], ...]:
-    """Return the columns of loops of frames: deadlines, latency, age of inputs, steadiness, and settings."""
     sources = dict.fromkeys(source for loop in loops for source in loop.input_age_ms)
     titled = {f"underruns.{n}": f"underruns, {n}" for n in range(4)}
     titled |= {f"input_age_ms.{source}.p50": f"age of {source}" for source in sources}

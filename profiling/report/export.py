@@ -136,7 +136,6 @@ def _seconds(ms: float) -> str:
 
 
 def _answer(answer: Answer) -> dict[str, Any]:
-    """Return the row of the answer, with the numbers of the fastest correct cell if there is one."""
     record = answer.fastest
     judged = judged_rates(record) if record is not None else {}
     return {

@@ -10,12 +10,10 @@ from typing import Literal, TypeVar
 
 from profiling.errors import printable
 
-# Written as escapes, for they look like ASCII.
-EN_DASH = "\u2013"
+# Written as escapes, for they look like ASCII: an en dash, a minus and a times sign.
+ABSENT = "\u2013"
 MINUS = "\u2212"
 TIMES = "\u00d7"
-
-ABSENT = EN_DASH
 MIB = 2**20
 
 #: The kind of a value: it decides the digits, and the unit in the column's header.

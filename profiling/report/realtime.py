@@ -91,7 +91,6 @@ def _target_words(record: Record, loop: Realtime, frame: Summary) -> str:
 
 
 def _rate_words(record: Record, loop: Realtime) -> str:
-    """Name the rates that are held, those that are not, and those that are undecided."""
     rates: dict[str, list[str]] = {"yes": [], "no": [], UNDECIDED: []}
     for fps, said in judged_rates(record).items():
         if (said.answer, fps) != (UNDECIDED, loop.target_fps):  # which the first sentence says
@@ -107,7 +106,6 @@ def _joined(*sentences: str) -> str:
 
 
 def _budget_words(loop: Realtime, frame: Summary) -> str:
-    """Say how many frames miss their budget, and by how much."""
     budget, unit = loop.budget_ms, "frame" if (loop.frames_per_tick or 1) == 1 else "chunk"
     # As many decimals as tell time and budget apart: 16.7 of 16.7 ms would explain no miss.
     name, tail_ms = frame.tail
@@ -166,7 +164,6 @@ def _signed(number: float) -> str:
 
 
 def _leaks(record: Record) -> str:
-    """Name the kinds of memory that leak, and how fast."""
     memory = record.realtime.memory if record.realtime is not None else {}
     leaks = [
         f"{described(MemoryKinds, kind).title} +{significant(trend.bytes_per_frame)} bytes a frame"

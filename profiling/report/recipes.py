@@ -45,7 +45,6 @@ def recipes_section(data: RunData) -> Section:
 
 
 def _linked(column: Column[Record], data: RunData) -> Column[Record]:
-    """Return a column of paths as a column of links."""
 
     def read(record: Record) -> Value | None:
         path = column.read(record)

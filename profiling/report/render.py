@@ -144,7 +144,6 @@ def write_report(folder: Path, *, details: bool = False) -> Printed:
 
 
 def _places(folder: Path) -> str:
-    """Return the lines with the run's folder, and what can be opened with other tools, where there is any."""
     others = {"traces, for Perfetto": folder / "traces", "compile reports, of tlparse": folder / "tl_out"}
     found = {"run": folder} | {name: place for name, place in others.items() if place.is_dir()}
     return "\n".join(f"{name}: {printable(place)}" for name, place in found.items())

@@ -256,7 +256,6 @@ def _read(folder: Path, planned: SweepJob, keys: Sequence[str]) -> tuple[SweptJo
 
 
 def _cells(job: SweptJob, group: Sequence[Record]) -> Iterator[SweptCell]:
-    """Yield the cells of one component of a job."""
     judged = {record.cell: cell_of(record) for record in group}
     work = dict(pair for record in group for pair in work_of(record).items())
     facts = frozenset(f"{name}={fact}" for name, fact in work.items()) if any(judged.values()) else None
@@ -335,7 +334,6 @@ def _cells_section(data: SweepData) -> Section:
 
 
 def _failures_section(data: SweepData) -> Section:
-    """Return a line for each reason why cells have no right time, with the first of them."""
     found = []
     for cell in (cell for cell in data.cells if cell.status != "ok"):
         name, job = f"{cell.component}.{cell.variant}", cell.job.job
@@ -345,7 +343,6 @@ def _failures_section(data: SweepData) -> Section:
 
 
 def _jobs_section(data: SweepData) -> Section:
-    """Return a line for each job that went wrong, and a row for each job."""
     shown = (
         Column[SweptJob]("job", lambda row: row.page),
         *_swept_columns(data, ("job", "state", "reason", "log", "host", "device")),

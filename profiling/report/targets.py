@@ -65,7 +65,6 @@ def starts_section(data: RunData) -> Section:
 
 
 def _phases(measured: Iterable[Mapping[str, float]]) -> list[str]:
-    """Return the phases of any of these, in their order."""
     names = {name for phases in measured for name in phases}
     return sorted(names, key=lambda name: _PHASES.index(name) if name in _PHASES else len(_PHASES))
 
@@ -198,7 +197,6 @@ def _state(call: CheckedCall) -> str:
 
 
 def _obstacle(each: Obstacle) -> str:
-    """Return the place, the reason and what to change."""
     place = f"{each.file}:{each.line} ({each.code})" if each.file else (each.operator or "")
     reason = f"{place}: {each.reason}" if place else each.reason
     return f"{reason.rstrip('.')}." + (f" To do: {each.advice.rstrip('.')}." if each.advice else "")
