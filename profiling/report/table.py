@@ -285,7 +285,8 @@ def _lines(
             texts[place:] = [texts[place] + whole, *(below + text for text in row[place + 1 :])]
         for line in zip_longest(*(text.split("\n") for text in texts), fillvalue=""):
             padded = "  ".join(pad(text, n) for pad, text, n in zip(pads, line, widths, strict=True))
-            yield from filter(None, [padded.rstrip()])
+            if padded.strip():
+                yield padded.rstrip()
 
 
 def _wrapped(text: str, most: int) -> str:
