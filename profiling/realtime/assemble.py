@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ class _Assembler:
         self._components, self._depth = components, depth
         self._targets = {name: dict(named_tensors(components[name].inputs)) for name in graph.stages}
         self.outputs = {name: self._outputs_of(name) for name in graph.stages}
-        self.resets: list[Callable[[], None]] = [outputs.reset for outputs in self.outputs.values()]
+        self.resets: list[Callable[[], object]] = [outputs.reset for outputs in self.outputs.values()]
         for name, stage in graph.stages.items():
             check_inputs(name, stage, components[name].inputs)
         self._arrays = {name: self._arrays_of(name, plan.ticks) for name in graph.sources}
@@ -136,12 +137,8 @@ class _Assembler:
         if isinstance(edge, Draw):
             place = f"{name}.{key}" if part == "inputs" else f"{name}.again.{key}"
             write = DrawFeed(where, edge, target, self._narrow, self._seed ^ zlib.crc32(place.encode()))
-        elif isinstance(edge, Fixed) and not edge.values:
-            kept = target.clone()
-            restore: Write = lambda tick, output: target.copy_(kept)  # noqa: E731 - one of three kinds of write
-            return restore if changes else None
         elif isinstance(edge, Fixed):
-            write = _Values(edge.values, target, once=not changes and len(edge.values) == 1)
+            return self._fixed(edge, target, changes=changes)
         elif isinstance(edge, Read) and edge.name in self._graph.sources:
             values, period = self._arrays[edge.name][edge.path], self._graph.sources[edge.name].period
             write = Feed(where, values, period, target, self._narrow, self._depth, once=not changes)
@@ -150,6 +147,18 @@ class _Assembler:
             return _Handover(where, edge, target, None if edge.own else self.outputs[edge.name])
         self.resets.append(write.reset)
         return write
+
+    def _fixed(self, edge: Fixed, target: Tensor, *, changes: bool) -> Write | None:
+        if not edge.values:
+            kept = target.clone()
+            return (lambda tick, output: target.copy_(kept)) if changes else None
+        value, *others = edge.values
+        if changes or others:
+            values = cycle(edge.values)  # a run of the stage takes all of them
+            return lambda tick, output: target.fill_(next(values))
+        self.resets.append(partial(target.fill_, value))
+        target.fill_(value)
+        return None
 
 
 def check_inputs(name: str, stage: Stage, inputs: Mapping[str, Any]) -> None:
@@ -181,28 +190,14 @@ def check_inputs(name: str, stage: Stage, inputs: Mapping[str, Any]) -> None:
             )
 
 
-class _Values:
-    """Writes constant values, one for each call in turn; `once`: only in the first call after a reset."""
-
-    def __init__(self, values: Sequence[float], target: Tensor, *, once: bool) -> None:
-        self._values, self._target, self._once = values, target, once
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin with the first value."""
-        self._number = 0
-
-    def __call__(self, _tick: int, _output: Any) -> None:
-        """Write the next value."""
-        if not self._once or not self._number:
-            self._target.fill_(self._values[self._number % len(self._values)])
-        self._number += 1
-
-
 class _Handover:
     """Copies a tensor of another stage into an input, zeros while that stage has not run.
 
     `outputs` are those of the other stage; None: the tensor is one of the stage's own call before.
+
+    Raises:
+        InputError: in the first call: an output does not fit the input.
+
     """
 
     def __init__(self, where: str, edge: Read, target: Tensor, outputs: Outputs | None) -> None:
@@ -211,7 +206,6 @@ class _Handover:
         self._checked = False
 
     def __call__(self, _tick: int, output: Any) -> None:
-        """Copy."""
         if self._outputs is not None:
             tensor = self._outputs.get(self._edge.path, before=self._edge.before)
         else:
@@ -221,23 +215,19 @@ class _Handover:
             self._target.zero_()
             return
         if not self._checked:
-            check_handover(self._where, tensor, self._target)
+            self._check(tensor)
             self._checked = True
         self._target.copy_(tensor)
 
-
-def check_handover(where: str, tensor: Tensor, target: Tensor) -> None:
-    """Check that an output fits an input: copying would broadcast some shapes, and cast any dtype, silently.
-
-    Raises:
-        InputError: shapes, devices, or the kinds of dtype differ.
-
-    """
-    same_kind = tensor.dtype == target.dtype or (tensor.is_floating_point() and target.is_floating_point())
-    if tensor.shape != target.shape or tensor.device != target.device or not same_kind:
-        taken, given = (
-            f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)} on {each.device}" for each in (target, tensor)
-        )
-        raise InputError(
-            f"{where}: the input takes {taken}, but gets {given}. Name an output or a component that fits."
-        )
+    def _check(self, tensor: Tensor) -> None:
+        """Refuse what does not fit: copying would broadcast some shapes, and cast any dtype, silently."""
+        target = self._target
+        same_kind = tensor.dtype == target.dtype or (tensor.is_floating_point() and target.is_floating_point())
+        if tensor.shape != target.shape or tensor.device != target.device or not same_kind:
+            taken, given = (
+                f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)} on {each.device}"
+                for each in (target, tensor)
+            )
+            raise InputError(
+                f"{self._where}: the input takes {taken}, but gets {given}. Name an output or a component that fits."
+            )

@@ -158,7 +158,7 @@ class StagedPipeline:
     def __init__(
         self,
         runs: Sequence[StageRun],
-        resets: Sequence[Callable[[], None]],
+        resets: Sequence[Callable[[], object]],
         delivered: Delivered,
         *,
         device: torch.device,
