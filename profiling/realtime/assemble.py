@@ -62,7 +62,8 @@ def assemble(
     sequence = list(runs.values())
     if graph.deliver and options.deliver == "host":
         last = list(dict.fromkeys(edge.name for edge in graph.deliver))
-        deliver = StageRun(DELIVER, lambda: None, None, [delivered.copy], stream=runs[last[0]].stream)
+        nothing = Outputs(DELIVER, [], [], keep=1)
+        deliver = StageRun(DELIVER, lambda: None, nothing, [delivered.copy], stream=runs[last[0]].stream)
         deliver.waits = [(runs[name], False) for name in last if runs[name].stream is not deliver.stream]
         sequence.append(deliver)
     resets = [partial(_reset, each, None if starts is None else starts[name]) for name, each in components.items()]

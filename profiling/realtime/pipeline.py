@@ -117,13 +117,12 @@ def tensor_at(output: Any, keys: Keys) -> Tensor:
 class StageRun:
     """A stage in its pipeline: `first` and `again` write its inputs before its first and before its further calls.
 
-    `waits` are the stages on other streams that it reads; with `before`, their run of the tick before. `outputs` is
-    None for the stage that delivers: it only copies.
+    `waits` are the stages on other streams that it reads; with `before`, their run of the tick before.
     """
 
     name: str
     call: Callable[[], Any]
-    outputs: Outputs | None
+    outputs: Outputs
     first: Sequence[Write] = ()
     again: Sequence[Write] = ()
     every: int = 1
@@ -133,7 +132,7 @@ class StageRun:
 
     def due(self, tick: int) -> bool:
         """Return whether the stage runs in this tick: in every n-th, and in the first of all."""
-        return tick % self.every == 0 or (self.outputs is not None and self.outputs.runs == 0)
+        return tick % self.every == 0 or self.outputs.runs == 0
 
     def run(self, tick: int) -> None:
         """Write the inputs, call, and keep the output."""
@@ -144,8 +143,7 @@ class StageRun:
             for write in self.again:
                 write(tick, output)
             output = self.call()
-        if self.outputs is not None:
-            self.outputs.store(output)
+        self.outputs.store(output)
 
 
 class StagedPipeline:
@@ -182,8 +180,7 @@ class StagedPipeline:
         """Enqueue every stage that is due (on a CPU: run it); return the host time in ms of each."""
         self._ran[frame % self.depth] = host_ms = {}
         for run in self._runs:
-            if run.outputs is not None:
-                run.outputs.begin_tick()
+            run.outputs.begin_tick()
         for run in self._runs:
             if not run.due(frame):
                 continue
