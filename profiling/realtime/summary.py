@@ -85,7 +85,7 @@ def summarize_frames(
         held_ms=held_ms(frame_ms, late),
         steady=steady,
         slope=slope_section(series, steady.from_frame),
-        unsteady=(*loop.unsteady, *unsteady_times(frame_ms, steady, loop.warmup_frames, warmup)),
+        unsteady=(*loop.unsteady, *unsteady_times(frame_ms, steady, loop.warmup_frames or 0, warmup)),
         slow=slow_section(series, steady, slow, events),
         memory=memory_section(series, steady.from_frame),
         cpu_lost_share=_lost_share(series, since_ms, "run_queue_ms", "steal_ms"),
@@ -113,7 +113,7 @@ def loop_energy(
 
     `loop` is what `summarize_frames` returned.
     """
-    frames = np.flatnonzero(np.isfinite(series[ENERGY])) if ENERGY in series else np.zeros(0, dtype=np.intp)
+    frames = np.flatnonzero(np.isfinite(series[ENERGY]))
     if frames.size == 0:
         return None
     ends_s, joules = series["delivered_ms"][frames] / 1e3, series[ENERGY][frames]
@@ -140,13 +140,9 @@ def loop_energy(
 
 def _lost_share(series: Series, since: Array, *names: str) -> float | None:
     """Return the share of the time `since` (0 to 1) that others took, of frames where it was read; None if of none."""
-    lost, known = 0.0, False
-    for name in names:
-        taken = series.get(name)
-        read = np.isfinite(taken) if taken is not None else np.zeros(0, dtype=bool)
-        if taken is not None and read.any():
-            lost, known = lost + float(taken[read].sum() / since[read].sum()), True
-    return min(1.0, lost) if known else None
+    read = {name: np.isfinite(series[name]) for name in names}
+    shares = [float(series[name][known].sum() / since[known].sum()) for name, known in read.items() if known.any()]
+    return min(1.0, sum(shares)) if shares else None
 
 
 def _clock_summary(values: Array) -> Summary:

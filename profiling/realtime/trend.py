@@ -85,22 +85,21 @@ def line_of(values: Array, frames: Array | None = None) -> Line | None:
     return fit_line(np.array(batch_medians(values)), np.array(batch_medians(places)))
 
 
-def unsteady_times(frame_ms: Array, steady: Steady, warmup: int | None, option: str) -> list[str]:
+def unsteady_times(frame_ms: Array, steady: Steady, warmup: int, option: str) -> list[str]:
     """Return in words how frame times still change at the begin of the series; nothing where they do not.
 
-    `warmup` is the number of ticks before the series, None where the loop has no such option, and `option` how to set
-    it: "loop.warmup_frames={}".
+    `warmup` is the number of ticks before the series, and `option` how to set it: "loop.warmup_frames={}".
     """
     signs = []
     if steady.settled and _differ(frame_ms[: steady.from_frame], frame_ms[steady.from_frame :]):
-        longer = "" if warmup is None else f": use {option.format(warmup + steady.from_frame)}"
-        signs.append(f"frame times settle only at timed frame {steady.from_frame}{longer}")
+        longer = option.format(warmup + steady.from_frame)
+        signs.append(f"frame times settle only at timed frame {steady.from_frame}: use {longer}")
     part = frame_ms[steady.from_frame :]
     line = line_of(part)
     if line is not None and line.slope < 0 and line.is_claimed():
         fall = -line.slope * (part.size - 1) / float(np.median(part))
-        longer = "" if warmup is None else f": use a longer warm-up, {option.format(warmup + frame_ms.size)}"
-        signs.append(f"frame times still fall, by {fall:.1%} over the timed frames{longer}")
+        longer = option.format(warmup + frame_ms.size)
+        signs.append(f"frame times still fall, by {fall:.1%} over the timed frames: use a longer warm-up, {longer}")
     return signs
 
 
