@@ -126,14 +126,14 @@ class ChainSamples:
         https://developer.nvidia.com/blog/constant-time-launch-for-straight-line-graphs-and-other-performance-enhancements/
         """
         smallest = self.chain.sizes[0]
-        host = self._lines(HOST, smallest, "graph")
-        device = self._lines(DEVICE, smallest, "graph", queued=True)
-        queued = self._lines(DEVICE, smallest, queued=True)
+        host_node, host_replay = self._lines(HOST, smallest, "graph")
+        device_node, device_replay = self._lines(DEVICE, smallest, "graph", queued=True)
+        _, queued = self._lines(DEVICE, smallest, queued=True)
         return {
-            "graph_us_per_node": estimate(device.slope),
-            "graph_launch_host_us": estimate(host.intercept),
-            "graph_host_us_per_node": estimate(host.slope),
-            "graph_launch_device_us": estimate(device.intercept - queued.intercept),
+            "graph_us_per_node": estimate(device_node),
+            "graph_launch_host_us": estimate(host_replay),
+            "graph_host_us_per_node": estimate(host_node),
+            "graph_launch_device_us": estimate(device_replay - queued),
         }
 
     def operators(self) -> list[OperatorCost]:
@@ -166,38 +166,30 @@ class ChainSamples:
             costs[f"{name}_us"] = estimate(np.array(there))
         return costs
 
-    def _lines(self, clock: int, size: int, mode: Mode = "eager", *, queued: bool = False) -> Lines:
-        """Return the time over the number of calls, a line for each round; NaN where it was not sampled."""
+    def _lines(self, clock: int, size: int, mode: Mode = "eager", *, queued: bool = False) -> Array:
+        """Return the time over the number of calls as `fit_lines` does; NaN where it was not sampled."""
         times = self.times.get(Series(self.chain.name, size, mode, queued))
         return fit_lines(self.counts, np.full((1, len(self.counts)), np.nan) if times is None else times[clock])
 
     def _slopes(self, clock: int, *, queued: bool = False) -> Array:
         """Return the time of an eager call at each size, [rounds, sizes]."""
-        return np.stack([self._lines(clock, size, queued=queued).slope for size in self.chain.sizes], axis=1)
+        return np.stack([self._lines(clock, size, queued=queued)[0] for size in self.chain.sizes], axis=1)
 
 
-@dataclass(frozen=True)
-class Lines:
-    """A line for each round, time = intercept + slope × count: [rounds] each; NaN: not measured."""
+def fit_lines(counts: Sequence[int], times: Array) -> Array:
+    """Return slope and intercept [2, rounds] of a Theil-Sen line in each round of `times` [rounds, counts].
 
-    slope: Array
-    intercept: Array
-
-
-def fit_lines(counts: Sequence[int], times: Array) -> Lines:
-    """Fit a Theil-Sen line to each round of `times` [rounds, counts]; NaN: not measured.
-
-    Up to 29% of the points of a round may be arbitrarily wrong: an interrupt lengthens a sample, nothing shortens it. A
-    round's counts were sampled within a second, so drift between rounds is in the interval and not in a slope. Sources:
-    Theil, A rank-invariant method of linear and polynomial regression analysis (1950); Sen, Estimates of the regression
-    coefficient based on Kendall's tau (1968).
+    NaN: not measured. Up to 29% of the points of a round may be arbitrarily wrong: an interrupt lengthens a sample,
+    nothing shortens it. A round's counts were sampled within a second, so drift between rounds is in the interval and
+    not in a slope. Sources: Theil, A rank-invariant method of linear and polynomial regression analysis (1950); Sen,
+    Estimates of the regression coefficient based on Kendall's tau (1968).
     """
-    lines = Lines(*np.full((2, len(times)), np.nan))
+    lines = np.full((2, len(times)), np.nan)
     for index, row in enumerate(times):
         measured = ~np.isnan(row)
         if measured.sum() >= 3:  # any two points lie on a line
             line: Any = theilslopes(row[measured], np.asarray(counts)[measured], method="joint")
-            lines.slope[index], lines.intercept[index] = line.slope, line.intercept
+            lines[:, index] = line.slope, line.intercept
     return lines
 
 
