@@ -46,7 +46,6 @@ class LoopOptions:
     profile_frames: int = 20
 
     def __post_init__(self) -> None:
-        """Check every value."""
         for name, choices in CHOICES.items():
             check_choice(f"loop.{name}", getattr(self, name), choices)
         for name in ("frames", "warmup_frames", "profile_frames"):

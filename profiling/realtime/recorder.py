@@ -85,7 +85,6 @@ class Stage(_Block):
         self._parent = None
 
     def __enter__(self) -> Stage:
-        """Begin the stage."""
         frame, recorder = self.frame, self.recorder
         timer = recorder.timer
         entered_ns = 0 if timer is None else _now()
@@ -117,7 +116,6 @@ class Stage(_Block):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the stage; an exception marks the frame and goes on."""
         self.end_ns = end_ns = _now()
         frame, parent = self.frame, self._parent
         timer = self.recorder.timer
@@ -138,14 +136,13 @@ class Stage(_Block):
 class Frame(_Block):
     """A frame of the loop. `stage()` opens a stage of it from any thread."""
 
-    __slots__ = ("begun", "failed", "follows_idle", "is_aside", "is_read", "marks", "number", "observed", "stages")
+    __slots__ = ("begun", "failed", "follows_idle", "is_read", "marks", "number", "observed", "stages")
 
     def __init__(self, recorder: FrameRecorder) -> None:
         self.recorder = recorder
         self.end_ns = 0
         self.number = 0  # below 0: a warm-up frame
         self.failed = self.is_read = False
-        self.is_aside = False  # later frames do not wait for it any more
         self.follows_idle = True  # the device had finished all frames before this one when it began
         # Several threads append to these lists, which is atomic.
         self.begun: list[Stage] = []
@@ -190,7 +187,6 @@ class Frame(_Block):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the frame; an exception marks it and goes on."""
         end_ns, recorder = _now(), self.recorder
         timer = recorder.timer
         self.end = None if timer is None else timer.mark(self.marks, self.thread, end_ns, self.start)
@@ -262,7 +258,7 @@ class FrameRecorder:
         self._begun = 0
         self._open: list[Frame] = []
         self._unread: deque[Frame] = deque()  # in the order in which they began, but for those that were set aside
-        self._aside = 0  # frames that had not ended when later ones were read, and that have not ended yet
+        self._aside: list[Frame] = []  # that had not ended when later ones were read, and that have not ended yet
         self._missing: Counter[str] = Counter()  # stages that had not ended when their frames were written, by name
         self.messages: dict[str, Any] = {}  # by name of a stage, in Nsight Systems
         self._origin_ns: int | None = None  # when the first frame that was read had begun
@@ -314,7 +310,7 @@ class FrameRecorder:
         self._read_frames(wait=True)
         missing = []
         if self._aside:
-            missing.append(f"frames that had not ended are missing: {self._aside:,}")
+            missing.append(f"frames that had not ended are missing: {len(self._aside):,}")
         if self._missing:
             names = ", ".join(f"{name!r} ({count:,})" for name, count in self._missing.items())
             missing.append(f"stages that had not ended when their frames were written are missing: {names}")
@@ -342,11 +338,9 @@ class FrameRecorder:
         self._run.close()
 
     def __enter__(self) -> FrameRecorder:
-        """Return the recorder, which is closed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the recorder."""
         self.close()
 
     # Called by frames and stages.
@@ -421,9 +415,8 @@ class FrameRecorder:
                 except Exception as error:  # a device that failed must not end the application here
                     self._run.note(f"from frame {frame.number} on, causes may be missing: {error}")
             frame.end_ns = end_ns  # from here on another thread may read it
-            if frame.is_aside:
-                frame.is_aside = False
-                self._aside -= 1
+            if frame in self._aside:
+                self._aside.remove(frame)
                 self._unread.append(frame)
         if self.timer is None:  # with a device the frame is read when a later one begins: it is not done yet
             self._read_frames()
@@ -464,9 +457,7 @@ class FrameRecorder:
             if not any(later.end_ns for later in self._unread):
                 return False
             if not frame.end_ns:  # it may have ended meanwhile
-                self._unread.popleft()
-                self._aside += 1
-                frame.is_aside = True
+                self._aside.append(self._unread.popleft())
             return True
 
     def _has_passed(self, marks: Sequence[Mark], *, wait: bool) -> bool:

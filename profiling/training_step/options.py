@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from profiling.errors import InputError, check_choice, check_number, check_whole
 
@@ -36,7 +35,6 @@ class TrainingOptions:
     loss_tolerance: float = 0.01
 
     def __post_init__(self) -> None:
-        """Check every value."""
         for name, least in (("steps", 2), ("log_every", 1), ("batches", 1), ("workers", 0)):
             check_whole(f"training.{name}", getattr(self, name), least)
         for name in ("clip_norm", "tolerance", "loss_tolerance"):
@@ -47,13 +45,9 @@ class TrainingOptions:
         if self.lr_changes is None:
             object.__setattr__(self, "lr_changes", ((self.steps // 2, 0.1),))
         for change in self.lr_changes or ():
-            _check_change(change, self.steps)
-
-
-def _check_change(change: Any, steps: int) -> None:
-    pair = isinstance(change, list | tuple) and len(change) == 2
-    if not pair or not isinstance(change[0], int) or not 0 <= change[0] < steps or not change[1] > 0:
-        raise InputError(
-            f"training.lr_changes={change!r}: must be pairs [step, factor], "
-            f"with a step from 0 to {steps - 1} and a factor above 0, as in [[25, 0.1]]."
-        )
+            pair = isinstance(change, list | tuple) and len(change) == 2
+            if not pair or not isinstance(change[0], int) or not 0 <= change[0] < self.steps or not change[1] > 0:
+                raise InputError(
+                    f"training.lr_changes={change!r}: must be pairs [step, factor], "
+                    f"with a step from 0 to {self.steps - 1} and a factor above 0, as in [[25, 0.1]]."
+                )
