@@ -31,7 +31,7 @@ from profiling.realtime.graph import PIPELINE
 from profiling.realtime.mix import check_variant, stage_variant
 from profiling.realtime.pipeline import StagedPipeline
 from profiling.realtime.plan import Plan
-from profiling.realtime.play import Clock, FrameLoop, play_session, play_sessions, series_names
+from profiling.realtime.play import Clock, FrameLoop, play_sessions, series_names
 from profiling.realtime.summary import loop_energy, median, stage_ms, summarize_frames
 from profiling.results.energy import Energy
 from profiling.results.explanations import TraceAnalysis
@@ -74,7 +74,8 @@ class RealtimeCell(Cell):
         """Load, compute references, prepare, check, play, trace, and compare the frames with their roofline."""
         settings = self.job.settings
         variant = self.variant()
-        for name, metric in metrics_of(self.job).items():
+        metrics = metrics_of(self.job)
+        for name, metric in metrics.items():
             if not metric.needs_reference and not isinstance(metric, Drift):
                 raise InputError(
                     f"metric.{name} times single steps, and the loop has its own clocks. Use metric=[parity,drift]."
@@ -84,7 +85,8 @@ class RealtimeCell(Cell):
         sides = play_stages(plan, partial(self.load, plan.specs), self.phase)
         self.describe(sides.components, frames_per_call=plan.graph.frames_per_tick)
         with torch.inference_mode(), ExitStack() as stack:
-            eager = self._eager_frames(sides)  # before a variant can change the networks in place
+            # Before a variant can change the networks in place.
+            eager = [(each, self._eager_session(each, sides)) for each in metrics.values() if isinstance(each, Drift)]
             steps = self.prepare(variant, sides.components, stack, stages=True)
             pipeline = assemble(plan, sides.components, {name: step.run for name, step in steps.items()})
             if plan.options.schedule == "overlap" and pipeline.depth == 1:
@@ -92,7 +94,8 @@ class RealtimeCell(Cell):
             self.note_state(sides)
             check = partial(self._check, variant, sides, steps, pipeline)
             check()
-            self._check_drift(pipeline, eager)
+            for drift, frames in eager:
+                self._check_drift(drift, pipeline, frames)
             self.wait_until_alone()
             pipeline.reset()
             first_ms = _first_frame_ms(pipeline)
@@ -158,28 +161,16 @@ class RealtimeCell(Cell):
             worst = max(checks.values(), key=lambda check: (not check.passed, check.rel_l2 or 0.0))
             self.add(parity=msgspec.structs.replace(worst, stages=checks))
 
-    @cached_property
-    def _drift(self) -> Drift | None:
-        return next((metric for metric in metrics_of(self.job).values() if isinstance(metric, Drift)), None)
-
-    def _eager_frames(self, sides: Sides) -> OutputLog:
-        """Return what each tick of an eager session in the run's dtype delivers; empty without the metric drift."""
-        frames = OutputLog()
-        if self._drift is None:
-            return frames
-        ticks = min(self._drift.calls, self._plan.ticks)
+    def _eager_session(self, drift: Drift, sides: Sides) -> OutputLog:
+        ticks = min(drift.calls, self._plan.ticks)
         with self.phase("eager session"):
-            play_session(assemble(self._plan, sides.components), ticks, frames)
-        return frames
+            return play_sessions(self._plan, assemble(self._plan, sides.components), ticks=ticks, sessions=1)
 
-    def _check_drift(self, pipeline: StagedPipeline, eager: OutputLog) -> None:
+    def _check_drift(self, drift: Drift, pipeline: StagedPipeline, eager: OutputLog) -> None:
         """Compare a session with the same one played eagerly, in which errors pass from stage to stage."""
-        if self._drift is None:
-            return
-        frames = OutputLog()
         with self.phase("drift"):
-            play_session(pipeline, len(eager), frames)
-            measured = self._drift.compared([difference(*pair) for pair in zip(frames, eager, strict=True)])
+            frames = play_sessions(self._plan, pipeline, ticks=len(eager), sessions=1)
+            measured = drift.compared([difference(*pair) for pair in zip(frames, eager, strict=True)])
         if measured.problem is not None:
             self.problems.append(measured.problem)
         self.metrics, _ = merge_metric(self.metrics, measured.sections)
@@ -316,7 +307,7 @@ def play_stages(
     """
 
     def together(components: Mapping[str, Component], starts: Mapping[str, Start] | None, seed: int) -> OutputLog:
-        return play_sessions(plan, assemble(plan, components, starts=starts), seed)
+        return play_sessions(plan, assemble(plan, components, starts=starts), seed=seed)
 
     made, device = partial(stage_components, plan), torch.device(plan.settings.device)
     return play_sides(load, made, device, phase=phase, together=together)

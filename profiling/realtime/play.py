@@ -148,32 +148,28 @@ class FrameLoop:
         self._recorded = self._clock.now()
 
 
-def play_sessions(plan: Plan, pipeline: StagedPipeline, seed: int = 0) -> OutputLog:
-    """Play the first ticks of `SESSIONS` sessions; return what each tick delivers, in host memory.
+def play_sessions(
+    plan: Plan, pipeline: StagedPipeline, *, ticks: int | None = None, sessions: int = SESSIONS, seed: int = 0
+) -> OutputLog:
+    """Play the first ticks of new sessions; return what each tick delivers, in host memory. Then put S0 back.
 
-    The global random number generators begin with the run's seed, to which `seed` is added.
-    """
-    log = OutputLog()
-    seed_generators(plan.settings.seed + CHECK_SEED + seed)
-    for _ in range(SESSIONS):
-        play_session(pipeline, plan.session_ticks, log)
-    return log
-
-
-def play_session(pipeline: StagedPipeline, ticks: int, log: OutputLog) -> None:
-    """Play the first ticks of a new session, and append what each delivers to `log`. Then put S0 back.
-
-    Tensors are compared in host memory: where a tick is delivered to is an option of the run.
+    `ticks` are those of a session, None: as many as the plan compares. The global random number generators begin with
+    the run's seed, to which `seed` is added. Tensors are compared in host memory: where a tick is delivered to is an
+    option of the run.
 
     Raises:
         InputError: an output does not fit the input that it is handed to.
 
     """
+    log = OutputLog()
 
     def collect(tick: int, _frame_ms: float) -> Mapping[str, float]:
         log.append(to_host(output={name: tensor.to("cpu") for name, tensor in pipeline.delivered(tick).items()}))
         return {}
 
+    seed_generators(plan.settings.seed + CHECK_SEED + seed)
+    for _ in range(sessions):
+        pipeline.reset()
+        FrameLoop(pipeline, Clock(), collect).run(range(ticks or plan.session_ticks), lambda row: None)
     pipeline.reset()
-    FrameLoop(pipeline, Clock(), collect).run(range(ticks), lambda row: None)
-    pipeline.reset()
+    return log
