@@ -6,13 +6,6 @@ from dataclasses import dataclass
 
 from profiling.errors import check_choice, check_number, check_whole
 
-CHOICES = {
-    "schedule": ("sequential", "overlap"),
-    "pace": ("free", "realtime"),
-    "deliver": ("host", "device"),
-    "gc": ("frozen", "on", "off"),
-}
-
 #: Two days at 60 frames a second, whose actions and times still fit into memory.
 MOST_FRAMES = 10**7
 
@@ -46,8 +39,10 @@ class LoopOptions:
     profile_frames: int = 20
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            check_choice(f"loop.{name}", getattr(self, name), choices)
+        check_choice("loop.schedule", self.schedule, ("sequential", "overlap"))
+        check_choice("loop.pace", self.pace, ("free", "realtime"))
+        check_choice("loop.deliver", self.deliver, ("host", "device"))
+        check_choice("loop.gc", self.gc, ("frozen", "on", "off"))
         for name in ("frames", "warmup_frames", "profile_frames"):
             value = getattr(self, name)
             if value is not None or name == "profile_frames":

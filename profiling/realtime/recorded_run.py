@@ -184,14 +184,15 @@ class RecordedRun:
         return result
 
 
-def recover(folder: Path) -> RunResult:
-    """Save the frames in the journal of a process that ended without `FrameRecorder.save`.
+def recover_run(folder: str | Path) -> RunResult:
+    """Save the frames in the journal of a process that ended before it saved them, in their folder.
 
     Raises:
-        InputError: the folder holds no journal with frames.
+        InputError: the folder holds no such journal.
         OSError: a file cannot be written.
 
     """
+    folder = Path(folder)
     series = read_journal(folder, CELL)
     if series is None or not frame_count(series):
         raise InputError(f"{folder} holds no frames that were not saved. Name the folder of a FrameRecorder's journal.")

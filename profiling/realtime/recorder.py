@@ -34,7 +34,7 @@ import nvtx
 from profiling.errors import InputError, check_whole, printable
 from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.cuda_timer import CudaTimer, Mark, timer_in_use, timer_of
-from profiling.realtime.recorded_run import MEASURED, RecordedRun, recover
+from profiling.realtime.recorded_run import MEASURED, RecordedRun, recover_run
 from profiling.results.loop import BUDGET_NAMES
 
 if TYPE_CHECKING:
@@ -316,16 +316,7 @@ class FrameRecorder:
             missing.append(f"stages that had not ended when their frames were written are missing: {names}")
         return self._run.save(None if folder is None else Path(folder), self._device, self._monitor, missing)
 
-    @staticmethod
-    def recover(folder: str | Path) -> RunResult:
-        """Save the frames in the journal of a process that ended before it saved them, in their folder.
-
-        Raises:
-            InputError: the folder holds no such journal.
-            OSError: a file cannot be written.
-
-        """
-        return recover(Path(folder))
+    recover = staticmethod(recover_run)
 
     def close(self) -> None:
         """End the recording. Frames can still be saved; those that never are stay in the journal."""
