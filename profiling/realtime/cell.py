@@ -12,13 +12,11 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
 
 from profiling.components.build import Blueprint, build
 from profiling.components.component import Component
 from profiling.components.outputs import OutputLog, difference
 from profiling.components.sides import Sides, Start, play_sides
-from profiling.components.trees import tensors_in
 from profiling.errors import InputError
 from profiling.machine.energy import EnergyCounter, NoEnergy, idle_power
 from profiling.machine.gc_policy import gc_policy
@@ -198,7 +196,7 @@ class RealtimeCell(Cell):
         before: dict[str, int] = {}
 
         def on_first() -> None:
-            before.update({name: state_bytes(each.module) for name, each in sides.components.items()})
+            before.update(state_bytes(sides.components))
             monitor.start()
 
         try:
@@ -209,7 +207,7 @@ class RealtimeCell(Cell):
             journal.close()
             series = recover_series(run, self.job.name)
             assert series is not None
-            unsteady = [*short_warmups(plan, sides.components), *_grown(before, sides)]
+            unsteady = [*short_warmups(plan, sides.components), *grown(before, state_bytes(sides.components))]
             self._summarize(series, monitor, first_ms, unsteady)
         return series
 
@@ -346,17 +344,13 @@ def short_warmups(plan: Plan, components: Mapping[str, Component]) -> list[str]:
     return signs
 
 
-def state_bytes(module: nn.Module) -> int:
-    """Return the bytes of the buffers of a module and of the tensors in its other attributes, without the weights."""
-    attributes = (vars(part).items() for part in module.modules())
-    values = [value for items in attributes for name, value in items if name != "_parameters"]
-    tensors = {id(tensor): tensor for tensor in tensors_in(values) if not isinstance(tensor, nn.Parameter)}
-    return sum(tensor.nbytes for tensor in tensors.values())
+def state_bytes(components: Mapping[str, Component]) -> dict[str, int]:
+    """Return the bytes of each stage's state: of buffers, and of tensors in attributes and caches; no weights."""
+    return {name: sum(tensor.nbytes for _, tensor in each.kept.named_tensors()) for name, each in components.items()}
 
 
-def _grown(before: Mapping[str, int], sides: Sides) -> list[str]:
+def grown(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
     """Return in words which stages keep more than before: a cache that is not full, or that nothing empties."""
-    after = {name: state_bytes(sides.components[name].module) for name in before}
     return [
         f"the state of the stage {name} grew during the timed frames, from {size / 2**20:.3g} to "
         f"{after[name] / 2**20:.3g} MiB: later frames do other work than earlier ones"

@@ -5,6 +5,7 @@ Edges that do not fit a component are in the table of wrong input in `tests/faul
 
 import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from profiling.components.build import build
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
-from profiling.realtime.cell import play_stages, short_warmups
+from profiling.realtime.cell import grown, play_stages, short_warmups, state_bytes
 from profiling.realtime.graph import parse_graph
 from profiling.realtime.options import LoopOptions
 from profiling.realtime.plan import Plan
@@ -186,6 +187,17 @@ def test_a_warm_up_that_is_too_short_for_a_cache():
     (sign,) = short_warmups(Plan(graph, LoopOptions(), Settings(), 9, warmup_frames=11), components)
     assert sign.endswith("its second run is a timed one: use loop.warmup_frames=12")
     assert short_warmups(Plan(graph, LoopOptions(), Settings(), 9, warmup_frames=12), components) == []
+
+
+def test_a_stage_whose_state_grows_is_named():
+    """Also where an object among its attributes holds the state, as a cache does."""
+    _, components = planted({"a": {"inputs": {"x": "normal"}}, "b": {"inputs": {"x": "a"}}})
+    cache = components["b"].module.cache = SimpleNamespace(keys=[torch.zeros(2**18)])
+    before = state_bytes(components)
+    assert grown(before, state_bytes(components)) == []
+    cache.keys.append(torch.zeros(2**17))
+    (sign,) = grown(before, state_bytes(components))
+    assert sign.startswith("the state of the stage b grew during the timed frames, from 1 to 1.5 MiB: ")
 
 
 class Accumulates(nn.Module):
