@@ -130,7 +130,7 @@ class Stage(_Block):
             mark.quiet_ns = _now()
         frame.stages.append(self)  # from here on another thread may read the frame, and use its marks again
         if frame.is_read and self.begin_ns > frame.end_ns:  # others are known to be missing
-            self.recorder.lose(self)
+            self.recorder._run.note(f"stages {self.name!r} that began after their frames had ended are not recorded")
 
 
 class Frame(_Block):
@@ -351,10 +351,6 @@ class FrameRecorder:
             )
         self.messages[name] = _domain.get_event_attributes(message=printable(name))
         return self.messages[name]
-
-    def lose(self, stage: Stage) -> None:
-        """Note that a stage of another thread began when its frame was complete."""
-        self._run.note(f"stages {stage.name!r} that began after their frames had ended are not recorded")
 
     def begin(self, frame: Frame) -> None:
         """Give the frame its number, before any of its times is taken."""

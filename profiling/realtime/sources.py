@@ -103,7 +103,11 @@ class Feed:
     def __init__(
         self, where: str, values: Any, period: int, target: Tensor, narrow: torch.dtype, depth: int, *, once: bool
     ) -> None:
-        rows, want = _as_tensor(where, values), list(target.shape)
+        try:
+            rows = values.cpu() if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+        except TypeError as error:
+            raise InputError(f"{where}: {' '.join(str(error).split())}") from None
+        want = list(target.shape)
         if not torch.can_cast(rows.dtype, target.dtype) or (rows.dtype.is_floating_point and not rows.isfinite().all()):
             given, kind = (str(dtype).removeprefix("torch.") for dtype in (rows.dtype, target.dtype))
             raise InputError(f"{where}: its values are {given}. They must be finite {kind}.")
@@ -133,13 +137,6 @@ class Feed:
             self._target.copy_(staging, non_blocking=True)
         else:
             self._target.copy_(row)
-
-
-def _as_tensor(where: str, values: Any) -> Tensor:
-    try:
-        return values.cpu() if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
-    except TypeError as error:
-        raise InputError(f"{where}: {' '.join(str(error).split())}") from None
 
 
 class DrawFeed:

@@ -249,14 +249,11 @@ def _growth(frames: Array, values: Array, smallest_leak: int) -> dict[str, Any]:
     if line is None:
         return {}
     grown = line.slope * (frames[-1] - frames[0])
+    # Memory that is taken once or twice and kept is no leak: one rises in every quarter.
+    levels = [np.percentile(part, 50, method="lower") for part in np.array_split(values, 4)]
+    rises = bool((np.diff(levels) > 0).all())
     return {
         "bytes_per_frame": line.slope,
         "ci95": line.interval,
-        "leak": bool(grown >= smallest_leak) and line.is_claimed(0.0) and _rises_in_every_quarter(values),
+        "leak": bool(grown >= smallest_leak) and line.is_claimed(0.0) and rises,
     }
-
-
-def _rises_in_every_quarter(values: Array) -> bool:
-    """Return whether each quarter is above the one before: memory taken once or twice and kept is no leak."""
-    levels = [np.percentile(part, 50, method="lower") for part in np.array_split(values, 4)]
-    return bool((np.diff(levels) > 0).all())

@@ -37,9 +37,12 @@ def _settled_from(frame_ms: Array) -> tuple[int, bool]:
         return 0, False
     rolling = rolling_median(frame_ms)
     level = np.median(frame_ms[frames // 2 :])
+    # The standard deviation, from differences, which neither drift nor single spikes change.
+    steps = np.diff(frame_ms)
+    noise = 1.4826 * np.median(np.abs(steps - np.median(steps))) / np.sqrt(2)
     # If samples have the standard deviation s, medians of WINDOW have 1.25 s / sqrt(WINDOW); noise never reaches 5
     # times that.
-    near = np.abs(rolling - level) <= max(NEAR * level, 5 * 1.25 * _noise(frame_ms) / np.sqrt(WINDOW))
+    near = np.abs(rolling - level) <= max(NEAR * level, 5 * 1.25 * noise / np.sqrt(WINDOW))
     for start in np.flatnonzero(near[: frames // 2 + 1]):
         if near[start : start + WINDOW].all() and near[start:].mean() >= NEAR_SHARE:
             return int(start), True
@@ -49,12 +52,6 @@ def _settled_from(frame_ms: Array) -> tuple[int, bool]:
 def rolling_median(values: Array) -> Array:
     """Return the median [n] of the 15 values around each one; the series is mirrored at its ends."""
     return median_filter(values, size=WINDOW, mode="reflect")
-
-
-def _noise(values: Array) -> float:
-    """Return the standard deviation of `values` from differences, which neither drift nor single spikes change."""
-    steps = np.diff(values)
-    return float(1.4826 * np.median(np.abs(steps - np.median(steps))) / np.sqrt(2))
 
 
 def slope_section(series: Series, from_frame: int) -> Slope | None:
