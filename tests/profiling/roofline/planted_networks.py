@@ -1,9 +1,9 @@
 """Networks whose work is known by hand, as components."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from fixed_component import Net, fixed_component
 from torch import Tensor, nn
 
 from profiling.components.component import Component
@@ -11,48 +11,7 @@ from profiling.components.component import Component
 
 def component(module: nn.Module, device: str = "cpu", **inputs: Tensor) -> Component:
     """Make a component of `module` that always has the same inputs."""
-    given: Mapping[str, Tensor] = {name: tensor.to(device) for name, tensor in inputs.items()}
-    made = module.to(device).eval()
-    dtype = next((tensor.dtype for tensor in made.parameters()), torch.float32)
-    return Component("planted", made, given, lambda _: given, torch.device(device), dtype, 1, "random")
-
-
-class Function(nn.Module):
-    """Calls a function with its inputs, and first with the buffer `table` where there is one."""
-
-    table: Tensor | None
-
-    def __init__(self, call: Callable[..., Any], table: Tensor | None = None) -> None:
-        super().__init__()
-        self.call = call
-        self.register_buffer("table", table)
-
-    def forward(self, *args: Tensor, **inputs: Tensor) -> Any:
-        return self.call(*args, **inputs) if self.table is None else self.call(self.table, *args, **inputs)
-
-
-class Ring(nn.Module):
-    """Writes one slot of its state a call and reads all of it."""
-
-    slots: Tensor
-    position: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("slots", torch.zeros(10, 64))
-        self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
-
-    def state_tensors(self) -> tuple[Tensor, ...]:
-        return self.slots, self.position
-
-    def reset(self) -> None:
-        self.slots.zero_()
-        self.position.zero_()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.slots.index_copy_(0, self.position % 10, x)
-        self.position.add_(1)
-        return self.slots.sum(0)
+    return fixed_component(module.to(device), **{name: tensor.to(device) for name, tensor in inputs.items()})
 
 
 @torch.library.custom_op("planted_limits::write_rings", mutates_args={"k", "v"})
@@ -64,25 +23,17 @@ def write_rings(qkv: Tensor, gain: Tensor, rotation: Tensor, slot: Tensor, k: Te
     return queries.clone()
 
 
-class WritesRings(nn.Module):
-    """Writes one slot of two rings by an operator from outside torch, which also gets what it does not write."""
+def writes_rings() -> Net:
+    """Return a module that writes by an operator from outside torch, which also gets what it does not write."""
 
-    k: Tensor
-    v: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in ("k", "v"):
-            self.register_buffer(name, torch.zeros(50, 128, dtype=torch.bfloat16))
-        self.gain = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
-        self.register_buffer("rotation", torch.ones(32))
-        self.register_buffer("slot", torch.zeros((), dtype=torch.int64))
-
-    def state_tensors(self) -> tuple[Tensor, ...]:
-        return self.k, self.v
-
-    def forward(self, qkv: Tensor) -> Tensor:
+    def forward(self: Any, qkv: Tensor) -> Tensor:
         return write_rings(qkv, self.gain, self.rotation, self.slot, self.k, self.v)
+
+    gain, rotation = nn.Parameter(torch.ones(1, dtype=torch.bfloat16)), torch.ones(32)
+    k, v = (torch.zeros(50, 128, dtype=torch.bfloat16) for _ in range(2))
+    made = Net(forward, k=k, v=v, gain=gain, rotation=rotation, slot=torch.zeros((), dtype=torch.int64))
+    made.state_tensors = lambda: (made.k, made.v)
+    return made
 
 
 class Chain(nn.Module):

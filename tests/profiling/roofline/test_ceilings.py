@@ -17,9 +17,9 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 import torch
+from fixed_component import Net, fixed_component
 from hand_made_ceilings import ceilings_of
 from msgspec.structs import replace
-from planted_networks import Function, component
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.machine import ceilings as ceilings_cache
@@ -108,7 +108,7 @@ def test_a_device_without_8_bit_products(monkeypatch):
     assert found.flops_ceiling("int8") == found.flops_per_s
 
 
-def dispatches(x):
+def dispatches(self, x):
     for _ in range(300):
         x = x.neg().abs()
     return x
@@ -122,23 +122,20 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-SQUARE = torch.randn(1024, 1024) / 32
-
-
 @pytest.mark.parametrize(
-    ("module", "size", "bound", "operator"),
+    ("forward", "size", "bound", "operator"),
     [
-        (Function(lambda x: x.neg().neg_().neg_().neg_()), (2**22,), "memory bandwidth", "aten::neg"),
-        (Function(lambda weight, x: x.mm(weight).mm(weight), SQUARE), (1024, 1024), "compute", "aten::mm"),
-        (Function(dispatches), (8,), "host", ""),
-        (Function(lambda x: x.sort().values), (2**20,), "reductions", "aten::sort"),  # far more than reading takes
+        (lambda self, x: x.neg().neg_().neg_().neg_(), (2**22,), "memory bandwidth", "aten::neg"),
+        (lambda self, x: x.mm(self.weight).mm(self.weight), (1024, 1024), "compute", "aten::mm"),
+        (dispatches, (8,), "host", ""),
+        (lambda self, x: x.sort().values, (2**20,), "reductions", "aten::sort"),  # far more than reading takes
     ],
     ids=["memory", "compute", "host", "slow"],
 )
 @pytest.mark.usefixtures("one_thread")
 @torch.inference_mode()
-def test_what_bounds_a_module_of_a_known_class(ceilings, module, size, bound, operator):
-    planted, seen = component(module, x=torch.randn(*size)), []
+def test_what_bounds_a_module_of_a_known_class(ceilings, forward, size, bound, operator):
+    planted, seen = fixed_component(Net(forward, weight=torch.randn(1024, 1024) / 32), x=torch.randn(*size)), []
     for _ in range(6):  # beside other programs a single measurement may be far off
         wall_ms = 1e3 * statistics.median(timeit.repeat(planted.call, number=1, repeat=5))
         seen.append(call_roofline(planted, planted.call, ceilings, wall_ms, fused=False))

@@ -5,7 +5,7 @@ import torch
 from fixed_component import Net
 from hand_made_ceilings import ceilings_of
 from msgspec.structs import replace
-from planted_networks import Function, Ring, WritesRings, component
+from planted_networks import component, writes_rings
 from torch import nn
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -28,9 +28,12 @@ def only(kind, flops):
     return {kind: flops, "total": flops}
 
 
-def of(call, table=None, **inputs):
-    """Return the work of a function of named tensors."""
-    return work_of(component(Function(call, table), **inputs))
+def of(call, *table, **inputs):
+    """Return the work of a function of a buffer, where there is one, and of named tensors."""
+    module = Net(lambda self, **given: call(*self.buffers(), **given))
+    for each in table:
+        module.register_buffer("table", each)
+    return work_of(component(module, **inputs))
 
 
 def test_a_layer_moves_its_weights_inputs_and_outputs_once():
@@ -291,7 +294,14 @@ def test_nearest_resizing_reads_no_more_than_it_returns_and_a_fill_writes_all():
 
 
 def test_state_is_read_and_written_by_what_a_call_touches():
-    planted = component(Ring(), x=torch.randn(1, 64))
+    def writes_a_slot(self, x):
+        self.slots.index_copy_(0, self.position % 10, x)
+        self.position.add_(1)
+        return self.slots.sum(0)
+
+    module = Net(writes_a_slot, slots=torch.zeros(10, 64), position=torch.zeros(1, dtype=torch.int64))
+    module.state_tensors = lambda: (module.slots, module.position)
+    planted = component(module, x=torch.randn(1, 64))
     planted.reset()
     before = [tensor.clone() for tensor in planted.state()]
     work = work_of(planted)
@@ -302,20 +312,16 @@ def test_state_is_read_and_written_by_what_a_call_touches():
     assert all(map(torch.equal, planted.state(), before)), "as it was"
 
 
-class _Grows(nn.Module):
-    """Keeps the keys of the calls so far, as a transformers DynamicCache does: each call assigns a longer tensor."""
+def test_a_cache_that_each_call_replaces_is_read():
+    """As a transformers DynamicCache keeps the keys of the calls so far: each call assigns a longer tensor."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys = torch.randn(50, 64)
-
-    def forward(self, x):
+    def grows(self, x):
         self.keys = torch.cat([self.keys, x])
         return self.keys.sum(0)
 
-
-def test_a_cache_that_each_call_replaces_is_read():
-    planted = component(_Grows(), x=torch.randn(1, 64))
+    module = Net(grows)
+    module.keys = torch.randn(50, 64)
+    planted = component(module, x=torch.randn(1, 64))
     planted.reset()
     held = planted.module.keys.nbytes
     planted.call()  # a metric that came before
@@ -325,7 +331,7 @@ def test_a_cache_that_each_call_replaces_is_read():
 
 def test_an_operator_from_outside_writes_no_more_than_it_is_given_and_keeps():
     """It is given 3 · 128 numbers and a gain, and returns 128: the others are the keys and the values."""
-    work = work_of(component(WritesRings(), qkv=torch.randn(3, 128, dtype=torch.bfloat16)))
+    work = work_of(component(writes_rings(), qkv=torch.randn(3, 128, dtype=torch.bfloat16)))
     keys_and_values = 2 * (2 * 128)
     assert keys_and_values <= work.bytes["state_written"] <= keys_and_values + 2
     assert work.bytes["state_read"] == 0
