@@ -299,13 +299,6 @@ def test_a_state_dict_of_weights_that_torchao_quantised():
     assert relative_error(rows.dequantize(), expected) < 0.02
 
 
-def test_parameters_and_names_are_those_of_the_window_form():
-    with torch.device("meta"):
-        window, cached = WorldModel(WorldModelParams.full()), CachedWorldModel(WorldModelParams.full(), FrameOptions())
-    shapes = [{name: tensor.shape for name, tensor in each.state_dict().items()} for each in (window, cached)]
-    assert shapes[0] == shapes[1]
-
-
 @pytest.mark.parametrize(
     ("options", "word"),
     [({"steps": 0}, "steps"), ({"commit": "x"}, "fused"), ({"t_commit": 2.0}, "t_commit"), ({"kernel": "x"}, "sdpa")],

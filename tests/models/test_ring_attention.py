@@ -8,11 +8,10 @@ import torch
 from naive_ring import attended, newest_frames, written_ring
 from reference_data import ROOT, relative_error
 from test_capturable import OneDeviceMode
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models.kernels import ring_attention as module
-from models.kernels.ring_attention import ring_attention, visibility, visible
+from models.kernels.ring_attention import ring_attention, visibility
 
 
 def random_ring(batch=1, groups=2, n=4, tokens=5, heads=3, d=16, dtype=torch.float32, device="cpu"):
@@ -22,15 +21,7 @@ def random_ring(batch=1, groups=2, n=4, tokens=5, heads=3, d=16, dtype=torch.flo
     return q, *(torch.randn(batch, n + 1, tokens, heads, d, **options) for _ in range(2))
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 7])
-def test_frames_of_the_window_are_seen(n):
-    for newest in (-3, *newest_frames(n)):
-        in_window = {newest, *range(max(0, newest - n + 1), newest + 1)}
-        expected = [slot in {frame % (n + 1) for frame in in_window} for slot in range(n + 1)]
-        assert visible(torch.tensor([newest]), n + 1).tolist() == [expected], newest
-
-
-@pytest.mark.parametrize(("n", "d", "groups", "batch"), [(2, 16, 1, 2), (5, 64, 2, 1), (7, 16, 2, 2)])
+@pytest.mark.parametrize(("n", "d", "groups", "batch"), [(1, 16, 1, 1), (2, 16, 1, 2), (5, 64, 2, 1), (7, 16, 2, 2)])
 def test_sdpa_form_is_exact(n, d, groups, batch):
     for newest in newest_frames(n):
         q, k, v, frames, written = written_ring(n, d, groups, batch, newest)
@@ -52,18 +43,6 @@ def test_sdpa_form_runs_in_any_dtype(dtype, bound):
 def two_layers(q, k, v, frames):
     seen = visibility(frames, k)
     return ring_attention(ring_attention(q, k, v, seen), k, v, seen)
-
-
-def test_compiles_into_one_graph_for_all_frames():
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend("inductor")
-    compiled = torch.compile(two_layers, fullgraph=True, backend=counter)
-    inputs = random_ring()
-    with torch.no_grad():
-        for newest in (0, 1, 7, 10**9):
-            frames = torch.tensor([newest - 1, newest])
-            torch.testing.assert_close(compiled(*inputs, frames), two_layers(*inputs, frames))
-    assert counter.frame_count == 1
 
 
 def test_nothing_is_made_elsewhere_or_read_back():
