@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from profiling.machine.run_queue import RUN_PROCESS
 from profiling.run.child import kill
 from profiling.run.fork_server import ForkServer
 
@@ -135,20 +134,6 @@ def test_processes_run_beside_each_other_and_where_none_can_be_forked_a_fresh_on
     with pytest.raises(subprocess.TimeoutExpired):
         slow.wait(0.1)
     assert kill(slow) == -signal.SIGKILL, "it was not lost with the server"
-
-
-def test_processes_of_both_servers_belong_to_one_run(start, tmp_path):
-    """The driver lists kernels of all processes: those of the run's other cells are not another program's."""
-    environment = {**os.environ, RUN_PROCESS: str(os.getpid())}
-    waiting = [start(SLEEP, environment, modules=each) for each in ((), ("planted_compiler",))]
-    for modules in ((), ("planted_compiler",)):
-        script = "from profiling.machine.run_queue import processes_of_run; print(*processes_of_run())"
-        process = start(script, environment, modules=modules)
-        assert ended(process) == 0
-        known = {int(pid) for pid in (tmp_path / "log").read_text().split()}
-        assert {each.pid for each in (*waiting, process)} <= known
-        assert os.getpid() not in known
-    assert [kill(each) for each in waiting] == [-signal.SIGKILL] * 2
 
 
 def test_a_server_that_was_killed_takes_its_processes_with_it(server, start):
