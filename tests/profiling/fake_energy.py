@@ -5,14 +5,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import floor, inf
 
 import numpy as np
 import pynvml
 import pytest
 import torch
+from fixed_component import fixed_component
 
-from profiling.components.component import Component
 from profiling.machine import energy, nvml
 from profiling.metrics import energy as metric
 from profiling.metrics.metric import Subject
@@ -107,15 +108,8 @@ def fails(code: int) -> Callable[[int], int]:
 
 def subject_on(device: torch.device, frames: int = 1) -> Subject:
     """Return a subject whose call does nothing."""
-    component = Component(
-        name="net",
-        module=torch.nn.Identity(),
-        inputs={},
-        make_inputs=lambda generator: {},
-        device=device,
-        dtype=torch.float32,
-        frames_per_call=frames,
-        weights="random",
+    component = replace(
+        fixed_component(torch.nn.Identity(), input=torch.ones(1)), device=device, frames_per_call=frames
     )
     return Subject(component, Step(lambda: None), None, None, 0)
 

@@ -53,18 +53,15 @@ def noisy(level):
     return lambda x: x + level * torch.randn(x.shape)
 
 
-class Iterated(nn.Module):
-    """Applies one layer many times: each time, differences grow by a factor of about `gain`, until they are bounded."""
-
-    def __init__(self, gain, times=40):
-        super().__init__()
-        self.times = times
-        self.weight = nn.Parameter(torch.linalg.qr(torch.randn(64, 64))[0] * gain)
+def iterated(gain, times=40):
+    """Apply one layer many times: each time, differences grow by a factor of about `gain`, until they are bounded."""
 
     def forward(self, x):
-        for _ in range(self.times):
+        for _ in range(times):
             x = torch.sin(x @ self.weight)
         return x
+
+    return Net(forward, weight=nn.Parameter(torch.linalg.qr(torch.randn(64, 64))[0] * gain))
 
 
 def checked(module, run=lambda made: made.call, size=64, dtype=torch.float32):
@@ -118,11 +115,11 @@ def test_where_any_output_would_pass_for_a_random_one_parity_cannot_tell():
 
 def rounded(made):
     """Return a call that differs from eager in the last bit of what it is given."""
-    return lambda: made.module(made.inputs["x"] * (1 + torch.finfo(torch.float32).eps))
+    return lambda: made.module(x=made.inputs["x"] * (1 + torch.finfo(torch.float32).eps))
 
 
 def test_rounding_errors_that_a_network_amplifies_are_no_fault():
-    measured = checked(Iterated(3.0, 9), rounded)
+    measured = checked(iterated(3.0, 9), rounded)
     section = measured.sections["parity"]
     assert section.rel_l2 > 1e-4, "more than the least tolerance"
     assert measured.problem is None
@@ -130,7 +127,7 @@ def test_rounding_errors_that_a_network_amplifies_are_no_fault():
 
 
 def test_where_rounding_errors_alone_change_everything_parity_cannot_tell():
-    module = Iterated(6.0)
+    module = iterated(6.0)
     assert checked(module).problem is None, "eager's own numbers"
     (_, reason) = checked(module, rounded).problem
     assert reason.startswith("parity: cannot tell: rounding errors alone change eager's own output by relative L2 1")
@@ -145,6 +142,6 @@ def broken(made):
 
 @pytest.mark.parametrize("wrong", [broken, lambda made: lambda: made.call() * 1.001], ids=["weights", "output"])
 def test_a_network_that_amplifies_nothing_excuses_nothing_also_if_it_is_the_one_that_is_broken(wrong):
-    measured = checked(Iterated(0.9), wrong)
+    measured = checked(iterated(0.9), wrong)
     assert "cannot tell" not in measured.problem[1]
     assert measured.sections["parity"].tolerance == pytest.approx(1e-4)

@@ -1,13 +1,15 @@
 """check=true: what it says of a call, in every target, and that it times nothing."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from as_user import OUTSIDE, outcome_of
+from fixed_component import Net
+from playing import component_of
 from torch import nn
 
-from profiling.components.component import Component
 from profiling.components.trajectory import learn
 from profiling.run.check import check_call
 
@@ -92,29 +94,19 @@ def checked(module, **others):
     def make(generator):
         return {"x": torch.randn(4, 8, generator=generator), **others}
 
-    component = Component("net", module, make(torch.Generator()), make, torch.device("cpu"), torch.float32, 1, "random")
+    component = component_of(module, make)
     with torch.inference_mode():
         learn(component)
         return check_call(component)
 
 
-class Cache:
-    def __init__(self):
-        self.rows, self.at = torch.zeros(4, 8), torch.zeros(())
-
-
-class Reads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("scale", torch.ones(()))
-
+def test_the_state_of_a_cache_among_the_inputs_is_listed_and_each_tensor_once():
     def forward(self, x, cache):
         cache.rows.add_(x)
         return cache.rows * self.scale + cache.at
 
-
-def test_the_state_of_a_cache_among_the_inputs_is_listed_and_each_tensor_once():
-    call = checked(Reads(), cache=Cache())
+    cache = SimpleNamespace(rows=torch.zeros(4, 8), at=torch.zeros(()))
+    call = checked(Net(forward, scale=torch.ones(())), cache=cache)
     paths = {"scale": False, "inputs['cache'].rows": True, "inputs['cache'].at": False}
     assert [(each.path, each.changed) for each in call.state] == [*paths.items()]
     assert [each.path for each in call.inputs] == ["x", "cache"]
@@ -135,17 +127,6 @@ class Routed(nn.Module):
         return out
 
 
-class OfAGraph(nn.Module):
-    """Has a sparse buffer, which has no address of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("edges", torch.eye(4).to_sparse_csr())
-
-    def forward(self, x):
-        return self.edges @ x
-
-
 def test_a_function_that_dynamo_leaves_eager_names_the_graph_break():
     (reason,) = [each.reason for each in checked(Routed()).obstacles if each.hinders == "compile"]
     assert "nonzero" in reason
@@ -154,7 +135,8 @@ def test_a_function_that_dynamo_leaves_eager_names_the_graph_break():
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_a_sparse_buffer():
-    call = checked(OfAGraph())
+    """It has no address of its own."""
+    call = checked(Net(lambda self, x: self.edges @ x, edges=torch.eye(4).to_sparse_csr()))
     assert [(each.path, each.shape, each.changed) for each in call.state] == [("edges", (4, 4), False)]
     (obstacle,) = call.obstacles
     assert (obstacle.hinders, "sparse" in obstacle.reason) == ("compile", True)

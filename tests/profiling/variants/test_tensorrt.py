@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixed_component import fixed_component
+from fixed_component import Net, fixed_component
 from torch import nn
 from torch._dynamo import register_backend
 
@@ -58,19 +58,11 @@ def trt(monkeypatch):
     return trt
 
 
-class Scores(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x, gain):
-        return {"y": torch.cumsum(self.linear(x) * gain, -1)}
-
-
 def prepared(compiler, folder, *sizes):
     """Return the prepared step, whose outputs were compared for each size."""
     first, *extra = [{"x": torch.randn(size, 4), "gain": torch.ones(4)} for size in sizes]
-    net = replace(fixed_component(Scores(), **first), extra_inputs=tuple(extra))
+    scores = Net(lambda self, x, gain: {"y": torch.cumsum(self.linear(x) * gain, -1)}, linear=nn.Linear(4, 4))
+    net = replace(fixed_component(scores, **first), extra_inputs=tuple(extra))
     with torch.inference_mode():
         step = Recipe(compiler=compiler).prepare(net, folder / "kernels" / "net.trt")
         for run, inputs in zip((*step.extra_steps, step.run), (*extra, first), strict=True):
