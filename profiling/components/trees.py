@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
+from operator import setitem
 from typing import Any, NamedTuple
 
 import torch
@@ -164,13 +165,17 @@ def opened(tree: Any) -> Container | None:
             return Container(map(GetAttrKey, kind._fields), tree, rebuild)
         return Container(map(SequenceKey, range(len(tree))), tree, rebuild)
     if isinstance(tree, list):
-        return Container(map(SequenceKey, range(len(tree))), tree, partial(_list_like, tree))
+        return Container(map(SequenceKey, range(len(tree))), tree, partial(_refilled, tree, range(len(tree)), setitem))
     if isinstance(tree, Mapping):
-        return Container(map(MappingKey, tree), list(tree.values()), partial(_mapping_like, tree))
+        keys = tuple(tree)
+        refill = partial(_refilled, tree, keys, setitem)
+        if not isinstance(tree, MutableMapping):  # a frozen mapping is made from a dict
+            refill = lambda new: kind(dict(zip(keys, new, strict=True)))  # noqa: E731
+        return Container(map(MappingKey, tree), list(tree.values()), refill)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         names = [field.name for field in dataclasses.fields(tree)]
         values = [getattr(tree, name) for name in names]
-        return Container(map(GetAttrKey, names), values, partial(_dataclass_like, tree, names))
+        return Container(map(GetAttrKey, names), values, partial(_refilled, tree, names, object.__setattr__))
     if (registered := SUPPORTED_NODES.get(kind)) is None:
         return None
     values, context = registered.flatten_fn(tree)
@@ -180,24 +185,9 @@ def opened(tree: Any) -> Container | None:
     return Container(keys, values, lambda new: registered.unflatten_fn(new, context))
 
 
-def _list_like(tree: list[Any], values: list[Any]) -> list[Any]:
+def _refilled(tree: Any, keys: Iterable[Any], put: Callable[[Any, Any, Any], None], values: list[Any]) -> Any:
+    """Return a copy of a container with other values; its constructor, which may check them, is not called."""
     twin = copy.copy(tree)
-    twin[:] = values
-    return twin
-
-
-def _mapping_like(tree: Mapping[Any, Any], values: list[Any]) -> Mapping[Any, Any]:
-    items = dict(zip(tree, values, strict=True))
-    if not isinstance(tree, MutableMapping):
-        return type(tree)(items)  # pyright: ignore[reportCallIssue] - a frozen mapping is made from a dict
-    twin = copy.copy(tree)
-    for key, value in items.items():
-        twin[key] = value
-    return twin
-
-
-def _dataclass_like(tree: Any, names: Sequence[str], values: list[Any]) -> Any:
-    twin = copy.copy(tree)
-    for name, value in zip(names, values, strict=True):
-        object.__setattr__(twin, name, value)
+    for key, value in zip(keys, values, strict=True):
+        put(twin, key, value)
     return twin
