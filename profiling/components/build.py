@@ -73,7 +73,8 @@ def build(spec: ComponentSpec, settings: Settings) -> Blueprint:
     nodes = (spec.inputs, *(extra["inputs"] for extra in spec.extra_inputs), *spec.warmup_nodes())
     draw, *others = (input_maker(node, spec.key, module, device, dtype) for node in nodes)
     draw_extra, draw_warmup = others[: len(spec.extra_inputs)], others[len(spec.extra_inputs) :]
-    check_arguments(module, draw(torch.Generator(device).manual_seed(settings.seed)), spec.key)
+    names, entry = draw(torch.Generator(device).manual_seed(settings.seed)), f"component.{spec.key}.inputs"
+    check_arguments(module, names, entry, " Correct the entry: each argument has a shape, or a plain value.")
     notes = (compiled_note(compiled),) if compiled else ()
     return Blueprint(spec, module, draw, device, run_dtype, weights, hint, tuple(draw_extra), tuple(draw_warmup), notes)
 

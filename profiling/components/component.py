@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NoReturn
@@ -313,44 +313,24 @@ def signature_of(module: nn.Module) -> inspect.Signature:
     )
 
 
-def takes_by_name(signature: inspect.Signature) -> bool:
-    """Return whether all arguments may be passed by name."""
-    return not any(p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL) for p in signature.parameters.values())
-
-
-_ANY_NUMBER = inspect.Parameter.VAR_POSITIONAL
-#: What to do with a forward that does not take its arguments by name.
-WRAP_IT = "Arguments are passed by name: wrap the module in one whose forward names its arguments."
-
-
-def check_arguments(module: nn.Module, inputs: Mapping[str, Any], component: str) -> None:
-    """Check that the input names are arguments of the module's `forward`.
+def check_arguments(module: nn.Module, names: Collection[str], where: str, remedy: str = "") -> None:
+    """Check that arguments of these names fit the module's `forward`.
 
     Raises:
-        InputError: an input is no argument of forward, or a required argument has no input.
+        InputError: one of them is no argument of forward, or a required argument is missing; `where` says whose they
+            are.
 
     """
     signature = signature_of(module)
-    parameters = signature.parameters
-    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for name in inputs:
-        if name not in parameters and not accepts_any:
-            raise InputError(
-                f"component.{component}.inputs.{name}: {type(module).__name__}.forward{signature} has no argument "
-                f"{name!r}.{did_you_mean(name, parameters)} Rename it in the component's YAML."
-            )
-        if name in parameters and parameters[name].kind in (inspect.Parameter.POSITIONAL_ONLY, _ANY_NUMBER):
-            raise InputError(
-                f"component.{component}.inputs.{name}: {type(module).__name__}.forward{signature} takes {name!r} by "
-                f"its position only. {WRAP_IT}"
-            )
-    for name, parameter in parameters.items():
-        required = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        )
-        if required and name not in inputs:
-            raise InputError(
-                f"component.{component}.inputs: {type(module).__name__}.forward{signature} needs {name!r}. "
-                f"Add component.{component}.inputs.{name} with a shape, or a plain value."
-            )
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        unknown = next((name for name in names if name not in signature.parameters), None)
+        what = f"{error}."
+        if unknown is not None:
+            what = f"forward has no argument {unknown!r}.{did_you_mean(unknown, signature.parameters)}"
+        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+        if any(each.kind in by_position for each in signature.parameters.values()):
+            what += " Arguments are passed by name: wrap the module in one whose forward names its arguments."
+        forward = f"{type(module).__name__}.forward{signature}"
+        raise InputError(f"{where} do not fit {forward}: {what}{remedy}") from None

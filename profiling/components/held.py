@@ -21,10 +21,10 @@ from torch.nn.parameter import is_lazy
 
 from profiling.components.casting import floating_dtype
 from profiling.components.compiled import compiled_parts, inside, take_inside
-from profiling.components.component import CHECK_SEED, WRAP_IT, signature_of, takes_by_name
+from profiling.components.component import CHECK_SEED, check_arguments
 from profiling.components.snapshot import Structure
 from profiling.components.trees import keyed_tensors, map_tensors, opened, tensors_in
-from profiling.errors import InputError, did_you_mean, reason_of
+from profiling.errors import InputError, reason_of
 
 #: Arguments of `forward` by name, those of the calls of a trajectory, or a function from a seed to such arguments.
 Inputs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]]
@@ -228,16 +228,7 @@ def check_inputs(module: nn.Module | Callable[[], nn.Module], inputs: object, na
         raise InputError(f"{name} {_words(inputs)}. Give the arguments of forward by name: {name}={{'x': x}}.")
     if not isinstance(module, nn.Module):
         return
-    signature = signature_of(module)
-    where = f"{type(module).__name__}.forward{signature}"
-    try:
-        signature.bind(**inputs)
-    except TypeError as error:
-        unknown = [key for key in inputs if key not in signature.parameters]
-        what = f"forward has no argument {unknown[0]!r}" if unknown else str(error)
-        near = did_you_mean(str(unknown[0]), signature.parameters) if unknown else ""
-        wrap = "" if takes_by_name(signature) else f" {WRAP_IT}"
-        raise InputError(f"{name} do not fit {where}: {what}.{near}{wrap}") from None
+    check_arguments(module, inputs, name)
     own = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), None)
     for path, tensor in named_inputs(inputs):
         if own is not None and tensor.device != own:

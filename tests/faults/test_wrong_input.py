@@ -332,7 +332,7 @@ NETWORKS = (
     ("remembers", "warmup_inputs=[{y:{shape:[4,8]}}]", "unexpected keyword argument 'y'"),
 )
 CHECKED = (
-    ("net", "inputs={x:{shape:[2,8]}}", "needs 'gain'"),
+    ("net", "inputs={x:{shape:[2,8]}}", "missing a required argument: 'gain'. Correct the entry"),
     ("raises", "", "Raises.forward raised ValueError: this module never works"),
     ("net", "inputs.x.shape=[2,9]", "Net.forward raised"),
 )
