@@ -15,7 +15,7 @@ from profiling.components.casting import mixes_dtypes, parameter_dtypes
 from profiling.components.effects import Effects
 from profiling.components.instantiate import is_device_failure
 from profiling.components.state import State
-from profiling.components.trees import copy_values, dotted, form_of, keyed_leaves, keyed_tensors, other_form
+from profiling.components.trees import copy_values, dotted, form_of, keyed_leaves, named_tensors, other_form
 from profiling.errors import InputError, did_you_mean, reason_of
 
 #: Makes a fresh set of inputs: generator → {argument name: tensor, plain value, or nested structure of both}.
@@ -276,11 +276,7 @@ class Component:
     def _move(self, calls: int) -> None:
         """Add to positions among the inputs what so many calls add."""
         for path, step in self.advances.items():
-            _at(self.inputs, path).add_(step * calls)
-
-
-def _at(inputs: Mapping[str, Any], path: str) -> Tensor:
-    return next(tensor for keys, tensor in keyed_tensors(inputs) if dotted(keys) == path)
+            dict(named_tensors(self.inputs))[path].add_(step * calls)
 
 
 def of_other_shapes(

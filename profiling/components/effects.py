@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,16 +50,16 @@ QUIET = 1e-5
 class Watch(TorchDispatchMode):
     """Notes the addresses of the storages that operators write to, in `written`.
 
-    Of the tensors in `guarded`, by the address of their storage, a copy is kept before the first write.
+    Of the tensors in `guarded`, each with its path, a copy is kept before the first write.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, guarded: Mapping[int, tuple[str, Tensor]] | None = None) -> None:
+    def __init__(self, guarded: Iterable[tuple[str, Tensor]] = ()) -> None:
         super().__init__()
         self.written: set[int] = set()
-        self.kept = Kept({}, {})
-        self._guarded = guarded or {}
+        self.kept = Kept()
+        self._guarded = {storage_of(tensor): (path, tensor) for path, tensor in guarded}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -94,8 +94,8 @@ class _WatchWithoutDynamo(Watch):
         return self._run(func, args, kwargs or {})
 
 
-def watching(guarded: Mapping[int, tuple[str, Tensor]]) -> Watch:
-    """Return a Watch that Dynamo does not trace."""
+def watching(guarded: Iterable[tuple[str, Tensor]]) -> Watch:
+    """Return a Watch that Dynamo does not trace, with tensors to guard and their paths."""
     return (Watch if "torch._dynamo" in sys.modules else _WatchWithoutDynamo)(guarded)
 
 
@@ -257,7 +257,7 @@ class Observer:
         self._roots, self._inputs = roots, inputs or {}
         self.copies = dict(kept.tensors)
         self._compared = {key: each for key, each in kept.tensors.items() if key not in self._inputs}
-        self._given = Kept({}, {})
+        self._given = Kept()
         self.before = Structure.of(roots)
         self._states = {path: _fingerprint(each) for path, each in self.before.generators.values()}
         self._numbers: dict[str, list[Any]] = {}
@@ -267,7 +267,7 @@ class Observer:
         #: Ids of the tensors that calls wrote to, of those that are compared; keys of holders whose content changed.
         self.changed: dict[int, None] = {}
         self.touched: set[tuple[int, str]] = set()
-        self.watch = watching({storage_of(each): (path, each) for path, each in self.before.parameters.values()})
+        self.watch = watching(self.before.parameters.values())
 
     @property
     def effects(self) -> Effects:

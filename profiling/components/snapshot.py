@@ -308,8 +308,8 @@ def _without_repeats(tensor: Tensor) -> Tensor:
 class Kept:
     """Copies of tensors, and in words what could not be copied."""
 
-    tensors: dict[int, KeptTensor]
-    failures: dict[str, str]
+    tensors: dict[int, KeptTensor] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[int, tuple[str, Tensor]]]) -> Kept:
@@ -317,7 +317,7 @@ class Kept:
         tensors = list(tensors)
         on_cuda = [tensor for _, (_, tensor) in tensors if tensor.device.type == "cuda"]
         crowded = bool(on_cuda) and 2 * sum(each.nbytes for each in on_cuda) > free_bytes(on_cuda[0].device)
-        kept = cls({}, {})
+        kept = cls()
         for key, (path, tensor) in tensors:
             kept.add(key, path, tensor, torch.device("cpu") if crowded else None)
         return kept
@@ -329,6 +329,12 @@ class Kept:
                 self.tensors[key] = KeptTensor(path, tensor, device)
         except (RuntimeError, NotImplementedError, TypeError) as error:
             self.failures[path] = reason_of(error)
+
+    def restore(self) -> None:
+        """Put back the values of the tensors."""
+        with torch.inference_mode():  # the one mode that may write to every tensor
+            for kept in self.tensors.values():
+                kept.restore()
 
 
 class Snapshot:
@@ -347,23 +353,15 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put back contents, values and the states of generators."""
-        restore(self.structure.contents.values(), ())
+        for holder, content in self.structure.contents.values():
+            holder.write(content)
         self.restore_values()
 
     def restore_values(self) -> None:
         """Put back the values of tensors and the states of generators only."""
-        restore([], self.kept.tensors.values())
+        self.kept.restore()
         for generator, state in self.states:
             _set_state(generator, state)
-
-
-def restore(contents: Iterable[tuple[Holder, Mapping[Hashable, Any]]], tensors: Iterable[KeptTensor]) -> None:
-    """Put back the contents, then the values of the tensors."""
-    for holder, content in contents:
-        holder.write(content)
-    with torch.inference_mode():  # the one mode that may write to every tensor
-        for kept in tensors:
-            kept.restore()
 
 
 def generator_state(generator: Any) -> Any:

@@ -22,12 +22,12 @@ from profiling.components.effects import (
     Watch,
     is_below,
     name_of,
-    storage_of,
+    read_later,
     watching,
 )
-from profiling.components.outputs import difference, to_host
-from profiling.components.snapshot import MISSING, Holder, Kept, Snapshot, Structure, differ, restore
-from profiling.components.trees import dotted, forms_of, keyed_tensors, other_of_forms
+from profiling.components.outputs import Outputs, difference, to_host
+from profiling.components.snapshot import MISSING, Holder, Kept, Snapshot, Structure, differ
+from profiling.components.trees import forms_of, keyed_tensors, named_tensors, other_of_forms
 
 
 class State:
@@ -53,12 +53,11 @@ class State:
         self._restored = self.roots if policy == "snapshot" else {"inputs": inputs}
         self._cold: Snapshot | None = None
         self._warmed: list[tuple[Holder, dict[Hashable, Any]]] = []  # what the warm calls changed, as it was before
-        self._given = Kept({}, {})  # values of the input tensors before the warm calls
+        self._given = Kept()  # values of the input tensors before the warm calls
         self._start: Snapshot | None = None
-        self._parameters = Kept({}, {})  # those that calls write to
-        self._cold_parameters = Kept({}, {})  # those that the warm calls write to, as they were before
+        self._parameters = Kept()  # those that calls write to
         self._forms = forms_of(inputs)
-        self._tensors = [(dotted(keys), tensor) for keys, tensor in keyed_tensors(inputs)]
+        self._tensors = [*named_tensors(inputs)]
         self.effects = Effects()
         self.changed: tuple[Tensor, ...] | None = None
         self.carried: frozenset[int] = frozenset()
@@ -82,12 +81,12 @@ class State:
         `call` is given the number of the call, from 0, and returns whether it could be made. For `restore_cold`,
         parameters that `watched` calls write to are kept.
         """
-        form, made = self.form() if calls is None else None, 0
-        with self._watch_parameters() if watched and self._cold is not None else nullcontext():
+        form, made = None if calls is not None else Structure.of(self.roots).form(), 0
+        with self._watch_parameters(self._cold) if watched and self._cold is not None else nullcontext():
             while made < (WARM_CALLS if calls is None else calls) and call(made):
                 made += 1
                 if calls is None:
-                    before, form = form, self.form()
+                    before, form = form, Structure.of(self.roots).form()
                     if form == before:
                         break
         return made
@@ -103,15 +102,11 @@ class State:
             self._warmed = [each for each in known if differ(each[1], each[0].read())]
         self.not_restored = self._start.structure.closed | self._start.kept.failures
 
-    def form(self) -> dict[str, Any]:
-        """Return the structure of the state and the shapes in it: what repeats once everything has been made."""
-        return Structure.of(self.roots).form()
-
     def restore(self) -> None:
         """Put S0 back; of the policy "reset" only what the inputs hold."""
         assert self._start is not None
         self._start.restore()
-        restore([], self._parameters.tensors.values())
+        self._parameters.restore()
 
     def restore_cold(self) -> None:
         """Put back what was there before the warm calls; what they made, and later calls keep, stays allocated.
@@ -123,7 +118,6 @@ class State:
             self.restore_unmade()
             return
         self.restore()
-        restore([], self._cold_parameters.tensors.values())
         first_made = self.made()
         with torch.inference_mode():
             for kept in self._start.kept.tensors.values():
@@ -158,19 +152,21 @@ class State:
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Put all state back after the block, also what only the first calls write, which S0 does not have."""
-        now = Snapshot(self.roots)
-        parameters = Kept.of((key, (kept.path, kept.tensor)) for key, kept in self._cold_parameters.tensors.items())
+        assert self._cold is not None
+        cold, now = self._cold.kept.tensors.items(), Snapshot(self.roots)
+        written = Kept.of(
+            (key, (each.path, each.tensor)) for key, each in cold if isinstance(each.tensor, nn.Parameter)
+        )
         try:
             yield
         finally:
             now.restore()
-            restore([], parameters.tensors.values())
+            written.restore()
 
     def restore_unmade(self) -> None:
         """Put back what was there before the warm calls, without what they made."""
         assert self._cold is not None
         self._cold.restore()
-        restore([], self._cold_parameters.tensors.values())
 
     def made(self) -> list[str]:
         """Return the paths of the tensors that the warm calls made and that calls write to."""
@@ -194,7 +190,8 @@ class State:
         for restore_first in (self.restore_cold, self.restore_unmade):
             restore_first()
             outputs.append(to_host(output=call()))
-            restore(now, [])
+            for holder, content in now:
+                holder.write(content)
         self.restore_cold()
         found = difference(*outputs)
         if found.fault is None and found.error <= QUIET:
@@ -210,7 +207,7 @@ class State:
         inputs = {id(each): f"inputs{path}" for path, each in self._input_tensors()}
         copied = {**self._start.kept.tensors}
         others = ((k, each) for k, each in Structure.of(self.roots).tensors.items() if k not in {**copied, **inputs})
-        copies = Kept({**copied, **Kept.of(others).tensors}, {})
+        copies = Kept({**copied, **Kept.of(others).tensors})
         return Observer(self.roots, copies, inputs)
 
     def learn(self, observer: Observer, ignored: Collection[str] = ()) -> bool:
@@ -231,12 +228,13 @@ class State:
         late = (self._given.tensors.keys() & observer.changed.keys()) - self.carried
         kept.update({key: self._given.tensors[key] for key in late})
         self.carried |= late
-        self._given = Kept({}, {})
+        self._given = Kept()
         return bool(late)
 
-    def set_unread(self, paths: tuple[str, ...]) -> None:
-        """Note which of the attributes that calls assign anew no later call reads."""
-        self.effects = replace(self.effects, unread=paths)
+    def test_reads(self, play: Callable[[Callable[[], None]], list[Outputs]]) -> None:
+        """Find out which of the attributes that calls assign anew no later call reads; see `read_later`."""
+        carried = read_later(self.effects.assigned, self.roots, play)
+        self.effects = replace(self.effects, unread=tuple(p for p in self.effects.assigned if p not in carried))
 
     def written(self) -> dict[str, Tensor]:
         """Return the module's tensors that calls write to, weights included, by path."""
@@ -244,9 +242,9 @@ class State:
         found = {path: each for key, (path, each) in Structure.of(self.roots).tensors.items() if key in changed}
         return found | {kept.path: kept.tensor for kept in self._parameters.tensors.values()}
 
-    def drawn(self) -> list[tuple[str, Tensor]]:
-        """Return (path, tensor) of the inputs that are drawn anew for each call."""
-        return [(path, tensor) for path, tensor in self._tensors if id(tensor) not in self.carried]
+    def drawn(self) -> dict[str, Tensor]:
+        """Return the tensors of the inputs that are drawn anew for each call, by path."""
+        return {path: tensor for path, tensor in self._tensors if id(tensor) not in self.carried}
 
     def values(self) -> dict[str, Any]:
         """Return what calls change, as it is now, by path: tensors and numbers."""
@@ -276,7 +274,7 @@ class State:
                     self.carried |= {id(here)} & {id(each) for _, each in self._tensors}
                 elif isinstance(value, Tensor):
                     missing.append(path)
-        self._given = Kept({}, {})
+        self._given = Kept()
         self.settle(self.warm_calls)
         return missing
 
@@ -289,8 +287,8 @@ class State:
         """
         if (other := other_of_forms(forms_of(inputs), self._forms)) is not None:
             raise ValueError(other)
-        fresh = {dotted(keys): tensor for keys, tensor in keyed_tensors(inputs)}
-        return [(target, fresh[path]) for path, target in self.drawn()]
+        fresh = dict(named_tensors(inputs))
+        return [(target, fresh[path]) for path, target in self.drawn().items()]
 
     @contextmanager
     def replacing(self) -> Iterator[None]:
@@ -313,9 +311,9 @@ class State:
                 if isinstance(value, Tensor) and isinstance(before.get(name), Tensor):
                     others[id(before[name])] = value
         del old
-        parameters = (*self._parameters.tensors.values(), *self._cold_parameters.tensors.values())
-        for kept in (*(kept for each in snapshots for kept in each.kept.tensors.values()), *parameters):
-            kept.follow(others.get(id(kept.tensor), kept.tensor))
+        for copies in (self._parameters, *(each.kept for each in snapshots)):
+            for kept in copies.tensors.values():
+                kept.follow(others.get(id(kept.tensor), kept.tensor))
         if self.changed is not None:
             self.changed = tuple(others.get(id(tensor), tensor) for tensor in self.changed)
         reached = Structure.of(self.roots)
@@ -325,7 +323,7 @@ class State:
     def release(self) -> None:
         """Free the copies, after the last `restore`."""
         self._start = self._cold = None
-        self._parameters = self._cold_parameters = Kept({}, {})
+        self._parameters = Kept()
 
     @property
     def bytes(self) -> int:
@@ -367,11 +365,10 @@ class State:
             times.append(1e6 * (perf_counter() - started))
         return min(times)
 
-    def _watch_parameters(self) -> Watch:
-        """Return a watch that copies each parameter before a call first writes to it."""
-        parameters = Structure.of(self.roots).parameters.values()
-        watch = watching({storage_of(each): (path, each) for path, each in parameters})
-        self._cold_parameters = watch.kept
+    def _watch_parameters(self, cold: Snapshot) -> Watch:
+        """Return a watch that adds a copy of each parameter to `cold` before a call first writes to it."""
+        watch = watching(Structure.of(self.roots).parameters.values())
+        watch.kept = cold.kept
         return watch
 
     def _input_tensors(self) -> Iterator[tuple[str, Tensor]]:

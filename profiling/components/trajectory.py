@@ -20,7 +20,7 @@ import numpy
 import torch
 
 from profiling.components.component import CHECK_SEED, Component
-from profiling.components.effects import Effects, is_below, read_later
+from profiling.components.effects import Effects, is_below
 from profiling.components.outputs import OutputLog, Outputs, readable, to_host
 from profiling.components.snapshot import Structure
 from profiling.errors import InputError, did_you_mean
@@ -46,11 +46,6 @@ class Played:
         return len(self.log)
 
 
-def inputs_of(component: Component) -> dict[str, torch.Tensor]:
-    """Return the tensors of the inputs that are drawn anew for each call, by path."""
-    return dict(component.kept.drawn())
-
-
 def play(
     component: Component,
     run: Callable[[], Any],
@@ -71,7 +66,7 @@ def play(
     seed_generators(component.seed + CHECK_SEED + seed)
     for call in range(calls):
         component.feed(call)
-        yield to_host(output=run() if around is None else around(run), inputs=inputs_of(component))
+        yield to_host(output=run() if around is None else around(run), inputs=component.kept.drawn())
 
 
 def played(
@@ -151,8 +146,7 @@ def learn(component: Component) -> Played:
             return learn(component)
         state, effects = state_of(component), component.kept.effects
         if effects.assigned:
-            carried = read_later(effects.assigned, component.kept.roots, partial(_replayed, component))
-            component.kept.set_unread(tuple(path for path in effects.assigned if path not in carried))
+            component.kept.test_reads(partial(_replayed, component))
             if (reason := component.kept.effects.overwritten) is not None:
                 raise InputError(f"{component.name}: {reason}")
         if effects.assigned or failure is not None:

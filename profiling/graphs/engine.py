@@ -19,7 +19,7 @@ import numpy
 import torch
 from torch import nn
 
-from profiling.components.effects import read_later, storage_of
+from profiling.components.effects import storage_of
 from profiling.components.outputs import to_host
 from profiling.components.state import State
 from profiling.components.trees import keyed_leaves, map_tensors, stored_parts
@@ -360,10 +360,7 @@ class CudaGraphed:
                 outputs.append(to_host(output=call()))
             return outputs
 
-        assigned = state.effects.assigned
-        if assigned:
-            carried = read_later(assigned, state.roots, play)
-            state.set_unread(tuple(path for path in assigned if path not in carried))
+        state.test_reads(play)
         if (reason := state.effects.refusal()) is not None:
             raise CaptureError(f"a CUDA graph {reason}")
 

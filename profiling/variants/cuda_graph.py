@@ -78,7 +78,7 @@ def check_reset(component: Component) -> None:
         return
     module: Any = component.module
     component.reset()
-    observer = Observer({"": module}, Kept({}, {}))
+    observer = Observer({"": module}, Kept())
     module.reset()
     observer.after_call()
     component.reset()

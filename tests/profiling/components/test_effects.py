@@ -106,7 +106,7 @@ def test_an_input_that_warm_calls_left_equal_is_state_from_the_first_call_on():
         first = learn(component)
         again = played(component, component.call, first.calls)
     assert component.kept.effects.inputs == ("inputs['x']",)
-    assert component.kept.drawn() == []
+    assert component.kept.drawn() == {}
     for one, other in zip(first.log, again.log, strict=True):
         assert difference(one, other).error == 0
 

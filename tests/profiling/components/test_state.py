@@ -16,7 +16,7 @@ from profiling.components.component import Component
 from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.snapshot import same
 from profiling.components.state import Snapshot, State
-from profiling.components.trajectory import inputs_of, play
+from profiling.components.trajectory import play
 from profiling.graphs.engine import CudaGraphed
 
 
@@ -38,7 +38,7 @@ def test_every_kind_of_state_is_put_back_and_refused_where_a_replay_cannot_follo
     assert refusal is None if refused is None else refusal.startswith(f"cannot follow the module's state: {refused}")
     first = outputs_of(component)
     component.feed(0)
-    again = to_host(output=component.call(), inputs=inputs_of(component))
+    again = to_host(output=component.call(), inputs=component.kept.drawn())
     assert (difference(again, first[0]).error > 0) is KINDS[kind].moves, "planted: a call changes the next one"
     assert_equal(outputs_of(component), first)
     cold = learned(Stateful(kind), warm_calls=0)
