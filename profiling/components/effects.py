@@ -181,12 +181,8 @@ class Effects:
 
     def explanation(self) -> str | None:
         """Return in one line which effect may be the cause of outputs that are wrong from a later call on."""
-        if self.numbers:
-            path, values = next(iter(self.numbers.items()))
-            what = f"`{path}` is a Python {_kind(values)} ({_sequence(values)})"
-            return f"{what}, which a replay does not advance. {_KEEP_IN_TENSOR}"
-        if self.carried:
-            return f"each call assigns another tensor to `{self.carried[0]}`. {_COPY}"
+        if found := self.obstacles():
+            return ". ".join(found[0])
         if self.generators:
             return f"`{self.generators[0]}` is a random number generator, which draws other numbers in each call"
         if self.written or self.inputs:
@@ -206,8 +202,9 @@ class Effects:
             f"`{path}` {_sequence(values)}: torch.compile may compile once a value; a CUDA graph freezes it"
             for path, values in self.numbers.items()
         ]
-        lines += [f"`{path}` is assigned anew by each call, and a later call reads it" for path in self.carried]
-        lines += [f"`{path}` is assigned anew by each call, and no later call reads it" for path in self.unread]
+        for path in self.assigned:
+            which = "no later call" if path in self.unread else "a later call"
+            lines.append(f"`{path}` is assigned anew by each call, and {which} reads it")
         for words, paths in (
             ("written in place", self.written),
             ("inputs that the call writes to (state: carried over from call to call)", self.inputs),
