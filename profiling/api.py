@@ -25,8 +25,9 @@ from profiling.components import held
 from profiling.components.build import use_deterministic_algorithms, use_threads
 from profiling.components.compiled import compiled_note
 from profiling.components.component import CHECK_SEED
-from profiling.components.held import Held, Inputs, named_inputs, same_values
+from profiling.components.held import Held, Inputs, named_inputs
 from profiling.components.instantiate import instantiate
+from profiling.components.outputs import relative_l2
 from profiling.components.spec import DTYPES, ComponentSpec, Settings
 from profiling.components.trajectory import kept_generators
 from profiling.errors import InputError, SkippedError, did_you_mean, printable, shell_words
@@ -330,7 +331,7 @@ def _complete(run: Run, subject: Held) -> None:
     write_json(run.folder / ENVIRONMENT_FILE, encode_environment(environment))
     prepared = dict(named_inputs(subject.first))
     checks = [dict(named_inputs(subject.draw(subject.seed + CHECK_SEED + call))) for call in range(subject.calls or 1)]
-    same = [path for path, each in prepared.items() if all(same_values(each, check[path]) for check in checks)]
+    same = [path for path, each in prepared.items() if all(relative_l2(check[path], each) == 0 for check in checks)]
     checked = ""
     if same:
         checked = "parity was checked on the inputs that the variant was prepared with: give other ones as check_inputs"

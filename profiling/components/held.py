@@ -267,15 +267,6 @@ def shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:
         return tensor
 
 
-def same_values(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors hold the same values; False where torch cannot tell."""
-    try:
-        dense = (each if each.layout == torch.strided else each.to_dense() for each in (one, other))
-        return one is other or torch.equal(*dense)
-    except (NotImplementedError, RuntimeError):
-        return False
-
-
 def _held(key: str) -> Held:
     if key not in _HELD:
         raise InputError(f"{key}: this module lived in a Python process that has ended. Call profiling.profile again.")
