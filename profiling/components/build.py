@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from profiling.components.component import Component, MakeInputs, Place, check_a
 from profiling.components.instantiate import as_input_error, instantiate, partial_of
 from profiling.components.snapshot import Structure
 from profiling.components.spec import ComponentSpec, InputFactory, InputSpec, Settings, input_tree
+from profiling.components.trajectory import seed_generators
 from profiling.components.trees import dotted, keyed_leaves, map_tensors
 from profiling.components.weights import give_weights
 from profiling.errors import InputError
@@ -45,9 +45,7 @@ def build(spec: ComponentSpec, settings: Settings) -> Blueprint:
     with suppress(Exception, SystemExit):  # raised again below; only the first of two builds would import it
         importlib.import_module(str(spec.module["_target_"]).rpartition(".")[0])
     set_process_state(settings)
-    random.seed(settings.seed)
-    numpy.random.seed(settings.seed)  # a factory may use any of the three generators
-    torch.manual_seed(settings.seed)
+    seed_generators(settings.seed)  # a factory may use any of them
     modes = len(_get_current_function_mode_stack())
     with device:  # parameters are created on the device, so that a large module needs no host memory
         module = instantiate(spec.module, where)

@@ -43,11 +43,6 @@ class Computed(Generic[T]):
     reason: str | None
 
 
-def reference_name(form: Form, dtype: str) -> str:
-    """Return what a reference in this form is, for a run in `dtype`."""
-    return {"float32": FP32_EAGER, "upcast": f"{FP32_EAGER} on {dtype} weights", "run": f"eager {dtype}"}[form]
-
-
 def compute_reference(
     build: Callable[[], Mapping[str, Blueprint]], compute: Callable[[Mapping[str, Blueprint]], T]
 ) -> Computed[T]:
@@ -177,7 +172,8 @@ class Reference:
 
     def name(self, dtype: torch.dtype) -> str:
         """Return what the outputs are, for a run that computes in `dtype`."""
-        return reference_name(self.form, str(dtype).removeprefix("torch."))
+        own = str(dtype).removeprefix("torch.")
+        return {"float32": FP32_EAGER, "upcast": f"{FP32_EAGER} on {own} weights", "run": f"eager {own}"}[self.form]
 
     @cached_property
     def spread(self) -> Difference:
