@@ -20,7 +20,7 @@ from torch.nn.functional import avg_pool1d, avg_pool2d
 from torch.utils._pytree import GetAttrKey
 
 from profiling.components.snapshot import bits
-from profiling.components.trees import children
+from profiling.components.trees import opened
 
 #: A sparse tensor with more elements is not made dense, which would take more than 2 GiB in float64.
 MOST_DENSE = 2**28
@@ -242,9 +242,10 @@ def _leaves(path: Path, value: Any, around: tuple[int, ...]) -> Iterator[tuple[P
     elif id(value) in around:
         yield path, _incomparable(value, "it contains itself")
     else:
-        entries = children(value)
+        node = opened(value)
+        entries = None if node is None else zip(node.keys, node.values, strict=True)
         if (
-            entries is None
+            node is None
             and not callable(value)
             and not isinstance(value, ModuleType | Enum)
             and getattr(value, "__dict__", None)

@@ -21,18 +21,8 @@ from torch.utils._pytree import (
 )
 
 
-def children(tree: Any) -> Iterator[tuple[Hashable, Any]] | None:
-    """Return (key, content) for each entry of a container, in a fixed order; None where `tree` is a leaf.
-
-    Containers are mappings, tuples, lists, dataclass instances, and types that are registered with torch's pytree. As
-    text a key is what Python code writes to get the entry: `['a']`, `[0]` or `.name`.
-    """
-    node = opened(tree)
-    return None if node is None else zip(node.keys, node.values, strict=True)
-
-
 def tensors_in(tree: Any) -> list[Tensor]:
-    """Return the tensors in `tree` in the order of `children`; other leaves are ignored."""
+    """Return the tensors in `tree` in the order of `opened`; other leaves are ignored."""
     if isinstance(tree, Tensor):
         return [tree]
     node = opened(tree)
@@ -52,10 +42,10 @@ def keyed_tensors(tree: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple
 
 def keyed_leaves(tree: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Yield (keys, leaf) for each tensor and each other value in `tree` that is no container."""
-    if isinstance(tree, Tensor) or (entries := children(tree)) is None:
+    if isinstance(tree, Tensor) or (node := opened(tree)) is None:
         yield keys, tree
     else:
-        for key, value in entries:
+        for key, value in zip(node.keys, node.values, strict=True):
             yield from keyed_leaves(value, (*keys, key))
 
 
@@ -105,7 +95,7 @@ def copy_values(target: Tensor, fresh: Tensor) -> None:
 
 
 def dotted(keys: Sequence[Any]) -> str:
-    """Return keys of `children` as text: `latents.0`."""
+    """Return keys of `opened` as text: `latents.0`."""
     return ".".join(str(getattr(key, dataclasses.fields(key)[0].name)) for key in keys)
 
 
@@ -157,7 +147,11 @@ class Container(NamedTuple):
 
 
 def opened(tree: Any) -> Container | None:
-    """Return the entries of a container; None where `tree` is a leaf."""
+    """Return the entries of a container, in a fixed order; None where `tree` is a leaf.
+
+    Containers are mappings, tuples, lists, dataclass instances, and types that are registered with torch's pytree. As
+    text a key is what Python code writes to get the entry: `['a']`, `[0]` or `.name`.
+    """
     kind = type(tree)
     if isinstance(tree, tuple):
         rebuild = kind if is_structseq_instance(tree) else partial(tuple.__new__, kind)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from profiling.components.trees import children, map_tensors, tensors_in
+from profiling.components.trees import map_tensors, opened, tensors_in
 from profiling.components.weights import fill_degenerate
 
 Pair = namedtuple("Pair", "left right")
@@ -25,9 +25,9 @@ TREE = OrderedDict(
 
 
 def test_every_entry_has_a_key_and_mapping_keeps_the_structure_and_the_original():
-    keys = {key: [str(inner) for inner, _ in children(content) or ()] for key, content in TREE.items()}
+    keys = {key: [str(inner) for inner in getattr(opened(content), "keys", ())] for key, content in TREE.items()}
     assert keys == {"a": [], "b": ["[0]", "[1]"], "c": [".left", ".right"], "d": [".inside", ".label"]}
-    assert [str(key) for key, _ in children(TREE)] == ["['a']", "['b']", "['c']", "['d']"]
+    assert [str(key) for key in opened(TREE).keys] == ["['a']", "['b']", "['c']", "['d']"]
     assert [tensor.numel() for tensor in tensors_in(TREE)] == [2, 1, 3, 1, 2]
     assert tensors_in({"x": None, "y": 3}) == []
     mapped = map_tensors(lambda tensor: tensor + 1, TREE)
