@@ -95,9 +95,10 @@ def state_of(component: Component) -> Outputs | None:
     return None if component.policy == "none" else to_host(state=component.kept.values())
 
 
-def learn(component: Component) -> Played:
+def learn(component: Component, *, watched: bool = True) -> Played:
     """Play a trajectory eagerly, observe what its calls change, and choose how many calls it has.
 
+    Where calls fail, they are made again without `watched` operators: some code refuses that (FlexAttention).
     Afterwards `component.kept.effects` says what calls change, and `component.place.calls` is the length of every later
     trajectory: fewer than asked for where calls are slow, return much, or fail because a cache is full.
 
@@ -107,52 +108,51 @@ def learn(component: Component) -> Played:
         Exception: a failure of the device, unchanged.
 
     """
-    for watched in (True, False):
-        component.reset()
-        observer, log = component.kept.observer(), OutputLog()
-        wanted, started, failure = component.place.calls, perf_counter(), None
+    component.reset()
+    observer, log = component.kept.observer(), OutputLog()
+    wanted, started, failure = component.place.calls, perf_counter(), None
 
-        def observed(run: Callable[[], Any], watched: bool = watched, observer: Any = observer) -> Any:
-            with observer.calling(watched=watched):
-                output = run()
-            observer.after_call(output)
-            return output
+    def observed(run: Callable[[], Any]) -> Any:
+        with observer.calling(watched=watched):
+            output = run()
+        observer.after_call(output)
+        return output
 
-        calls = iter(play(component, component.call, wanted, reset=False, around=observed))
-        while len(log) < component.place.calls:
-            try:
-                outputs = next(calls)
-            except Exception as error:
-                failure = error
-                break
-            log.append(outputs)
-            if len(log) == 1:
-                check_comparable(component, outputs)
-                seconds = component.place.call_s or perf_counter() - started
-                component.place.calls = _affordable(wanted, outputs, seconds)
-        if failure is not None and watched:  # some code cannot be watched: FlexAttention, for example
-            component.place.calls = wanted
-            if "torch._dynamo" in sys.modules:
-                torch._dynamo.reset()  # it remembers what it could not compile inside the mode
-            continue
-        if failure is not None:
-            if not len(log):
-                component.raise_explained(failure)
-            component.place.calls = len(log)
-        _check_ignored(component, observer.effects)
-        if component.kept.learn(observer, component.ignore):
-            component.place.drawn.clear()
-            component.place.calls = wanted
-            return learn(component)
-        state, effects = state_of(component), component.kept.effects
-        if effects.assigned:
-            component.kept.test_reads(partial(_replayed, component))
-            if (reason := component.kept.effects.overwritten) is not None:
-                raise InputError(f"{component.name}: {reason}")
-        if effects.assigned or failure is not None:
-            state = _state_again(component)
-        return Played(log, state)
-    raise AssertionError("the second attempt returns or raises")
+    calls = play(component, component.call, wanted, reset=False, around=observed)
+    while len(log) < component.place.calls:
+        try:
+            outputs = next(calls)
+        except Exception as error:
+            failure = error
+            break
+        log.append(outputs)
+        if len(log) == 1:
+            check_comparable(component, outputs)
+            seconds = component.place.call_s or perf_counter() - started
+            component.place.calls = _affordable(wanted, outputs, seconds)
+    if failure is not None and watched:
+        del failure  # with the tensors of its frames
+        component.place.calls = wanted
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()  # it remembers what it could not compile inside the mode
+        return learn(component, watched=False)
+    if failure is not None:
+        if not len(log):
+            component.raise_explained(failure)
+        component.place.calls = len(log)
+    _check_ignored(component, observer.effects)
+    if component.kept.learn(observer, component.ignore):
+        component.place.drawn.clear()
+        component.place.calls = wanted
+        return learn(component)
+    state, assigned = state_of(component), component.kept.effects.assigned
+    if assigned:
+        component.kept.test_reads(partial(_replayed, component))
+        if (reason := component.kept.effects.overwritten) is not None:
+            raise InputError(f"{component.name}: {reason}")
+    if assigned or failure is not None:  # the state again, now that it is known what of it counts
+        state = played(component, component.call, component.place.calls).state
+    return Played(log, state)
 
 
 def _check_ignored(component: Component, effects: Effects) -> None:
@@ -164,13 +164,6 @@ def _check_ignored(component: Component, effects: Effects) -> None:
                 f"component.{component.key}.state.ignore (from Python: allow=): {component.name} has nothing at "
                 f"{name!r}.{did_you_mean(name, paths)}"
             )
-
-
-def _state_again(component: Component) -> Outputs | None:
-    """Return the state after a trajectory, now that it is known what of it counts."""
-    for _ in play(component, component.call, component.place.calls):
-        pass
-    return state_of(component)
 
 
 def _affordable(calls: int, first: Outputs, seconds: float) -> int:
