@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_flatten_with_path, tree_map
 
 from profiling.components.casting import HALF, Form, bytes_to_float32, cast_module, floating_dtype
 from profiling.components.compiled import compiled_note, compiled_parts, inside, take_inside
-from profiling.components.component import Component, MakeInputs, Place, check_arguments, of_other_shapes
+from profiling.components.component import Component, MakeInputs, Place, check_arguments
 from profiling.components.instantiate import as_input_error, instantiate, partial_of
 from profiling.components.snapshot import Structure
 from profiling.components.spec import ComponentSpec, InputFactory, InputSpec, Settings, input_tree
 from profiling.components.trajectory import seed_generators
-from profiling.components.trees import dotted, keyed_leaves, map_tensors
+from profiling.components.trees import dotted, forms_of, keyed_leaves, map_tensors
 from profiling.components.weights import give_weights
 from profiling.errors import InputError
 from profiling.machine.memory import free_bytes
@@ -220,6 +220,7 @@ class Blueprint:
         inputs, extra = first(self.draw), tuple(map(first, self.draw_extra))
         # Other numbers in each of them: several may have one shape, and fill a cache.
         warmup = tuple(first(draw, number) for number, draw in enumerate(self.draw_warmup, 1))
+        by_form = {tuple(sorted(forms_of(each).items())): each for each in (*warmup, inputs)}
         state = self.spec.state_options
         return Component(
             name=self.spec.name,
@@ -242,7 +243,7 @@ class Blueprint:
                 if isinstance(leaf, InputSpec) and leaf.advance is not None
             },
             place=Place(calls=state.calls),
-            extra_inputs=(*extra, *of_other_shapes(warmup, inputs)),
+            extra_inputs=(*extra, *(each for each in by_form.values() if each is not inputs)),
             warmup_inputs=warmup,
         )
 

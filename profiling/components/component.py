@@ -15,7 +15,7 @@ from profiling.components.casting import mixes_dtypes, parameter_dtypes
 from profiling.components.effects import Effects
 from profiling.components.instantiate import is_device_failure
 from profiling.components.state import State
-from profiling.components.trees import copy_values, dotted, form_of, keyed_leaves, named_tensors, other_form
+from profiling.components.trees import copy_values, dotted, form_of, keyed_leaves, named_tensors
 from profiling.errors import InputError, did_you_mean, reason_of
 
 #: Makes a fresh set of inputs: generator → {argument name: tensor, plain value, or nested structure of both}.
@@ -97,10 +97,6 @@ class Component:
     def keep_state(self) -> Callable[[], None]:
         """Take a snapshot of the state; return the function that restores it."""
         return self.kept.keep()
-
-    def generators(self) -> list[torch.Generator]:
-        """Return the random number generators that the module and its inputs hold."""
-        return self.kept.generators()
 
     def refusal(self) -> str | None:
         """Return in one line why what runs no Python in later calls cannot follow the module; None: it can."""
@@ -277,17 +273,6 @@ class Component:
         """Add to positions among the inputs what so many calls add."""
         for path, step in self.advances.items():
             dict(named_tensors(self.inputs))[path].add_(step * calls)
-
-
-def of_other_shapes(
-    candidates: Iterable[Mapping[str, Any]], inputs: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], ...]:
-    """Return those of `candidates` that differ in shapes or dtypes from `inputs` and from each other."""
-    others: list[Mapping[str, Any]] = []
-    for candidate in candidates:
-        if all(other_form(candidate, known) is not None for known in (inputs, *others)):
-            others.append(candidate)
-    return tuple(others)
 
 
 def signature_of(module: nn.Module) -> inspect.Signature:

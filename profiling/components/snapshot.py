@@ -263,11 +263,6 @@ class KeptTensor:
         self._narrow = _without_repeats(self._memory)
         self.values = self._narrow.to(device or tensor.device, copy=True)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of the copy."""
-        return self.values.nbytes
-
     def is_unchanged(self) -> bool:
         """Return whether the tensor has its kept values, bit by bit: some dtypes have no comparison."""
         if self._is_swapped():

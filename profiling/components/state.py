@@ -27,7 +27,7 @@ from profiling.components.effects import (
 )
 from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.snapshot import MISSING, Holder, Kept, Snapshot, Structure, differ
-from profiling.components.trees import forms_of, keyed_tensors, named_tensors, other_of_forms
+from profiling.components.trees import forms_of, keyed_tensors, named_tensors, other_form
 
 
 class State:
@@ -285,7 +285,7 @@ class State:
             ValueError: `inputs` has another structure, shape, dtype or plain value; the text says which.
 
         """
-        if (other := other_of_forms(forms_of(inputs), self._forms)) is not None:
+        if (other := other_form(inputs, self._forms)) is not None:
             raise ValueError(other)
         fresh = dict(named_tensors(inputs))
         return [(target, fresh[path]) for path, target in self.drawn().items()]
@@ -320,16 +320,11 @@ class State:
         for each in snapshots:
             each.structure.forget_all_but(reached)
 
-    def release(self) -> None:
-        """Free the copies, after the last `restore`."""
-        self._start = self._cold = None
-        self._parameters = Kept()
-
     @property
     def bytes(self) -> int:
         """Bytes of the copies that are kept."""
         copies = [] if self._start is None else self._start.kept.tensors.values()
-        return sum(kept.bytes for kept in (*copies, *self._parameters.tensors.values()))
+        return sum(kept.values.nbytes for kept in (*copies, *self._parameters.tensors.values()))
 
     @property
     def on_host(self) -> bool:

@@ -56,18 +56,14 @@ def form_of(leaf: Any) -> str:
     return repr(leaf) if leaf is None or isinstance(leaf, bool | int | float | str) else type(leaf).__name__
 
 
-def other_form(tree: Any, expected: Any) -> str | None:
-    """Return in words the first place where `tree` has another structure, tensor form or value than `expected`."""
-    return other_of_forms(forms_of(tree), forms_of(expected))
-
-
 def forms_of(tree: Any) -> dict[str, str]:
     """Return the form of each tensor and the value of each other leaf in words, by path."""
     return {dotted(keys): form_of(leaf) for keys, leaf in keyed_leaves(tree)}
 
 
-def other_of_forms(forms: Mapping[str, str], wanted: Mapping[str, str]) -> str | None:
-    """Return in words the first difference of two results of `forms_of`."""
+def other_form(tree: Any, wanted: Mapping[str, str]) -> str | None:
+    """Return in words the first place where `tree` has another structure, tensor form or value than `wanted` has."""
+    forms = forms_of(tree)
     for path, form in wanted.items():
         if path not in forms:
             return f"{path} ({form}) is missing"

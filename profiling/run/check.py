@@ -154,7 +154,7 @@ def _captured(component: Component) -> CaptureError | None:
     graphed = CudaGraphed(
         component.module,
         keep_state=component.keep_state,
-        generators=component.generators,
+        generators=component.kept.generators,
         check_state=False,
         priority=component.priority,
     )

@@ -57,7 +57,7 @@ class CudaGraph:
             alias_outputs=self.alias_outputs,
             keep_state=component.keep_state,
             priority=component.priority,
-            generators=component.generators,
+            generators=component.kept.generators,
             check_state=False,  # it was, over a trajectory: see `Recipe`
         )
         # Largest first: the pool then has room for all.

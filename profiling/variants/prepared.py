@@ -25,7 +25,7 @@ from profiling.components.outputs import Outputs, difference
 from profiling.components.reference import eager_reference
 from profiling.components.snapshot import same
 from profiling.components.trajectory import kept_generators, play
-from profiling.components.trees import form_of, map_tensors, other_form
+from profiling.components.trees import form_of, forms_of, map_tensors, other_form
 from profiling.errors import InputError, WrongOutputError
 from profiling.graphs import CaptureError
 from profiling.trace.counters import Recompiles
@@ -189,7 +189,7 @@ class PreparedStep:
             inputs = {**named, **inputs}
         fresh, plain = dict(named_inputs(inputs)), _without_tensors(inputs)
         if fresh.keys() != self._buffers.keys() or plain.keys() != self._plain.keys():
-            difference = other_form(inputs, self._inputs)
+            difference = other_form(inputs, forms_of(self._inputs))
             raise InputError(
                 f"step({', '.join(inputs)}): {difference}. It was prepared with {', '.join(self._inputs)}."
             )

@@ -14,7 +14,7 @@ from profiling.components.build import build, draw_input
 from profiling.components.component import Component
 from profiling.components.outputs import relative_l2
 from profiling.components.spec import ComponentSpec, Settings, input_tree
-from profiling.components.trees import named_tensors, other_form, overwrite, tensors_in
+from profiling.components.trees import forms_of, named_tensors, other_form, overwrite, tensors_in
 from profiling.errors import InputError
 from profiling.fx_passes.tracer import placeholders, trace
 from profiling.roofline.work import work_of
@@ -77,7 +77,7 @@ def test_a_refill_changes_what_is_drawn_and_no_address(component):
     ],
 )
 def test_another_form_is_named_by_its_path(other, says):
-    expected = {"x": [torch.ones(2)], "t": 0.5}
+    expected = forms_of({"x": [torch.ones(2)], "t": 0.5})
     assert re.search(says, str(other_form(other, expected)))
     assert other_form({"x": [torch.zeros(2)], "t": 0.5}, expected) is None
 
