@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import KeyPath, key_get
 
 from profiling.components.component import Component
 from profiling.components.sides import Start
@@ -17,7 +18,7 @@ from profiling.components.trees import named_tensors
 from profiling.errors import InputError, did_you_mean
 from profiling.realtime.graph import DELIVER, DRAWN, Draw, Edge, Fixed, Read, Stage
 from profiling.realtime.options import LoopOptions
-from profiling.realtime.pipeline import Delivered, Keys, Outputs, StagedPipeline, StageRun, Write, keys_of, tensor_at
+from profiling.realtime.pipeline import Delivered, Outputs, StagedPipeline, StageRun, Write, keys_of
 from profiling.realtime.plan import Plan
 from profiling.realtime.sources import Arrays, DrawFeed, Feed, examples_of, source_arrays
 
@@ -203,7 +204,7 @@ class _Handover:
 
     def __init__(self, where: str, edge: Read, target: Tensor, outputs: Outputs | None) -> None:
         self._where, self._edge, self._target, self._outputs = where, edge, target, outputs
-        self._keys: Keys | None = None  # of the stage's own output
+        self._keys: KeyPath | None = None  # of the stage's own output
         self._checked = False
 
     def __call__(self, _tick: int, output: Any) -> None:
@@ -211,7 +212,7 @@ class _Handover:
             tensor = self._outputs.get(self._edge.path, before=self._edge.before)
         else:
             self._keys = keys_of(self._edge, output) if self._keys is None else self._keys
-            tensor = tensor_at(output, self._keys)
+            tensor = key_get(output, self._keys)
         if tensor is None:
             self._target.zero_()
             return

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import KeyPath, key_get
 
 from profiling.components.trees import dotted, keyed_tensors
 from profiling.errors import InputError, did_you_mean
@@ -18,8 +19,6 @@ from profiling.realtime.graph import Graph, Read
 
 #: Writes an input for (tick, output of the stage's call before in the same tick).
 Write = Callable[[int, Any], Any]
-#: Keys that lead to a tensor inside an output, as `profiling.components.trees` has them.
-Keys = tuple[Any, ...]
 
 
 class Outputs:
@@ -31,7 +30,7 @@ class Outputs:
     def __init__(self, stage: str, edges: Sequence[Read], delivered: Sequence[Read], keep: int) -> None:
         self._stage, self._edges, self._delivered, self._keep = stage, edges, delivered, keep
         self._tensors: list[dict[str, Tensor]] = []
-        self._keys: dict[str, Keys] = {}
+        self._keys: dict[str, KeyPath] = {}
         self.delivered: dict[str, str] = {}  # path of each delivered tensor by its name
         self.reset()
 
@@ -52,12 +51,12 @@ class Outputs:
         """
         if not self._tensors:
             self._resolve(output)
-            read = {path: tensor_at(output, keys) for path, keys in self._keys.items()}
+            read = {path: key_get(output, keys) for path, keys in self._keys.items()}
             self._tensors = [{path: tensor.clone() for path, tensor in read.items()} for _ in range(self._keep)]
         number = self.runs % self._keep
         self.runs += 1
         for path, kept in self._tensors[number].items():
-            tensor = tensor_at(output, self._keys[path])
+            tensor = key_get(output, self._keys[path])
             if tensor.shape != kept.shape:
                 raise InputError(
                     f"pipeline.stages.{self._stage}: its output {path} was {list(kept.shape)} and is now "
@@ -86,7 +85,7 @@ class Outputs:
                 self._keys[path] = named[path]
 
 
-def keys_of(edge: Read, output: Any) -> Keys:
+def keys_of(edge: Read, output: Any) -> KeyPath:
     """Return the keys that lead from `output` to the tensor that an edge reads; none if it is that tensor.
 
     Raises:
@@ -104,13 +103,6 @@ def keys_of(edge: Read, output: Any) -> Keys:
         f"pipeline: {edge}: the stage {edge.name} returns {names}.{did_you_mean(edge.path, paths)} Read "
         f"{'one of these' if paths else f'it as {edge.name}'}."
     )
-
-
-def tensor_at(output: Any, keys: Keys) -> Tensor:
-    """Return the tensor that the keys lead to."""
-    for key in keys:
-        output = key.get(output)
-    return output
 
 
 @dataclass

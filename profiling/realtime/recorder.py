@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import nvtx
 
-from profiling.errors import InputError, check_whole, printable
+from profiling.errors import InputError, check_number, check_whole, printable
 from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.cuda_timer import CudaTimer, Mark, timer_in_use, timer_of
 from profiling.realtime.recorded_run import MEASURED, RecordedRun, recover_run
@@ -241,8 +241,7 @@ class FrameRecorder:
         warmup_frames: int = 0,
         folder: str | Path | None = None,
     ) -> None:
-        if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
-            raise InputError(f"fps={fps!r} must be a number above 0 (frames/s).")
+        check_number("fps", fps, above=0)
         check_whole("warmup_frames", warmup_frames, 0)
         self.timer = None if device is None else timer_of(device)
         self._device = "cpu" if self.timer is None else str(self.timer.device)
