@@ -13,14 +13,13 @@ import ctypes
 import os
 import re
 import select
-import selectors
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from profiling.metrics.sampling import Turn
-from profiling.run.events import Emit, Event, EventReader, Phase, Waiting, write_turn
+from profiling.run.events import Emit, EventReader, Phase, Waiting, write_turn
 from profiling.run.task import Task, write_task
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ _MOST_CONCURRENT = 8
 PREPARE = "prepare"
 #: Seconds that a process may take to exit after it has sent its result (CUDA teardown, worker pools).
 EXIT_SECONDS = 30.0
-#: Longest wait of a selector, whose API takes no more than some weeks, in seconds.
+#: Longest wait for a descriptor, in seconds: a limit may be infinite, which select does not take.
 LONGEST_WAIT = 3600.0
 #: Most bytes that are read once the process has ended: the largest capacity of a pipe.
 LAST_BYTES = 2**20
@@ -238,47 +237,40 @@ class Limits:
     prepare_seconds: float | None = None
 
 
-@dataclass
-class _Ending:
-    """How a process ended: by itself, at a limit, or because it `lingered` after its result."""
+#: How a process ended: by itself, at a limit, or because it lingered after its result.
+_Kind = Literal["exited", "timeout", "prepare_timeout", "lingered"]
 
-    kind: Literal["exited", "timeout", "prepare_timeout", "lingered"]
-    exit_code: int
-    limits: Limits
-    phase: str | None
-    peak_bytes: int | None = field(default=None)
 
-    def describe(self, log: Path) -> str:
-        """Return one line with the limit, exit code or signal, and the last lines of the log."""
-        if self.kind == "timeout":
-            at = f", in the phase {self.phase}" if self.phase else ""
-            ending = f"took longer than cell_timeout={self.limits.seconds:g} s and was killed{at}"
-        elif self.kind == "prepare_timeout":
-            limit = self.limits.prepare_seconds
-            ending = f"preparing the variant took longer than prepare_timeout={limit:g} s: killed"
-        elif self.kind == "lingered":
-            ending = f"did not exit within {EXIT_SECONDS:g} s and was killed"
-        elif self.exit_code < 0:
-            ending = f"was killed by {signal_name(-self.exit_code)}{self._memory()}"
-        elif self.exit_code == 0:
-            ending = "exited with code 0 before its result arrived"
-        else:
-            ending = f"exited with code {self.exit_code}"
-        at, lines = last_words(log)
-        ending = f"{ending} at {at}" if at and self.kind in ("timeout", "prepare_timeout") else ending
-        return f"{ending}; last lines of {log.parent.name}/{log.name}: {' | '.join(lines)}" if lines else ending
+def _death(kind: _Kind, child: Child, phase: str | None, limits: Limits, log: Path) -> str:
+    """Return one line with the limit, exit code or signal of a process, and the last lines of its log."""
+    code = child.wait()
+    if kind == "timeout":
+        at = f", in the phase {phase}" if phase else ""
+        death = f"took longer than cell_timeout={limits.seconds:g} s and was killed{at}"
+    elif kind == "prepare_timeout":
+        death = f"preparing the variant took longer than prepare_timeout={limits.prepare_seconds:g} s: killed"
+    elif kind == "lingered":
+        death = f"did not exit within {EXIT_SECONDS:g} s and was killed"
+    elif code < 0:
+        death = f"was killed by {signal_name(-code)}{_held(child) if code == -signal.SIGKILL else ''}"
+    elif code == 0:
+        death = "exited with code 0 before its result arrived"
+    else:
+        death = f"exited with code {code}"
+    at, lines = last_words(log)
+    death = f"{death} at {at}" if at and kind in ("timeout", "prepare_timeout") else death
+    return f"{death}; last lines of {log.parent.name}/{log.name}: {' | '.join(lines)}" if lines else death
 
-    def _memory(self) -> str:
-        """Say what a process held that was killed, where the kernel may have done it for want of memory."""
-        if self.exit_code != -signal.SIGKILL or self.peak_bytes is None:
-            return ""
-        try:
+
+def _held(child: Child) -> str:
+    """Say what memory a process held that was killed, as the kernel may have done for want of it."""
+    with contextlib.suppress(OSError):  # a container without /proc
+        if child.peak_bytes is not None:
             total = psutil.virtual_memory().total
-        except OSError:  # a container without /proc
-            return ""
-        held = f"it held up to {self.peak_bytes / 1e9:.1f} of the machine's {total / 1e9:.1f} GB of memory"
-        likely = self.peak_bytes >= _MOST_MEMORY * total
-        return f", as the kernel does where memory runs out: {held}" if likely else f"; {held}"
+            held = f"it held up to {child.peak_bytes / 1e9:.1f} of the machine's {total / 1e9:.1f} GB of memory"
+            likely = child.peak_bytes >= _MOST_MEMORY * total
+            return f", as the kernel does where memory runs out: {held}" if likely else f"; {held}"
+    return ""
 
 
 def perform(
@@ -325,12 +317,12 @@ def perform(
             finally:
                 os.close(write_end)
                 os.close(turn_read)
-            ending = yield from _attended(child, pipe, turn_write, limits, reader, on_event)
+            kind, phase = yield from _attended(child, pipe, turn_write, limits, reader, on_event)
     finally:
         task_file.unlink(missing_ok=True)
-    done = ending.kind == "exited" and ending.exit_code == 0 and reader.has_result
-    killed = ending.kind == "exited" and ending.exit_code == -signal.SIGKILL
-    return ProcessEnd(None if done else ending.describe(log), reader.lost, reader.notes, killed)
+    code = child.wait() if kind == "exited" else None
+    death = None if code == 0 and reader.has_result else _death(kind, child, phase, limits, log)
+    return ProcessEnd(death, reader.lost, reader.notes, killed=code == -signal.SIGKILL)
 
 
 def worker_command(task_file: Path, descriptors: Sequence[int] = ()) -> list[str]:
@@ -340,79 +332,57 @@ def worker_command(task_file: Path, descriptors: Sequence[int] = ()) -> list[str
 
 def _attended(
     child: Child, pipe: Any, turn_write: int, limits: Limits, reader: EventReader, on_event: Emit
-) -> Generator[Pending | Waiting, Turn | None, _Ending]:
-    """Relay the events and turns of a child until it has ended or is over its limits; return how it ended."""
-    phase: str | None = None
-    try:
-        for event in _events(pipe, child, limits, reader):
-            if isinstance(event, Pending):
-                yield event
-            elif isinstance(event, Waiting):
-                turn = yield event
-                assert turn is not None
-                with contextlib.suppress(OSError):  # it has died while it waited, which the next event tells
-                    write_turn(turn_write, turn)
-            else:
-                phase = event.phase if isinstance(event, Phase) else phase
-                on_event(event)
-        code = child.wait()
-        return _Ending("exited", code, limits, phase, child.peak_bytes)
-    except subprocess.TimeoutExpired as error:
-        kind = "prepare_timeout" if error.cmd == PREPARE else "timeout"
-        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.kill(child.pid, STACKS)
-            child.wait(_STACK_SECONDS)
-        return _Ending("lingered" if reader.has_result else kind, kill(child), limits, phase)
+) -> Generator[Pending | Waiting, Turn | None, tuple[_Kind, str | None]]:
+    """Relay the events and turns of a child until it has ended, or is over its limits, whoever else holds the pipe.
 
-
-def _events(pipe: Any, child: Child, limits: Limits, reader: EventReader) -> Iterator[Event | Pending]:
-    """Yield events until the child has ended, whoever else holds the pipe open, and `Pending` where there are none.
-
-    After its result it has `EXIT_SECONDS` to exit.
-
-    Raises:
-        subprocess.TimeoutExpired: it is over its limits.
-
+    After its result it has `EXIT_SECONDS` to exit. Return how it ended, and the phase that it had reached.
     """
     os.set_blocking(pipe.fileno(), False)
-    deadline, has_result = time.monotonic() + limits.seconds, False
+    deadline, phase = time.monotonic() + limits.seconds, None
     prepared_by = inf  # the end of the time for the phase that is under way
+    descriptors = [child.fileno(), pipe.fileno()]
 
-    def yielded(chunk: bytes) -> Iterator[Event]:
-        nonlocal deadline, prepared_by
+    def relayed(chunk: bytes) -> Generator[Waiting, Turn | None, None]:
+        nonlocal deadline, prepared_by, phase
         for event in reader.feed(chunk):
             since = time.monotonic()
-            if isinstance(event, Phase):
-                is_limited = limits.prepare_seconds is not None and event.phase == PREPARE
-                prepared_by = since + (limits.prepare_seconds or 0.0) if is_limited else inf
-            yield event
             if isinstance(event, Waiting):
+                turn = yield event
+                assert turn is not None
+                with contextlib.suppress(OSError):  # it has died while it waited, which its end tells
+                    write_turn(turn_write, turn)
                 deadline += time.monotonic() - since
-
-    with selectors.DefaultSelector() as selector:
-        selector.register(pipe, selectors.EVENT_READ)
-        selector.register(child.fileno(), selectors.EVENT_READ)
-        while True:
-            left = min(deadline, prepared_by) - time.monotonic()
-            if left <= 0:
-                raise subprocess.TimeoutExpired(PREPARE if prepared_by < deadline else "cell", limits.seconds)
-            if not (ready := [key.fileobj for key, _ in selector.select(0)]):
-                yield Pending(tuple(key.fd for key in selector.get_map().values()), min(left, LONGEST_WAIT))
                 continue
-            if child.fileno() in ready:
-                break
-            if ready:
-                chunk = _read(pipe.fileno())
-                yield from yielded(chunk or b"")
-                if chunk == b"":  # the cell's code has closed its end
-                    selector.unregister(pipe)
-            if reader.has_result and not has_result:
-                has_result, deadline = True, min(deadline, time.monotonic() + EXIT_SECONDS)
-    rest = LAST_BYTES
-    while rest > 0 and (chunk := _read(pipe.fileno())):
-        yield from reader.feed(chunk)
-        rest -= len(chunk)
-    reader.close()
+            if isinstance(event, Phase):
+                phase, most = event.phase, limits.prepare_seconds
+                prepared_by = since + most if most is not None and phase == PREPARE else inf
+            on_event(event)
+
+    while (left := min(deadline, prepared_by) - time.monotonic()) > 0:
+        ready = select.select(descriptors, [], [], 0)[0]
+        if not ready:
+            yield Pending(tuple(descriptors), min(left, LONGEST_WAIT))
+        elif child.fileno() in ready:
+            rest = LAST_BYTES
+            while rest > 0 and (chunk := _read(pipe.fileno())):
+                yield from relayed(chunk)
+                rest -= len(chunk)
+            reader.close()
+            return "exited", phase
+        else:
+            chunk = _read(pipe.fileno())
+            yield from relayed(chunk or b"")
+            if chunk == b"":  # the cell's code has closed its end
+                descriptors.remove(pipe.fileno())
+            if reader.has_result:
+                deadline = min(deadline, time.monotonic() + EXIT_SECONDS)
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        os.kill(child.pid, STACKS)
+        child.wait(_STACK_SECONDS)
+    kill(child)
+    if reader.has_result:
+        return "lingered", phase
+    return ("prepare_timeout" if prepared_by < deadline else "timeout"), phase
 
 
 def _read(descriptor: int) -> bytes | None:
