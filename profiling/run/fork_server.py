@@ -20,7 +20,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
@@ -81,16 +80,17 @@ class ForkServer:
             return None
         finally:
             os.close(theirs)
-        pid = _read_line(status, _START_SECONDS)
+        pid = b""
+        if select.select([status], [], [], _START_SECONDS)[0]:
+            with open(status, "rb", buffering=0, closefd=False) as answers:  # what follows the line is the exit code
+                pid = answers.readline()
         if not pid:
             os.close(status)
             return None
 
         def reap() -> tuple[int, int | None]:
-            code, peak = map(
-                int, os.read(status, 100).split() or (-signal.SIGKILL, 0)
-            )  # none: the server has died, too
-            return code, peak or None
+            answer = os.read(status, 100).split() or (-signal.SIGKILL, 0)  # none: the server has died, too
+            return int(answer[0]), int(answer[1]) or None
 
         return Child(int(pid), status, reap)
 
@@ -107,17 +107,6 @@ class ForkServer:
         """End the server and the processes that it forked."""
         self._stack.close()
         self._channel = None
-
-
-def _read_line(descriptor: int, seconds: float) -> bytes:
-    """Return a line without its newline; empty if the other end closes, or sends nothing until the timeout."""
-    line, deadline = b"", time.monotonic() + seconds
-    while select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        character = os.read(descriptor, 1)
-        if character in (b"", b"\n"):
-            return line if character else b""
-        line += character
-    return b""
 
 
 def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str, int, int | None]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError, check_choice, check_number, check_whole, printable
+from profiling.results.record import BASELINE
 from profiling.trace import nsight_compute
 
 
@@ -216,7 +217,7 @@ class RunConfig:
         )
 
     def jobs(self, target: str, settings: Settings, run: str) -> tuple[Job, ...]:
-        """Return one job per cell, under the resolved `settings`."""
+        """Return one job per cell, under the resolved `settings`, the baseline first: others are compared with it."""
 
         def job(component: ComponentSpec, name: str, options: Mapping[str, Any], procedure: Mapping[str, Any]) -> Job:
             return Job(
@@ -231,5 +232,5 @@ class RunConfig:
         return tuple(
             replace(job(component, name, options, self.procedure), parts=parts(name, options))
             for component in self.components
-            for name, options in self.variants.items()
+            for name, options in sorted(self.variants.items(), key=lambda item: item[0] != BASELINE)
         )

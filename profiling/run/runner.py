@@ -16,7 +16,7 @@ from profiling.errors import InputError, printable
 from profiling.machine.spreads import Spreads
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, encode_environment
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.record import BASELINE, Record
+from profiling.results.record import Record
 from profiling.results.run_folder import JOB_FILE, EarlierRun, prepare_folder, write_json
 from profiling.run.cell_records import CellRecords, LiveCell
 from profiling.run.checkouts import Checkout
@@ -95,7 +95,7 @@ class Run:
         device = msgspec.convert(probed.environment, Environment).device_kind
         self.cells.spreads = Spreads() if device is None else Spreads.of(device)
         settings = Settings(**probed.settings)
-        self.jobs = baseline_first(config.jobs(self.target, settings, str(self.folder.absolute())))
+        self.jobs = config.jobs(self.target, settings, str(self.folder.absolute()))
         self.not_run = probed.not_run
         if earlier.skipped_lines:
             self.progress.say(f"note: {RESULTS_FILE}: {earlier.skipped_lines} damaged or cut-off lines were skipped")
@@ -198,14 +198,10 @@ def _comparable(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {**environment, "variables": {name: variables[name] for name in variables if name != GPUS_VARIABLE}}
 
 
-#: Times the cells of runs that have begun.
-Schedule = Callable[[Sequence[Run]], None]
-
-
-def execute(runs: Sequence[Run], schedule: Schedule | None = None) -> None:
+def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | None = None) -> None:
     """Run the cells of a run, in turns for each component; of several runs, cells of one name take turns, too.
 
-    A `schedule` runs them in its own order instead.
+    A `schedule` runs the cells of runs that have begun in its own order instead.
 
     The runs have the same components, variants and rounds, and each a checkout of its own.
 
@@ -268,12 +264,6 @@ def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None
                 if job.variant in run.not_run:
                     run.cells.not_run(job, run.not_run[job.variant])
     run_again(again)
-
-
-def baseline_first(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-    """Return the jobs with each component's baseline first, because its other variants are compared with it."""
-    order = {name: place for place, name in enumerate(dict.fromkeys(job.component.name for job in jobs))}
-    return tuple(sorted(jobs, key=lambda job: (order[job.component.name], job.variant != BASELINE)))
 
 
 def exit_code(records: tuple[Record, ...]) -> int:
