@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Self
 
 from greenlet import greenlet
 from msgspec.structs import replace
@@ -34,26 +34,13 @@ from profiling.run.compile_caches import Cache, CompileCaches, compares_times
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
-from profiling.run.starts import NoStartError, StartPass
+from profiling.run.starts import NoStartError, measure_starts
 from profiling.run.task import Cell, Counters, Probe, Start, Task
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
 #: Timeout in seconds for probing the device, which takes a few: a driver that hangs must not hang the run.
 PROBE_SECONDS = 300.0
-
-
-class Executor(Protocol):
-    """Performs the tasks of a run."""
-
-    def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
-        """Perform `task` and pass its events to `on_event`; without `turns` a cell is not asked to wait for any."""
-        ...
-
-
-def perform(executor: Executor, task: Task, name: str, on_event: Emit) -> ProcessEnd:
-    """Perform a task that takes no turns, from its start to its end; return how its process ended."""
-    return to_its_end(executor.session(task, name, on_event, turns=False))
 
 
 class InProcess:
@@ -68,7 +55,10 @@ class InProcess:
             os.environ.setdefault(TORCH_TRACE, str(run / "torch_trace"))
 
     def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
-        """Perform the task in this process; see `Executor`."""
+        """Perform the task in this process, and pass its events to `on_event`.
+
+        Without `turns` a cell is not asked to wait for any.
+        """
         del name  # its output is that of this process
         cell = greenlet(self._perform)
         try:
@@ -85,7 +75,7 @@ class InProcess:
     def _perform(self, task: Task, on_event: Emit, cell: greenlet | None) -> None:
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
 
-        with self._caches.lease(task) as cache, restored_process() as state:
+        with self._caches.lease(task) as cache, ProcessState() as state:
             os.environ.update(cache.variables)
             turns = None if cell is None else turns_by(partial(_hand_over, cell, state))
             variant = "" if isinstance(task, Probe) else task.job.variant
@@ -98,7 +88,7 @@ def _hand_over(cell: greenlet, state: ProcessState, waiting: Waiting) -> Turn:
 
     collecting, run = gc.isenabled(), cell.parent
     assert run is not None
-    with restored_process(), torch.inference_mode(False):
+    with ProcessState(), torch.inference_mode(False):
         state.restore()
         gc.enable()  # timing disables it
         turn = run.switch(waiting)
@@ -131,6 +121,10 @@ class Isolated:
         self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
         self._counters = CounterPass(run, self._orphans.own)
 
+    @property
+    def _limits(self) -> Limits:
+        return Limits(self.timeout, self._prepare_timeout)
+
     def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
         """Perform the task in a process of its own, with its own compile log if the run is traced.
 
@@ -139,7 +133,7 @@ class Isolated:
         task = replace(task, checkout=self._checkout)
         jobs = task.jobs if isinstance(task, Probe) else (task.job,)
         settings = jobs[0].settings
-        limits = Limits(PROBE_SECONDS) if isinstance(task, Probe) else Limits(self.timeout, self._prepare_timeout)
+        limits = Limits(PROBE_SECONDS) if isinstance(task, Probe) else self._limits
         sections: dict[str, Any] = {}
         not_copied: list[str] = []
         try:
@@ -181,12 +175,11 @@ class Isolated:
         if len(parts) < 2 or most_processes() == 1 or task.job.settings.compile_cache == "cold":
             return
         variables = {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())}
-        limits, folder = Limits(self.timeout, self._prepare_timeout), self._run / "cells"
-        done = list[Started]()
+        folder, done = self._run / "cells", list[Started]()
         sessions = [
             child.perform(
                 *(Start(job=each, checkout=self._checkout, began=time.perf_counter()), folder / f"{each.name}.ahead"),
-                *(limits, lambda event: done.append(event) if isinstance(event, Started) else None),
+                *(self._limits, lambda event: done.append(event) if isinstance(event, Started) else None),
                 *(variables, self._orphans.own),
                 server=server,
                 modules=set(each.imports),
@@ -206,9 +199,8 @@ class Isolated:
         if not cell.job.settings.starts:
             return ()
         on_event(Phase("starts"))
-        limits = Limits(self.timeout, self._prepare_timeout)
         try:
-            section, notes = StartPass(self._run, limits, self._orphans.own).measure(cell, cache)
+            section, notes = measure_starts(cell, cache, self._run, self._limits, self._orphans.own)
         except NoStartError as error:
             return (f"no starts: {error}",)
         on_event(Sections(encode_sections(starts=section)))
@@ -226,6 +218,15 @@ class Isolated:
             return (f"no hardware counters: {error}",)
         on_event(Sections(encode_sections(hardware_counters=section)))
         return ()
+
+
+#: What performs the tasks of a run.
+Executor = InProcess | Isolated
+
+
+def perform(executor: Executor, task: Task, name: str, on_event: Emit) -> ProcessEnd:
+    """Perform a task that takes no turns, from its start to its end; return how its process ended."""
+    return to_its_end(executor.session(task, name, on_event, turns=False))
 
 
 @contextmanager
@@ -252,6 +253,7 @@ class ProcessState:
     """What a cell may change for the whole process and what the next cell or this run needs, as it is now.
 
     That is the working directory, environment variables, standard streams, signal handlers, and the timer of SIGALRM.
+    As a context manager it is restored at the end of the block.
     """
 
     def __init__(self) -> None:
@@ -287,22 +289,14 @@ class ProcessState:
             left = interval - (-left) % interval if interval else 0.0
         return left, interval
 
-    def close(self) -> None:
-        """Close the copies of the standard streams."""
-        for descriptor in self._descriptors:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+        for descriptor in self._descriptors:  # copies of the standard streams
             if descriptor is not None:
                 os.close(descriptor)
-
-
-@contextmanager
-def restored_process() -> Iterator[ProcessState]:
-    """Restore on exit the state of the process that it has now, and yield it."""
-    state = ProcessState()
-    try:
-        yield state
-    finally:
-        state.restore()
-        state.close()
 
 
 def _duplicate(descriptor: int) -> int | None:

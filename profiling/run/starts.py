@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -29,62 +28,58 @@ class NoStartError(Exception):
     """Why a start was not measured, in one line."""
 
 
-@dataclass(frozen=True)
-class StartPass:
-    """Measures the starts of the cells of the run in the folder `run`, each within `limits`.
+def measure_starts(
+    cell: task.Cell,
+    cache: Cache,
+    run: Path,
+    limits: Limits,
+    own: set[int],
+    perform: Callable[..., child.Session] = child.perform,
+) -> tuple[Starts, tuple[str, ...]]:
+    """Return the section of a cell of the run in the folder `run`, and a note for a later start that failed.
 
-    `own` is that of `profiling.run.child.Orphans`.
+    Such a failure costs only itself. Each start has its `limits`. The cold start fills the cell's cache where that is
+    shared and empty. `own` is that of `profiling.run.child.Orphans`.
+
+    Raises:
+        NoStartError: the cold start failed.
+
     """
 
-    run: Path
-    limits: Limits
-    own: set[int]
-    perform: Callable[..., child.Session] = child.perform
-
-    def measure(self, cell: task.Cell, cache: Cache) -> tuple[Starts, tuple[str, ...]]:
-        """Return the section of a cell, and a note for a later start that failed, which costs only itself.
-
-        The cold start fills the cell's cache where that is shared and empty.
-
-        Raises:
-            NoStartError: the cold start failed.
-
-        """
-        with TemporaryDirectory(prefix="start-", ignore_cleanup_errors=True) as temporary:
-            folder = Path(temporary)
-            fills = cache.is_fillable
-            variables = cache.variables if fills else cache_variables(str(folder / "cold"), folder / "packages")
-            artifacts = folder / "artifacts"
-            try:
-                starts = Starts(cold=self._start(cell, "cold", variables, save=str(artifacts)))
-            except NoStartError:
-                cache.empty()
-                raise
-            if not starts.cold.graphs:
-                return starts, ()
-            if fills:
-                cache.fill([starts.cold], f"the cold start of {cell.job.variant}")
-            try:
-                starts = replace(starts, warm=self._start(cell, "warm", variables))
-                if artifacts.is_file():
-                    starts = replace(starts, artifact_bytes=artifacts.stat().st_size)
-                    moved = cache_variables(str(folder / "moved"))
-                    starts = replace(starts, portable=self._start(cell, "portable", moved, load=str(artifacts)))
-            except NoStartError as error:
-                return starts, (f"starts are incomplete: {error}",)
-            return starts, ()
-
-    def _start(self, cell: task.Cell, kind: str, cache: Mapping[str, str], **files: str) -> Start:
-        files_of_cell = self.run / "cells" / f"{cell.job.name}.{kind}_start"
-        variables = {key: value for key, value in {**os.environ, **cache}.items() if key != _TORCH_TRACE}
+    def start(kind: str, variables: Mapping[str, str], **files: str) -> Start:
+        files_of_start = run / "cells" / f"{cell.job.name}.{kind}_start"
+        variables = {key: value for key, value in {**os.environ, **variables}.items() if key != _TORCH_TRACE}
         events: list[Event] = []
         started = task.Start(job=cell.job, checkout=cell.checkout, began=perf_counter(), **files)
-        session = self.perform(started, files_of_cell, self.limits, events.append, variables, self.own)
-        death = child.to_its_end(session).death or ""
+        death = child.to_its_end(perform(started, files_of_start, limits, events.append, variables, own)).death or ""
         for event in events:
             if isinstance(event, Started):
                 return event.start
             if isinstance(event, End):
                 death = f"failed: {event.reason}"
-        log = f"cells/{files_of_cell.name}.log"
+        log = f"cells/{files_of_start.name}.log"
         raise NoStartError(f"the {kind} start {death}{'' if log in death else f'; see {log}'}")
+
+    with TemporaryDirectory(prefix="start-", ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
+        fills = cache.is_fillable
+        variables = cache.variables if fills else cache_variables(str(folder / "cold"), folder / "packages")
+        artifacts = folder / "artifacts"
+        try:
+            starts = Starts(cold=start("cold", variables, save=str(artifacts)))
+        except NoStartError:
+            cache.empty()
+            raise
+        if not starts.cold.graphs:
+            return starts, ()
+        if fills:
+            cache.fill([starts.cold], f"the cold start of {cell.job.variant}")
+        try:
+            starts = replace(starts, warm=start("warm", variables))
+            if artifacts.is_file():
+                starts = replace(starts, artifact_bytes=artifacts.stat().st_size)
+                moved = cache_variables(str(folder / "moved"))
+                starts = replace(starts, portable=start("portable", moved, load=str(artifacts)))
+        except NoStartError as error:
+            return starts, (f"starts are incomplete: {error}",)
+        return starts, ()

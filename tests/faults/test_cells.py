@@ -240,7 +240,7 @@ def test_a_timer_goes_on_while_a_cell_runs(monkeypatch, timer, seconds, left):
     monkeypatch.setattr(process.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(process.signal, "getitimer", lambda which: timer)
     monkeypatch.setattr(process.signal, "setitimer", lambda which, *values: armed.append(values))
-    with process.restored_process():
+    with process.ProcessState():
         now[0] = seconds
     assert armed == [pytest.approx(left)]
 

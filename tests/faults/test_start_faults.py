@@ -17,7 +17,7 @@ from profiling.run.child import Limits, ProcessEnd
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import Sections, Started
 from profiling.run.job import FORWARD, Job, as_recipe
-from profiling.run.starts import NoStartError, StartPass
+from profiling.run.starts import NoStartError, measure_starts
 from profiling.run.task import Cell
 
 
@@ -57,7 +57,7 @@ def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
 
     caches, cell = CompileCaches(), task("compile")
     with caches.lease(cell) as leased:
-        starts, (note,) = StartPass(tmp_path, Limits(60.0), set(), perform).measure(cell, leased)
+        starts, (note,) = measure_starts(cell, leased, tmp_path, Limits(60.0), set(), perform)
     assert {kind for kind in ("cold", "warm", "portable") if getattr(starts, kind) is not None} == left
     assert note == (
         f"starts are incomplete: the {dies} start exited with code 7; see cells/net.compile.{dies}_start.log"
@@ -82,13 +82,13 @@ def test_the_prepare_timeout_holds_for_starts(tmp_path, monkeypatch, limit, note
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     (tmp_path / "cells").mkdir()
-    starts = StartPass(tmp_path, Limits(120.0, limit), set())
+    where = tmp_path, Limits(120.0, limit), set()
     with CompileCaches("shared").lease(cell) as leased:
         if note is None:
-            assert starts.measure(cell, leased)[0].cold.seconds > 1
+            assert measure_starts(cell, leased, *where)[0].cold.seconds > 1
             return
         with pytest.raises(NoStartError, match=note):
-            starts.measure(cell, leased)
+            measure_starts(cell, leased, *where)
 
 
 @promise("dies")

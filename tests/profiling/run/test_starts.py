@@ -18,7 +18,7 @@ from profiling.run.compile_caches import CompileCaches, cache_variables
 from profiling.run.events import Started
 from profiling.run.forward import ForwardCell
 from profiling.run.job import FORWARD, Job, RunConfig, as_recipe
-from profiling.run.starts import NoStartError, StartPass
+from profiling.run.starts import NoStartError, measure_starts
 from profiling.run.task import Cell
 
 COMPILER = {"_target_": "profiling.variants.inductor.Inductor", "mode": "default"}
@@ -60,7 +60,7 @@ class Processes:
 
 def measured(tmp_path, processes, leased, variant="compile"):
     task = Cell(job=job(variant, compiler=COMPILER))
-    starts, notes = StartPass(tmp_path, Limits(60.0), set(), processes).measure(task, leased)
+    starts, notes = measure_starts(task, leased, tmp_path, Limits(60.0), set(), processes)
     assert not notes
     return starts
 
