@@ -74,11 +74,14 @@ def main(target: str, run: Target) -> None:
 
 @contextmanager
 def ending_as_on_ctrl_c() -> Iterator[None]:
-    """End the block as on Ctrl-C if the process is terminated or its terminal closes (SIGTERM, SIGHUP)."""
+    """End the block as on Ctrl-C if the process is terminated or its terminal closes (SIGTERM, SIGHUP).
+
+    A run that a scheduler or `timeout` terminates keeps its finished cells.
+    """
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     changed = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
     for number in changed:  # not where they are ignored, as under nohup
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
@@ -116,12 +119,14 @@ def launch(target: str, run: Target) -> int:
 
 
 def _launched(target: str, run: Target, started: float) -> int:
-    parsed = check_arguments(sys.argv[1:])
     folders = _config_folders()
-    if not folders[-1].is_dir():
-        raise InputError(
-            f"--config-dir={folders[-1]}: there is no such folder. Name the one that holds component/my_net.yaml."
-        )
+    parsed = check_arguments(sys.argv[1:], folders)
+    for added in folders[1:]:
+        if not added.is_dir():
+            raise InputError(
+                f"--config-dir={added}: there is no such folder. Name the one that holds component/my_net.yaml."
+            )
+        _check_own_names(added)
     if any(getattr(parsed, each) for each in _SHOWS_THE_CONFIG):
         register_resolvers()
         sys.argv += register(target, parsed.overrides, folders)
@@ -160,22 +165,19 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
         code = INTERRUPTED
     finally:
         progress.close()
-    resume = code == INTERRUPTED and (folder / CONFIG_FILE).exists()
-    said = f"interrupted; finished cells are kept. To resume:\n  {resume_command(folder, started_by)}" if resume else ""
-    if not (folder / RESULTS_FILE).exists():
-        if said:
-            progress.say(said)
-        return code
-    try:
-        printed = write_report(folder, details=config.details)
-    except KeyboardInterrupt:
-        again = command("-m", "profiling.report", folder)
-        progress.say(f"interrupted while the report was written; the records are complete. To write it:\n  {again}")
-        return INTERRUPTED
-    print_text(printed.text)
-    if said:
-        progress.say(said)
-    return code if printed.is_written else max(code, 1)
+    if (folder / RESULTS_FILE).exists():
+        try:
+            printed = write_report(folder, details=config.details)
+        except KeyboardInterrupt:
+            again = command("-m", "profiling.report", folder)
+            progress.say(f"interrupted while the report was written; the records are complete. To write it:\n  {again}")
+            return INTERRUPTED
+        print_text(printed.text)
+        code = code if printed.is_written else max(code, 1)
+    if code == INTERRUPTED and (folder / CONFIG_FILE).exists():
+        resumption = resume_command(folder, started_by)
+        progress.say(f"interrupted; finished cells are kept. To resume:\n  {resumption}")
+    return code
 
 
 def command_line(target: str, folder: Path | None = None) -> str:
@@ -286,10 +288,10 @@ def override_values(target: str, overrides: Sequence[str]) -> dict[str, Any]:
         raise InputError(_explained(error, target, [CONF])) from None
 
 
-def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = None) -> Any:
+def check_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Any:
     """Check what Hydra accepts and does not mean, or answers with a traceback; return what its parser says.
 
-    YAML files lie below `folders`: without them in conf, and in the folder that the command line adds.
+    YAML files lie below `folders`.
 
     Raises:
         InputError: an argument that is not printable text, an override without a key, a key that is given twice or
@@ -306,8 +308,6 @@ def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = N
             raise InputError(
                 f"{argument!r} holds control characters, or bytes that are not UTF-8. Rename what it names."
             )
-    for added in [] if folders else _config_folders()[1:]:
-        _check_own_names(added)
     parser = get_args_parser()
     parser.error = _refuse_argument  # instead of printing the usage of Hydra
     given: dict[str, str] = {}
@@ -329,9 +329,9 @@ def check_arguments(arguments: Sequence[str], folders: Sequence[Path] | None = N
             continue
         value = each.value()
         if match := re.fullmatch(r"variant\.([^.]+)\.(.*)", key):
-            _check_own_variant(match[1], match[2], folders or _config_folders())
+            _check_own_variant(match[1], match[2], folders)
         if key in _groups():
-            check_choices(key, value, folders or _config_folders())
+            check_choices(key, value, folders)
         if key == "resume" and value is not None:
             folder = OmegaConf.create({"folder": value}).folder  # without the escapes of an interpolation
             if not isinstance(folder, str) or not Path(folder).is_dir():
@@ -409,11 +409,6 @@ def _groups() -> set[str]:
 
 
 # Errors: each is one line on stderr that says what was wrong, with what, and what to type next.
-
-
-def _interrupt(_signal: int, _frame: object) -> None:
-    """End as on Ctrl-C, so that a run that a scheduler or `timeout` terminates keeps its finished cells."""
-    raise KeyboardInterrupt
 
 
 #: Errors that become one line.

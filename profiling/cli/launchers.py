@@ -10,11 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
+
+from omegaconf import OmegaConf
 
 from profiling.errors import InputError, command
 from profiling.machine.places import visible_gpus
@@ -37,9 +39,6 @@ _OF_SUBMITIT = ("name", "timeout_min", "cpus_per_task", "gpus_per_node", "tasks_
 _OF_SUBMITIT += ("stderr_to_stdout",)
 #: How often Ray starts a job again whose worker is gone; the job counts its tries itself.
 _RAY_TRIES = 20
-
-#: Starts the jobs of these numbers, and returns when they have ended.
-Launch = Callable[[Sequence[int]], None]
 
 
 @dataclass(frozen=True)
@@ -178,14 +177,10 @@ def _submitit(options: SweepOptions, folder: Path, values: Mapping[str, Any]) ->
 
 def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with dotted keys as nested dictionaries."""
-    found: dict[str, Any] = {}
+    nested = OmegaConf.create({})
     for key, value in options.items():
-        *above, last = key.split(".")
-        place = found
-        for each in above:
-            place = place.setdefault(each, {})
-        place[last] = value
-    return found
+        OmegaConf.update(nested, key, value, force_add=True)
+    return cast(dict[str, Any], OmegaConf.to_container(nested))
 
 
 _ASK_RAY = """
@@ -227,43 +222,38 @@ def _places_of_cluster(address: str, options: SweepOptions, devices: set[str]) -
     return Places(1, (), 0, max(1, cpus // (options.devices or 1)))
 
 
-def launch_with(options: SweepOptions, places: Places, task: JobTask) -> Launch:
-    """Return the function that starts jobs with the launcher, and returns when they have ended."""
-    folder = Path(task.folder, "launcher", ".submitit", "%j")
-
-    def in_turn(numbers: Sequence[int]) -> None:
-        for number in numbers:
-            task(number)
-
-    def joblib(numbers: Sequence[int]) -> None:
+def launch(options: SweepOptions, places: Places, task: JobTask, numbers: Sequence[int]) -> None:
+    """Start the jobs of these numbers with the launcher, and return when they have ended."""
+    if options.launcher == "local":
         from joblib import Parallel, delayed
 
         one_by_one: Any = {"pre_dispatch": "n_jobs", "batch_size": 1}  # a worker that is free is given the next job
         Parallel(n_jobs=places.number, **one_by_one)(delayed(run_job)(task, number) for number in numbers)
-
-    def submitit(numbers: Sequence[int]) -> None:
-        minutes = _SLURM_MINUTES
-        if options.job_timeout is not None:
-            minutes = math.ceil((options.retries + 1) * (options.job_timeout + 60) / 60)
-        asked: dict[str, Any] = {"name": "profiling", "timeout_min": minutes}
-        asked["cpus_per_task"] = places.cpus if places.cpus is not None else _SLURM_CPUS
-        if places.gpus_of_a_job:  # Slurm refuses to hand out 0 GPUs where it has none
-            asked["gpus_per_node"] = places.gpus_of_a_job
-        if options.on_slurm and options.devices is not None:
-            asked["array_parallelism"] = options.devices
-        started = _submitit(options, folder, asked).map_array(task, numbers)
-        for each in started:
-            each.result()
-
-    def ray(numbers: Sequence[int]) -> None:
+    elif options.launcher == "slurm":
+        _with_submitit(options, places, task, numbers)
+    elif options.launcher == "ray":
         _with_ray(options, places, task, numbers)
+    else:
+        for number in numbers:
+            task(number)
 
-    launches: Mapping[Launcher, Launch] = {"basic": in_turn, "local": joblib, "slurm": submitit, "ray": ray}
-    return launches[options.launcher]
+
+def _with_submitit(options: SweepOptions, places: Places, task: JobTask, numbers: Sequence[int]) -> None:
+    minutes = _SLURM_MINUTES
+    if options.job_timeout is not None:
+        minutes = math.ceil((options.retries + 1) * (options.job_timeout + 60) / 60)
+    asked: dict[str, Any] = {"name": "profiling", "timeout_min": minutes}
+    asked["cpus_per_task"] = places.cpus if places.cpus is not None else _SLURM_CPUS
+    if places.gpus_of_a_job:  # Slurm refuses to hand out 0 GPUs where it has none
+        asked["gpus_per_node"] = places.gpus_of_a_job
+    if options.on_slurm and options.devices is not None:
+        asked["array_parallelism"] = options.devices
+    folder = Path(task.folder, "launcher", ".submitit", "%j")
+    for each in _submitit(options, folder, asked).map_array(task, numbers):
+        each.result()
 
 
 def _with_ray(options: SweepOptions, places: Places, task: JobTask, numbers: Sequence[int]) -> None:
-    """Run jobs on a cluster that is started for the sweep, or on a running one."""
     import ray  # type: ignore
 
     settings: dict[str, Any] = {"address": options.ray_address, "log_to_driver": False, "logging_level": "WARNING"}

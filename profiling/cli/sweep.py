@@ -16,7 +16,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from msgspec.structs import replace
 from omegaconf import OmegaConf
 
 from profiling.cli.app import SWEEP_OPTIONS, let_interrupts_raise
-from profiling.cli.launchers import ENGINE, OWN, Launch, SweepOptions, launch_with, places_for
+from profiling.cli.launchers import ENGINE, OWN, SweepOptions, launch, places_for
 from profiling.errors import (
     InputError,
     check_choice,
@@ -53,7 +54,8 @@ from profiling.results.sweep import (
     write_job,
     write_sweep,
 )
-from profiling.run.sweep_job import INTERRUPTED, JobTask
+from profiling.run.revisions import TOOL
+from profiling.run.sweep_job import INTERRUPTED, JobTask, now
 
 #: Most jobs: a sweep of more is a mistake in a list of values.
 MOST_JOBS = 10_000
@@ -64,7 +66,6 @@ _END_SECONDS = 25.0
 _LOOK_SECONDS = 2.0
 _GLOB = ValueType.GLOB_CHOICE_SWEEP
 _FOLDER, _CHANGED = "hydra.sweep.dir", "resume_changed"
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 def sweep(
@@ -72,12 +73,9 @@ def sweep(
 ) -> int:
     """Run the sweep of a command line with --multirun; return the highest exit code of its runs.
 
-    Args:
-        target: of `python -m profiling.TARGET`.
-        arguments: the words after it.
-        parsed: what Hydra's parser makes of them.
-        validate: raises an InputError where the overrides of a job are wrong.
-        started: when this process began (`time.time`).
+    `arguments` are the words after `python -m profiling.TARGET`, and `parsed` is what Hydra's parser makes of them.
+    `validate` raises an InputError where the overrides of a job are wrong. `started` is when this process began
+    (`time.time`).
 
     Raises:
         InputError: a wrong option, a swept key or value that does not exist, a launcher that is not installed or does
@@ -97,7 +95,7 @@ def sweep(
         raise InputError(f"cannot make {folder}: {error.strerror}. Choose another folder: {_FOLDER}=FOLDER") from None
     # Also `--multi`, which the parser accepts: a job with it would be a sweep that starts itself.
     flags = [word for word in arguments if word not in parsed.overrides and not word.startswith(("-m", "--m"))]
-    paths = [_ROOT, *(Path(each).absolute() for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
+    paths = [TOOL, *(Path(each).absolute() for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
     task = JobTask(
         folder=str(folder.absolute()),
         command=(*run_command(target), *flags, *options.of_all),
@@ -113,18 +111,12 @@ def sweep(
     with claimed(folder, resume, lambda line: print(line, file=sys.stderr), started=started, key=_FOLDER):
         if resume is None:
             planned = tuple(SweepJob(number=n, folder=str(n), overrides=tuple(job)) for n, job in enumerate(jobs))
-            own = Sweep(
-                target=target,
-                launcher=options.launcher,
-                began=datetime.now(UTC).isoformat(timespec="seconds"),
-                argv=tuple(arguments),
-                jobs=planned,
-            )
-            write_sweep(folder, own)
+            argv = tuple(arguments)
+            write_sweep(folder, Sweep(target=target, launcher=options.launcher, began=now(), argv=argv, jobs=planned))
         else:
             _resume(folder, target, jobs, options.launcher)
         repeat = command("-m", f"profiling.{target}", *(word for word in arguments if not word.startswith("resume=")))
-        return perform(folder, options, task, launch_with(options, places, task), repeat)
+        return perform(folder, options, partial(launch, options, places, task), repeat)
 
 
 def run_command(target: str) -> tuple[str, ...]:
@@ -132,15 +124,16 @@ def run_command(target: str) -> tuple[str, ...]:
     return (sys.executable, "-m", f"profiling.{target}")
 
 
-def perform(folder: Path, options: SweepOptions, task: JobTask, launch: Launch, repeat: str) -> int:
+def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[int]], None], repeat: str) -> int:
     """Launch the jobs that are left until none is, print a line for each that ends, return the highest exit code.
 
-    `repeat` is the command that began the sweep.
+    `launched` starts the jobs of some numbers, and returns when they have ended. `repeat` is the command that began
+    the sweep.
     """
     failure = None
     with _progress(folder, options):
         try:
-            failure = _launched_until_none_is_left(folder, task.retries, launch)
+            failure = _launched_until_none_is_left(folder, options.retries, launched)
         except KeyboardInterrupt:
             _wait_for_own_processes(folder)
             for job in _silent(folder):
@@ -167,13 +160,8 @@ def perform(folder: Path, options: SweepOptions, task: JobTask, launch: Launch, 
         print(f"To run what is missing:\n  {repeat} {override('resume', folder)}", file=sys.stderr)
     if failure is not None and failure.startswith("interrupted"):
         return INTERRUPTED
-    return max([int(failure is not None or not is_written), *(_exit_code(job) for job in jobs)])
-
-
-def _exit_code(job: SweepJob) -> int:
-    if job.state in ("failed", "done"):
-        return job.exit_code or 0
-    return 1
+    codes = (job.exit_code or 0 if job.state in ("failed", "done") else 1 for job in jobs)
+    return max([int(failure is not None or not is_written), *codes])
 
 
 # The plan.
@@ -253,7 +241,7 @@ def _resume(folder: Path, target: str, jobs: Sequence[Sequence[str]], launcher: 
             write_job(folder, SweepJob(number=job.number, folder=job.folder, overrides=job.overrides))
 
 
-def _launched_until_none_is_left(folder: Path, retries: int, launch: Launch) -> str | None:
+def _launched_until_none_is_left(folder: Path, retries: int, launched: Callable[[Sequence[int]], None]) -> str | None:
     """Launch jobs until none is left that may be tried; return what keeps the launcher from going on, in one line.
 
     A launcher may fail because a worker is gone; joblib then kills the workers of all other jobs, too. If several jobs
@@ -267,7 +255,7 @@ def _launched_until_none_is_left(folder: Path, retries: int, launch: Launch) -> 
             if len(silent) > 1:
                 write_job(folder, replace(job, state="waiting", tries=job.tries - 1))
             elif job.tries > retries:
-                write_job(folder, replace(job, ended=datetime.now(UTC).isoformat(timespec="seconds")))
+                write_job(folder, replace(job, ended=now()))
         alone = [job.number for job in silent if len(silent) > 1 or job.tries <= retries]
         if not alone and not waiting:
             if not any(job.state == "running" for job in jobs):
@@ -276,7 +264,7 @@ def _launched_until_none_is_left(folder: Path, retries: int, launch: Launch) -> 
             continue
         before = [(job.state, job.tries) for job in jobs]
         try:
-            launch(alone[:1] or waiting)
+            launched(alone[:1] or waiting)
         except Exception as error:
             if [(job.state, job.tries) for job in read_sweep(folder).jobs] == before:
                 return f"the launcher failed: {reason_of(error).rstrip('.')}"

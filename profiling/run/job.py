@@ -62,7 +62,7 @@ class Job:
         compiler = self.variant_options.get("compiler")
         target = compiler.get("_target_") if isinstance(compiler, Mapping) else None
         module = str(target).rpartition(".")[0]
-        if not module.startswith(_TOOL):
+        if not module.startswith("profiling."):
             return ()
         return (module, _FOR_A_CPU) if self.settings.device.startswith("cpu") else (module,)
 
@@ -108,8 +108,6 @@ Parts = Callable[[Mapping[str, Any]], Sequence[tuple[ComponentSpec, Mapping[str,
 
 #: What inductor finds out for a CPU, in each process anew.
 _FOR_A_CPU = "profiling.variants.inductor:find_vector_instructions"
-#: What the names of this tool's modules begin with.
-_TOOL = "profiling."
 #: The class of a variant without a `_target_`.
 RECIPE = "profiling.variants.recipe.Recipe"
 

@@ -38,29 +38,19 @@ _TAIL = 16_384
 class JobTask:
     """Starts jobs of the sweep in `folder`, by their numbers.
 
-    Args:
-        folder: of the sweep; all hosts see it under this path.
-        command: words before the overrides of a job.
-        working_dir: of the jobs.
-        python_path: PYTHONPATH of the jobs, so that they find what the launching process found.
-        locks: folder for the lock files of a host's devices.
-        gpus: GPUs of this host to choose one from. None: those that the launcher has handed out, as
-            CUDA_VISIBLE_DEVICES says. Empty: the job needs none.
-        cpus: CPUs that a job holds alone; None: those that the launcher has handed out.
-        retries: how often a job that did not end well is started again.
-        timeout: seconds that a try may take; None: any.
-
+    A job gets one of `gpus`, or where they are empty, none; and holds so many `cpus` alone. None: those that the
+    launcher has handed out, GPUs as CUDA_VISIBLE_DEVICES says.
     """
 
-    folder: str
-    command: tuple[str, ...]
-    working_dir: str
-    python_path: str
-    locks: str
+    folder: str  # all hosts see it under this path
+    command: tuple[str, ...]  # words before the overrides of a job
+    working_dir: str  # of the jobs
+    python_path: str  # PYTHONPATH of the jobs, so that they find what the launching process found
+    locks: str  # folder for the lock files of a host's devices
     gpus: tuple[str, ...] | None = None
     cpus: int | None = None
-    retries: int = 0
-    timeout: float | None = None
+    retries: int = 0  # how often a job that did not end well is started again
+    timeout: float | None = None  # in seconds, of a try; None: any
 
     def __call__(self, number: int) -> None:
         """Start the job and wait for its end; its state is in its `job.json`."""
@@ -91,7 +81,7 @@ class JobTask:
             host=socket.gethostname(),
             pid=os.getpid(),
             device=place.label,
-            began=_now(),
+            began=now(),
             ended=None,
             tries=job.tries + 1,
             reason=None,
@@ -104,12 +94,10 @@ class JobTask:
             try:
                 code, is_late = self._run(folder / job.folder, job, place)
             except KeyboardInterrupt:
-                write_job(
-                    folder, replace(job, state="waiting", ended=_now(), tries=job.tries - 1, reason="interrupted")
-                )
+                write_job(folder, replace(job, state="waiting", ended=now(), tries=job.tries - 1, reason="interrupted"))
                 raise
         state, reason = self._outcome(code, is_late, folder / job.folder, earlier)
-        job = replace(job, state=state, exit_code=code, ended=_now(), reason=reason)
+        job = replace(job, state=state, exit_code=code, ended=now(), reason=reason)
         write_job(folder, job)
         return job
 
@@ -172,21 +160,15 @@ def _why_failed(run: Path, earlier: int) -> str | None:
         file.seek(max(earlier, log.stat().st_size - _TAIL))
         lines = [line for line in file.read().decode("utf-8", errors="replace").splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    if not errors and (cells := _failed_cells(run)):
-        more = f" (and {len(cells) - 1} more)" if len(cells) > 1 else ""
-        return f"{printable(cells[0], 450)}{more}"
+    with suppress(InputError):  # it ended before its first cell
+        wrong = [record for record in read_records(run).records if record.status in ("failed", "invalid")]
+        if wrong and not errors:
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            first = f"{wrong[0].component}.{wrong[0].variant} {wrong[0].status}: {wrong[0].reason}"
+            return f"{printable(first, 450)}{more}"
     return printable((errors or lines)[-1], 500) if lines else None
 
 
-def _failed_cells(run: Path) -> list[str]:
-    """Return the name, status and reason of each cell of a run that failed or is invalid."""
-    try:
-        records = read_records(run).records
-    except InputError:  # it ended before its first cell
-        return []
-    wrong = [record for record in records if record.status in ("failed", "invalid")]
-    return [f"{each.component}.{each.variant} {each.status}: {each.reason}" for each in wrong]
-
-
-def _now() -> str:
+def now() -> str:
+    """Return the time in UTC (ISO 8601)."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -155,12 +155,12 @@ def test_slurm_hands_out_the_gpus(start_sweep, tmp_path, monkeypatch):
 @needs("submitit")
 @pytest.mark.parametrize("words", [(), ("hydra/launcher=submitit_local",)])
 def test_an_interrupt_says_what_ends_the_jobs_that_go_on(start_sweep, tmp_path, monkeypatch, words):
-    def interrupted(numbers):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     slurm_standin.install(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    monkeypatch.setattr(sweep, "launch_with", lambda *_: interrupted)
+    monkeypatch.setattr(sweep, "launch", interrupted)
     swept = start_sweep("launcher=slurm", *words, "seed=0,1")
     assert swept.code == 130
     assert ("scancel" in swept.err) is (not words)
