@@ -38,14 +38,13 @@ from profiling.machine.memory import used_and_free
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.sampling import Ready, TakeTurns, Turn, WindowSamples
 from profiling.results.check import Check
-from profiling.results.environment import Ceilings
+from profiling.results.environment import Ceilings, read_environment
 from profiling.results.explanations import MemorySnapshot, RecipeStep, TraceAnalysis
 from profiling.results.measured import Load, Metrics, Prepare, Start
 from profiling.results.record import FAILED, Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline
 from profiling.run.check import check_call
 from profiling.run.child import PREPARE
-from profiling.run.environment import ceilings_in
 from profiling.run.events import Emit, End, Phase, Sections
 from profiling.run.job import Job
 from profiling.run.trace_passes import TracePasses
@@ -219,10 +218,7 @@ class Cell(ABC):
         several = len(blueprints) > 1
         source = ", ".join(f"{name}: {each}" for name, each in weights.items())
         self.add(load=load, weights=source if len(set(weights.values())) > 1 else next(iter(weights.values())))
-        if several:
-            self.add(weights_hints=hints)
-        else:
-            self.add(weights_hint=next(iter(hints.values()), None))
+        self.add(**({"weights_hints": hints} if several else {"weights_hint": next(iter(hints.values()), None)}))
         for name, blueprint in blueprints.items():
             for note in blueprint.notes:
                 self.note(f"{name}: {note}" if several else note)
@@ -299,10 +295,9 @@ class Cell(ABC):
             counters = asdict(with_packages(snapshot().since(before), recipe))
         times = {"seconds": total, "first_call_s": first_call_s, "phases": phases}
         self.add(prepare=Prepare(**times, **warmed_up, **counters, stages=seconds if stages else {}))
-        if recipe and stages:
-            self.add(recipe=[replace(each, stage=name) for name, step in steps.items() for each in step.recipe])
-        elif recipe:
-            self.add(recipe=recipe)
+        if recipe:
+            named = ((name if stages else None, step.recipe) for name, step in steps.items())
+            self.add(recipe=[replace(each, stage=name) for name, of_step in named for each in of_step])
         return steps
 
     @contextmanager
@@ -346,17 +341,13 @@ class Cell(ABC):
             return
         with self.phase("roofline"), self.best_effort("the roofline"):
             if (ceilings := self.ceilings()) is not None:
-                wall = self.metrics.wall_ms
-                wall_ms = None if wall is None else wall.p50
-                traced = self.passes(component, step).analyze_kernels()
-                found = call_roofline(
-                    component, step.repeat, ceilings, wall_ms, fused=bool(self.compiled), traced=traced
-                )
-                self.add(roofline=found)
+                wall_ms = None if self.metrics.wall_ms is None else self.metrics.wall_ms.p50
+                traced, fused = self.passes(component, step).analyze_kernels(), bool(self.compiled)
+                self.add(roofline=call_roofline(component, step.repeat, ceilings, wall_ms, fused=fused, traced=traced))
 
     def ceilings(self) -> Ceilings | None:
         """Return the ceilings that this run has measured; None in a run without."""
-        return ceilings_in(Path(self.job.run)) if self.job.settings.ceilings == "auto" else None
+        return read_environment(Path(self.job.run)).ceilings if self.job.settings.ceilings == "auto" else None
 
     def passes(self, component: Component, step: Step) -> TracePasses:
         """Return the passes of the profiler over a prepared step."""
@@ -364,11 +355,8 @@ class Cell(ABC):
 
     def trace(self, component: Component, step: Step) -> None:
         """Write a profiler trace of the step into the run folder, and send its analysis."""
-
-        def analyze(trace: Path) -> TraceAnalysis | None:
-            return self.passes(component, step).analyze(trace)
-
-        self.trace_call(component.reset, step.repeat, component.device, analyze)
+        passes = self.passes(component, step)
+        self.trace_call(component.reset, step.repeat, component.device, passes.analyze)
 
     def trace_call(
         self,
@@ -446,8 +434,7 @@ class Cell(ABC):
             components = self.components()
 
             def wait() -> None:
-                for component in components.values():
-                    synchronize(component.device)
+                synchronize(torch.device(self.job.settings.device))
                 marks.append(perf_counter())
 
             wait()
@@ -485,8 +472,7 @@ class Cell(ABC):
                 with last() if call == _CALLS_AGAIN - 1 else contextlib.nullcontext():
                     for step in steps:
                         step.run()
-                    for component in components.values():
-                        synchronize(component.device)
+                    synchronize(torch.device(self.job.settings.device))
 
 
 def _no_window(turn: Turn) -> WindowSamples:

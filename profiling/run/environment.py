@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 import numpy
@@ -14,9 +13,10 @@ import torch
 from profiling.components.spec import Settings
 from profiling.machine import nvml
 from profiling.machine.ceilings import kept_ceilings
-from profiling.results.environment import Ceilings, Cpu, Device, Environment, read_environment
+from profiling.results.environment import Ceilings, Cpu, Device, Environment
 from profiling.roofline.measure_ceilings import measure_ceilings
 from profiling.run.events import Emit, Phase
+from profiling.run.revisions import version_of
 
 #: Prefixes of the environment variables that can change results or times.
 VARIABLES = (
@@ -39,7 +39,7 @@ def environment(settings: Settings, reasons: Mapping[str, str]) -> Environment:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if on_cuda else None,
         "cudnn": str(torch.backends.cudnn.version()) if on_cuda else None,
-        "triton": _triton_version(),
+        "triton": version_of("triton"),
         "numpy": numpy.__version__,
         "driver": nvml.driver_version() if on_cuda else None,
         "os": f"{platform.system()} {platform.release()}",
@@ -85,13 +85,6 @@ def _cpu_model() -> str | None:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
-def _triton_version() -> str | None:
-    try:
-        return metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def ceilings_of(settings: Settings, environment: Environment, emit: Emit) -> Ceilings:
     """Return the ceilings of the device in the resolved `settings`, measured in an earlier run or now.
 
@@ -120,8 +113,3 @@ def ceilings_of(settings: Settings, environment: Environment, emit: Emit) -> Cei
         return measure_ceilings(device, dtype, threads=threads, tf32=settings.tf32)
 
     return kept_ceilings(key, measure)
-
-
-def ceilings_in(run: Path) -> Ceilings | None:
-    """Return the ceilings in the environment of the run folder `run`; None where it has none."""
-    return read_environment(run).ceilings

@@ -141,19 +141,13 @@ def turns_from(descriptor: int, emit: Emit) -> TakeTurns:
 
     def hand_over(waiting: Waiting) -> Turn:
         emit(waiting)
-        return _read_turn(descriptor)
+        with open(descriptor, "rb", buffering=0, closefd=False) as turns:
+            line = turns.readline()
+        if not line.endswith(b"\n"):
+            raise KeyboardInterrupt("the process that gives turns has ended")
+        return msgspec.json.decode(line, type=Turn)
 
     return turns_by(hand_over)
-
-
-def _read_turn(descriptor: int) -> Turn:
-    line = b""
-    while not line.endswith(b"\n"):
-        chunk = os.read(descriptor, 4096)
-        if not chunk:
-            raise KeyboardInterrupt("the process that gives turns has ended")
-        line += chunk
-    return msgspec.json.decode(line, type=Turn)
 
 
 class EventReader:

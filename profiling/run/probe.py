@@ -107,7 +107,7 @@ def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
     on_cuda = device.type == "cuda"
     if settings.counters and not on_cuda:
         raise InputError(f"counters=true: hardware counters are those of a GPU ({reason}). Leave it out.")
-    reasons = {"device": reason}
+    reasons = {"device": reason, "dtype": "as requested", "scale": "as requested"}
     dtype, scale = settings.dtype, settings.scale
     with torch.cuda.device(device) if on_cuda else nullcontext():  # torch asks the current device
         has_bfloat16 = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -118,13 +118,9 @@ def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
         raise InputError(
             f"dtype=bfloat16: {torch.cuda.get_device_name(device)} does not support it. Use dtype=float16."
         )
-    else:
-        reasons["dtype"] = "as requested"
     if scale == "auto":
         scale = "full" if on_cuda else "tiny"
         reasons["scale"] = f"auto: {scale} on {device.type}"
-    else:
-        reasons["scale"] = "as requested"
     threads = settings.threads or len(os.sched_getaffinity(0))
     return replace(settings, device=str(device), dtype=dtype, scale=scale, threads=threads), reasons
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -47,10 +48,10 @@ def _new_code(folder: Path) -> list[Path]:
     return [file for file in files if file.is_file() and runs.isdisjoint(file.parents)]
 
 
-def tool_version() -> str | None:
-    """Return the version of this tool; None where it is not installed as a package."""
+def version_of(package: str) -> str | None:
+    """Return the version of a package; None where it is not installed as one."""
     try:
-        return metadata.version("rt-profiling")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
@@ -60,7 +61,7 @@ def code_and_command(command: str, folder: Path, checkout: str | None = None) ->
     return Environment(
         captured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
-        tool_version=tool_version(),
+        tool_version=version_of("rt-profiling"),
         checkout=checkout,
         user_git=git_state(folder),
         tool_git=git_state(TOOL),
@@ -93,13 +94,9 @@ def module_states(targets: Iterable[str]) -> dict[str, Git]:
     Installed packages are left out, because a virtual environment may lie in a checkout of another project. The call
     imports the parent packages of each target, which may import torch.
     """
-    folders = {target: _folder_of(target) for target in targets}
-    states = {folder: git_state(folder) for folder in set(folders.values()) if folder is not None}
-    return {
-        target: state
-        for target, folder in folders.items()
-        if folder is not None and (state := states[folder]) is not None
-    }
+    state_of = cache(git_state)
+    states = {target: state_of(folder) for target in targets if (folder := _folder_of(target)) is not None}
+    return {target: state for target, state in states.items() if state is not None}
 
 
 def _folder_of(target: str) -> Path | None:

@@ -111,17 +111,18 @@ class Run:
 
     def say_resumed(self) -> None:
         """Print how many cells of a resumed run are done."""
-        turns = [(round_, job) for round_ in range(1, self.config.rounds + 1) for job in self.jobs]
-        left = sum(self.is_due(*turn) for turn in turns)
-        if left < len(turns):
+        left, total = len(self._left(1)), self.config.rounds * len(self.jobs)
+        if left < total:
             cells = "cells" if self.config.rounds == 1 else "rounds of cells"
-            self.progress.say(f"resuming {self.folder}: {len(turns) - left} of {len(turns)} {cells} done, {left} left")
+            self.progress.say(f"resuming {self.folder}: {total - left} of {total} {cells} done, {left} left")
 
     def count(self, round_: int) -> None:
         """Count the cells that are left, for the progress display."""
-        turns = [(each, job) for each in range(round_, self.config.rounds + 1) for job in self.jobs]
-        left = [job for each, job in turns if job.variant not in self.not_run and self.is_due(each, job)]
-        self.cells.total = self.cells.begun + len(left)
+        self.cells.total = self.cells.begun + sum(job.variant not in self.not_run for job in self._left(round_))
+
+    def _left(self, round_: int) -> list[Job]:
+        """Return the jobs that must still run in this round and later ones, once for each round."""
+        return [job for each in range(round_, self.config.rounds + 1) for job in self.jobs if self.is_due(each, job)]
 
     def say_not_run(self, ends: Mapping[str, End]) -> None:
         """Print a line for each reason why variants do not run, instead of one for each of their cells."""

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.machine import ceilings as ceilings_cache
 from profiling.machine.ceilings import METHOD_FILES, cache_folder, kept_ceilings
-from profiling.results.environment import Device, Environment
+from profiling.results.environment import Device, Environment, read_environment
 from profiling.roofline import measure_ceilings as measuring
 from profiling.roofline.measure_ceilings import measure_ceilings
 from profiling.roofline.section import call_roofline
@@ -238,9 +238,9 @@ def test_ceilings_of_a_run_depend_on_dtype_tf32_and_device(monkeypatch, tmp_path
         ("cpu", torch.bfloat16, 1, False),
     ]
     assert len(said) == len(asked), "what is read from the cache has no line of progress"
-    assert of_run.ceilings_in(tmp_path) is None
+    assert read_environment(tmp_path).ceilings is None
     (tmp_path / "environment.json").write_text(json.dumps({"ceilings": msgspec.to_builtins(first)}))
-    assert of_run.ceilings_in(tmp_path) == first
+    assert read_environment(tmp_path).ceilings == first
 
 
 def test_a_device_that_fails_costs_the_rooflines_and_not_the_run(monkeypatch, tmp_path):
