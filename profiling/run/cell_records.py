@@ -27,8 +27,6 @@ from profiling.run.turns import Placement
 from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 
-Reader = Callable[[Record, Job], Record]
-
 
 @dataclass
 class CellEvents:
@@ -121,7 +119,7 @@ class LiveCell:
         try:
             state = next(self.session)
         except StopIteration as end:
-            self._end(end.value)
+            self.session, self.events.process_end = None, end.value
             return True
         if isinstance(state, Pending):
             self.pending = state
@@ -133,8 +131,9 @@ class LiveCell:
             frames_per_call=measured.frames_per_call or 1,
             one_process=isinstance(self.executor, InProcess),
         )
-        if not self.is_control:
-            self._note_beside()
+        if not self.is_control and self.concurrent and measured.prepare is not None and self.has_compiled:
+            prepare = replace(measured.prepare, beside=self.concurrent)  # other processes, which lengthened that
+            self.events.measured = replace(measured, prepare=prepare)
         return True
 
     def window(self, turn: Turn) -> WindowSamples | None:
@@ -143,7 +142,7 @@ class LiveCell:
         try:
             return advance(self.session, turn).window
         except StopIteration as end:
-            self._end(end.value)
+            self.session, self.events.process_end = None, end.value
             return None
 
     def finish(self) -> None:
@@ -180,15 +179,6 @@ class LiveCell:
         if not (self.is_control and isinstance(event, Phase)):  # a control is not shown
             self.events.receive(event)
 
-    def _end(self, process_end: ProcessEnd) -> None:
-        self.session, self.events.process_end = None, process_end
-
-    def _note_beside(self) -> None:
-        """Note beside how many other processes it was prepared, which lengthens that."""
-        prepare = self.events.measured.prepare
-        if self.concurrent and prepare is not None and self.has_compiled:
-            self.events.measured = replace(self.events.measured, prepare=replace(prepare, beside=self.concurrent))
-
 
 @dataclass
 class CellRecords:
@@ -224,7 +214,9 @@ class CellRecords:
             self.keep(record)
             self.progress.end(record)
             return False
-        cell.notes += self._remove_files(job, first_round=cell.round_ == 1)
+        for folder in ("kernels", "torch_trace"):  # of an earlier attempt
+            shutil.rmtree(self.folder / folder / job.name, ignore_errors=True)
+        cell.notes += self.config.files.clear(self.folder, job.name, first_round=cell.round_ == 1)
         if self.changed_code:
             cell.notes.append(f"measured with other code than the run began with: {self.changed_code}")
         if job.cell not in self.by_cell:  # a row for this cell, whatever ends the run; an earlier round has one
@@ -239,7 +231,10 @@ class CellRecords:
         record = self.merged(self._measured(cell), cell.round_)
         self.keep(record)
         cell.is_kept = True
-        complete = self._with_files(record, job, self._readers(job))
+        readers = [self._with_recovered, self._with_kernel_files]
+        if job.settings.trace and self.config.isolation == "process":  # otherwise all cells share one compile log
+            readers.append(self._with_compile_log)
+        complete = self._with_files(record, job, readers)
         if complete.rounds:
             self.config.files.keep_round(self.folder, job.name, len(complete.rounds))
         if complete != record:
@@ -297,12 +292,6 @@ class CellRecords:
         records = (r for r in self.by_cell.values() if r.component == job.component.name and r.parameters is None)
         return next((record.reason for record in records if record.bad_input), None)
 
-    def _remove_files(self, job: Job, *, first_round: bool) -> list[str]:
-        """Remove the files of an earlier attempt at this cell; return a note for those that are kept aside."""
-        for folder in ("kernels", "torch_trace"):
-            shutil.rmtree(self.folder / folder / job.name, ignore_errors=True)
-        return self.config.files.clear(self.folder, job.name, first_round=first_round)
-
     def merged(self, record: Record, round_: int) -> Record:
         """Merge the record of a round with those before it, and add the speedup; turns have no rounds.
 
@@ -319,21 +308,14 @@ class CellRecords:
         return self._with_speedup(merged)
 
     def _with_speedup(self, record: Record) -> Record:
-        baseline = self.by_cell.get((record.component, BASELINE))
         try:
-            compared = with_speedup(record, baseline)
+            compared = with_speedup(record, self.by_cell.get((record.component, BASELINE)))
             encode_record(compared)
         except Exception as error:
             return _with_note(record, f"no speedup: {reason_of(error)}")
         return compared
 
-    def _readers(self, job: Job) -> list[Reader]:
-        readers = [self._with_recovered, self._with_kernel_files]
-        if job.settings.trace and self.config.isolation == "process":  # otherwise all cells share one compile log
-            readers.append(self._with_compile_log)
-        return readers
-
-    def _with_files(self, record: Record, job: Job, readers: Sequence[Reader]) -> Record:
+    def _with_files(self, record: Record, job: Job, readers: Sequence[Callable[[Record, Job], Record]]) -> Record:
         """Add the sections that `readers` read from the cell's files, or a note for each file that cannot be read."""
         for reader in readers:
             try:

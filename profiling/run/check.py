@@ -18,7 +18,7 @@ from torch import Tensor
 
 from profiling.components.casting import parameter_dtypes
 from profiling.components.component import Component
-from profiling.components.effects import Effects, is_below
+from profiling.components.effects import is_below
 from profiling.components.trees import dotted, keyed_leaves
 from profiling.components.user_code import code_at, is_user_code, short_path
 from profiling.errors import printable, reason_of
@@ -43,7 +43,11 @@ def check_call(component: Component, nondeterminism: str | None = None) -> Check
     inputs = tuple(forms(component.inputs))
     outputs, state, findings = _watched_call(component, unknown)
     effects = component.kept.effects
-    findings = (*_unreplayable(effects), *findings)
+    not_followed = (
+        Obstacle(hinders="cuda_graph", reason=f"{reason}: a replay cannot follow it", advice=advice)
+        for reason, advice in effects.obstacles()
+    )
+    findings = (*not_followed, *findings)
     graphs, breaks = _traced(component, unknown)
     captured = None
     if component.device.type == "cuda":
@@ -69,12 +73,6 @@ def check_call(component: Component, nondeterminism: str | None = None) -> Check
         obstacles=(*differing, *findings, *breaks),
         unknown=tuple(unknown),
     )
-
-
-def _unreplayable(effects: Effects) -> Iterator[Obstacle]:
-    """Yield what a replay cannot follow, and what is compiled once a value."""
-    for reason, advice in effects.obstacles():
-        yield Obstacle(hinders="cuda_graph", reason=f"{reason}: a replay cannot follow it", advice=advice)
 
 
 def forms(tree: Any) -> Iterator[TensorForm]:
@@ -210,8 +208,7 @@ def _quiet() -> Iterator[None]:
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logger.setLevel(before)

@@ -85,7 +85,6 @@ class Checkout:
                 )
 
     def _is_foreign(self, file: Path) -> bool:
-        """Return whether a file is another checkout's."""
         return not file.is_relative_to(self.root) and any(file.is_relative_to(other) for other in self.others)
 
 

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -122,12 +122,9 @@ def side_by_side(sessions: Sequence[Session]) -> Generator[Pending, Any, None]:
     while left:
         pending = list[Pending]()
         for session in tuple(left):
-            try:
-                state = next(session)
-            except StopIteration:
+            if (state := next(session, None)) is None:
                 left.remove(session)
-            else:
-                assert isinstance(state, Pending), "it takes no turns"
+            elif isinstance(state, Pending):
                 pending.append(state)
         if left:
             yield Pending(
@@ -216,17 +213,6 @@ def kill(child: Child) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     return child.wait()
-
-
-def run_command(
-    command: Sequence[str], log: Path, timeout: float, environment: Mapping[str, str], own: set[int]
-) -> int | None:
-    """Run a command with its output in the file `log`; return its exit code, None if it was killed at the timeout."""
-    with log.open("wb") as output, started(command, output, own, env=environment) as process:
-        try:
-            return process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return None
 
 
 @dataclass(frozen=True)
@@ -446,17 +432,14 @@ class Orphans:
         while running := [child for child in _children() if not self._has_ended(child)]:
             if time.monotonic() >= deadline:
                 self._named |= {child.pid for child in running}
-                names = ", ".join(f"{_name(child)} (process {child.pid})" for child in running)
-                return (f"the cell left processes running, which may disturb later cells: {names}",)
+                return (f"the cell left processes running, which may disturb later cells: {_names(running)}",)
             time.sleep(0.05)
         return ()
 
     def left(self) -> str:
         """Return the names of processes that cells left behind, and that still run."""
-        running = [child for child in _children() if child.pid in self._named]
-        return ", ".join(
-            f"{_name(child)} (process {child.pid})" for child in running if child.status() != psutil.STATUS_ZOMBIE
-        )
+        named = (child for child in _children() if child.pid in self._named)
+        return _names(child for child in named if child.status() != psutil.STATUS_ZOMBIE)
 
     def _has_ended(self, child: psutil.Process) -> bool:
         """Return whether an adopted process has ended, and reap it; True if it does not belong to this cell."""
@@ -480,7 +463,11 @@ def _children() -> list[psutil.Process]:
     return []
 
 
-def _name(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return process.name()
-    return "unknown"
+def _names(processes: Iterable[psutil.Process]) -> str:
+    names: list[str] = []
+    for each in processes:
+        name = "unknown"
+        with contextlib.suppress(psutil.Error):
+            name = each.name()
+        names.append(f"{name} (process {each.pid})")
+    return ", ".join(names)

@@ -6,6 +6,7 @@ prepares the cell once more. What fails becomes a line for the record: the cell 
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from profiling.results.environment import Ceilings, read_environment
 from profiling.results.explanations import CountedKernel, HardwareCounters, Kernel, TraceAnalysis, TraceFiles
 from profiling.results.record import decode_section
 from profiling.roofline.rules import bound_by_counters, bound_by_trace
-from profiling.run.child import run_command, worker_command
+from profiling.run.child import started, worker_command
 from profiling.run.task import Counters, write_task
 from profiling.trace import nsight_compute
 from profiling.trace.events import GpuWork, TracedCall, read_events, timeline, traced_calls
@@ -79,8 +80,9 @@ class CounterPass:
         output.parent.mkdir(exist_ok=True)
         output.unlink(missing_ok=True)
         self._metrics = self._metrics or nsight_compute.metrics_on(ncu, environment)
-        calls = self._traced(sections)
-        killed = self._run_ncu(ncu, task, kernels, calls, output, environment) is None
+        files: TraceFiles | None = decode_section("trace", sections.get("trace"))
+        calls = () if files is None else traced_calls(timeline(read_events(self.run / files.trace)))
+        killed = self._killed(ncu, task, kernels, calls, output, environment)
         text = output.read_text(errors="replace") if output.is_file() else ""
         launches = nsight_compute.read_launches(text, self._metrics)
         if not launches:
@@ -101,7 +103,7 @@ class CounterPass:
             passes=sum(passes) / len(passes) if passes else None,
         )
 
-    def _run_ncu(
+    def _killed(
         self,
         ncu: str,
         task: Counters,
@@ -109,7 +111,8 @@ class CounterPass:
         calls: Sequence[TracedCall],
         output: Path,
         environment: Mapping[str, str],
-    ) -> int | None:
+    ) -> bool:
+        """Run ncu, which writes to `output`; return whether it was killed at the timeout."""
         file = self.run / "cells" / f"{task.job.name}.counters.json"
         write_task(task, file)
         names = {kernel.name for kernel in kernels}
@@ -118,14 +121,15 @@ class CounterPass:
         functions = tuple(dict.fromkeys(function_of(name) for name in (*full, *sorted(names))))
         count = launches_to_measure(work, names, functions)
         command = nsight_compute.command(ncu, self._metrics, functions, count, output, worker_command(file))
+        log = file.with_suffix(".log")
         try:
-            return run_command(command, file.with_suffix(".log"), COUNTER_SECONDS, environment, self.own)
+            with log.open("wb") as printed, started(command, printed, self.own, env=environment) as process:
+                process.wait(COUNTER_SECONDS)
+            return False
+        except subprocess.TimeoutExpired:
+            return True
         finally:
             file.unlink(missing_ok=True)
-
-    def _traced(self, sections: Mapping[str, Any]) -> tuple[TracedCall, ...]:
-        files: TraceFiles | None = decode_section("trace", sections.get("trace"))
-        return () if files is None else traced_calls(timeline(read_events(self.run / files.trace)))
 
 
 def _times(calls: Sequence[TracedCall]) -> dict[Group, tuple[float, int]]:
@@ -243,7 +247,7 @@ def counted(
     else:  # the grid of no measured launch is in the trace
         by_time = [(each.seconds or 1.0, each) for _, measured in met for each in measured]
         by_number = [(1.0, each) for _, measured in met for each in measured]
-    rates = [_mean(by_time, name) for name in ("dram", "l2", "tensor", "fma")]
+    rates = {name: _mean(by_time, name) for name in ("dram", "l2", "tensor", "fma")}
     seconds = _mean(by_number, "seconds")
     covered = spent / whole if whole and met else None
     return CountedKernel(
@@ -254,16 +258,13 @@ def counted(
         covered=covered,
         counted_us=None if seconds is None else 1e6 * seconds,
         mean_us=spent / traced if traced else None,
-        dram=rates[0],
         dram_bytes=_mean(by_number, "dram_bytes"),
-        l2=rates[1],
         l2_bytes=_mean(by_number, "l2_bytes"),
-        tensor=rates[2],
-        fma=rates[3],
         sm=_mean(by_time, "sm"),
         occupancy=_mean(by_time, "occupancy"),
-        bound_by_counters=None if covered is not None and covered < _KNOWN else bound_by_counters(*rates),
+        bound_by_counters=None if covered is not None and covered < _KNOWN else bound_by_counters(**rates),
         bound_by_trace=bound_by_trace(kernel, ceilings),
+        **rates,
     )
 
 

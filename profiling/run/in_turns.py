@@ -139,7 +139,6 @@ class CellsInTurns:
         return bool(cell.job.imports) and _code(cell) not in self._compiled
 
     def _begin(self, cell: LiveCell) -> None:
-        """Start the process of a cell."""
         if cell.is_control or cell.records.begin(cell):
             cell.start()
             self._preparing.append(cell)

@@ -93,13 +93,14 @@ class LiveProgress(Progress):
         if not again:
             self._start()
 
-    def _start(self) -> None:
+    def _start(self) -> progress.Progress:
         self.close()
         columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn())
         # Twice a second: a display that refreshes often would take a core from the process that measures.
         self._live = progress.Progress(*columns, console=self._console, transient=True, refresh_per_second=2)
         self._live.add_task(escape(self._cell), total=None)
         self._live.start()
+        return self._live
 
     def phase(self, phase: str) -> None:
         """Show the phase in the live line, or in a plain one if something is timed in it."""
@@ -107,10 +108,8 @@ class LiveProgress(Progress):
             self.close()
             super().phase(phase)
             return
-        if self._live is None:
-            self._start()
-        if self._live is not None:
-            self._live.update(self._live.task_ids[0], description=escape(f"{self._cell}: {PHASES.get(phase, phase)}"))
+        live = self._live or self._start()
+        live.update(live.task_ids[0], description=escape(f"{self._cell}: {PHASES.get(phase, phase)}"))
 
     def end(self, record: Record) -> None:
         """Replace the live line by how the cell ended."""

@@ -29,9 +29,6 @@ _FAILED = "not attributable: the pass for submodules failed"
 _HOST_TIMES = "wall time of each forward under the profiler, which lengthens short ones: read the shares"
 _FUSED = "the eager module, for products, convolutions, attention and custom operators; the rest is fused"
 
-#: Context manager for work that explains the times; turns an exception into the note "ACTION failed: …".
-BestEffort = Callable[[str], AbstractContextManager[None]]
-
 
 @dataclass(frozen=True)
 class TracePasses:
@@ -45,7 +42,7 @@ class TracePasses:
     variant: str
     step: Step
     root: Path
-    best_effort: BestEffort
+    best_effort: Callable[[str], AbstractContextManager[None]]  # turns an exception into the note "ACTION failed: …"
     ceilings: Ceilings | None = None
 
     def analyze(self, trace: Path) -> TraceAnalysis | None:
@@ -53,7 +50,11 @@ class TracePasses:
         if self.component.device.type != "cuda":
             return self._analyze_on_cpu(trace)
         traces = Traces(timeline(read_events(trace)), _NO_EAGER_STEP, "this step, line by line")
-        return analyze_trace(self._with_passes(traces), self.root, ceilings=self.ceilings)
+        lines = self._profile("the trace by line of code", self.step.repeat, line_spans)
+        if lines is None:
+            traces = replace(traces, lines_from="not available: the pass for lines of code failed")
+        traces = self._with_reference(replace(traces, lines=lines))
+        return analyze_trace(traces, self.root, ceilings=self.ceilings)
 
     def analyze_kernels(self) -> TraceAnalysis | None:
         """Return the analysis of a short trace without a file, for the step's kernels alone; None on a CPU."""
@@ -77,12 +78,6 @@ class TracePasses:
             by_module = self._by_module(eager_step.call, eager_step.module)
             modules_from = _FAILED if by_module is None else _HOST_TIMES
         return analyze_host_trace(timeline(read_events(trace)), by_module, modules_from)
-
-    def _with_passes(self, traces: Traces) -> Traces:
-        lines = self._profile("the trace by line of code", self.step.repeat, line_spans)
-        if lines is None:
-            traces = replace(traces, lines_from="not available: the pass for lines of code failed")
-        return self._with_reference(replace(traces, lines=lines))
 
     def _with_reference(self, traces: Traces) -> Traces:
         """Add the traces from which submodules and bytes of kernels are known."""

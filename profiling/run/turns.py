@@ -189,7 +189,9 @@ def take_turns(
             order += _add_controls(alive, again)
         stopped_by = _stopped_by(alive, first, turn - first, budget, spent, spreads, late) if alive else None
     if stopped_by == "decided":
-        _settle_rates(_leader(alive), turn, budget - spent, late, now)
+        nothing = JudgedSpread(0.0)  # which changes no estimate
+        fastest = min(alive, key=lambda each: each.cell(nothing).log_ms)  # as the judge sees them
+        _settle_rates(fastest, turn, budget - spent, late, now)
     for each in placements:
         each.stopped_by = stopped_by
         if each.spread is None:  # else it was kept when turns ended before, beside other cells
@@ -211,12 +213,6 @@ def _add_controls(placements: Sequence[Placement], again: Again) -> list[Placeme
                 each.controls.append(control)
                 added.append(control)
     return added
-
-
-def _leader(placements: Sequence[Placement]) -> Placement:
-    """Return the fastest of the cells, as the judge sees them."""
-    nothing = JudgedSpread(0.0)  # which changes no estimate
-    return min(placements, key=lambda each: each.cell(nothing).log_ms)
 
 
 def _stopped_by(
@@ -269,7 +265,6 @@ def _learned(placements: Sequence[Placement], spreads: Spreads) -> Mapping[str, 
 
 
 def _pairs(placements: Sequence[Placement], spreads: Spreads) -> list[tuple[float, float]]:
-    """Return what the controls of cells show."""
     return control_pairs([each.cell(spreads.known(each.kind)) for each in placements if each.controls and each.windows])
 
 

@@ -85,24 +85,22 @@ def perform(task: Task, emit: Emit, take_turns: TakeTurns | None = None) -> None
             if task.checkout is not None:
                 check_modules(task.jobs, task.checkout)
             emit(probe(task.jobs, emit))
-        elif isinstance(task, Start):
-            emit(Started(_start(task, emit)))
-        elif isinstance(task, Counters):
-            set_process_state(task.job.settings)
-            with torch.inference_mode(False), torch.enable_grad():
+            return
+        set_process_state(task.job.settings)
+        with torch.inference_mode(False), torch.enable_grad():
+            if isinstance(task, Start):
+                emit(Started(_start(task, emit)))
+            elif isinstance(task, Counters):
                 _procedure(task.job)(job=task.job, emit=emit).call_for_counters()
-        else:
-            set_process_state(task.job.settings)
-            use_deterministic_algorithms(False)  # an earlier cell of this process may have asked for them
-            turns = None
-            if take_turns is not None:
-                turns = _with_own_memory(take_turns, torch.device(task.job.settings.device))
-            cell = _procedure(task.job)(job=task.job, emit=emit, take_turns=turns)
-            with torch.inference_mode(False), torch.enable_grad():
-                end = cell.run()
-            if task.checkout is not None:
-                task.checkout.check_imports()
-            emit(end)
+            else:
+                use_deterministic_algorithms(False)  # an earlier cell of this process may have asked for them
+                turns = None
+                if take_turns is not None:
+                    turns = _with_own_memory(take_turns, torch.device(task.job.settings.device))
+                end = _procedure(task.job)(job=task.job, emit=emit, take_turns=turns).run()
+                if task.checkout is not None:
+                    task.checkout.check_imports()
+                emit(end)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit
@@ -116,10 +114,8 @@ def _procedure(job: Job) -> Any:
 
 def _start(task: Start, emit: Emit) -> measured.Start:
     """Start as an application does; return the seconds of each phase."""
-    set_process_state(task.job.settings)
     cell = _procedure(task.job)(job=task.job, emit=lambda event: emit(event) if isinstance(event, Phase) else None)
-    with torch.inference_mode(False), torch.enable_grad():
-        start = cell.start(task.began, None if task.load is None else Path(task.load).read_bytes())
+    start = cell.start(task.began, None if task.load is None else Path(task.load).read_bytes())
     # A package compiled ahead of time is itself the file that an application takes along.
     if task.save is not None and start.graphs and "load package" not in start.phases:
         saved = torch.compiler.save_cache_artifacts()
@@ -140,7 +136,6 @@ def _with_own_memory(take_turns: TakeTurns, device: torch.device) -> TakeTurns:
 
 
 def _fail(task: Task, error: BaseException, emit: Emit) -> None:
-    """Send the result of a task that raised `error`."""
     if isinstance(task, Cell) and isinstance(error, SkippedError):
         emit(End("skipped", str(error)))
         return
