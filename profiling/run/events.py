@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 
+from profiling.components.spec import Settings
 from profiling.errors import printable
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
+from profiling.results.environment import Environment
 from profiling.results.measured import Start
 from profiling.results.record import Status
 
@@ -59,7 +61,6 @@ class End(_Event, frozen=True, tag="end"):
     out_of_memory: bool = False  # so that it is tried again alone where other cells held memory beside it
 
     def __post_init__(self) -> None:
-        """Check that there is a reason exactly where the status is not ok."""
         if (self.status == "ok") != (self.reason is None):
             raise ValueError(f"status {self.status} with the reason {self.reason}")
 
@@ -71,10 +72,10 @@ class Started(_Event, frozen=True, tag="started"):
 
 
 class Probed(_Event, frozen=True, tag="probe"):
-    """The result of the probe: resolved settings, keys of environment.json, and variants that cannot run."""
+    """The result of the probe: resolved settings, what it knows of the environment, and variants that cannot run."""
 
-    settings: dict[str, Any]
-    environment: dict[str, Any]
+    settings: Settings
+    environment: Environment
     not_run: dict[str, End]
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from msgspec import to_builtins
+from msgspec import structs
 
 from profiling.components.instantiate import instantiate, partial_of
 from profiling.components.spec import Settings
@@ -20,7 +20,6 @@ from profiling.components.weights import find_weights
 from profiling.errors import InputError, MissingExtraError, print_traceback, reason_of
 from profiling.machine.devices import named_device
 from profiling.metrics.metric import Metric
-from profiling.results.environment import encode_environment
 from profiling.run.checkouts import Checkout
 from profiling.run.environment import ceilings_of, environment
 from profiling.run.events import Emit, End, Probed
@@ -56,18 +55,15 @@ def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
         path, _ = find_weights(spec, settings)
         if path is not None and not path.exists():
             raise InputError(f"component.{spec.key}.checkpoint={path} does not exist. Correct the path.")
-    machine = environment(settings, reasons)
-    facts = encode_environment(machine)
     revisions = module_states(dict.fromkeys(spec.module["_target_"] for spec in components.values()))
-    if revisions:
-        facts["module_git"] = to_builtins(revisions)
+    machine = structs.replace(environment(settings, reasons), module_git=revisions)
     if settings.ceilings == "auto":
         try:
             dtype = cell.func.computes_in(settings.dtype, **cell.keywords)
-            facts["ceilings"] = to_builtins(ceilings_of(replace(settings, dtype=dtype), machine, emit))
+            machine = structs.replace(machine, ceilings=ceilings_of(replace(settings, dtype=dtype), machine, emit))
         except (RuntimeError, OSError) as error:  # the run goes on without rooflines
-            facts["ceilings_reason"] = f"not measured: {str(error).splitlines()[0]}"
-    return Probed(asdict(settings), facts, ends)
+            machine = structs.replace(machine, ceilings_reason=f"not measured: {str(error).splitlines()[0]}")
+    return Probed(settings, machine, ends)
 
 
 def check_modules(jobs: tuple[Job, ...], checkout: Checkout) -> None:

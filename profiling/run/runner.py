@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from profiling.components.spec import Settings
 from profiling.errors import InputError, printable
 from profiling.machine.spreads import Spreads
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, encode_environment
@@ -58,7 +57,6 @@ class Run:
     not_run: Mapping[str, End] = field(init=False)  # how the cells of variants end that cannot run here
 
     def __post_init__(self) -> None:
-        """Begin without records."""
         label = self.checkout.name if self.checkout is not None else ""
         self.cells = CellRecords(self.target, self.config, self.folder, self.progress, label)
         self.caches = CompileCaches(self.config.settings.compile_cache)
@@ -92,10 +90,9 @@ class Run:
         self.executor = self.performs or self._executor(orphans, server)
         probed = self._probe(self.executor)
         self._write_environment(probed.environment, earlier)
-        device = msgspec.convert(probed.environment, Environment).device_kind
+        device = probed.environment.device_kind
         self.cells.spreads = Spreads() if device is None else Spreads.of(device)
-        settings = Settings(**probed.settings)
-        self.jobs = config.jobs(self.target, settings, str(self.folder.absolute()))
+        self.jobs = config.jobs(self.target, probed.settings, str(self.folder.absolute()))
         self.not_run = probed.not_run
         if earlier.skipped_lines:
             self.progress.say(f"note: {RESULTS_FILE}: {earlier.skipped_lines} damaged or cut-off lines were skipped")
@@ -161,7 +158,7 @@ class Run:
             f"probing the device failed: the process {process_end.death}. To debug it, add isolation=none."
         )
 
-    def _write_environment(self, facts: Mapping[str, Any], earlier: EarlierRun) -> None:
+    def _write_environment(self, probed: Environment, earlier: EarlierRun) -> None:
         """Write `environment.json`; where a resumed run keeps cells, compare it with the present one instead.
 
         Raises:
@@ -173,6 +170,7 @@ class Run:
         of_this_process = code_and_command(
             self.command, Path(checkout.folder) if checkout else Path.cwd(), checkout.name if checkout else None
         )
+        facts = encode_environment(probed)
         content = {**encode_environment(of_this_process), **facts}
         if not earlier.records:
             write_json(self.folder / ENVIRONMENT_FILE, content)

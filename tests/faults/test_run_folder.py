@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from as_user import OUTSIDE, ROOT
 from make_record import record
+from msgspec import convert
 from table import promise
 
 from profiling import generic_forward, history
@@ -100,8 +101,8 @@ def start(tmp_path, monkeypatch, capsys):
             def session(self, task, name, on_event, *, turns=True):
                 yield from ()
                 if isinstance(task, Probe):
-                    settings = asdict(replace(Settings(), device="cpu", dtype="float32", scale="tiny"))
-                    on_event(Probed(settings=settings, environment=probe(), not_run={}))
+                    settings = Settings(device="cpu", dtype="float32", scale="tiny")
+                    on_event(Probed(settings=settings, environment=convert(probe(), Environment), not_run={}))
                 else:
                     cell(task.job, on_event)
                 return ProcessEnd()

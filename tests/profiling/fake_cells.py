@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.metrics.sampling import Ready, WindowSamples, summaries
+from profiling.results.environment import Environment
 from profiling.results.measured import LatencyConditions, Metrics, Parity, Prepare
 from profiling.results.record import encode_sections
 from profiling.run import runner
@@ -58,7 +59,7 @@ class FakeCells(Isolated):
     def alone(self, task, name, on_event):
         """Perform the probe, or a cell that is alone."""
         if isinstance(task, Probe):
-            on_event(Probed(settings=asdict(replace(SETTINGS)), environment={}, not_run=self.not_run))
+            on_event(Probed(settings=SETTINGS, environment=Environment(), not_run=self.not_run))
             return ProcessEnd()
         variant = name.partition(".")[2]
         self.log.append((variant, "alone"))

@@ -258,5 +258,5 @@ def test_a_device_that_fails_costs_the_rooflines_and_not_the_run(monkeypatch, tm
         procedure=FORWARD,
     )
     found = probe((job,), lambda event: None).environment
-    assert found["ceilings_reason"] == "not measured: planted: out of memory"
-    assert "ceilings" not in found
+    assert found.ceilings_reason == "not measured: planted: out of memory"
+    assert found.ceilings is None
