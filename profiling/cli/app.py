@@ -415,25 +415,22 @@ def _groups() -> set[str]:
 _EXPLAINED = (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, OSError)
 
 
-def _explained(error: Exception, target: str, folders: Sequence[Path]) -> str:
-    """Return one line for an error of the config, which lies below `folders`, or of the operating system."""
-    if isinstance(error, HydraException | OmegaConfBaseException):  # also an OSError where a YAML file is missing
-        cause = error.__cause__ or error.__context__
-        return explain_os_error(cause) if isinstance(cause, OSError) else explain(error, target, folders)
-    if isinstance(error, OSError):
-        return explain_os_error(error)
-    if isinstance(error, RecursionError):
-        return "the config is nested too deeply, or contains itself. Correct the YAML files."
-    return f"a YAML file is not valid: {' '.join(str(error).split())}"
-
-
 def _print_error(message: str) -> int:
     print(f"error: {message}", file=sys.stderr)
     return InputError.exit_code
 
 
-def explain(error: Exception, target: str, folders: Sequence[Path]) -> str:
-    """Return one line for an exception of Hydra or OmegaConf, with words similar to the misspelt one."""
+def _explained(error: Exception, target: str, folders: Sequence[Path]) -> str:
+    """Return one line for an error of the config, which lies below `folders`, or of the operating system."""
+    text = " ".join(str(error).split())
+    of_config = isinstance(error, HydraException | OmegaConfBaseException)  # also an OSError where a YAML is missing
+    reported = error.__cause__ or error.__context__ if of_config else error
+    if isinstance(reported, OSError):
+        return _explained_os_error(reported)
+    if isinstance(error, RecursionError):
+        return "the config is nested too deeply, or contains itself. Correct the YAML files."
+    if isinstance(error, yaml.YAMLError):
+        return f"a YAML file is not valid: {text}"
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -442,7 +439,6 @@ def explain(error: Exception, target: str, folders: Sequence[Path]) -> str:
         options = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
         hint = _where_it_is(group, name, folders) or f"{did_you_mean(name, options)} Available: {', '.join(options)}"
         return f"there is no {group or 'target'} {name!r}.{hint}"
-    text = " ".join(str(error).split())
     if isinstance(error, OverrideParseException) and error.override:
         key, equals, _ = error.override.partition("=")
         advice = (
@@ -504,7 +500,7 @@ def _dotted_keys(node: object, path: str = "") -> list[str]:
     return [*keys, *(nested for key, value in keys.items() for nested in _dotted_keys(value, key))]
 
 
-def explain_os_error(error: OSError) -> str:
+def _explained_os_error(error: OSError) -> str:
     """Return one line for a full disk, a folder without write permission or another error of the operating system."""
     where = f" {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):

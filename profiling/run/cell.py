@@ -337,17 +337,16 @@ class Cell(ABC):
 
     def explain_roofline(self, component: Component, step: Step) -> None:
         """Send the roofline section: a call's roofline time and bound. Send nothing in a run without ceilings."""
-        if self.job.settings.ceilings != "auto":
+        if (ceilings := self.ceilings()) is None:
             return
         with self.phase("roofline"), self.best_effort("the roofline"):
-            if (ceilings := self.ceilings()) is not None:
-                wall_ms = None if self.metrics.wall_ms is None else self.metrics.wall_ms.p50
-                traced, fused = self.passes(component, step).analyze_kernels(), bool(self.compiled)
-                self.add(roofline=call_roofline(component, step.repeat, ceilings, wall_ms, fused=fused, traced=traced))
+            wall_ms = None if self.metrics.wall_ms is None else self.metrics.wall_ms.p50
+            traced, fused = self.passes(component, step).analyze_kernels(), bool(self.compiled)
+            self.add(roofline=call_roofline(component, step.repeat, ceilings, wall_ms, fused=fused, traced=traced))
 
     def ceilings(self) -> Ceilings | None:
         """Return the ceilings that this run has measured; None in a run without."""
-        return read_environment(Path(self.job.run)).ceilings if self.job.settings.ceilings == "auto" else None
+        return read_environment(Path(self.job.run)).ceilings
 
     def passes(self, component: Component, step: Step) -> TracePasses:
         """Return the passes of the profiler over a prepared step."""

@@ -95,7 +95,6 @@ class LiveCell:
     is_kept: bool = field(default=False, init=False)  # whether its record is on disk
 
     def __post_init__(self) -> None:
-        """Begin without events."""
         self.anew()
 
     def anew(self) -> None:

@@ -291,9 +291,8 @@ def perform(
             descriptors = (write_end, turn_read) if turns else (write_end,)
             try:
                 with log.open("wb") as output:
-                    child: Child | None = None
-                    if server is not None:
-                        child = server.start(task_file, output.fileno(), descriptors, environment, modules)
+                    arguments = task_file, output.fileno(), descriptors, environment, modules
+                    child = None if server is None else server.start(*arguments)
                     if child is not None:
                         stack.enter_context(guarded(child, own))
                     else:

@@ -62,12 +62,9 @@ class Cache:
 
     def empty(self) -> None:
         """Remove what a failed start left."""
-        if self.folder is not None and self.packages is not None and self.filled_by is None:
-            for path in (*Path(self.folder.name).iterdir(), self.packages):
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
+        if self.folder is not None and self.is_fillable:
+            self.remove()
+            Path(self.folder.name).mkdir()
 
     def remove(self) -> None:
         """Remove the folders."""

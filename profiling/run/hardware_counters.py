@@ -91,7 +91,7 @@ class CounterPass:
             raise NoCountersError(hung if killed else nsight_compute.failure_in(text) or unknown)
         if not any(launch.has_counters for launch in launches):
             raise NoCountersError(f"ncu printed none of the metrics that it was asked for; see counters/{output.name}")
-        ceilings = read_environment(self.run).ceilings if job.settings.ceilings == "auto" else None
+        ceilings = read_environment(self.run).ceilings
         times = _times(calls)
         groups = grouped(launches, times or [Group(kernel.name, None, None) for kernel in kernels])
         passes = [launch.passes for launch in launches if launch.passes is not None]
@@ -216,9 +216,7 @@ def _merged(kernels: Sequence[Kernel]) -> Kernel:
         share=sum(kernel.share or 0.0 for kernel in kernels),
         count=count,
         mean_us=1e3 * spent / count if count else None,
-        typical_us=rate("typical_us"),
-        gbps=rate("gbps"),
-        tflops=rate("tflops"),
+        **{name: rate(name) for name in ("typical_us", "gbps", "tflops")},
     )
 
 

@@ -111,9 +111,6 @@ _FOR_A_CPU = "profiling.variants.inductor:find_vector_instructions"
 #: The class of a variant without a `_target_`.
 RECIPE = "profiling.variants.recipe.Recipe"
 
-#: Name in the place of a variant's in the record of a check.
-CHECK = "check"
-
 #: Longest name. A file has the names of a component and a variant and up to 50 more characters, and may have 255.
 LONGEST_NAME = 100
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{{0,{LONGEST_NAME - 1}}}")
@@ -162,7 +159,6 @@ class RunConfig:
     parts: Parts | None = None
 
     def __post_init__(self) -> None:
-        """Check the options that concern all cells."""
         for group, members in (("component", self.components), ("variant", self.variants)):
             if not members:
                 raise InputError(f"{group}=[] leaves nothing to run. Name at least one {group}.")
@@ -205,7 +201,7 @@ class RunConfig:
         """Return the config of `check=true`: one cell for each component, which times nothing and has no files."""
         return replace(
             self,
-            variants={CHECK: {}},
+            variants={"check": {}},  # the name in its record
             metrics={},
             settings=replace(
                 self.settings, ceilings="off", trace=False, starts=False, counters=False, memory_snapshot=False
