@@ -150,7 +150,8 @@ def opened(tree: Any) -> Container | None:
     """
     kind = type(tree)
     if isinstance(tree, tuple):
-        rebuild = kind if is_structseq_instance(tree) else partial(tuple.__new__, kind)
+        made_by_torch = is_structseq_instance(tree) or isinstance(tree, torch.Size)
+        rebuild = kind if made_by_torch else partial(tuple.__new__, kind)
         if is_namedtuple_instance(tree):
             return Container(map(GetAttrKey, kind._fields), tree, rebuild)
         return Container(map(SequenceKey, range(len(tree))), tree, rebuild)

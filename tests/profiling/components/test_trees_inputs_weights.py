@@ -36,6 +36,7 @@ def test_every_entry_has_a_key_and_mapping_keeps_the_structure_and_the_original(
     assert torch.equal(mapped["d"].inside, torch.full((2,), 2.0))
     assert torch.equal(mapped["b"][1][0], torch.full((3,), 2.0))
     assert torch.equal(TREE["a"], torch.zeros(2))
+    assert map_tensors(torch.neg, [TREE["a"].shape]) == [torch.Size([2])], "a tuple that torch makes itself"
 
 
 def test_zero_layers_are_filled_and_nothing_else():
