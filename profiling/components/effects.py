@@ -358,7 +358,6 @@ def read_later(
     paths: Sequence[str],
     roots: Mapping[str, Any],
     play: Callable[[Callable[[], None]], list[Outputs]],
-    tolerance: float = QUIET,
 ) -> tuple[str, ...]:
     """Return those of `paths` whose values a later call reads.
 
@@ -367,7 +366,6 @@ def read_later(
         roots: what the paths begin at.
         play: makes some eager calls from the start of a trajectory, calling its argument before each, and returns the
             outputs of each and the state after the last.
-        tolerance: difference of two equal trajectories, relative L2.
 
     """
     if not paths:
@@ -383,7 +381,7 @@ def read_later(
         finally:
             frozen.undo()
         pairs = zip(outputs, expected, strict=True)
-        return any((found := difference(*pair)).fault is not None or found.error > 2 * tolerance for pair in pairs)
+        return any((found := difference(*pair)).fault is not None or found.error > 2 * QUIET for pair in pairs)
 
     if not changes(paths):
         return ()

@@ -6,7 +6,6 @@ The component's YAML would be `module: {_target_: profiling.components.held.modu
 from __future__ import annotations
 
 import copy
-import gc
 import inspect
 import itertools
 import weakref
@@ -22,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from profiling.components.casting import floating_dtype
 from profiling.components.compiled import compiled_parts, inside, take_inside
 from profiling.components.component import CHECK_SEED, check_arguments
+from profiling.components.reference import free_memory
 from profiling.components.snapshot import Structure
 from profiling.components.trees import keyed_tensors, map_tensors, opened, tensors_in
 from profiling.errors import InputError, reason_of
@@ -164,9 +164,7 @@ def module(key: str) -> nn.Module:
         InputError: nothing is held under this key, or the module cannot be copied.
 
     """
-    gc.collect()  # an earlier copy may be part of a cycle, and there may be no memory for another one
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    free_memory()  # that of an earlier copy: there may be none for another one
     built = _held(key).build()
     if getattr(built, "weights_source", None) is None:
         vars(built)["weights_source"] = "the caller's"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from profiling.components.build import Blueprint
 from profiling.components.component import Component
@@ -20,6 +20,7 @@ from profiling.components.effects import Effects
 from profiling.components.outputs import OutputLog
 from profiling.components.reference import Reference, compute_reference, free_memory, has_room_for_copy
 from profiling.components.trajectory import SECONDS, Played, learn, played
+from profiling.components.trees import map_tensors
 
 
 @dataclass(frozen=True)
@@ -35,16 +36,12 @@ class Start:
     def of(component: Component, calls: int) -> Start:
         """Put S0 of a component back, whose effects are known, and return a copy of it."""
         component.reset()
-        values = {path: _copied(value) for path, value in component.kept.values().items()}
+        values = map_tensors(lambda tensor: tensor.detach().to("cpu", copy=True), component.kept.values())
         return Start(values, component.kept.warm_calls, component.kept.effects, calls)
 
     def load(self, component: Component) -> list[str]:
         """Make this the S0 of a component of the reference; return the paths of what it does not have."""
         return component.kept.load(self.values) if component.policy != "none" else []
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 
 #: Plays several components together and returns what they deliver. Components of the reference begin with `starts`.

@@ -88,16 +88,13 @@ class Holder:
                     object.__delattr__(self.owner, str(name))
                 for name, value in content.items():
                     object.__setattr__(self.owner, str(name), value)
-            case "items":
+            case "items" | "set":
                 if not in_order:
                     self.owner.clear()
                 self.owner.update(content)
             case "sequence":
                 self.owner.clear()
                 self.owner.extend(content.values())
-            case "set":
-                self.owner.clear()
-                self.owner.update(content)
 
     def place(self, key: Hashable) -> str:
         """Return the path of an entry, as Python code."""
