@@ -380,10 +380,11 @@ def _excused(component: Component, reference: Reference, rules: Rules, compiled:
 
 def _excused_by_chance(reference: Reference, rules: Rules, dtype: torch.dtype, *, compiled: bool) -> Rules | None:
     """Return the rules with how far two eager trajectories are apart; None where they do not differ."""
-    if not reference.spread.error or reference.spread.fault is not None:
+    if reference.repeat is None or not reference.spread.error or reference.spread.fault is not None:
         return None
+    excuse = moves(reference.eager, reference.repeat)
     words = reference.nondeterminism(dtype) or _NO_ORDER
-    return replace(rules, excuse=reference.spread_moves, words=words + (_OWN_NUMBERS if compiled else ""), random=True)
+    return replace(rules, excuse=excuse, words=words + (_OWN_NUMBERS if compiled else ""), random=True)
 
 
 def rounding_moves(component: Component) -> Moves:

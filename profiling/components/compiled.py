@@ -40,15 +40,9 @@ def _methods(part: nn.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
         function = vars(part)[name] if name in vars(part) else getattr(type(part), name, None)
         within = getattr(function, "_torchdynamo_orig_callable", None) if isinstance(function, FunctionType) else None
         if within is not None and name != "_compiled_call_impl" and not hasattr(function, "_torchdynamo_disable"):
-            yield (
-                name,
-                MethodType(getattr(within, "__func__", within), part) if _is_method(name, within, part) else within,
-            )
-
-
-def _is_method(name: str, function: Any, part: nn.Module) -> bool:
-    """Return whether a function is a method of the module, or of the one that it was copied from."""
-    return isinstance(getattr(function, "__self__", None), type(part)) or name not in vars(part)
+            # A method of the module, or of the one that it was copied from?
+            is_method = isinstance(getattr(within, "__self__", None), type(part)) or name not in vars(part)
+            yield name, MethodType(getattr(within, "__func__", within), part) if is_method else within
 
 
 def take_inside(module: nn.Module) -> Callable[[], None]:

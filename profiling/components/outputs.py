@@ -87,25 +87,17 @@ class OutputLog:
         place = 0
         for leaves in self._leaves:
             self._file.seek(place)
-            numbers = {path: _unpacked(*packed) for path, packed in pickle.load(self._file).items()}
+            packed = pickle.load(self._file).items()
+            numbers = {path: torch.from_numpy(data).view(dtype).view(shape) for path, (data, dtype, shape) in packed}
             place = self._file.tell()
             yield {path: replace(leaf, numbers=numbers.get(path)) for path, leaf in leaves.items()}
 
     def append(self, outputs: Outputs) -> None:
         """Add the outputs of a call."""
-        numbers = {path: _packed(leaf.numbers) for path, leaf in outputs.items() if leaf.numbers is not None}
-        self._file.seek(0, SEEK_END)
-        pickle.dump(numbers, self._file)
+        numbers = ((path, leaf.numbers) for path, leaf in outputs.items() if leaf.numbers is not None)
+        self._file.seek(0, SEEK_END)  # bytes, dtype and shape: pickle knows no tensors of 8-bit floats
+        pickle.dump({path: (bits(each).numpy(), each.dtype, each.shape) for path, each in numbers}, self._file)
         self._leaves.append({path: replace(leaf, numbers=None) for path, leaf in outputs.items()})
-
-
-def _packed(numbers: Tensor) -> tuple[numpy.ndarray, torch.dtype, torch.Size]:
-    """Return bytes, dtype and shape: pickle knows no tensors of 8-bit floats."""
-    return bits(numbers).numpy(), numbers.dtype, numbers.shape
-
-
-def _unpacked(packed: numpy.ndarray, dtype: torch.dtype, shape: torch.Size) -> Tensor:
-    return torch.from_numpy(packed).view(dtype).view(shape)
 
 
 #: Errors of an output as a whole, of its worst part, and of its worst slice over that slice's own RMS.

@@ -186,11 +186,6 @@ class Reference:
             worst = max(worst, found, key=lambda each: each.error)
         return worst
 
-    @cached_property
-    def spread_moves(self) -> Moves:
-        """How far two eager trajectories are apart, call by call."""
-        return [] if self.repeat is None else moves(self.eager, self.repeat)
-
     def nondeterminism(self, dtype: torch.dtype) -> str | None:
         """Return in one line how far two eager trajectories differ; None up to the rounding of sums in another order.
 
