@@ -175,6 +175,7 @@ def _norm_combine(
         centre += tl.load(rows + channels + lead, mask=is_channel, other=0.0)
     gained = tl.load(gain + channel, mask=is_channel, other=0.0)
     columns: tl.constexpr = taps * outputs
+    weight_at, weights, is_weight = 0, 0.0, False
     if taps:  # read before the statistics are known: a kernel this short is what it waits for
         column = tl.program_id(2) * block_columns + tl.arange(0, block_columns)[None, :]
         row = ((channel // inputs * taps)[:, None] + column // outputs) * inputs + (channel % inputs)[:, None]

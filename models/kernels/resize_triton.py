@@ -48,7 +48,7 @@ def _resize_rows(
     to = out + (batch * rows + group * count) * columns * channels + (column * channels + channel)
     for row in tl.static_range(count):
         within = real & (group * count + row < rows)
-        tl.store(to + row * columns * channels, sums[row].to(out.dtype.element_ty), mask=within)
+        tl.store(to + row * columns * channels, tl.cast(sums[row], out.dtype.element_ty), mask=within)
 
 
 @triton_op("models::resize", mutates_args=())

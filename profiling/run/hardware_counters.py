@@ -216,7 +216,9 @@ def _merged(kernels: Sequence[Kernel]) -> Kernel:
         share=sum(kernel.share or 0.0 for kernel in kernels),
         count=count,
         mean_us=1e3 * spent / count if count else None,
-        **{name: rate(name) for name in ("typical_us", "gbps", "tflops")},
+        typical_us=rate("typical_us"),
+        gbps=rate("gbps"),
+        tflops=rate("tflops"),
     )
 
 
