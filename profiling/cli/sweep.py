@@ -142,8 +142,8 @@ def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[in
             if options.on_slurm:
                 failure += ", and jobs that Slurm has go on (scancel ends them)"
     ended = read_sweep(folder)
-    jobs = ended.jobs
     write_sweep(folder, ended)
+    jobs = ended.jobs
     is_written = True
     if any((folder / job.folder / RESULTS_FILE).exists() for job in jobs):
         from profiling.report.sweep import load_sweep, sweep_report  # what a refused command line does not need

@@ -280,6 +280,6 @@ def _machine(device: str) -> Environment:
         from profiling.run.environment import environment
 
         with suppress(RuntimeError):  # the device may have failed
-            machine = environment(Settings(device=device), {})
+            machine = environment(Settings(device=device))
             machine = msgspec.structs.replace(machine, seed=None, scale=None, dtype=None, tf32=None)
     return machine

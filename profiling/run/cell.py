@@ -228,10 +228,9 @@ class Cell(ABC):
         dtypes: Counter[str] = Counter()
         for component in components.values():
             dtypes.update(parameter_dtypes(component.module))
-        total = sum(dtypes.values())
         inputs = {name: inputs_text(component.inputs) for name, component in components.items()}
         self.add(
-            parameters=total,
+            parameters=sum(dtypes.values()),
             parameter_dtypes=dict(dtypes),
             frames_per_call=frames_per_call,
             inputs=next(iter(inputs.values())) if len(inputs) == 1 else "; ".join(map(": ".join, inputs.items())),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy
@@ -27,11 +26,8 @@ VARIABLES = (
 OWN_VARIABLES = ("TORCH_TRACE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-def environment(settings: Settings, reasons: Mapping[str, str]) -> Environment:
-    """Return versions, device, clocks, threads and seed; `reasons` explains the choice of device, dtype and scale.
-
-    Facts that cannot be determined are absent.
-    """
+def environment(settings: Settings) -> Environment:
+    """Return versions, device, clocks, threads and seed; facts that cannot be determined are absent."""
     device = torch.device(settings.device)
     on_cuda = device.type == "cuda"
     versions = {
@@ -53,9 +49,6 @@ def environment(settings: Settings, reasons: Mapping[str, str]) -> Environment:
         scale=settings.scale,
         dtype=settings.dtype,
         tf32=settings.tf32,
-        device_reason=reasons.get("device"),
-        dtype_reason=reasons.get("dtype"),
-        scale_reason=reasons.get("scale"),
         variables={
             name: value
             for name, value in sorted(os.environ.items())

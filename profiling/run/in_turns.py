@@ -18,8 +18,6 @@ from profiling.run.job import FORWARD, LATENCY
 from profiling.run.process import InProcess
 from profiling.run.turns import Placement, lacking_memory, take_turns
 
-#: The run, which has caches of its own, and what determines the code that a cell of it compiles.
-_Code = tuple[str, str | None]
 #: What a control does not do.
 _ONLY_ONCE = ("trace", "starts", "counters", "memory_snapshot", "stacks")
 
@@ -37,7 +35,7 @@ class CellsInTurns:
         self.waiting: list[LiveCell] = []
         self._preparing: list[LiveCell] = []
         self._controls: dict[LiveCell, LiveCell] = {}  # by the cell; prepared, being prepared, or dead
-        self._compiled: set[_Code] = set()  # code that is in the caches
+        self._compiled: set[tuple[str, str | None]] = set()  # code that is in the caches, as `_code` returns it
         self._free: dict[frozenset[LiveCell], dict[str, int]] = {}  # memory, by what was alive when it was measured
 
     def __enter__(self) -> Self:
@@ -240,7 +238,8 @@ class CellsInTurns:
                     self._preparing.remove(control)
 
 
-def _code(cell: LiveCell) -> _Code:
+def _code(cell: LiveCell) -> tuple[str, str | None]:
+    """Return the run, which has caches of its own, and what determines the code that a cell of it compiles."""
     return str(cell.records.folder), compiled_code(cell.job)
 
 

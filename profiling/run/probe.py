@@ -56,7 +56,7 @@ def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
         if path is not None and not path.exists():
             raise InputError(f"component.{spec.key}.checkpoint={path} does not exist. Correct the path.")
     revisions = module_states(dict.fromkeys(spec.module["_target_"] for spec in components.values()))
-    machine = structs.replace(environment(settings, reasons), module_git=revisions)
+    machine = structs.replace(environment(settings), module_git=revisions, **reasons)
     if settings.ceilings == "auto":
         try:
             dtype = cell.func.computes_in(settings.dtype, **cell.keywords)
@@ -92,7 +92,7 @@ def _unavailable(variant: Variant, device: torch.device) -> End | None:
 
 
 def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
-    """Replace every `auto`; return the settings and the reason for each choice.
+    """Replace every `auto`; return the settings and the reasons, as fields of the environment.
 
     Raises:
         InputError: this machine lacks the device, or the device lacks the dtype.
@@ -103,20 +103,20 @@ def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
     on_cuda = device.type == "cuda"
     if settings.counters and not on_cuda:
         raise InputError(f"counters=true: hardware counters are those of a GPU ({reason}). Leave it out.")
-    reasons = {"device": reason, "dtype": "as requested", "scale": "as requested"}
+    reasons = {"device_reason": reason, "dtype_reason": "as requested", "scale_reason": "as requested"}
     dtype, scale = settings.dtype, settings.scale
     with torch.cuda.device(device) if on_cuda else nullcontext():  # torch asks the current device
         has_bfloat16 = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if dtype == "auto":
         dtype = "bfloat16" if has_bfloat16 else "float32"
-        reasons["dtype"] = f"auto: {device.type} runs {dtype}"
+        reasons["dtype_reason"] = f"auto: {device.type} runs {dtype}"
     elif dtype == "bfloat16" and on_cuda and not has_bfloat16:
         raise InputError(
             f"dtype=bfloat16: {torch.cuda.get_device_name(device)} does not support it. Use dtype=float16."
         )
     if scale == "auto":
         scale = "full" if on_cuda else "tiny"
-        reasons["scale"] = f"auto: {scale} on {device.type}"
+        reasons["scale_reason"] = f"auto: {scale} on {device.type}"
     threads = settings.threads or len(os.sched_getaffinity(0))
     return replace(settings, device=str(device), dtype=dtype, scale=scale, threads=threads), reasons
 

@@ -29,7 +29,7 @@ from profiling.metrics.sampling import Turn
 from profiling.results.record import encode_sections
 from profiling.run import child
 from profiling.run.checkouts import Checkout
-from profiling.run.child import Limits, Orphans, Pending, ProcessEnd, Session, most_processes, side_by_side, to_its_end
+from profiling.run.child import Limits, Orphans, Pending, ProcessEnd, Session, most_processes, side_by_side
 from profiling.run.compile_caches import Cache, CompileCaches, compares_times
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
@@ -222,11 +222,6 @@ class Isolated:
 
 #: What performs the tasks of a run.
 Executor = InProcess | Isolated
-
-
-def perform(executor: Executor, task: Task, name: str, on_event: Emit) -> ProcessEnd:
-    """Perform a task that takes no turns, from its start to its end; return how its process ended."""
-    return to_its_end(executor.session(task, name, on_event, turns=False))
 
 
 @contextmanager

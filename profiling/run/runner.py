@@ -19,13 +19,13 @@ from profiling.results.record import Record
 from profiling.results.run_folder import JOB_FILE, EarlierRun, prepare_folder, write_json
 from profiling.run.cell_records import CellRecords, LiveCell
 from profiling.run.checkouts import Checkout
-from profiling.run.child import Orphans
+from profiling.run.child import Orphans, to_its_end
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Event, Phase, Probed
 from profiling.run.fork_server import ForkServer
 from profiling.run.in_turns import CellsInTurns, run_again, run_in_turns, waits
 from profiling.run.job import Job, RunConfig
-from profiling.run.process import Executor, InProcess, Isolated, perform
+from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.progress import Progress
 from profiling.run.revisions import code_and_command, code_changes
 from profiling.run.rounds import rounds_done
@@ -147,7 +147,7 @@ class Run:
             else:
                 answers.append(event)
 
-        process_end = perform(executor, Probe(jobs=jobs), "probe", receive)
+        process_end = to_its_end(executor.session(Probe(jobs=jobs), "probe", receive, turns=False))
         answer = answers[-1] if answers else None
         if isinstance(answer, Probed):
             return answer

@@ -68,24 +68,14 @@ class JobTask:
                 job = read_job(folder, planned)  # another process may have run it while this one waited for its place
                 if job.state in ("running", "done"):
                     return
-                job = self._tried(folder, job, place)
+                job = self._tried(folder, replace(planned, tries=job.tries + 1), place)
             if job.state == "done":
                 return
 
     def _tried(self, folder: Path, job: SweepJob, place: Place) -> SweepJob:
         """Start the job's process once and return what became of it."""
-        job = replace(
-            job,
-            state="running",
-            exit_code=None,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            device=place.label,
-            began=now(),
-            ended=None,
-            tries=job.tries + 1,
-            reason=None,
-        )
+        host, pid = socket.gethostname(), os.getpid()
+        job = replace(job, state="running", host=host, pid=pid, device=place.label, began=now())
         (folder / job.folder).mkdir(exist_ok=True)
         write_job(folder, job)
         log = folder / job.folder / JOB_LOG

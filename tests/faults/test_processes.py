@@ -23,7 +23,7 @@ from profiling.run.cell_records import CellEvents
 from profiling.run.child import Orphans, ProcessEnd
 from profiling.run.events import EventReader, Phase, Sections
 from profiling.run.job import FORWARD, Job
-from profiling.run.process import Isolated, perform
+from profiling.run.process import Isolated
 from profiling.run.task import Cell
 
 NET = Job("t", ComponentSpec("net", {"_target_": "n"}, {"x": {"shape": [1]}}), "v", {}, {}, SETTINGS, "run", FORWARD)
@@ -76,7 +76,8 @@ def isolated(executor):
 
     def run(script, **options):
         seen = CellEvents(made_record(variant="tried").with_status("skipped", "not run"), Silent())
-        seen.process_end = perform(executor(script, **options), Cell(job=NET), "net.tried", seen.receive)
+        session = executor(script, **options).session(Cell(job=NET), "net.tried", seen.receive, turns=False)
+        seen.process_end = child.to_its_end(session)
         return seen.record()
 
     return run
@@ -128,7 +129,8 @@ def test_an_event_that_is_too_long(monkeypatch):
 
 @promise("names")
 def test_a_long_name(executor):
-    process_end = perform(executor(""), Cell(job=NET), f"{'x' * 249}.baseline", print)
+    session = executor("").session(Cell(job=NET), f"{'x' * 249}.baseline", print, turns=False)
+    process_end = child.to_its_end(session)
     assert process_end.death == "could not be run: File name too long"
 
 
