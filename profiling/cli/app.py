@@ -109,13 +109,13 @@ def launch(target: str, run: Target) -> int:
             return _launched(target, run, started)
         except KeyboardInterrupt:
             return INTERRUPTED
-        except InputError as error:
-            return _print_error(str(error))
         except BrokenPipeError:  # the reader of --help is gone
             discard_output()
             return 0
-        except _EXPLAINED as error:
-            return _print_error(_explained(error, target, _config_folders()))
+        except (InputError, *_EXPLAINED) as error:
+            line = str(error) if isinstance(error, InputError) else _explained(error, target, _config_folders())
+            print(f"error: {line}", file=sys.stderr)
+            return InputError.exit_code
 
 
 def _launched(target: str, run: Target, started: float) -> int:
@@ -413,11 +413,6 @@ def _groups() -> set[str]:
 
 #: Errors that become one line.
 _EXPLAINED = (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, OSError)
-
-
-def _print_error(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return InputError.exit_code
 
 
 def _explained(error: Exception, target: str, folders: Sequence[Path]) -> str:

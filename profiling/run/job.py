@@ -102,9 +102,6 @@ class CellFiles:
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 #: The metric that takes turns.
 LATENCY = "profiling.metrics.latency.Latency"
-#: Returns the components, and the options of their variants, that a variant of these options prepares one by one.
-Parts = Callable[[Mapping[str, Any]], Sequence[tuple[ComponentSpec, Mapping[str, Any]]]]
-
 
 #: What inductor finds out for a CPU, in each process anew.
 _FOR_A_CPU = "profiling.variants.inductor:find_vector_instructions"
@@ -156,7 +153,8 @@ class RunConfig:
     details: bool = False  # whether the console prints all tables
     resume_changed: bool = False  # whether a resumed run may go on with other code than it began with
     waits: bool = False  # whether cells that take no windows wait, prepared, until they may be measured
-    parts: Parts | None = None
+    # Returns the components, and the options of their variants, that a variant of these options prepares one by one.
+    parts: Callable[[Mapping[str, Any]], Sequence[tuple[ComponentSpec, Mapping[str, Any]]]] | None = None
 
     def __post_init__(self) -> None:
         for group, members in (("component", self.components), ("variant", self.variants)):

@@ -63,7 +63,7 @@ class JobTask:
             write_job(folder, job)
         while job.tries <= self.retries and not (job.state in ENDED and job.exit_code == WRONG_INPUT):
             choices = [tuple(visible_gpus())] if self.gpus is None else [(gpu,) for gpu in self.gpus] or [()]
-            say = partial(_say, job)
+            say = partial(print, f"job {job.number}", file=sys.stderr, flush=True)
             with held_place(Path(self.locks), choices, self.cpus, say) as place:
                 job = read_job(folder, planned)  # another process may have run it while this one waited for its place
                 if job.state in ("running", "done"):
@@ -127,10 +127,6 @@ class JobTask:
 def run_job(task: JobTask, number: int) -> None:
     """Run a job: what launchers call in their workers, by the name of this function."""
     task(number)
-
-
-def _say(job: SweepJob, line: str) -> None:
-    print(f"job {job.number} {line}", file=sys.stderr, flush=True)
 
 
 def _end(process: Child) -> int:
