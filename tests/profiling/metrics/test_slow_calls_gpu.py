@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from test_slow_calls import named, timed
@@ -22,6 +24,19 @@ def test_allocations_of_the_driver_inside_a_timed_call() -> None:
 
     assert named(timed(allocate, DEVICE)) == {"cudaMalloc"}
     assert len(kept) == 100
+
+
+def test_an_allocation_too_short_to_explain_a_timed_call() -> None:
+    torch.cuda.empty_cache()
+    kept: list[torch.Tensor] = []
+
+    def allocate() -> None:
+        time.sleep(0.1)
+        kept.append(torch.empty(64 * MIB, dtype=torch.uint8, device=DEVICE))
+
+    slow = timed(allocate, DEVICE)
+    assert named(slow) == set()
+    assert "not attributed" in slow.frames[0].causes
 
 
 def test_a_capture_inside_a_timed_call_of_a_gpu() -> None:

@@ -2,6 +2,8 @@
 
 import os
 import runpy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -71,3 +73,16 @@ def triton_poi_fused_add_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
     (tmp_path / "ab" / "cabc.py").write_text(source)
     kernel = KernelFile(name="triton_poi_fused_add_0", file="ab/cabc.py", kind="triton")
     assert list_kernels(tmp_path) == (kernel,)
+
+
+@pytest.mark.gpu
+def test_a_triton_kernel_file_benchmarks_itself(tmp_path):
+    torch._dynamo.reset()
+    with torch.inference_mode(), kept_kernels(tmp_path / "kernels"):
+        torch.compile(wave)(torch.ones(1 << 20, device="cuda"))
+        torch.cuda.synchronize()
+    kernels = [kernel for kernel in list_kernels(tmp_path / "kernels") if kernel.kind == "triton"]
+    assert ["sin" in kernel.name for kernel in kernels] == [True]
+    command = [sys.executable, str(tmp_path / "kernels" / kernels[0].file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert "GB/s" in said

@@ -7,6 +7,7 @@ import pytest
 import torch
 from planted_modules import Constructing, Stack, Trained, Waiting, component, line_of
 
+from profiling.results.jsonl import read_records
 from profiling.run.trace_passes import TracePasses
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import trace_step
@@ -151,3 +152,12 @@ def test_a_graph_of_the_compilers_own_is_not_attributable(tmp_path):
     assert not found.modules
     assert found.modules_from.startswith("not attributable")
     assert found.unattributed_ms == pytest.approx(found.kernel_ms)
+
+
+def test_the_records_of_a_run_have_an_analysis(profile):
+    outcome = profile("component=[net]", "variant=[baseline,cuda_graph]", "device=cuda", "trace=true")
+    assert outcome.code == 0, outcome.err
+    for record in read_records(outcome.folder).records:
+        assert record.trace_analysis is not None
+        assert record.trace_analysis.kernels
+        assert not any("failed" in note for note in record.notes)
