@@ -218,7 +218,10 @@ class Cell(ABC):
         several = len(blueprints) > 1
         source = ", ".join(f"{name}: {each}" for name, each in weights.items())
         self.add(load=load, weights=source if len(set(weights.values())) > 1 else next(iter(weights.values())))
-        self.add(**({"weights_hints": hints} if several else {"weights_hint": next(iter(hints.values()), None)}))
+        if several:
+            self.add(weights_hints=hints)
+        else:
+            self.add(weights_hint=next(iter(hints.values()), None))
         for name, blueprint in blueprints.items():
             for note in blueprint.notes:
                 self.note(f"{name}: {note}" if several else note)
