@@ -164,7 +164,7 @@ def module(key: str) -> nn.Module:
         InputError: nothing is held under this key, or the module cannot be copied.
 
     """
-    free_memory()  # that of an earlier copy: there may be none for another one
+    free_memory()  # of an earlier copy: there may be too little for two
     built = _held(key).build()
     if getattr(built, "weights_source", None) is None:
         vars(built)["weights_source"] = "the caller's"

@@ -249,7 +249,7 @@ def _growth(frames: Array, values: Array, smallest_leak: int) -> dict[str, Any]:
     if line is None:
         return {}
     grown = line.slope * (frames[-1] - frames[0])
-    # Memory that is taken once or twice and kept is no leak: one rises in every quarter.
+    # Memory that grows once or twice and stays is no leak: a leak grows in every quarter.
     levels = [np.percentile(part, 50, method="lower") for part in np.array_split(values, 4)]
     rises = bool((np.diff(levels) > 0).all())
     return {

@@ -676,7 +676,7 @@ def holds(late: int, groups: int, n: int, allowed: float = LATE) -> Holds:
         return Holds("yes", late, n, most)
     if _bound(groups - 1, effective, FALSE) > allowed:
         return Holds("no", late, n, most)
-    enough = np.ceil(bdtrin(groups, FALSE, allowed))  # calls of which so many late ones still hold the rate
+    enough = np.ceil(bdtrin(groups, FALSE, allowed))  # calls at which this many late ones still hold the rate
     return Holds("undecided", late, n, most, max(1, round(length * enough) - n))
 
 

@@ -57,7 +57,7 @@ class Deadline(Section, frozen=True, kw_only=True):
     budget_ms: Annotated[float, about("time for the frames of a call, or of a chunk: 1000 / fps for each", "ms")]
     misses: Annotated[int, about("late calls or frames")]
     alone: Annotated[int | None, about("of these, late even without what others took of each")] = None
-    bursts: Annotated[int, about("groups of late ones in a row")]
+    bursts: Annotated[int, about("groups of consecutive late calls or frames")]
     longest_run: Annotated[int, about("most late ones in a row")]
     longest_stall_ms: Annotated[float, about("largest delay beyond the budget", "ms")]
 
@@ -101,7 +101,7 @@ class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
     settled: Annotated[bool, about("whether times had settled and nothing compiled when the warm-up ended")]
     pinned_cores: Annotated[tuple[int, ...], about("cores to which the process was pinned")] = ()
     descheduled: Annotated[int | None, about("involuntary context switches of the process")] = None
-    run_queue_wait_ms: Annotated[float | None, about("time for which its threads waited for a CPU", "ms")] = None
+    run_queue_wait_ms: Annotated[float | None, about("time that threads of the process waited for a CPU", "ms")] = None
 
 
 class SlowFrame(Section, frozen=True, kw_only=True):
@@ -444,7 +444,7 @@ class Window(Interference, frozen=True, kw_only=True):
     start_s: Annotated[float, about("start of the window, since the component's first cell was started", "s")]
     n: Annotated[int, about("samples of this window in wall_ms, device_ms and host_ms, after those of earlier windows")]
     p50: Annotated[float, about("median wall time of a call in the window", "ms")]
-    run_queue_wait_ms: Annotated[float | None, about("time for which its threads waited for a CPU", "ms")] = None
+    run_queue_wait_ms: Annotated[float | None, about("time that threads of the process waited for a CPU", "ms")] = None
     descheduled: Annotated[int | None, about("involuntary context switches of the process")] = None
     sm_clock_mhz: Annotated[float | None, about("median of the SM clocks read in the window", "MHz")] = None
 

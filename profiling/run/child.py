@@ -249,7 +249,7 @@ def _death(kind: _Kind, child: Child, phase: str | None, limits: Limits, log: Pa
 
 
 def _held(child: Child) -> str:
-    """Say what memory a process held that was killed, as the kernel may have done for want of it."""
+    """Say how much memory a killed process held: the kernel may have killed it for lack of memory."""
     with contextlib.suppress(OSError):  # a container without /proc
         if child.peak_bytes is not None:
             total = psutil.virtual_memory().total
@@ -334,7 +334,7 @@ def _attended(
             if isinstance(event, Waiting):
                 turn = yield event
                 assert turn is not None
-                with contextlib.suppress(OSError):  # it has died while it waited, which its end tells
+                with contextlib.suppress(OSError):  # it has died while it waited; how it ended says so
                     write_turn(turn_write, turn)
                 deadline += time.monotonic() - since
                 continue

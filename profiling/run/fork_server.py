@@ -82,7 +82,7 @@ class ForkServer:
             os.close(theirs)
         pid = b""
         if select.select([status], [], [], _START_SECONDS)[0]:
-            with open(status, "rb", buffering=0, closefd=False) as answers:  # what follows the line is the exit code
+            with open(status, "rb", buffering=0, closefd=False) as answers:  # the exit code follows the line
                 pid = answers.readline()
         if not pid:
             os.close(status)
