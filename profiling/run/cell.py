@@ -435,7 +435,8 @@ class Cell(ABC):
             components = self.components()
 
             def wait() -> None:
-                synchronize(torch.device(self.job.settings.device))
+                for component in components.values():
+                    synchronize(component.device)
                 marks.append(perf_counter())
 
             wait()
@@ -473,7 +474,8 @@ class Cell(ABC):
                 with last() if call == _CALLS_AGAIN - 1 else contextlib.nullcontext():
                     for step in steps:
                         step.run()
-                    synchronize(torch.device(self.job.settings.device))
+                    for component in components.values():
+                        synchronize(component.device)
 
 
 def _no_window(turn: Turn) -> WindowSamples:

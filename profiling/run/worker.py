@@ -108,7 +108,6 @@ def perform(task: Task, emit: Emit, take_turns: TakeTurns | None = None) -> None
 
 
 def _procedure(job: Job) -> Any:
-    """Return the class of the job's cell, with the options of its target."""
     return partial_of(job.procedure, job.target)
 
 
