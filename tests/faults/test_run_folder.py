@@ -380,7 +380,7 @@ def test_resume_with_other_code(start, tmp_path, monkeypatch):
     code.write_text("two")
     start(cell=second_is(interrupts), probe=probe)
     with monkeypatch.context() as patch:
-        patch.setattr(revisions, "tool_version", lambda: "9.9.9")
+        patch.setattr(revisions, "version_of", lambda package: "9.9.9")
         is_refused("→ 9.9.9")
     revision = "b" * 40
     is_refused("outside_net.Net aaaaaaa → bbbb")
