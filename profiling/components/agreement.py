@@ -324,7 +324,7 @@ def check(
     `compiled` steps may draw random numbers of their own. `around` makes the calls the first time. `on_output` is given
     each output and that of the reference.
     """
-    log = OutputLog()
+    log, after = OutputLog(), list[Outputs | None]()
 
     def outputs(around: Callable[[Callable[[], Any]], Any] | None = None) -> Iterator[Outputs]:
         made = play(component, run, reference.calls, around=around)
@@ -337,13 +337,16 @@ def check(
             log.append(output)
             yield output
 
-    state = partial(state_of, component)
+    def state() -> Outputs | None:
+        after.append(state_of(component))
+        return after[0]
+
     verdict = judge(reference, logged(), state, rules, component.dtype)
     if verdict.passed or (excused := _excused(component, reference, rules, compiled)) is rules:
         return verdict, rules
-    verdict = judge(reference, log, lambda: None, excused, component.dtype)
-    if verdict.passed:  # the first time, calls after the wrong one were not made
-        verdict = judge(reference, outputs(), state, excused, component.dtype)
+    verdict = judge(reference, log, lambda: after[0] if after else None, excused, component.dtype)
+    if verdict.passed and not after:  # the first time, calls after the wrong one were not made
+        verdict = judge(reference, outputs(), partial(state_of, component), excused, component.dtype)
     return verdict, excused
 
 

@@ -77,7 +77,9 @@ def record_of(folder, **parts):
     """Run a cell in this process, as isolation=none does, and return its record as it is read from the results."""
     cell = job(folder, **parts)
     seen = CellEvents(made_record(variant="tried").with_status("skipped", "not run"), Silent())
-    seen.process_end = process.perform(InProcess(folder, trace=False), Cell(job=cell), "cell", seen.receive)
+    seen.process_end = process.child.to_its_end(
+        InProcess(folder, trace=False).session(Cell(job=cell), "cell", seen.receive, turns=False)
+    )
     append_record(folder, seen.record())
     (kept,) = read_records(folder).records
     return kept

@@ -74,7 +74,7 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
     job = Job("generic_forward", spec, "baseline", {}, {}, settings, str(tmp_path), FORWARD)
     events = []
     cells = Isolated(tmp_path, timeout=9.0)
-    process_end = process.perform(cells, Cell(job=job), job.name, events.append)
+    process_end = process.child.to_its_end(cells.session(Cell(job=job), job.name, events.append, turns=False))
     assert process_end.death is None
     assert [type(each) for each in events] == [Sections, End, Phase]
     (note,) = process_end.notes

@@ -157,7 +157,7 @@ def test_the_section_is_sent_after_a_cell_has_ended_and_the_probe_is_not_measure
     install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=40))))
     cells = Isolated(tmp_path, timeout=60, caches=CompileCaches())
     task, events = Probe(jobs=(job(tmp_path),)) if of is Probe else Cell(job=job(tmp_path)), []
-    assert process.perform(cells, task, "net.baseline", events.append).notes == ()
+    assert process.child.to_its_end(cells.session(task, "net.baseline", events.append, turns=False)).notes == ()
     measured = [] if of is Probe else [Phase, Sections]
     assert [type(each) for each in events] == [Sections, End, *measured]
     if measured:
