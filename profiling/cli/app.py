@@ -170,7 +170,9 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
             printed = write_report(folder, details=config.details)
         except KeyboardInterrupt:
             again = command("-m", "profiling.report", folder)
-            progress.say(f"interrupted while the report was written; the records are complete. To write it:\n  {again}")
+            progress.say(
+                f"interrupted while writing the report; all records are saved. To write the report:\n  {again}"
+            )
             return INTERRUPTED
         print_text(printed.text)
         code = code if printed.is_written else max(code, 1)

@@ -294,7 +294,9 @@ def signature_of(module: nn.Module) -> inspect.Signature:
     )
 
 
-def check_arguments(module: nn.Module, names: Collection[str], where: str, remedy: str = "") -> None:
+def check_arguments(
+    module: nn.Module, names: Collection[str], where: str, remedy: str = " Name them as forward does."
+) -> None:
     """Check that arguments of these names fit the module's `forward`.
 
     Raises:

@@ -226,7 +226,7 @@ def crossing(sizes: Sequence[int], ratios: Sequence[float]) -> float:
 
 
 def at_size(size: float, sizes: Sequence[int], values: Sequence[float]) -> float:
-    """Interpolate positive `values`, one for each of `sizes`, at `size`; both axes logarithmic. NaN outside `sizes`."""
+    """Return the value at `size`, interpolated on logarithmic axes between `values` at `sizes`; NaN outside them."""
     if not sizes[0] <= size <= sizes[-1]:
         return math.nan
     return float(np.exp(np.interp(math.log(size), np.log(sizes), np.log(values))))

@@ -12,8 +12,8 @@ from profiling.realtime.options import LoopOptions
 from profiling.results.loop import Realtime
 from profiling.run.job import Job
 
-#: Ticks of a session that is compared with its reference, at least. A stage that runs every `FAR` ticks or less often
-#: is compared in its first run only.
+#: Least number of ticks that are compared with the reference; and of a stage that runs only every `FAR` ticks, or less
+#: often, the first run alone is compared.
 CHECK_TICKS, FAR = 4, 16
 
 

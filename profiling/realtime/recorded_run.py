@@ -185,7 +185,7 @@ class RecordedRun:
 
 
 def recover_run(folder: str | Path) -> RunResult:
-    """Save the frames in the journal of a process that ended before it saved them, in their folder.
+    """Save, in its folder, what a journal holds of a recording whose process ended without saving it.
 
     Raises:
         InputError: the folder holds no such journal.

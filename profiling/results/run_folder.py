@@ -218,8 +218,10 @@ def prepare_folder(run: Path, config: Mapping[str, Any], *, resumed: bool) -> Ea
     records = tuple(record for record in results.records if record.status in ("ok", "skipped"))
     environment = read_environment(run)
     if results.records and not environment.is_known:
-        reason = "is missing or damaged, so new cells could not be compared with old ones"
-        raise InputError(f"{run / ENVIRONMENT_FILE} {reason}. Start a new run.")
+        raise InputError(
+            f"{run / ENVIRONMENT_FILE} is missing or damaged, so new cells could not be compared with old ones. "
+            "Start a new run."
+        )
     return EarlierRun(records, environment, results.skipped_lines)
 
 
@@ -244,7 +246,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def flat(content: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) for every value of a nested config, such as ("loop.fps", 60). {} counts as a value."""
+    """Yield each value of a nested config with its dotted key: ("loop.fps", 60). An empty mapping is a value, too."""
     for key, value in content.items():
         name = f"{path}.{key}" if path else str(key)
         if isinstance(value, Mapping) and value:

@@ -228,7 +228,7 @@ _Kind = Literal["exited", "timeout", "prepare_timeout", "lingered"]
 
 
 def _death(kind: _Kind, child: Child, phase: str | None, limits: Limits, log: Path) -> str:
-    """Return one line with the limit, exit code or signal of a process, and the last lines of its log."""
+    """Say in one line which limit, exit code or signal ended a process, with the last lines of its log."""
     code = child.wait()
     if kind == "timeout":
         at = f", in the phase {phase}" if phase else ""
@@ -253,7 +253,7 @@ def _held(child: Child) -> str:
     with contextlib.suppress(OSError):  # a container without /proc
         if child.peak_bytes is not None:
             total = psutil.virtual_memory().total
-            held = f"it held up to {child.peak_bytes / 1e9:.1f} of the machine's {total / 1e9:.1f} GB of memory"
+            held = f"its memory peaked at {child.peak_bytes / 1e9:.1f} GB, on a machine of {total / 1e9:.1f} GB"
             likely = child.peak_bytes >= _MOST_MEMORY * total
             return f", as the kernel does where memory runs out: {held}" if likely else f"; {held}"
     return ""
@@ -318,9 +318,10 @@ def worker_command(task_file: Path, descriptors: Sequence[int] = ()) -> list[str
 def _attended(
     child: Child, pipe: Any, turn_write: int, limits: Limits, reader: EventReader, on_event: Emit
 ) -> Generator[Pending | Waiting, Turn | None, tuple[_Kind, str | None]]:
-    """Relay the events and turns of a child until it has ended, or is over its limits, whoever else holds the pipe.
+    """Pass on events and turns of a child process until it ends or exceeds a limit.
 
-    After its result it has `EXIT_SECONDS` to exit. Return how it ended, and the phase that it had reached.
+    A process of its own that keeps the pipe open does not delay that. After its result the child has `EXIT_SECONDS` to
+    exit. Return how it ended, and the phase that it had reached.
     """
     os.set_blocking(pipe.fileno(), False)
     deadline, phase = time.monotonic() + limits.seconds, None

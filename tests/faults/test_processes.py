@@ -141,7 +141,7 @@ def test_a_long_name(executor):
         ("os._exit(0)", "exited with code 0 before its result", "a cell's code exits with code 0"),
         ("os._exit(7)", "exited with code 7", "the code of a cell exits with code 7"),
         ("os.kill(os.getpid(), 11)", "SIGSEGV", "the code of a cell crashes"),
-        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL); it held up to ", "the system kills it"),
+        ("os.kill(os.getpid(), 9)", "was killed by signal 9 (SIGKILL); its memory peaked at ", "the system kills it"),
         ("os.close(FD)", "before its result", "the code of a cell closes the channel"),
     ),
 )

@@ -607,5 +607,5 @@ def test_a_report_that_cannot_be_written_or_is_interrupted(start, tmp_path, monk
     fault = KeyboardInterrupt()
     ended = start(folder=tmp_path / "again")
     assert ended.code == 130
-    assert "interrupted while the report was written; the records are complete" in ended.err
+    assert "interrupted while writing the report; all records are saved" in ended.err
     assert f"-m profiling.report {ended.folder}" in ended.err
