@@ -66,11 +66,6 @@ def render_page(title: str, heading: Sequence[str], sections: Sequence[Section])
     )
 
 
-def render_fragment(sections: Sequence[Section]) -> str:
-    """Return the lines and tables of sections as HTML without a page around it, for a notebook's output."""
-    return _templates().get_template("fragment.html").render(sections=[section for section in sections if section])
-
-
 def _templates() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

@@ -1,4 +1,4 @@
-"""A run as a Python object: it prints its answer, shows itself in a notebook, and holds the typed records."""
+"""A run as a Python object: it prints its answer, and holds the typed records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from profiling.errors import InputError
 from profiling.report.answer import answer_section, holds_words, notes_section, status_section
 from profiling.report.format import significant
-from profiling.report.page import Section, render_fragment
+from profiling.report.page import Section
 from profiling.report.realtime import realtime_section
 from profiling.report.render import section_text, skipped_section, write_report
 from profiling.report.run_data import load_run
@@ -84,12 +84,7 @@ class RunResult:
             blocks.append(f"run: {self.folder}")
         return "\n\n".join(filter(None, blocks))
 
-    def __repr__(self) -> str:
-        return f"<RunResult of {len(self.records)} cells in {self.folder}>"
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """Return what a notebook shows: the tables as HTML, or the text where that cannot be shown."""
-        return {"text/plain": str(self), "text/html": render_fragment(self._sections)}
+    __repr__ = __str__  # what a prompt or a notebook shows
 
     @cached_property
     def _sections(self) -> tuple[Section, ...]:

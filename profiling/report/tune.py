@@ -1,4 +1,4 @@
-"""The results of a search: the winner, what each of its steps contributes, and the front of all recipes."""
+"""The results of a search: the winner, and what each of its steps contributes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,6 @@ from profiling.results.verdicts import by_component, compare_records, fastest_co
 
 #: The target whose runs are searches, and what stands between the steps in the name of a recipe.
 TUNE = "tune"
-#: The front counts errors within this factor as equal: they differ only in the order in which sums are rounded.
-SAME_ERROR = 1.1
-
-_FRONT = f"best trade-offs between time, error (equal within {SAME_ERROR:g}×) and seconds to prepare"
 _NOTE = (
     "slower without it: time without the step over time of the winner. adds to preparing: from an empty cache; "
     "~: computed, where one of the two started from the cache of another recipe."
@@ -63,30 +59,8 @@ def contributions(records: Iterable[Record], recipe: Record) -> list[Contributio
     ]
 
 
-def front(records: Iterable[Record]) -> list[Record]:
-    """Return the correct recipes that no other one is known to beat in time, error and preparing; the fastest first."""
-    timed = [each for each in records if each.is_correct and each.wall_p50 is not None]
-    kept = [each for each in timed if not any(_beats(other, each) for other in timed)]
-    return sorted(kept, key=lambda each: each.wall_p50 or 0.0)
-
-
-def _beats(one: Record, other: Record) -> bool:
-    """Return whether one recipe is as good as the other in time, error and seconds to prepare, and better in one."""
-    pair = compare_records(one, other) if one is not other else None
-    time = "undecided" if pair is None else pair.answer()
-    (error, seconds), (other_error, other_seconds) = _costs(one), _costs(other)
-    if time not in ("same", "faster") or error > SAME_ERROR * other_error or seconds > other_seconds:
-        return False
-    return time == "faster" or SAME_ERROR * error < other_error or seconds < other_seconds
-
-
-def _costs(record: Record) -> tuple[float, float]:
-    error = record.parity.rel_l2 if record.parity is not None else None
-    return error or 0.0, record.prepare.from_cold if record.prepare is not None else 0.0
-
-
 def tune_section(data: RunData) -> Section:
-    """Return the winner of each component and the front, and what the steps of the winner contribute."""
+    """Return the winner of each component, and what the steps of the winner contribute."""
     records = [record for record in data.records if record.target == TUNE]
     lines, steps = [], list[Contribution]()
     for group in by_component(records).values():
@@ -94,7 +68,6 @@ def tune_section(data: RunData) -> Section:
         if won is None:
             continue
         lines.append(_winner_line(won, group))
-        lines.append(f"{won.component}: {_FRONT}: {listed([each.variant for each in front(group)])}.")
         steps += contributions(group, won)
     table = Table("What the steps of the winner contribute", _STEPS, steps, [_NOTE], keys=1)
     return Section("tune", "Search of recipes", tuple(map(printable, lines)), tables=(table,))

@@ -11,7 +11,7 @@ from profiling.report.cells import conditions_of
 from profiling.report.recipes import recipes_section
 from profiling.report.run_data import linked_file
 from profiling.report.targets import launches_section, shape_sweep_section, starts_section
-from profiling.report.tune import contributions, front, tune_section
+from profiling.report.tune import contributions, tune_section
 from profiling.run.rounds import with_speedup
 
 SHAPE = "clip_text@batch=4"
@@ -212,22 +212,15 @@ def test_contributions_refer_to_the_nearest_recipe_that_was_measured():
     assert (row.steps, row.without.variant) == (("compile", "cuda_graph"), "baseline")
 
 
-def test_the_front_is_of_time_error_and_preparation():
-    """On a CPU equal code differs by 4% between processes: 4.1 ms may be no more than 4.0."""
-    names = ["int8+cuda_graph", "compile+pdl+cuda_graph", "compile+cuda_graph", "cuda_graph", "baseline"]
-    assert [each.variant for each in front(RECORDS)] == names
-    winner, line = tune_section(run_data(*RECORDS, folder=Path("run"))).lines
+def test_the_winner_is_named_with_how_to_use_it():
+    (winner,) = tune_section(run_data(*RECORDS, folder=Path("run"))).lines
     assert "the winner is int8+cuda_graph (tried: 7 recipes). To use it: --config-dir=RUN" in winner
-    assert line.endswith(f"to prepare: {', '.join(names[:-1])} and baseline.")
-    records = (recipe("a", 4.0, seconds=2.0), recipe("near", 4.1, seconds=3.0), recipe("far", 6.0, seconds=3.0))
-    assert [each.variant for each in front(records)] == ["a", "near"]
 
 
 def test_what_started_from_the_cache_of_another_recipe_is_not_cheap_to_prepare():
     """The compiler of both is the same: the second one prepares in 2 s, and would take 32 s from an empty cache."""
     warm = {"seconds": 2.0, "cold_s": 32.0, "cache": "from compile"}
     both = recipe("compile", 5.0, seconds=30.0), recipe("compile+pdl", 4.0, preparing=warm)
-    assert [each.variant for each in front(both)] == ["compile+pdl", "compile"]
     steps = titled(tune_section(run_data(RECORDS[0], *both)))[STEPS]
     assert {row["step"]: row["adds to preparing s"] for row in steps}["pdl"] == "~2.00"
 
@@ -250,10 +243,10 @@ def test_that_no_recipe_or_perhaps_none_is_faster_is_said():
     for conditions, says in (({}, "no recipe is"), (BUSY, "it is undecided whether a recipe is")):
         slower = recipe("compile", 13.0, metrics=clocks(13.0) | conditions)
         wrong = recipe("wrong", 1.0, status="failed", reason="parity")
-        line, _ = tune_section(run_data(recipe("baseline", 10.0), slower, wrong)).lines
+        (line,) = tune_section(run_data(recipe("baseline", 10.0), slower, wrong)).lines
         assert f"{says} faster than eager" in line
     for ms, said in ((9.9, True), (5.0, False)):
-        line, _ = tune_section(run_data(recipe("baseline", 10.0), recipe("compile", ms))).lines
+        (line,) = tune_section(run_data(recipe("baseline", 10.0), recipe("compile", ms))).lines
         assert "the winner is compile (tried: 1 recipe)" in line
         assert ("whether it is faster than baseline is undecided" in line) is said
 

@@ -20,7 +20,6 @@ def test_a_search_on_a_cpu_ends_with_a_variant_for_any_target(tune, profile, tmp
     best = fastest_correct(records.values())
     eager = "no recipe is known to be faster than eager"
     assert (eager if best.variant == "baseline" else f"the winner is {best.variant}") in done.err
-    assert "seconds to prepare: " in " ".join(done.out.split())
     tuned = yaml.safe_load((done.folder / "variant" / "tuned.yaml").read_text())
     assert tuned["tuned"].keys() == {"transforms", "names", "compiler", "capture", "tolerance"}
     both = "component=[image_decoder,net]"  # one of the tool's, and the user's own that was searched
