@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -350,15 +349,6 @@ class State:
         """Return torch's random number generators that the module and its inputs hold."""
         found = Structure.of(self.roots).generators.values()
         return [each for _, each in found if isinstance(each, torch.Generator)]
-
-    def restore_us(self) -> float:
-        """Return the host time of putting S0 back in microseconds, the shortest of several."""
-        times = []
-        for _ in range(3):
-            started = perf_counter()
-            self.restore()
-            times.append(1e6 * (perf_counter() - started))
-        return min(times)
 
     def _watch_parameters(self, cold: Snapshot) -> Watch:
         """Return a watch that adds a copy of each parameter to `cold` before a call first writes to it."""

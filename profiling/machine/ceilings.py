@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ Key = Mapping[str, Any]
 
 
 def kept_ceilings(key: Key, measure: Callable[[], Ceilings], folder: Path | None = None) -> Ceilings:
-    """Return the ceilings of `key` and the time of their measurement, from the cache or by calling `measure()`.
+    """Return the ceilings of `key`, from the cache or by calling `measure()`.
 
     `key` holds everything they depend on: device, driver, torch, dtype, threads, TF32. A file that is damaged or of
     another key is replaced by a new measurement. Disturbed ceilings are returned but not cached. If
@@ -46,8 +45,7 @@ def kept_ceilings(key: Key, measure: Callable[[], Ceilings], folder: Path | None
     cached = _read(path, key)
     if cached is not None:
         return cached
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    ceilings = msgspec.structs.replace(measure(), measured_at=now)
+    ceilings = measure()
     if not ceilings.disturbed:
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,10 +19,7 @@ CONTEXT_BYTES = 2**30
 
 
 def held(device: torch.device) -> dict[str, int]:
-    """Return the bytes of each kind in use now; kinds that this device cannot report are absent.
-
-    The `max_` kinds are peaks since they were last reset.
-    """
+    """Return the bytes of each kind in use now; kinds that this device cannot report are absent."""
     kinds: dict[str, int] = {}
     with suppress(psutil.Error, OSError):  # a container without /proc
         kinds["host_rss"] = psutil.Process().memory_info().rss
@@ -32,8 +29,6 @@ def held(device: torch.device) -> dict[str, int]:
         kinds |= {
             "allocated": torch.cuda.memory_allocated(device),
             "reserved": torch.cuda.memory_reserved(device),
-            "max_allocated": torch.cuda.max_memory_allocated(device),
-            "max_reserved": torch.cuda.max_memory_reserved(device),
             "device_used": total - free,
         }
     return kinds

@@ -37,27 +37,24 @@ class ClockMonitor:
     """Observes the clocks of a device from its construction on, except while paused; on a CPU (None) nothing."""
 
     def __init__(self, device: torch.device | None) -> None:
-        self._device, self._clocks, self._since_resume = device, list[int](), list[int]()
+        self._device, self._clocks = device, list[int]()
         self._seconds, self._limited = 0.0, dict[str, int]()  # until the last pause
         self._started: float | None = None
         self.resume()
 
     def resume(self) -> None:
         """Observe from now on."""
-        self._since_resume = []
         self._started, self._before = perf_counter(), {} if self._device is None else limited_ns(self._device)
 
-    def pause(self) -> float | None:
-        """Observe nothing until `resume`; return the median SM clock in MHz since the last one."""
+    def pause(self) -> None:
+        """Observe nothing until `resume`."""
         self._seconds, self._limited = self._so_far()
         self._started = None
-        return median(self._since_resume) if self._since_resume else None
 
     def read(self) -> int | None:
         """Read the SM clock in MHz, which takes the driver tens of microseconds; None where it is not known."""
         clock = None if self._device is None else sm_clock_mhz(self._device)
-        for clocks in (self._clocks, self._since_resume):
-            clocks += [] if clock is None else [clock]
+        self._clocks += [] if clock is None else [clock]
         return clock
 
     def conditions(self) -> ClockConditions:
@@ -69,9 +66,7 @@ class ClockMonitor:
             limited = {reason: min(1.0, share) for reason, share in shares.items() if share > 0}
         return ClockConditions(
             limited_share=limited,
-            sm_clock_min_mhz=min(self._clocks, default=None),
             sm_clock_median_mhz=median(self._clocks) if self._clocks else None,
-            sm_clock_max_mhz=max(self._clocks, default=None),
         )
 
     def _so_far(self) -> tuple[float, dict[str, int]]:

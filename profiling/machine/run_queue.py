@@ -91,11 +91,6 @@ class RunQueueMonitor:
         self._cores, self._allowed = psutil.cpu_count() or 1, len(os.sched_getaffinity(0))
         self._stolen, self._threads, self._started = _stolen_seconds(), _thread_seconds(), time.perf_counter()
 
-    def wait_ms(self) -> float | None:
-        """Return the milliseconds that all threads together waited for a CPU; None if the kernel does not count it."""
-        since = self._since()
-        return None if since is None else 1e3 * sum(waited for _, waited in since.values())
-
     def lost_share(self) -> float | None:
         """Return the share of the time (0 to 1) that others kept this process from a CPU; None where unknown.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -174,14 +173,14 @@ class TimedWindowMonitor:
         """Observe the block, which fills the list with the samples of a window; it is then the last of `windows`."""
         self._calls.begin()
         compiled, retries = snapshot(), self._allocator_retries()
-        switches, run_queue = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw, RunQueueMonitor()
+        run_queue = RunQueueMonitor()
         self._clocks.resume()
         self.read_clocks()
         samples, start = list[Sample](), perf_counter()
         yield samples
-        switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw - switches
         self.read_clocks()
-        cpu, wait_ms, sm_clock = run_queue.lost_share(), run_queue.wait_ms(), self._clocks.pause()
+        cpu = run_queue.lost_share()
+        self._clocks.pause()
         gpu = None if self._cuda is None else nvml.share_of_others(self._cuda, perf_counter() - start)
         self._calls.end(gpu)
         changed = snapshot().since(compiled).describe()
@@ -192,11 +191,8 @@ class TimedWindowMonitor:
             wall_ms=tuple(sample.wall for sample in samples),
             host_ms=tuple(sample.host for sample in samples if sample.host is not None),
             device_ms=tuple(sample.device for sample in samples if sample.device is not None),
-            run_queue_wait_ms=wait_ms,
-            descheduled=switches,
             cpu_lost_share=cpu,
             gpu_lost_share=gpu,
-            sm_clock_mhz=sm_clock,
         )
         self.windows.append(window)
 
@@ -219,14 +215,11 @@ class TimedWindowMonitor:
 
     def conditions(self, warmup: Warmup, *, cold: bool) -> LatencyConditions:
         """Return the conditions over all windows so far; one that was not measured in every window is None."""
-        waits = [each.run_queue_wait_ms for each in self.windows if each.run_queue_wait_ms is not None]
         return LatencyConditions(
             cold=cold,
             warmup_seconds=warmup.seconds,
             settled=warmup.settled,
             pinned_cores=self._cores,
-            descheduled=sum(each.descheduled or 0 for each in self.windows),
-            run_queue_wait_ms=sum(waits) if waits and len(waits) == len(self.windows) else None,
             **{
                 **msgspec.structs.asdict(self._clocks.conditions()),
                 "cpu_lost_share": self._mean_share("cpu_lost_share"),

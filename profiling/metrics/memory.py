@@ -68,7 +68,6 @@ class Memory(Metric):
             pool, idle = graph_pools()
             peaks["peak_allocated"] = self._peak_allocated(device)
             peaks["peak_held"] = peaks["peak_allocated"] + max(0, idle - self._before.get("idle", 0))
-            peaks["peak_reserved"] = torch.cuda.max_memory_reserved(device)
             peaks["graph_pool"] = max(0, pool - self._before.get("pool", 0))
         if resettable:
             peaks["peak_host_rss"] = peak_host_rss()
@@ -77,9 +76,8 @@ class Memory(Metric):
 
     def _held(self, device: torch.device) -> MemoryKinds:
         kinds = held(device)
-        for name in ("allocated", "max_allocated"):
-            if name in kinds:
-                kinds[name] = max(0, kinds[name] - self._before.get("allocated", 0))
+        if "allocated" in kinds:
+            kinds["allocated"] = max(0, kinds["allocated"] - self._before.get("allocated", 0))
         return MemoryKinds(**kinds)
 
     def _peak_allocated(self, device: torch.device) -> int:

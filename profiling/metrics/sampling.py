@@ -150,11 +150,8 @@ class WindowSamples(msgspec.Struct, frozen=True, kw_only=True):
     wall_ms: tuple[float, ...]
     host_ms: tuple[float, ...] = ()
     device_ms: tuple[float, ...] = ()
-    run_queue_wait_ms: float | None = None
-    descheduled: int | None = None
     cpu_lost_share: float | None = None
     gpu_lost_share: float | None = None
-    sm_clock_mhz: float | None = None
 
 
 #: Called by a cell that is ready, with a function that times one window; it returns when the cell may go on, with what

@@ -46,9 +46,8 @@ from profiling.variants.variant import Step, Variant
 
 #: Sessions whose first frame is timed.
 FIRST_FRAMES = 5
-#: Why a loop's trace has neither a table of submodules nor one of host waits.
+#: Why a loop's trace has no table of submodules.
 _NO_MODULES = "not attributable: a frame runs several networks; python -m profiling.generic_forward analyses each"
-_NO_WAITS = "not attributable: the loop is traced as one call, whose waits are those of the harness"
 
 
 @dataclass
@@ -249,9 +248,7 @@ class RealtimeCell(Cell):
             events = timeline(read_events(trace))
             if device.type != "cuda":
                 return analyze_host_trace(events, None, _NO_MODULES, parts=frames)
-            return analyze_trace(
-                Traces(events, _NO_MODULES, _NO_WAITS), Path.cwd(), parts=frames, ceilings=self.ceilings()
-            )
+            return analyze_trace(Traces(events, _NO_MODULES), Path.cwd(), parts=frames, ceilings=self.ceilings())
 
         self.trace_call(begin, lambda: loop.run(range(frames), lambda row: None), device, analyse, calls=(1, 1))
 

@@ -68,7 +68,6 @@ class Ceilings(Section, frozen=True, kw_only=True):
     replay_us: Annotated[float | None, about("time of a replay besides its kernels", "us")] = None
     lost_share: Annotated[float | None, about("share of CPU time that other processes took", "0 to 1")] = None
     disturbed: Annotated[bool, about("other processes made these ceilings too low; absent: false")] = False
-    measured_at: Annotated[str | None, about("UTC, ISO 8601")] = None
 
     @property
     def flops_per_s(self) -> float:
@@ -136,9 +135,6 @@ class Environment(Section, frozen=True, kw_only=True):
     scale: Annotated[str | None, about("full or tiny")] = None
     dtype: Annotated[str | None, about("dtype of the run")] = None
     tf32: Annotated[bool | None, about("whether float32 products may use TF32")] = None
-    device_reason: Annotated[str | None, about("why this device was chosen")] = None
-    dtype_reason: Annotated[str | None, about("why this dtype was chosen")] = None
-    scale_reason: Annotated[str | None, about("why this scale was chosen")] = None
     ceilings_reason: Annotated[str | None, about("why there are no ceilings")] = None
     variables: Annotated[Mapping[str, str], about("environment variables that change what is measured")] = {}
     ceilings: Annotated[Ceilings | None, about("best rates of the device, measured")] = None

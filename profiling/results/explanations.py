@@ -143,8 +143,7 @@ class CompileLog(Section, frozen=True, kw_only=True):
     """The log of torch.compile (TORCH_TRACE, parsed by tlparse)."""
 
     index: Annotated[str, about("the HTML report, relative to the run folder", title="report")]
-    compile_seconds: Annotated[float | None, about("Dynamo and back end, over all frames", "s")] = None
-    phases: Annotated[Mapping[str, float], about("seconds by compiler phase; they add up to the whole", "s")] = {}
+    phases: Annotated[Mapping[str, float], about("seconds of Dynamo and back end, by compiler phase", "s")] = {}
     graph_breaks: Annotated[tuple[CompileEvent, ...], about("graph breaks, each place once")] = ()
     recompiles: Annotated[tuple[CompileEvent, ...], about("functions that were compiled again")] = ()
     failures: Annotated[tuple[CompileEvent, ...], about("functions that did not compile")] = ()
@@ -334,7 +333,6 @@ class TraceAnalysis(Section, frozen=True, kw_only=True):
     calls: Annotated[int | None, about("calls, or frames, over which times are averaged", title="calls traced")] = None
     span_ms: Annotated[float | None, about("from the first GPU work to the end of the last", "ms")] = None
     busy_ms: Annotated[float | None, about("time in which the GPU worked", "ms")] = None
-    idle_ms: Annotated[float | None, about("time of the span in which the GPU did not work", "ms")] = None
     idle: Annotated[Idle | None, about("idle time by cause")] = None
     kernel_ms: Annotated[float | None, about("summed duration of all GPU work", "ms")] = None
     count: Annotated[float | None, about("kernels, copies and fills a call", "count", "kernels, copies, fills")] = None
@@ -346,7 +344,6 @@ class TraceAnalysis(Section, frozen=True, kw_only=True):
     modules: Annotated[tuple[ModuleTime, ...], about("submodules in the order of the tree")] = ()
     unattributed_ms: Annotated[float | None, about("time that belongs to no submodule for certain", "ms")] = None
     modules_from: Annotated[str | None, about("source of the attribution to submodules, or why there is none")] = None
-    lines_from: Annotated[str | None, about("source of the attribution to lines, or why there is none")] = None
 
 
 class CountedKernel(Section, frozen=True, kw_only=True):

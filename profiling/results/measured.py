@@ -58,7 +58,6 @@ class Deadline(Section, frozen=True, kw_only=True):
     misses: Annotated[int, about("late calls or frames")]
     alone: Annotated[int | None, about("of these, late even without what others took of each")] = None
     bursts: Annotated[int, about("groups of consecutive late calls or frames")]
-    longest_run: Annotated[int, about("most late ones in a row")]
     longest_stall_ms: Annotated[float, about("largest delay beyond the budget", "ms")]
 
 
@@ -88,9 +87,7 @@ class ClockConditions(Interference, frozen=True, kw_only=True):
         Mapping[str, float] | None,
         about("share of the window in which the driver held the clocks down, by reason; absent below 1 s", "0 to 1"),
     ] = None
-    sm_clock_min_mhz: Annotated[int | None, about("lowest SM clock read in the window", "MHz")] = None
     sm_clock_median_mhz: Annotated[float | None, about("median of the SM clocks read in the window", "MHz")] = None
-    sm_clock_max_mhz: Annotated[int | None, about("highest SM clock read in the window", "MHz")] = None
 
 
 class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
@@ -100,8 +97,6 @@ class LatencyConditions(ClockConditions, frozen=True, kw_only=True):
     warmup_seconds: Annotated[float, about("duration of the warm-up", "s")]
     settled: Annotated[bool, about("whether times had settled and nothing compiled when the warm-up ended")]
     pinned_cores: Annotated[tuple[int, ...], about("cores to which the process was pinned")] = ()
-    descheduled: Annotated[int | None, about("involuntary context switches of the process")] = None
-    run_queue_wait_ms: Annotated[float | None, about("time that threads of the process waited for a CPU", "ms")] = None
 
 
 class SlowFrame(Section, frozen=True, kw_only=True):
@@ -149,13 +144,6 @@ class Drift(Section, frozen=True, kw_only=True):
     max: Annotated[float, about("largest relative L2 error of any call", "relative", "rel. L2 of calls in a row")]
 
 
-class OtherShapes(Section, frozen=True, kw_only=True):
-    """Error of the steps of further shapes that were prepared with the timed one."""
-
-    rel_l2_to_eager: Annotated[float, about("largest relative L2 distance from eager of any of them")]
-    limit: Annotated[float, about("largest distance that is accepted")]
-
-
 class Metrics(Section, frozen=True, kw_only=True):
     """Results of the metrics of a run; those of user-defined metrics are in `extra`."""
 
@@ -171,17 +159,14 @@ class Metrics(Section, frozen=True, kw_only=True):
     ] = {}
     calls: Annotated[Calls | None, about("total time of many calls in a row")] = None
     drift: Annotated[Drift | None, about("error against eager over many calls")] = None
-    other_shapes: Annotated[OtherShapes | None, about("error of further shapes prepared with the timed one")] = None
     extra: Annotated[Mapping[str, Any], about("results of user-defined metrics, by name")] = {}
 
 
 class MemoryKinds(Section, frozen=True, kw_only=True):
-    """Bytes of each kind that were held at one moment; the max_ kinds are peaks since the last reset."""
+    """Bytes of each kind that were held at one moment."""
 
     allocated: Annotated[int | None, about("live tensors in PyTorch's caching allocator", "bytes")] = None
     reserved: Annotated[int | None, about("reserved from the driver by PyTorch's caching allocator", "bytes")] = None
-    max_allocated: Annotated[int | None, about("peak of allocated since the last reset", "bytes")] = None
-    max_reserved: Annotated[int | None, about("peak of reserved since the last reset", "bytes")] = None
     device_used: Annotated[int | None, about("used on the whole device, by any process", "bytes")] = None
     host_rss: Annotated[int | None, about("resident set size of the process", "bytes", "host RSS")] = None
 
@@ -194,7 +179,6 @@ class Memory(Section, frozen=True, kw_only=True):
     peak_held: Annotated[
         int | None, about("peak_allocated plus free blocks of CUDA-graph pools, which nothing else can use", "bytes")
     ] = None
-    peak_reserved: Annotated[int | None, about("peak of reserved in steady calls", "bytes")] = None
     graph_pool: Annotated[int | None, about("size of all private pools of CUDA graphs", "bytes")] = None
     peak_host_rss: Annotated[int | None, about("peak resident set size in steady calls", "bytes")] = None
     prepare_peak_allocated: Annotated[int | None, about("peak of allocated while preparing", "bytes")] = None
@@ -213,7 +197,6 @@ class State(Section, frozen=True, kw_only=True):
     on_host: Annotated[bool, about("whether copies of tensors on the device are in host memory")] = False
     warm_calls: Annotated[int | None, about("eager calls after whose state measurements begin")] = None
     calls: Annotated[int | None, about("calls of a trajectory, after which that state is put back")] = None
-    restore_us: Annotated[Duration | None, about("host time of putting it back, outside of timed samples", "µs")] = None
     effects: Annotated[tuple[str, ...], about("what calls change, a line for each kind of effect")] = ()
     not_restored: Annotated[Mapping[str, str], about("why something cannot be restored, by its path")] = {}
 
@@ -296,7 +279,6 @@ class Prepare(Section, frozen=True, kw_only=True):
     beside: Annotated[
         int, about("other processes that prepared at the same time, at most; it takes less time without them")
     ] = 0
-    first_call_s: Annotated[Duration | None, about("from the start until the first output", "s")] = None
     stages: Annotated[Mapping[str, float], about("realtime: seconds of each stage", "s")] = {}
     warmup_inputs: Annotated[int | None, about("calls on the `warmup_inputs` of the YAML, before any sample")] = None
     warmup_inputs_s: Annotated[Duration | None, about("duration of these calls", "s")] = None
@@ -422,19 +404,11 @@ class RoundSummary(Section, frozen=True, kw_only=True):
     p50: Annotated[float, about("median", "ms")]
 
 
-class RoundPrepare(Section, frozen=True, kw_only=True):
-    """Preparation in one round."""
-
-    seconds: Annotated[float, about("from the start until the step is ready", "s")]
-
-
 class Round(Section, frozen=True, kw_only=True):
     """One round of a cell that was repeated in turns with others."""
 
     wall_ms: Annotated[RoundSummary | None, about("call plus wait", "ms")] = None
     frame_ms: Annotated[RoundSummary | None, about("realtime: frame times", "ms")] = None
-    conditions: Annotated[LatencyConditions | None, about("conditions of the timed window of this round")] = None
-    prepare: Annotated[RoundPrepare | None, about("preparation in this round")] = None
 
 
 class Window(Interference, frozen=True, kw_only=True):
@@ -444,9 +418,6 @@ class Window(Interference, frozen=True, kw_only=True):
     start_s: Annotated[float, about("start of the window, since the component's first cell was started", "s")]
     n: Annotated[int, about("samples of this window in wall_ms, device_ms and host_ms, after those of earlier windows")]
     p50: Annotated[float, about("median wall time of a call in the window", "ms")]
-    run_queue_wait_ms: Annotated[float | None, about("time that threads of the process waited for a CPU", "ms")] = None
-    descheduled: Annotated[int | None, about("involuntary context switches of the process")] = None
-    sm_clock_mhz: Annotated[float | None, about("median of the SM clocks read in the window", "MHz")] = None
 
 
 class Control(Section, frozen=True, kw_only=True):
@@ -469,9 +440,6 @@ class Turns(Section, frozen=True, kw_only=True):
 
     began: Annotated[str, about("when the component's first cell was started (UTC); equal for cells that took turns")]
     beside: Annotated[tuple[str, ...], about("variants that were prepared at the same time, and held memory")]
-    one_process: Annotated[
-        bool, about("whether they ran in one process, in which the memory of each lies elsewhere")
-    ] = False
     windows: Annotated[tuple[Window, ...], about("its windows in the order in which they were taken")]
     stopped_by: Annotated[
         str | None, about("what ended the turns: decided (more windows would tell no more), iterations or time")

@@ -85,14 +85,12 @@ def deadline(fps: float, budget_ms: float, excess_ms: Samples, taken_ms: Samples
     """
     excess = np.asarray(excess_ms, dtype=np.float64)
     late = excess > TICK_MS
-    edges = np.flatnonzero(np.diff(late, prepend=False, append=False))
     return Deadline(
         fps=fps,
         budget_ms=budget_ms,
         misses=int(late.sum()),
         alone=None if taken_ms is None else int((excess - np.asarray(taken_ms, dtype=np.float64) > TICK_MS).sum()),
         bursts=bursts(late),
-        longest_run=int((edges[1::2] - edges[::2]).max(initial=0)),
         longest_stall_ms=max(0.0, float(excess.max())),
     )
 

@@ -292,11 +292,10 @@ class Cell(ABC):
                 with self._noting_compiles(name):
                     steps[name].call()
                 synchronize(component.device)
-            first_call_s = perf_counter() - started
             warmed_up = warm_up(components, steps)
             counters = asdict(with_packages(snapshot().since(before), recipe))
-        times = {"seconds": total, "first_call_s": first_call_s, "phases": phases}
-        self.add(prepare=Prepare(**times, **warmed_up, **counters, stages=seconds if stages else {}))
+        stage_seconds = seconds if stages else {}
+        self.add(prepare=Prepare(seconds=total, phases=phases, **warmed_up, **counters, stages=stage_seconds))
         if recipe:
             named = ((name if stages else None, step.recipe) for name, step in steps.items())
             self.add(recipe=[replace(each, stage=name) for name, of_step in named for each in of_step])

@@ -19,7 +19,7 @@ from profiling.results.verdicts import is_captured
 from profiling.run.child import Pending, ProcessEnd, Session, advance
 from profiling.run.events import End, Event, Phase, Sections
 from profiling.run.job import Job, RunConfig
-from profiling.run.process import Executor, InProcess
+from profiling.run.process import Executor
 from profiling.run.progress import Progress
 from profiling.run.rounds import with_round, with_speedup
 from profiling.run.task import Cell
@@ -128,7 +128,6 @@ class LiveCell:
         self.placement = Placement(
             *(self.label, state.ready, self.window, self.job.settings.device, is_captured(measured)),
             frames_per_call=measured.frames_per_call or 1,
-            one_process=isinstance(self.executor, InProcess),
         )
         if not self.is_control and self.concurrent and measured.prepare is not None and self.has_compiled:
             prepare = replace(measured.prepare, beside=self.concurrent)  # other processes, which lengthened that

@@ -17,7 +17,7 @@ from profiling.components.outputs import Outputs, difference, to_host
 from profiling.components.sides import Sides, play_sides
 from profiling.components.trajectory import learn
 from profiling.metrics.metric import Metric, Subject
-from profiling.results.measured import OtherShapes, State
+from profiling.results.measured import State
 from profiling.results.record import merge_metric
 from profiling.run.cell import Cell, measured_by, metrics_of, observe
 from profiling.trace.counters import Recompiles
@@ -113,7 +113,6 @@ class ForwardCell(Cell):
             on_host=kept.on_host,
             warm_calls=kept.warm_calls,
             calls=component.place.calls,
-            restore_us=kept.restore_us(),
             effects=tuple(kept.effects.lines()),
             not_restored=kept.not_restored,
         )
@@ -159,8 +158,6 @@ class ForwardCell(Cell):
             self.problems.append(("failed", f"beside other prepared shapes, unlike eager's: {fault}"))
             return
         worst, limit = max(each.error for each in others), max(OTHER_SHAPES_FLOOR, OTHER_SHAPES_FACTOR * timed.error)
-        self.metrics, _ = merge_metric(self.metrics, {"other_shapes": OtherShapes(rel_l2_to_eager=worst, limit=limit)})
-        self.add(metrics=self.metrics)
         if worst > limit:
             reason = f"relative L2 to eager of another prepared shape is {worst:.2g}, limit {limit:.2g}"
             self.problems.append(("failed", reason))

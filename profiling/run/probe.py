@@ -37,7 +37,7 @@ def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
         InputError: this machine lacks the device or dtype, or an option, checkpoint or target is wrong.
 
     """
-    settings, reasons = resolve(jobs[0].settings)
+    settings = resolve(jobs[0].settings)
     device = torch.device(settings.device)
     ends: dict[str, End] = {}
     for name, options in {job.variant: job.variant_options for job in jobs}.items():
@@ -56,7 +56,7 @@ def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
         if path is not None and not path.exists():
             raise InputError(f"component.{spec.key}.checkpoint={path} does not exist. Correct the path.")
     revisions = module_states(dict.fromkeys(spec.module["_target_"] for spec in components.values()))
-    machine = structs.replace(environment(settings), module_git=revisions, **reasons)
+    machine = structs.replace(environment(settings), module_git=revisions)
     if settings.ceilings == "auto":
         try:
             dtype = cell.func.computes_in(settings.dtype, **cell.keywords)
@@ -91,8 +91,8 @@ def _unavailable(variant: Variant, device: torch.device) -> End | None:
     return None if reason is None else End("skipped", str(reason) or "its unavailable() gives no reason")
 
 
-def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
-    """Replace every `auto`; return the settings and the reasons, as fields of the environment.
+def resolve(settings: Settings) -> Settings:
+    """Return the settings with every `auto` replaced.
 
     Raises:
         InputError: this machine lacks the device, or the device lacks the dtype.
@@ -103,22 +103,19 @@ def resolve(settings: Settings) -> tuple[Settings, dict[str, str]]:
     on_cuda = device.type == "cuda"
     if settings.counters and not on_cuda:
         raise InputError(f"counters=true: hardware counters are those of a GPU ({reason}). Leave it out.")
-    reasons = {"device_reason": reason, "dtype_reason": "as requested", "scale_reason": "as requested"}
     dtype, scale = settings.dtype, settings.scale
     with torch.cuda.device(device) if on_cuda else nullcontext():  # torch asks the current device
         has_bfloat16 = on_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if dtype == "auto":
         dtype = "bfloat16" if has_bfloat16 else "float32"
-        reasons["dtype_reason"] = f"auto: {device.type} runs {dtype}"
     elif dtype == "bfloat16" and on_cuda and not has_bfloat16:
         raise InputError(
             f"dtype=bfloat16: {torch.cuda.get_device_name(device)} does not support it. Use dtype=float16."
         )
     if scale == "auto":
         scale = "full" if on_cuda else "tiny"
-        reasons["scale_reason"] = f"auto: {scale} on {device.type}"
     threads = settings.threads or len(os.sched_getaffinity(0))
-    return replace(settings, device=str(device), dtype=dtype, scale=scale, threads=threads), reasons
+    return replace(settings, device=str(device), dtype=dtype, scale=scale, threads=threads)
 
 
 def _device(requested: str, cuda: bool) -> tuple[torch.device, str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,7 +13,6 @@ from profiling.results.measured import (
     LatencyConditions,
     Metrics,
     Round,
-    RoundPrepare,
     RoundSummary,
     SlowFrames,
     Speedup,
@@ -35,8 +33,8 @@ def rounds_done(record: Record) -> int:
 def with_round(before: Record | None, new: Record, number: int, total: int) -> Record:
     """Return the cell's record after round `number` of `total`; `new` is the record of that round alone.
 
-    Samples, slow calls and conditions are those of all rounds, computed from their samples and from what `rounds` says
-    of each; every other section is from the newest round. A round that is not ok replaces the cell's record.
+    Samples, slow calls and conditions are those of all rounds; every other section is from the newest round. A round
+    that is not ok replaces the cell's record.
     """
     if new.status != "ok":
         return new.with_status(new.status, f"round {number} of {total}: {new.reason}")
@@ -47,7 +45,7 @@ def with_round(before: Record | None, new: Record, number: int, total: int) -> R
     metrics = replace(
         new.metrics,
         **clocks,
-        latency=_conditions([each.conditions for each in rounds]),
+        latency=_conditions(before.metrics.latency, new.metrics.latency, rounds_done(before)),
         slow_calls=_all_slow_calls(before.metrics, new.metrics),
     )
     notes = tuple(dict.fromkeys((*before.notes, *new.notes)))
@@ -100,8 +98,6 @@ def _round(record: Record) -> Round:
     return Round(
         wall_ms=_short(metrics.wall_ms),
         frame_ms=None if loop is None else _short(loop.frame_ms),
-        conditions=metrics.latency,
-        prepare=None if record.prepare is None else RoundPrepare(seconds=record.prepare.seconds),
     )
 
 
@@ -131,28 +127,28 @@ def _all_slow_calls(before: Metrics, new: Metrics) -> SlowFrames | None:
     )
 
 
-def _conditions(rounds: Sequence[LatencyConditions | None]) -> LatencyConditions | None:
-    """Return the conditions of all rounds: counts and waits are added, clocks are the range over all rounds."""
-    known = [each for each in rounds if each is not None]
-    if len(known) < len(rounds):
-        return rounds[-1]
+def _conditions(
+    before: LatencyConditions | None, new: LatencyConditions | None, rounds: int
+) -> LatencyConditions | None:
+    """Return the mean conditions of `rounds` rounds and a new one; None: what one of them did not measure."""
+    if before is None or new is None:
+        return new
 
-    def over(function: Callable[[list[Any]], Any], name: str) -> Any:
-        """Return what `function` makes of a field in all rounds; None if a round did not measure it."""
-        values = [getattr(each, name) for each in known]
-        return None if None in values else function(values)
+    def mean(one: float | None, other: float | None) -> float | None:
+        return None if one is None or other is None else (rounds * one + other) / (rounds + 1)
 
+    limited = None
+    if before.limited_share is not None and new.limited_share is not None:
+        known = {**before.limited_share, **new.limited_share}
+        shares = {name: (before.limited_share.get(name, 0.0), new.limited_share.get(name, 0.0)) for name in known}
+        limited = {name: (rounds * one + other) / (rounds + 1) for name, (one, other) in shares.items()}
     return replace(
-        known[-1],
-        settled=all(each.settled for each in known),
-        descheduled=over(sum, "descheduled"),
-        run_queue_wait_ms=over(sum, "run_queue_wait_ms"),
-        cpu_lost_share=over(fmean, "cpu_lost_share"),
-        gpu_lost_share=over(fmean, "gpu_lost_share"),
-        limited_share=over(_mean_shares, "limited_share"),
-        sm_clock_min_mhz=over(min, "sm_clock_min_mhz"),
-        sm_clock_median_mhz=over(fmean, "sm_clock_median_mhz"),
-        sm_clock_max_mhz=over(max, "sm_clock_max_mhz"),
+        new,
+        settled=before.settled and new.settled,
+        cpu_lost_share=mean(before.cpu_lost_share, new.cpu_lost_share),
+        gpu_lost_share=mean(before.gpu_lost_share, new.gpu_lost_share),
+        limited_share=limited,
+        sm_clock_median_mhz=mean(before.sm_clock_median_mhz, new.sm_clock_median_mhz),
     )
 
 
@@ -162,8 +158,3 @@ def _sums(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for key, value in (item for each in values for item in each.items()):
         sums[key] = sums.get(key, 0) + value
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-
-def _mean_shares(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean share by reason; a reason that a round lacks counts 0 there."""
-    return {reason: total / len(rounds) for reason, total in _sums(rounds).items()}

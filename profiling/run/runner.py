@@ -32,7 +32,7 @@ from profiling.run.rounds import rounds_done
 from profiling.run.task import Probe
 
 #: Keys of the environment that may differ between a run and its resumption; the code is compared apart from them.
-MAY_DIFFER = ("device_reason", "dtype_reason", "scale_reason", "ceilings", "ceilings_reason", "module_git")
+MAY_DIFFER = ("ceilings", "ceilings_reason", "module_git")
 #: Which GPUs a process may use: a job of a sweep gets one that is free. The kind of GPU is compared apart from it.
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 #: What torch imports in every cell at the first dispatch mode, or when the profiler begins; it takes seconds.

@@ -24,7 +24,6 @@ from profiling.variants.variant import Step
 #: Profiled calls on a CPU, where times vary from call to call. On a GPU one call is enough.
 _CALLS_ON_CPU = 5
 _NO_EAGER_STEP = "not attributable: the variant has no step that launches kernel by kernel"
-_KERNELS_ALONE = "not available: the step was traced for its kernels alone"
 _FAILED = "not attributable: the pass for submodules failed"
 _HOST_TIMES = "wall time of each forward under the profiler, which lengthens short ones: read the shares"
 _FUSED = "the eager module, for products, convolutions, attention and custom operators; the rest is fused"
@@ -49,10 +48,8 @@ class TracePasses:
         """Return the analysis of the step, whose main trace is the file `trace`; None if nothing can be analysed."""
         if self.component.device.type != "cuda":
             return self._analyze_on_cpu(trace)
-        traces = Traces(timeline(read_events(trace)), _NO_EAGER_STEP, "this step, line by line")
+        traces = Traces(timeline(read_events(trace)), _NO_EAGER_STEP)
         lines = self._profile("the trace by line of code", self.step.repeat, line_spans)
-        if lines is None:
-            traces = replace(traces, lines_from="not available: the pass for lines of code failed")
         traces = self._with_reference(replace(traces, lines=lines))
         return analyze_trace(traces, self.root, ceilings=self.ceilings)
 
@@ -63,7 +60,7 @@ class TracePasses:
         main = self._profile("the trace of its kernels", self.step.repeat, nullcontext)
         if main is None:
             return None
-        traces = self._with_reference(Traces(main, _NO_EAGER_STEP, _KERNELS_ALONE))
+        traces = self._with_reference(Traces(main, _NO_EAGER_STEP))
         with self.best_effort("reading the trace of its kernels"):
             return analyze_trace(traces, self.root, ceilings=self.ceilings)
         return None

@@ -60,7 +60,6 @@ class Placement:
     device: str = "cpu"
     is_captured: bool = False
     frames_per_call: int = 1
-    one_process: bool = False  # that it shares with the others
     start: Start | None = None  # once it has taken turns
     windows: list[tuple[int, WindowSamples]] = field(default_factory=list)  # with the number of the turn
     others: dict[str, None] = field(default_factory=dict)  # names of those that were prepared at the same time
@@ -105,7 +104,6 @@ class Placement:
         return Turns(
             began=self.start.utc,
             beside=tuple(self.others),
-            one_process=self.one_process,
             windows=self._recorded(self.start),
             stopped_by=self.stopped_by,
             controls=tuple(Control(windows=each._recorded(self.start)) for each in self.controls if each.windows),
@@ -127,11 +125,8 @@ class Placement:
                 start_s=window.start_s - start.seconds,
                 n=len(window.wall_ms),
                 p50=median(window.wall_ms),
-                run_queue_wait_ms=window.run_queue_wait_ms,
-                descheduled=window.descheduled,
                 cpu_lost_share=window.cpu_lost_share,
                 gpu_lost_share=window.gpu_lost_share,
-                sm_clock_mhz=window.sm_clock_mhz,
             )
             for turn, window in self.windows
         )

@@ -34,13 +34,12 @@ class Traces:
 
     `main` is the step as it was timed. `reference` is the same step without CUDA graphs, launched kernel by kernel.
     `eager` is the eager module, traced only where the reference is compiled. Spans of submodules are in `eager` if
-    there is one, else in `reference`. `lines` is the step with a span for each line of code. `modules_from` and
-    `lines_from` name the source of submodules and lines, or the reason why there are none.
+    there is one, else in `reference`. `lines` is the step with a span for each line of code. `modules_from` names the
+    source of submodules, or the reason why there are none.
     """
 
     main: Timeline
     modules_from: str
-    lines_from: str
     reference: Timeline | None = None
     eager: Timeline | None = None
     lines: Timeline | None = None
@@ -71,12 +70,10 @@ def analyze_trace(
         len(calls) * parts,
         paths_in((traces.eager or traces.reference or traces.main).modules),
     )
-    idle_ms = host_ms + between_ms
     return TraceAnalysis(
         calls=len(calls) * parts,
         span_ms=span_ms,
-        busy_ms=span_ms - idle_ms,
-        idle_ms=idle_ms,
+        busy_ms=span_ms - (host_ms + between_ms),
         idle=Idle(host_ms=host_ms, between_ms=between_ms),
         kernel_ms=sum(kernel.ms for kernel in kernels),
         count=sum(len(call.work) for call in calls) / len(calls) / parts,
@@ -88,7 +85,6 @@ def analyze_trace(
         modules=modules,
         unattributed_ms=unattributed_ms,
         modules_from=modules_from,
-        lines_from=traces.lines_from,
     )
 
 

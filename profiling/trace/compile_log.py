@@ -92,9 +92,9 @@ def _run_tlparse(log: Path, out: Path) -> None:
 def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> CompileLog:
     """Return the sum of tlparse's output folders, one a process, with `index` as the report.
 
-    `compile_seconds` sums `entire_frame_compile_time_s` over the frames (`duration_us` for backward graphs): Dynamo,
-    the back end and waits for parallel Triton compiles, but not CUDA-graph capture or autotuning at run time. It is
-    None where the process died before its first frame was compiled. A graph break under `fullgraph=True` is listed in
+    `phases` add up to `entire_frame_compile_time_s` over the frames (`duration_us` for backward graphs): Dynamo, the
+    back end and waits for parallel Triton compiles, but not CUDA-graph capture or autotuning at run time. There are
+    none where the process died before its first frame was compiled. A graph break under `fullgraph=True` is listed in
     `failures` only; one that made Dynamo skip its frame is listed in `failures` and in `graph_breaks`.
     """
     logs = [(folder, _entries(folder / "raw.jsonl")) for folder in folders]
@@ -110,7 +110,6 @@ def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> Compile
     skips = [str(metrics["cudagraph_skip_reason"]) for metrics in every if metrics.get("cudagraph_skip_reason")]
     return CompileLog(
         index=index,
-        compile_seconds=sum(_seconds(metrics) for metrics in every) if every else None,
         phases=phases_of((metrics, _seconds(metrics)) for metrics in every),
         graph_breaks=tuple(dict.fromkeys(graph_break(text, root) for text in texts)),  # one for each caller
         recompiles=tuple(_recompile(metrics, root) for metrics in frames if metrics.get("recompile_reason")),

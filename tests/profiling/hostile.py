@@ -30,7 +30,6 @@ def hostile_records(make: Callable[..., Record], loop: Mapping[str, Any]) -> lis
         "notes": list(ALL),
         "compile": {
             "index": "javascript:window.evil=5",
-            "compile_seconds": 1.0,
             "phases": dict.fromkeys(ALL, 1.0),
             "graph_breaks": [{"reason": text, "file": text, "line": 1} for text in ALL],
             "recompiles": [{"compile_id": SCRIPT, "reason": CLOSING}],
@@ -39,12 +38,11 @@ def hostile_records(make: Callable[..., Record], loop: Mapping[str, Any]) -> lis
         "trace": {"trace": SCRIPT, "operators": "//example.org/x"},
         "kernels": [{"name": SCRIPT, "kind": CLOSING, "file": "javascript:window.evil=6"}],
         "trace_analysis": {
-            **{"span_ms": 1.0, "busy_ms": 1.0, "idle_ms": 0.0, "kernel_ms": 1.0, "modules_from": SCRIPT},
+            **{"span_ms": 1.0, "busy_ms": 1.0, "kernel_ms": 1.0, "modules_from": SCRIPT},
             "classes": [{"class": text, "ms": 0.2} for text in ALL],
             "kernels": [{"name": text, "class": text, "ms": 0.2} for text in ALL],
             "modules": [{"path": text, "ms": 0.2, "self_ms": 0.2} for text in ALL],
             "waits": [{"what": text, "line": text, "code": text, "count": 1, "ms": 0.2} for text in ALL],
-            "lines_from": CLOSING,
         },
         "training": {"log": [{"step": 0, "loss": 1.0, "step_ms": 2.0}]},
         "memory": {"phases": {SCRIPT: {"allocated": 2**20}, MARKUP: {"allocated": 2**21}}},

@@ -94,7 +94,6 @@ def test_a_shape_sweep_runs_reports_and_resumes(tmp_path):
             assert points[0].measured
             assert record.frames_per_call == 1, "its YAML counts no frames for its batch of two"
             assert record.parity.passed
-    assert records["net@batch=1-4", "baseline"].metrics.other_shapes.rel_l2_to_eager == 0
     assert "Total time with preparation" in text
     assert "6 of 6 cells done" in started("shape_sweep", folder, *arguments, f"resume={folder}")
 

@@ -24,7 +24,6 @@ ENVIRONMENT = {
     "device": {"type": "cuda", "name": "GPU of 2026", "power_limit_w": 700.0},
     "threads": 16,
     "scale": "full",
-    "dtype_reason": "asked for",
 }
 WARM = LatencyConditions(cold=False, warmup_seconds=0.1, settled=True)
 PARITY = Parity(reference="fp32 eager", passed=True, rel_l2=0.001)

@@ -31,7 +31,7 @@ def differences(tmp_path):
 
 def test_what_explains_most_comes_first(differences):
     other = {
-        **{"captured_at": "2027", "command": "other", "dtype_reason": "auto", "threads": 8, "scale": "full"},
+        **{"captured_at": "2027", "command": "other", "threads": 8, "scale": "full"},
         "versions": {"torch": "2.12.0", "driver": "590.2", "numpy": "2"},
         "user_git": {"revision": "b" * 40, "dirty": True, "diff": "1234567890"},
         "tool_git": {"revision": "f" * 40, "dirty": False},
@@ -124,7 +124,7 @@ def test_loops_of_other_programs_are_told_apart():
 
 def test_frame_rates_that_a_loop_no_longer_holds():
     def played(late):
-        rate = Deadline(fps=60.0, budget_ms=16.7, misses=late, bursts=late, longest_run=late, longest_stall_ms=0.0)
+        rate = Deadline(fps=60.0, budget_ms=16.7, misses=late, bursts=late, longest_stall_ms=0.0)
         return loop([10.0] * 600, deadlines={"60": rate})
 
     assert changes(played(0), played(60)) == [("holds 60 FPS", "yes", "no")]

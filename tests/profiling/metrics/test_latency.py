@@ -42,10 +42,8 @@ def test_clocks_and_the_share_of_limited_time_are_conditions(monkeypatch, calls)
     with monitor.window():
         monitor.read_clocks()
         monitor.read_clocks()
-    assert monitor.windows[0].sm_clock_mhz == 1650
     conditions = monitor.conditions(WARMUP, cold=False)
     assert conditions.limited_share == {"power cap": 0.75}
-    assert (conditions.sm_clock_min_mhz, conditions.sm_clock_max_mhz) == (1500, 1980)
     assert conditions.sm_clock_median_mhz == 1650
     assert monitor.invalid_reason() is None
 
@@ -84,17 +82,17 @@ def test_an_allocator_retry_and_a_compile_are_another_program(monkeypatch, calls
     assert reason.startswith("1 compile, 1 recompile; 2 allocator retries")
 
 
-def test_waits_for_a_cpu_are_recorded_in_milliseconds(monkeypatch, calls):
-    monkeypatch.setattr(latency.RunQueueMonitor, "wait_ms", lambda self: 12.5)
+def test_waits_for_a_cpu_are_recorded(monkeypatch, calls):
+    monkeypatch.setattr(latency.RunQueueMonitor, "lost_share", lambda self: 0.25)
     monitor = TimedWindowMonitor(torch.device("cpu"), calls)
     for _ in range(2):
         with monitor.window():
             pass
-        assert monitor.windows[-1].run_queue_wait_ms == 12.5
+        assert monitor.windows[-1].cpu_lost_share == 0.25
     conditions = monitor.conditions(WARMUP, cold=True)
-    assert (conditions.run_queue_wait_ms, conditions.cold, conditions.settled) == (25.0, True, True)
+    assert (conditions.cold, conditions.settled) == (True, True)
     assert conditions.limited_share is None
-    assert conditions.sm_clock_min_mhz is None
+    assert conditions.sm_clock_median_mhz is None
 
 
 @pytest.mark.parametrize(
@@ -154,7 +152,7 @@ def test_a_busy_gpu_reports_its_clocks_and_limits():
         torch.cuda.synchronize()
         monitor.read()
     conditions = monitor.conditions()
-    assert 0 < conditions.sm_clock_min_mhz <= conditions.sm_clock_median_mhz <= conditions.sm_clock_max_mhz
+    assert conditions.sm_clock_median_mhz > 0
     assert conditions.limited_share is not None, "the driver has counters"
     assert all(0 < share <= 1 for share in conditions.limited_share.values())
 

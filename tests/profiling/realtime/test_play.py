@@ -141,7 +141,6 @@ def test_a_paced_loop(play, clock):
     assert series["gap_ms"] == near(6, 6, OBSERVE_MS, OBSERVE_MS, OBSERVE_MS, 5, 6, np.nan)
     section = summarize_frames(series, loop(fps=100.0, pace="realtime"))
     assert section.late == 3
-    assert section.deadlines["100"].longest_run == 3
     assert section.deadlines["100"].longest_stall_ms == pytest.approx(13)
     assert section.deadlines["120"].misses == 1, "by its own time only one frame took long"
 

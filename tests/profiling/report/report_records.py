@@ -99,7 +99,7 @@ def faster(ratio: float, **changes: Any) -> Mapping[str, Any]:
 def rate(fps: int, late: int = 0, bursts: int | None = None, **changes: Any) -> dict[str, Any]:
     """Make what a record says of a frame rate."""
     known = {"fps": float(fps), "budget_ms": 1000 / fps, "misses": late, "bursts": late if bursts is None else bursts}
-    return known | {"longest_run": late, "longest_stall_ms": 1.25 if late else 0.0} | changes
+    return known | {"longest_stall_ms": 1.25 if late else 0.0} | changes
 
 
 def rates(*held: int) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def stalled_loop(**changes: Any) -> dict[str, Any]:
     """Make the section of a loop in which 12 frames are late, and slow, or whatever `changes` make of it."""
     section = frame_loop(late=12)
     section["frame_ms"] |= {"p99": 31.2, "max": 45.1}
-    section["deadlines"]["60"] = rate(60, 12, 11, longest_run=2, longest_stall_ms=28.43)
+    section["deadlines"]["60"] = rate(60, 12, 11, longest_stall_ms=28.43)
     frames = [
         {"frame": 60, "ms": 45.1, "causes": ["recompile 0/1", "garbage collection"]},
         *({"frame": 100 + 20 * i, "ms": 40.0 - i, "causes": ["garbage collection"]} for i in range(8)),

@@ -11,7 +11,10 @@ from profiling.results.record import leaves
 from profiling.results.run_folder import config_differences, write_text
 
 #: Fields that committed runs have and this version does not.
-GONE = {"device.clock_sm_max_mhz", "device.clock_memory_max_mhz"}
+GONE = {
+    *("device.clock_sm_max_mhz", "device.clock_memory_max_mhz", "ceilings.measured_at"),
+    *("device_reason", "dtype_reason", "scale_reason"),
+}
 RUNS = sorted((Path(__file__).resolve().parents[3] / "docs" / "results").glob("*/environment.json"))
 
 

@@ -71,7 +71,7 @@ def test_a_trace_of_a_replay_shows_its_kernels(profile):
     for record in outcome.records.values():
         assert record.trace.device_launches >= 3
         assert (outcome.folder / record.trace.trace).exists()
-    assert outcome.records["net", "compile"].compile.compile_seconds > 0
+    assert sum(outcome.records["net", "compile"].compile.phases.values()) > 0
     assert "CUDA" in (outcome.folder / "traces" / "net.cuda_graph.txt").read_text()
 
 

@@ -55,7 +55,6 @@ def test_planted_breaks_recompiles_and_failures_have_their_reasons_and_lines(tmp
     assert failures["Dynamo recompile limit exceeded"].file == file
     assert summary.cudagraph_skips == ()
 
-    assert sum(summary.phases.values()) == pytest.approx(summary.compile_seconds)
     assert set(summary.phases) == {"dynamo", "aot autograd"}  # nothing in the program is for inductor
     assert summary.index == "tl_out/planted.compile/index.html"
     assert "<html" in (tmp_path / summary.index).read_text().lower()
@@ -74,7 +73,7 @@ def test_two_processes_are_added_up_and_a_log_cut_short_is_read_as_far_as_it_goe
     (tmp_path / "logs" / "0.log").unlink()
     (tmp_path / "logs" / "1.log").write_bytes(log[: log.index(b'"dynamo_start"') + 20])
     died = parse_compile_log(tmp_path / "logs", tmp_path / "tl_out" / "cell")
-    assert died.compile_seconds is None, "died while compiling: absent, not 0"
+    assert died.phases == {}, "died while compiling: absent, not 0"
 
 
 def test_no_compile_is_none(tmp_path):
@@ -102,7 +101,7 @@ def test_cudagraph_skips_are_listed_once_with_the_line_that_they_blame(tmp_path)
     found = read(tmp_path, *forward, backward)
     mutated = "skipping cudagraphs due to mutated inputs (1 instances), at models/net.py:12"
     assert found.cudagraph_skips == (reasons[0], mutated)
-    assert found.compile_seconds == pytest.approx(4.75)
+    assert sum(found.phases.values()) == pytest.approx(4.75)
 
 
 @pytest.mark.parametrize("stack", [True, False])

@@ -131,7 +131,7 @@ def test_what_takes_the_time_of_a_decoder_is_named():
     found = {}
     for variant, before_capture in (("compile_cuda_graph", "compile"), ("cuda_graph", "baseline")):
         main, reference = (stored(f"main_job/image_decoder.{name}") for name in (variant, before_capture))
-        found[variant] = analyze_trace(Traces(main, "", "", reference=reference), FOLDER, ceilings=H200)
+        found[variant] = analyze_trace(Traces(main, "", reference=reference), FOLDER, ceilings=H200)
     compiled = {each.what: each for each in found["compile_cuda_graph"].findings}
     assert list(compiled)[:2] == ["var reductions", "grouped convolutions"]
     assert compiled["var reductions"].ms == pytest.approx(2.53, abs=0.05), "of 7.1 ms"

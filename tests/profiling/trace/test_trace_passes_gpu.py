@@ -53,7 +53,7 @@ def stack(request, tmp_path_factory):
 
 def test_a_call_adds_up(stack):
     _, found, result = stack
-    assert found.busy_ms + found.idle_ms == pytest.approx(found.span_ms, rel=0.01)
+    assert found.busy_ms + found.idle.host_ms + found.idle.between_ms == pytest.approx(found.span_ms, rel=0.01)
     assert found.kernel_ms == pytest.approx(result.device_ms, rel=0.01)
     assert found.count == result.device_launches
     assert sum(row.ms for row in found.classes) == pytest.approx(found.kernel_ms)
