@@ -57,7 +57,8 @@ from profiling.metrics.sampling import (
     warm_up,
 )
 from profiling.report.table import Column, Table, markdown
-from profiling.results.judge import Cell, Spread, Windows, compare
+from profiling.results.judge import Cell, Windows, compare
+from profiling.results.measured import Spread
 from profiling.run.revisions import TOOL, git_state
 from profiling.run.turns import Placement, take_turns
 from profiling.trace.counters import snapshot

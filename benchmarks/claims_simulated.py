@@ -24,13 +24,13 @@ from profiling.results.judge import (
     Cell,
     Pair,
     Ranking,
-    Spread,
     Windows,
     compare,
     control_pairs,
     is_settled,
     rank,
 )
+from profiling.results.measured import Spread
 from profiling.results.verdicts import placements_of
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
@@ -153,7 +153,7 @@ def _cells(
     for place, part in enumerate(series):
         again = (windows(controls[place], first_control),) if place in controls else ()
         cells.append(Cell((windows(part), *again), scene.prior))
-    learned = scene.prior.learned(control_pairs(cells))
+    learned = scene.prior.taught(control_pairs(cells))
     return [replace(cell, spread=learned) for cell in cells]
 
 
@@ -199,7 +199,7 @@ def is_false(answer: Answer, ratio: float) -> bool:
     return (answer == "slower" and ratio <= 1) or (answer == "faster" and ratio >= 1)
 
 
-_CAPTURED, _EAGER, _CPU = Spread(0.0025), Spread(0.15, 6.0), Spread(0.04, 6.0)
+_CAPTURED, _EAGER, _CPU = Spread(0.0025, 8.0), Spread(0.15, 6.0), Spread(0.04, 6.0)
 SCENES = (
     Scene("captured, equal", (1.0, 1.0), 0.002, _CAPTURED, 0.001),
     Scene("captured, 0.2% slower", (1.0, 1.002), 0.002, _CAPTURED, 0.001),

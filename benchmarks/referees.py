@@ -43,7 +43,8 @@ from profiling.machine.spreads import Spreads
 from profiling.metrics.clocks import CacheFlush, clock_of
 from profiling.metrics.sampling import Ready, SamplingLimits, Turn, WindowSamples, collect
 from profiling.report.table import Column, Table, markdown
-from profiling.results.judge import Cell, Pair, Spread, Windows, compare
+from profiling.results.judge import ONE_PROCESS, Cell, Pair, Windows, compare
+from profiling.results.measured import Spread
 from profiling.run.turns import Placement, take_turns
 from profiling.trace.device_work import device_work
 
@@ -60,8 +61,6 @@ FIXED_WINDOWS, WINDOW_SECONDS = 12, 0.15
 NVBENCH_SECONDS = 240
 #: Warm-up of do_bench in ms, equal to that of `rewarm` in a window of a run or longer.
 WARM_UP_MS = 30
-#: Both sides of a row call the same function in the same process.
-ONE_PROCESS = Spread(0.0)
 
 
 class OneProcess(Spreads):

@@ -12,7 +12,8 @@ from profiling.report.format import ABSENT, TIMES, Kind, count, estimate, number
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, columns
 from profiling.results.environment import Git, encode_environment
-from profiling.results.judge import Spread, compare_totals
+from profiling.results.judge import compare_totals
+from profiling.results.measured import PRIOR_PAIRS, Spread
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS, flat
 from profiling.results.verdicts import judged_rates
@@ -28,7 +29,7 @@ _LEAST: Mapping[Kind, float] = {"ms": 0.01, "s": 0.05, "percent": 0.05}
 _KERNEL_CHANGE, _KERNEL_SHARE = 0.1, 0.01
 #: Of equal code the energy of two runs differs by up to 5%, by temperature or between two GPUs of one model: this
 #: standard deviation of each has 95% of the ratios within that.
-ENERGY_SPREAD = Spread(0.018)
+ENERGY_SPREAD = Spread(0.018, PRIOR_PAIRS)
 #: Rows of kernels in a cell, and characters of a name.
 _MOST_KERNELS, _LONGEST_NAME = 8, 48
 

@@ -44,9 +44,9 @@ class Spreads:
             }
         return spreads
 
-    def known(self, kind: str) -> judge.Spread:
+    def known(self, kind: str) -> Spread:
         """Return the spread of a kind of cell."""
-        return judge.DEFAULT_SPREADS[kind].learned(self.pairs.get(kind, []))
+        return judge.DEFAULT_SPREADS[kind].taught(self.pairs.get(kind, []))
 
     def keep(self, kind: str, pairs: Sequence[tuple[float, float]]) -> None:
         """Add pairs of placements, and write them down; a folder that cannot be written to keeps nothing."""
@@ -57,8 +57,3 @@ class Spreads:
             with suppress(OSError):
                 self.file.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self.file, self.pairs)
-
-    def section(self, kind: str) -> Spread:
-        """Return the section of the record."""
-        known = self.known(kind)
-        return Spread(kind=kind, std=known.std, freedom=known.freedom, learned=len(self.pairs.get(kind, [])))

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from profiling.errors import InputError, check_number, check_whole
-from profiling.results.judge import Cell, Spread, Windows, compare, judged
+from profiling.results.judge import ONE_PROCESS, Cell, Windows, compare, judged
 from profiling.results.measured import Summary
 from profiling.results.stats import relative_half_width, summarize
 
@@ -187,7 +187,7 @@ def by_call_ms(windows: Sequence[WindowSamples], calls: int) -> dict[str, float]
     cells, medians = dict[str, Cell](), dict[str, float]()
     for name, number in (("first", 0), ("middle", calls // 2), ("last", calls - 1)):
         parts = [window.wall_ms[number::calls] for window in windows]
-        cells[name] = Cell((Windows.of([median(part) for part in parts], session="calls"),), Spread(0.0))
+        cells[name] = Cell((Windows.of([median(part) for part in parts], session="calls"),), ONE_PROCESS)
         medians[name] = median(ms for part in parts for ms in part)
     pairs = {names: compare(*(cells[name] for name in names)) for names in combinations(cells, 2)}
     answers = {pair.answer(resolution=DIFFERING) for pair in judged(pairs, DIFFERING).values()}

@@ -6,7 +6,7 @@ import numpy as np
 from scipy.ndimage import median_filter
 
 from profiling.results.frames import Array, Series, stage_names
-from profiling.results.judge import Cell, Line, Spread, Windows, compare, fit_line
+from profiling.results.judge import ONE_PROCESS, Cell, Line, Windows, compare, fit_line
 from profiling.results.loop import Slope, StageGrowth, Steady
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.stats import batch_medians
@@ -104,7 +104,7 @@ def _differ(before: Array, after: Array) -> bool:
     """Return whether frames before and after a moment take different times, by more than chance."""
     if before.size < LEAST_VALUES:
         return False
-    parts = [Cell((Windows.of(batch_medians(part)),), Spread(0.0)) for part in (before, after)]
+    parts = [Cell((Windows.of(batch_medians(part)),), ONE_PROCESS) for part in (before, after)]
     return compare(*parts).answer() in ("faster", "slower")
 
 

@@ -47,7 +47,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from profiling.results.measured import LATE, LEAST_VALUES, RESOLUTION
+from profiling.results.measured import LATE, LEAST_VALUES, PRIOR_PAIRS, RESOLUTION, Spread
 
 Array = NDArray[np.float64]
 Answer = Literal["same", "faster", "slower", "undecided"]
@@ -78,40 +78,18 @@ APART, BOUNDED, APART_WINDOWS = 3.29, 1e6, 8
 NAMED_SHARE, MOST_TIMES = 0.02, 10.0
 #: Most that can be removed from a window, as a share of it.
 MOST_TAKEN = 0.999
-#: Pairs of placements that a prior counts as, at most.
-PRIOR_PAIRS = 8.0
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Standard deviation (relative) of equal code between placements, and the degrees of freedom of that number."""
-
-    std: float
-    freedom: float = PRIOR_PAIRS
-
-    def learned(self, pairs: Sequence[tuple[float, float]]) -> Spread:
-        """Return this spread with what pairs of placements showed: (difference of the logarithms, its variance).
-
-        The prior weighs as `PRIOR_PAIRS` pairs at most.
-        """
-        if not pairs:
-            return self
-        prior = min(self.freedom, PRIOR_PAIRS)
-        found = sum(max(0.0, difference**2 - variance) / 2 for difference, variance in pairs)
-        freedom = prior + len(pairs)
-        return Spread(float(np.sqrt((prior * self.std**2 + found) / freedom)), freedom)
-
-
 #: Spreads where nothing was learned, by what sets the pace of a call. GPU, captured or device-bound: between processes
 #: on an H100 0.08% to 0.26%. Host-bound: eager took 12.0 to 13.8 ms in four processes and 23 ms in a fifth. CPU: equal
 #: pairs with one pinned thread differed by up to 2.5%, others by up to 11%.
 DEFAULT_SPREADS: Mapping[str, Spread] = {
-    "captured": Spread(0.0025),
-    "device-bound": Spread(0.005),
+    "captured": Spread(0.0025, PRIOR_PAIRS),
+    "device-bound": Spread(0.005, PRIOR_PAIRS),
     "host-bound": Spread(0.15, 6.0),
-    "CPU, pinned": Spread(0.01),
+    "CPU, pinned": Spread(0.01, PRIOR_PAIRS),
     "CPU": Spread(0.04, 6.0),
 }
+#: Spread of windows in one process.
+ONE_PROCESS = Spread(0.0, PRIOR_PAIRS)
 #: What two runs add to the spread of each cell: another host, GPU, temperature.
 BETWEEN_RUNS = 0.006
 
@@ -374,7 +352,7 @@ def _seen(before: Spread, steps: Sequence[tuple[float, float]]) -> Spread:
     found = float(np.mean([max(0.0, step**2 - noise) / 2 for step, noise in steps])) if steps else 0.0
     if found > 0 and fdtrc(len(steps), before.freedom, found / max(before.std, 1e-9) ** 2) < FALSE:
         return Spread(float(np.sqrt(found)), 2 * len(steps) / 3)
-    return before.learned(steps)
+    return before.taught(steps)
 
 
 def _shared(spread: Spread, number: int) -> Spread:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from profiling.results.field import Duration, Section, about
@@ -17,6 +18,8 @@ LEAST_VALUES = 6
 RESOLUTION = 0.01
 #: Largest share of calls or frames (0 to 1) that may be late where a rate is held, unless `late` sets another.
 LATE = 0.01
+#: Pairs of placements that a prior counts as, at most.
+PRIOR_PAIRS = 8.0
 #: Least number of samples of a percentile: with fewer, none lies beyond it, and it is the longest under another name.
 LEAST_FOR = {"p90": 10, "p95": 20, "p99": 100}
 
@@ -426,13 +429,24 @@ class Control(Section, frozen=True, kw_only=True):
     windows: Annotated[tuple[Window, ...], about("in turns with all other cells; its samples are not kept")]
 
 
-class Spread(Section, frozen=True, kw_only=True):
-    """How much the times of equal code differ between two processes, as the judge used it."""
+class Spread(Section, frozen=True):
+    """How much the times of equal code differ between two processes."""
 
-    kind: Annotated[str, about("cells that share it: captured, device-bound, host-bound, CPU, or CPU, pinned")]
     std: Annotated[float, about("relative standard deviation between processes", "0 to 1")]
     freedom: Annotated[float, about("degrees of freedom of that number")]
     learned: Annotated[int, about("pairs of processes of this device that taught it; 0: a default")] = 0
+
+    def taught(self, pairs: Sequence[tuple[float, float]]) -> Spread:
+        """Return this spread with what pairs of placements showed: (difference of the logarithms, its variance).
+
+        What was known before weighs as `PRIOR_PAIRS` pairs at most.
+        """
+        if not pairs:
+            return self
+        prior = min(self.freedom, PRIOR_PAIRS)
+        found = sum(max(0.0, difference**2 - variance) / 2 for difference, variance in pairs)
+        freedom = prior + len(pairs)
+        return Spread(math.sqrt((prior * self.std**2 + found) / freedom), freedom, self.learned + len(pairs))
 
 
 class Turns(Section, frozen=True, kw_only=True):

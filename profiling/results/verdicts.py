@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from profiling.results import judge
-from profiling.results.judge import Answer, Cell, Holds, HoldsAnswer, Line, Pair, Ranking, Spread, Windows
-from profiling.results.measured import LATE, LEAST_VALUES, Deadline, Interference, Interval, Window
+from profiling.results.judge import Answer, Cell, Holds, HoldsAnswer, Line, Pair, Ranking, Windows
+from profiling.results.measured import LATE, LEAST_VALUES, Deadline, Interference, Interval, Spread, Window
 from profiling.results.record import BASELINE, Record
 from profiling.results.stats import BATCHES, batch_medians
 
@@ -96,7 +96,7 @@ def kind_of(device: str, *, captured: bool, pinned: bool, host_share: float) -> 
 def spread_of(record: Record) -> Spread:
     """Return the spread of equal code between processes that its run has stored, else the default of its kind."""
     stored = record.turns.spread if record.turns is not None else None
-    return judge.DEFAULT_SPREADS[spread_kind(record)] if stored is None else Spread(stored.std, stored.freedom)
+    return judge.DEFAULT_SPREADS[spread_kind(record)] if stored is None else stored
 
 
 def placements_of(record: Record) -> tuple[Windows, ...]:

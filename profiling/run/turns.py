@@ -23,8 +23,7 @@ import numpy as np
 
 from profiling.machine.spreads import Spreads
 from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
-from profiling.results.judge import FEWEST, LOOKS, Cell, Windows, control_pairs, holds, is_settled
-from profiling.results.judge import Spread as JudgedSpread
+from profiling.results.judge import FEWEST, LOOKS, ONE_PROCESS, Cell, Windows, control_pairs, holds, is_settled
 from profiling.results.measured import LATE, LEAST_VALUES, Control, Spread, Turns, Window
 from profiling.results.stats import rates_of_calls
 from profiling.results.verdicts import kind_of
@@ -92,7 +91,7 @@ class Placement:
         else:
             self.windows.append((turn, window))
 
-    def cell(self, spread: JudgedSpread) -> Cell:
+    def cell(self, spread: Spread) -> Cell:
         """Return what the judge compares: its windows and those of its controls."""
         placed = [each for each in (self, *self.controls) if each.windows]
         return Cell(tuple(each._judged() for each in placed), spread)
@@ -184,15 +183,14 @@ def take_turns(
             order += _add_controls(alive, again)
         stopped_by = _stopped_by(alive, first, turn - first, budget, spent, spreads, late) if alive else None
     if stopped_by == "decided":
-        nothing = JudgedSpread(0.0)  # which changes no estimate
-        fastest = min(alive, key=lambda each: each.cell(nothing).log_ms)  # as the judge sees them
+        fastest = min(alive, key=lambda each: each.cell(ONE_PROCESS).log_ms)  # as the judge sees them
         _settle_rates(fastest, turn, budget - spent, late, now)
     for each in placements:
         each.stopped_by = stopped_by
         if each.spread is None:  # else it was kept when turns ended before, beside other cells
             spreads.keep(each.kind, _pairs([each], spreads))
     for each in placements:
-        each.spread = spreads.section(each.kind)
+        each.spread = spreads.known(each.kind)
 
 
 def _add_controls(placements: Sequence[Placement], again: Again) -> list[Placement]:
@@ -250,11 +248,11 @@ def _wanted_calls(leader: Placement, late: float) -> int:
     return min((each.wanted for each in judged if each.answer == "undecided"), default=0)
 
 
-def _learned(placements: Sequence[Placement], spreads: Spreads) -> Mapping[str, JudgedSpread]:
+def _learned(placements: Sequence[Placement], spreads: Spreads) -> Mapping[str, Spread]:
     """Return the spread of each kind, with what the controls show so far."""
     kinds = dict.fromkeys(each.kind for each in placements)
     return {
-        kind: spreads.known(kind).learned(_pairs([each for each in placements if each.kind == kind], spreads))
+        kind: spreads.known(kind).taught(_pairs([each for each in placements if each.kind == kind], spreads))
         for kind in kinds
     }
 

@@ -11,7 +11,6 @@ from profiling.results.judge import (
     RESOLUTION,
     Cell,
     Pair,
-    Spread,
     Windows,
     bursts,
     compare,
@@ -26,6 +25,7 @@ from profiling.results.judge import (
     time_interval,
     total_ratio,
 )
+from profiling.results.measured import Spread
 
 TIGHT, EQUAL = Spread(0.001, 30.0), Spread(0.0025, 1e6)
 
@@ -114,14 +114,14 @@ def test_a_tenfold_difference_beside_other_processes_is_claimed_with_a_wide_inte
 
 def test_pairs_of_processes_teach_what_their_noise_does_not_explain():
     pairs = [(0.01, 0.005**2), (0.001, 0.004**2)]  # the second differs by less than its noise
-    learned = Spread(0.002).learned(pairs)
+    learned = Spread(0.002, 8.0).taught(pairs)
     assert learned.std**2 == pytest.approx((8 * 0.002**2 + (0.01**2 - 0.005**2) / 2) / 10)
     assert learned.freedom == 10
-    assert Spread(0.002, 100.0).learned(pairs) == learned, "a prior weighs as 8 pairs at most"
-    assert Spread(0.002, 100.0).learned([]) == Spread(0.002, 100.0)
+    assert Spread(0.002, 100.0).taught(pairs) == learned, "a prior weighs as 8 pairs at most"
+    assert Spread(0.002, 100.0).taught([]) == Spread(0.002, 100.0)
     controls = control_pairs([Cell((cell(1.0).placements[0], cell(1.05, seed=7).placements[0]), TIGHT)])
     expected = np.sqrt((8 * 0.002**2 + np.log(1.05) ** 2 / 2) / 9)
-    assert Spread(0.002).learned(controls).std == pytest.approx(expected, rel=0.02)
+    assert Spread(0.002, 8.0).taught(controls).std == pytest.approx(expected, rel=0.02)
 
 
 def test_two_processes_of_each_cell_are_known_better_than_one():
@@ -222,7 +222,7 @@ def test_turns_are_settled_where_every_window_of_a_cell_with_two_speeds_is_longe
     two_speeds = [13.0, 28.0, 13.1, 28.2, 12.9, 27.9, 28.1, 13.0, 13.2, 12.8]
     slow = Cell((Windows.of(two_speeds, session="run"),), Spread(0.15, 6.0))
     fast, once_slow = (
-        Cell((Windows.of([2.1, 2.2, 2.1, 2.15, at_5, 2.1, 2.12, 2.2, 2.1, 2.1], session="run"),), Spread(0.0025))
+        Cell((Windows.of([2.1, 2.2, 2.1, 2.15, at_5, 2.1, 2.12, 2.2, 2.1, 2.1], session="run"),), Spread(0.0025, 8.0))
         for at_5 in (2.1, 14.0)
     )
     found = compare(slow, fast)

@@ -7,8 +7,17 @@ from msgspec.structs import replace
 
 from profiling.results.explanations import RecipeStep
 from profiling.results.judge import DEFAULT_SPREADS
-from profiling.results.measured import Control, LatencyConditions, Metrics, Parity, Round, RoundSummary, Turns, Window
-from profiling.results.measured import Spread as StoredSpread
+from profiling.results.measured import (
+    Control,
+    LatencyConditions,
+    Metrics,
+    Parity,
+    Round,
+    RoundSummary,
+    Spread,
+    Turns,
+    Window,
+)
 from profiling.results.stats import rates_of_calls
 from profiling.results.verdicts import (
     answer_on,
@@ -42,7 +51,7 @@ def windows(ms, n=20, seed=0, noise=0.002, taken=0.0, first=0):
 def timed(variant, ms, *, began="now", taken=0.0, std=0.002, noise=0.002, seed=0, controls=(), **more):
     """A record in turns, whose windows take about `ms`."""
     of = windows(ms, seed=seed, noise=noise, taken=taken)
-    spread = StoredSpread(kind="captured", std=std, freedom=20.0)
+    spread = Spread(std=std, freedom=20.0)
     turns = Turns(began=began, beside=(), windows=of, spread=spread, controls=controls)
     metrics = Metrics(wall_ms=summary(ms), latency=replace(CONDITIONS, cpu_lost_share=taken))
     return record(variant, ms, turns=turns, **{"metrics": metrics, **more})
