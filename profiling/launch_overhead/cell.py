@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import theilslopes
+from scipy.stats import quantile_test, theilslopes
 
 from profiling.components.component import Component
 from profiling.errors import InputError
@@ -28,7 +28,7 @@ from profiling.launch_overhead.sampling import (
 )
 from profiling.machine.gc_policy import no_garbage_collection
 from profiling.results.explanations import Estimate, LaunchCalibration, LaunchCosts, LaunchOverhead, OperatorCost
-from profiling.results.stats import median_interval
+from profiling.results.measured import LEAST_VALUES
 from profiling.run.cell import Cell
 
 
@@ -202,7 +202,10 @@ def estimate(rounds: Array) -> Estimate | None:
     measured = rounds[~np.isnan(rounds)]
     if measured.size == 0 or not math.isfinite(median := float(np.median(measured))):
         return None
-    interval = median_interval(measured) if bool(np.isfinite(measured).all()) else None
+    interval = None
+    if measured.size >= LEAST_VALUES and bool(np.isfinite(measured).all()):
+        low, high = map(float, quantile_test(measured).confidence_interval(0.95))  # two of the values
+        interval = low, high
     return Estimate(p50=median, n=int(measured.size), ci95=interval)
 
 

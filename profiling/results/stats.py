@@ -1,4 +1,4 @@
-"""Summaries of samples: statistics of a clock, intervals of a median, late calls. No sample is dropped."""
+"""Summaries of samples: statistics of a clock, the interval of a series, late calls. No sample is dropped."""
 
 from __future__ import annotations
 
@@ -65,17 +65,6 @@ def relative_half_width(samples: Samples) -> float:
     """Return half the width of `series_interval` over the median (no unit); infinite where there is none."""
     interval = series_interval(samples)
     return float("inf") if interval is None else (interval[1] - interval[0]) / 2 / float(np.median(samples))
-
-
-def median_interval(values: Samples) -> tuple[float, float] | None:
-    """Return the 95% interval of the median of independent values: two of them; None for fewer than six."""
-    from scipy.special import bdtrik  # takes a moment to import, and a reader of records needs none of it
-
-    ordered = np.sort(np.asarray(values, dtype=np.float64))
-    if ordered.size < LEAST_VALUES:
-        return None
-    cut = int(bdtrik(0.025, ordered.size, 0.5))  # at most so many of the values are below the median, in 2.5%
-    return float(ordered[cut]), float(ordered[-1 - cut])
 
 
 def deadline(fps: float, budget_ms: float, excess_ms: Samples, taken_ms: Samples | None = None) -> Deadline:

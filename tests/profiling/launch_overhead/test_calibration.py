@@ -215,6 +215,7 @@ def test_unmeasured_rounds_have_no_estimate_and_few_rounds_no_interval():
     assert estimate(np.array([math.inf, math.inf, 3.0])) is None
     assert estimate(np.array([2.0, math.nan, 4.0])) == Estimate(p50=3.0, n=2)
     assert estimate(np.array([2.0, 3.0, 4.0, math.inf, 3.0])) == Estimate(p50=3.0, n=5)
+    assert estimate(np.array([2.0, 1.0, 3.0, 4.0, 6.0, 5.0])).ci95 == (1.0, 6.0)
 
 
 def test_a_power_law_is_interpolated_without_error():
