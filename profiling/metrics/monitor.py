@@ -364,8 +364,7 @@ class CallMonitor:
                 series["others_ms"][each.end - 1] = each.others_share * frame_ms[each.end - 1]
         if device_ms:
             series["device_call_ms"] = np.asarray(device_ms, dtype=np.float64)
-        p50, p99 = np.percentile(frame_ms, [50, 99])
-        usual = Steady(from_frame=0, settled=True, p50=float(p50), p99=float(p99))
+        usual = Steady(from_frame=0, settled=True, p50=float(np.median(frame_ms)))
         slow = [int(call) for call in np.flatnonzero(frame_ms > threshold_ms(frame_ms, usual))]
         return slow_section(series, usual, slow, self._monitor.events)
 

@@ -237,8 +237,6 @@ def memory_section(series: Series, from_frame: int) -> dict[str, MemoryTrend]:
         section[kind] = MemoryTrend(
             first=int(values[0]),
             last=int(values[-1]),
-            min=int(values.min()),
-            max=int(values.max()),
             **_growth(frames[steady].astype(np.float64), values[steady], SMALLEST_LEAK[kind]),
         )
     return section
@@ -254,6 +252,5 @@ def _growth(frames: Array, values: Array, smallest_leak: int) -> dict[str, Any]:
     rises = bool((np.diff(levels) > 0).all())
     return {
         "bytes_per_frame": line.slope,
-        "ci95": line.interval,
         "leak": bool(grown >= smallest_leak) and line.is_claimed(0.0) and rises,
     }

@@ -27,8 +27,7 @@ def find_steady(frame_ms: Array) -> Steady:
     steady part is the whole series. `frame_ms` is [n] in ms, n at least 1.
     """
     from_frame, settled = _settled_from(frame_ms)
-    p50, p99 = np.percentile(frame_ms[from_frame:], [50, 99])
-    return Steady(from_frame=from_frame, settled=settled, p50=float(p50), p99=float(p99))
+    return Steady(from_frame=from_frame, settled=settled, p50=float(np.median(frame_ms[from_frame:])))
 
 
 def _settled_from(frame_ms: Array) -> tuple[int, bool]:

@@ -84,7 +84,6 @@ class RecipeStep(Section, frozen=True, kw_only=True):
     stage: Annotated[str | None, about("realtime: the stage that it prepared")] = None
     seconds: Annotated[float, about("until the device was idle", "s", "took")]
     changed: Annotated[int | None, about("places or modules changed, graphs compiled or captured, if counted")] = None
-    memory_bytes: Annotated[BeforeAfter | None, about("allocated on the device", "bytes")] = None
     choices: Annotated[Choices | None, about("layers that a transform replaced and left")] = None
     packages: Annotated[tuple[Package, ...] | None, about("files that it wrote and loaded")] = None
     shapes: Annotated[tuple[ShapeCompile, ...] | None, about("its first calls, if inputs have several shapes")] = None
@@ -361,7 +360,6 @@ class HardwareCounters(Section, frozen=True, kw_only=True):
     file: Annotated[str, about("what ncu wrote, CSV, relative to the run folder")]
     kernels: Annotated[tuple[CountedKernel, ...], about("by name, longest first")] = ()
     seconds: Annotated[float | None, about("duration of loading, preparing and measuring", "s")] = None
-    launches: Annotated[int | None, about("launches that ncu measured")] = None
     passes: Annotated[float | None, about("mean number of times that ncu ran a launch, to read all counters")] = None
 
 

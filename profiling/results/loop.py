@@ -43,7 +43,6 @@ class Steady(Section, frozen=True, kw_only=True):
     from_frame: Annotated[int, about("its first frame", "frame", "steady from")]
     settled: Annotated[bool, about("false: times never settle, and all frames are used")]
     p50: Annotated[float, about("median frame time", "ms", title="steady p50")]
-    p99: Annotated[float, about("99th percentile of frame times", "ms")]
 
 
 class StageGrowth(Section, frozen=True, kw_only=True):
@@ -67,10 +66,7 @@ class MemoryTrend(Section, frozen=True, kw_only=True):
 
     first: Annotated[int, about("after the first frame", "bytes")]
     last: Annotated[int, about("after the last frame", "bytes")]
-    min: Annotated[int, about("least", "bytes")]
-    max: Annotated[int, about("most", "bytes")]
     bytes_per_frame: Annotated[float | None, about("growth over the steady part", "bytes/frame")] = None
-    ci95: Annotated[Interval | None, about("95% interval of the growth", "bytes/frame")] = None
     leak: Annotated[bool | None, about("whether it grows in every quarter and beyond chance")] = None
 
 

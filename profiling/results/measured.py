@@ -248,12 +248,6 @@ class Parity(ParityCheck, frozen=True, kw_only=True):
     timed: Annotated[ParityCheck | None, about("training: the comparison of the run that was timed")] = None
 
 
-class Load(Section, frozen=True, kw_only=True):
-    """Building the module and loading or randomising its weights."""
-
-    seconds: Annotated[Duration, about("duration", "s")]
-
-
 class Prepare(Section, frozen=True, kw_only=True):
     """Preparing the variant: compiling, warming up and capturing, before any sample."""
 
@@ -266,7 +260,6 @@ class Prepare(Section, frozen=True, kw_only=True):
         ),
     ]
     beside: Annotated[int, about("other processes, at most, that prepared meanwhile; alone it takes less time")] = 0
-    stages: Annotated[Mapping[str, float], about("realtime: seconds of each stage", "s")] = {}
     warmup_inputs: Annotated[int | None, about("calls on the `warmup_inputs` of the YAML, before any sample")] = None
     warmup_inputs_s: Annotated[Duration | None, about("duration of these calls", "s")] = None
     compiles: Annotated[int | None, about("frames that Dynamo compiled, failures and cache hits included")] = None

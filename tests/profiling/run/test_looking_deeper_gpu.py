@@ -29,4 +29,3 @@ def test_a_memory_snapshot_names_the_lines_that_allocate(profile):
         snapshot = pickle.loads((outcome.folder / record.memory_snapshot.file).read_bytes())
         frames = [frame for trace in snapshot["device_traces"] for event in trace for frame in event.get("frames", ())]
         assert any(frame["filename"].endswith("outside_net.py") for frame in frames)
-        assert record.load.seconds > 0

@@ -83,7 +83,6 @@ def test_a_captured_step_is_right_from_the_first_call(compiler, tmp_path):
             step.close()
     *compiling, capture = step.recipe
     assert (capture.kind, capture.name, capture.changed) == ("capture", "CudaGraph", 2)
-    assert capture.memory_bytes.after >= capture.memory_bytes.before > 0
     assert graphs.held == 2
     counted = prepared.since(before).graphs
     assert [each.changed for each in compiling] == ([] if compiler == "none" else [counted])
