@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import msgspec
 
 from profiling.results.explanations import Kernel, KernelFinding
 from profiling.results.field import Section, about
-from profiling.results.jsonl import DECODE_ERRORS, read_file
+from profiling.results.jsonl import decoded
 
 ENVIRONMENT_FILE = "environment.json"
 #: Share of a measured ceiling from which a kernel is as fast as kernels get: 60% of the peak, where the measured
@@ -162,9 +161,7 @@ class Environment(Section, frozen=True, kw_only=True):
 
 def read_environment(run: Path) -> Environment:
     """Return the run's environment; empty where the file is missing or damaged."""
-    with suppress(OSError, *DECODE_ERRORS):
-        return msgspec.json.decode(read_file(run / ENVIRONMENT_FILE), type=Environment)
-    return Environment()
+    return decoded(run / ENVIRONMENT_FILE, Environment) or Environment()
 
 
 def encode_environment(environment: Environment) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ MOST_BYTES = 2**30
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _BOM = b"\xef\xbb\xbf"
+_Kind = TypeVar("_Kind")
 
 
 class Results(NamedTuple):
@@ -63,6 +64,13 @@ def read_file(path: Path) -> bytes:
     if path.stat().st_size > MOST_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES / 2**30:g} GiB", str(path))
     return path.read_bytes()
+
+
+def decoded(path: Path, kind: type[_Kind]) -> _Kind | None:
+    """Return the JSON content of a file of a run as this type; None where it is missing or damaged."""
+    with suppress(OSError, *DECODE_ERRORS):
+        return msgspec.json.decode(read_file(path), type=kind)
+    return None
 
 
 def read_records(run: Path) -> Results:

@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from profiling.errors import InputError
 from profiling.results.field import Section, about
-from profiling.results.jsonl import read_file
-from profiling.results.run_folder import JOB_FILE, SWEEP_FILE, write_bytes
+from profiling.results.jsonl import decoded
+from profiling.results.run_folder import JOB_FILE, SWEEP_FILE, write_json
 
 SCHEMA = 1
 #: Seconds between two signs of life of a job, and of silence after which it counts as dead. Network file systems show
@@ -64,9 +64,6 @@ class Sweep(Section, frozen=True, kw_only=True):
     jobs: Annotated[tuple[SweepJob, ...], about("in the order of their numbers")]
 
 
-_Kind = TypeVar("_Kind", Sweep, SweepJob)
-
-
 def is_sweep(folder: Path) -> bool:
     """Return whether `folder` is that of a sweep."""
     return (folder / SWEEP_FILE).is_file()
@@ -74,12 +71,12 @@ def is_sweep(folder: Path) -> bool:
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:
     """Write `sweep.json`, atomically."""
-    write_bytes(folder / SWEEP_FILE, _encoded(sweep))
+    write_json(folder / SWEEP_FILE, msgspec.to_builtins(sweep))
 
 
 def write_job(folder: Path, job: SweepJob) -> None:
     """Write `job.json` into the job's folder below the sweep's `folder`, atomically."""
-    write_bytes(folder / job.folder / JOB_FILE, _encoded(job))
+    write_json(folder / job.folder / JOB_FILE, msgspec.to_builtins(job))
 
 
 def read_sweep(folder: Path) -> Sweep:
@@ -92,7 +89,7 @@ def read_plan(folder: Path) -> Sweep:
     """Read the planned jobs in `sweep.json`, without their states. Raises InputError if it is missing or damaged."""
     if not is_sweep(folder):
         raise InputError(f"{folder} is no sweep: it has no {SWEEP_FILE}. Name a folder that --multirun printed.")
-    sweep = _decoded(folder / SWEEP_FILE, Sweep)
+    sweep = decoded(folder / SWEEP_FILE, Sweep)
     if sweep is None or sweep.schema != SCHEMA:
         raise InputError(f"{folder / SWEEP_FILE} is damaged, or of another version. Its runs can be read one by one.")
     planned = (SweepJob(number=job.number, folder=job.folder, overrides=job.overrides) for job in sweep.jobs)
@@ -102,7 +99,7 @@ def read_plan(folder: Path) -> Sweep:
 def read_job(folder: Path, planned: SweepJob) -> SweepJob:
     """Return the present state of a job of the sweep in `folder`; with a damaged `job.json` it waits to be resumed."""
     path = folder / planned.folder / JOB_FILE
-    job = _decoded(path, SweepJob)
+    job = decoded(path, SweepJob)
     if job is None or job.number != planned.number:
         reason = f"its {JOB_FILE} is damaged: resume= runs what it lacks" if path.exists() else None
         return msgspec.structs.replace(planned, reason=reason)
@@ -152,14 +149,3 @@ def _is_alive(job: SweepJob, path: Path) -> bool:
     with suppress(OSError):
         return time.time() - path.stat().st_mtime < SILENT_SECONDS
     return False
-
-
-def _encoded(content: Sweep | SweepJob) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
-
-
-def _decoded(path: Path, kind: type[_Kind]) -> _Kind | None:
-    """Return the content of a file; None where it is missing or damaged."""
-    with suppress(OSError, msgspec.MsgspecError, RecursionError):
-        return msgspec.json.decode(read_file(path), type=kind)
-    return None
