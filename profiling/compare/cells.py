@@ -134,7 +134,7 @@ def _matched(cell: CellComparison, one: Record | None, two: Record | None) -> Ce
     others = [
         f"{known.words} in {run}"
         for run, record in (("A", one), ("B", two))
-        if (known := taken(record)) is not None and known.is_named
+        if (known := taken(record.conditions)) is not None and known.is_named
     ]
     pair = compare_records(two, one)
     if pair is None:

@@ -210,7 +210,7 @@ def _dtype(record: Record) -> str | None:
 
 def conditions_of(record: Record) -> list[str]:
     """Return the conditions of one cell, those first that matter most."""
-    others = (("", verdicts.taken(record)), ("calls in a row: ", verdicts.larger(record.metrics.calls)))
+    others = (("", verdicts.taken(record.conditions)), ("calls in a row: ", verdicts.taken(record.metrics.calls)))
     found = [f"{of}{each.words}" for of, each in others if each is not None and each.is_named]
     if (drift := verdicts.drift_of(record)) is not None:
         found.append(f"drifting: {significant(drift.begin, 3)} → {significant(drift.end, 3)} ms")

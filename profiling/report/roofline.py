@@ -100,7 +100,7 @@ def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
 
 def _way_out(record: Record) -> tuple[str, str] | None:
     """Return what to do where other processes lengthened the calls of a CPU, which are then no basis for advice."""
-    others, conditions = taken(record), record.metrics.latency
+    others, conditions = taken(record.conditions), record.metrics.latency
     if others is None or not others.is_named or not (record.device or "").startswith("cpu"):
         return None
     if conditions is None or conditions.pinned_cores:

@@ -54,12 +54,7 @@ class Taken:
         return f"{self.share:.0%} of the {self.of} went to other processes"
 
 
-def taken(record: Record) -> Taken | None:
-    """Return what others took while a cell was timed; None where the record does not say."""
-    return larger(record.conditions)
-
-
-def larger(conditions: Interference | None) -> Taken | None:
+def taken(conditions: Interference | None) -> Taken | None:
     """Return what others took of the CPU or of the GPU, whichever is more; None where it is not known."""
     if conditions is None:
         return None
@@ -106,7 +101,7 @@ def placements_of(record: Record) -> tuple[Windows, ...]:
         session = f"{record.component} {turns.began}"
         timed = (turns.windows, *(each.windows for each in turns.controls))
         return tuple(_windows(each, session) for each in timed if min(window.p50 for window in each) > 0)
-    share = known.share if (known := taken(record)) is not None else 0.0
+    share = known.share if (known := taken(record.conditions)) is not None else 0.0
     if record.realtime is not None and record.realtime.windows_ms:
         return (Windows.of(record.realtime.windows_ms, taken=share),)
     parts = [part for part in samples_by_round(record) if part]
@@ -224,7 +219,7 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     said = judge.holds(deadline.misses, deadline.bursts, summary.n, allowed)
     if loop is not None and loop.too_slow_fps(deadline.fps) is not None:
         return replace(said, answer="no")
-    others = taken(record)
+    others = taken(record.conditions)
     lengthened = others is not None and others.is_named and summary.p50 * (1 - others.share) <= deadline.budget_ms
     if said.answer != "no" or not lengthened:
         return said

@@ -216,7 +216,7 @@ def test_a_rival_on_the_same_core_is_measured_and_nothing_is_claimed(rival):
     module, inputs = torch.nn.Linear(1024, 1024), {"input": torch.randn(128, 1024)}  # longer than a time slice
     result = profiling.profile(module, inputs, variants, metrics=metrics, ceilings="off", quiet=True)
     base, again = result.records
-    others = taken(base)
+    others = taken(base.conditions)
     assert others is not None
     assert others.share > 0.2, "a fair scheduler gives each a half, and less where tests run beside"
     assert answer_on(again, (base, again)) == "undecided"

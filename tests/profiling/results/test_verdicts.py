@@ -129,8 +129,8 @@ def test_beside_others_the_interval_reaches_down_to_the_shortest_call_without_wh
     short = replace(busy, metrics=replace(busy.metrics, wall_ms=replace(busy.metrics.wall_ms, min=0.01)))
     assert interval_of(calm)[0] > 7.9
     assert interval_of(short)[0] == pytest.approx(0.01 * (1 - 0.4))
-    assert taken(busy).words == "40% of the CPU went to other processes"
-    assert taken(record("a")) is None
+    assert taken(busy.conditions).words == "40% of the CPU went to other processes"
+    assert taken(record("a").conditions) is None
 
 
 def test_a_drift_is_that_of_the_windows():
