@@ -103,5 +103,5 @@ def test_the_dtype_of_a_run_is_what_its_own_gpu_supports(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device", switched)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: current[-1] == 0)
-    chosen = [resolve(Settings(device=device))[0] for device in ("cuda:0", "cuda:1")]
+    chosen = [resolve(Settings(device=device)) for device in ("cuda:0", "cuda:1")]
     assert [(each.device, each.dtype) for each in chosen] == [("cuda:0", "bfloat16"), ("cuda:1", "float32")]
