@@ -33,7 +33,7 @@ decoders() { # with the steps that replace kernels; the loop at its frame rate
   local best=compile+cuda_graph last=channels_last steps=fused_norm+grouped_conv+pointwise_conv
   local all=baseline,$best,$last+$best,$last+fold_upsampling+fused_norm+pointwise_conv+$best
   forward decoder_steps image_decoder,audio_decoder,sd_vae_decoder \
-    "$all,$last+$steps+interpolation+$best,fold_upsampling+$steps+$best"
+    "$all,$last+fold_upsampling+fused_norm+$best,$last+$steps+interpolation+$best,fold_upsampling+$steps+$best"
   forward drawn_decoders emu3_decoder,hunyuan_refiner_decoder,speecht5_vocoder \
     "$all,$last+fold_upsampling+fused_norm+pointwise_conv+$best" seconds=8 --config-dir=benchmarks/drawn_decoders
   run paced realtime 'variant=[compile+cuda_graph]' loop.pace=realtime
