@@ -14,12 +14,21 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def fill_readme():
-    spec = importlib.util.spec_from_file_location("fill_readme", ROOT / "docs" / "fill_readme.py")
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def fill_readme():
+    return script("fill_readme")
+
+
+@pytest.fixture(scope="module")
+def record_pages():
+    return script("write_record")
 
 
 def test_its_numbers_are_those_of_the_committed_run(fill_readme):
@@ -54,3 +63,21 @@ def test_commands_of_the_pages_and_of_the_help_are_accepted():
             words = takewhile(lambda word: re.search("^-|=", word), shlex.split(arguments, comments=True))
             parsed = get_args_parser().parse_args(list(words))
             OverridesParser.create().parse_overrides(parsed.overrides)
+
+
+def test_the_generated_docs_are_fresh(record_pages):
+    stale = [
+        path for path, content in record_pages.files().items() if not path.is_file() or path.read_text() != content
+    ]
+    assert not stale, "run: python docs/write_record.py"
+
+
+def test_every_field_says_what_it_means(record_pages):
+    structs = record_pages.json_schema()["$defs"]
+    silent = [
+        f"{name}.{field}"
+        for name, struct in structs.items()
+        for field, content in struct["properties"].items()
+        if field != "schema" and not content.get("description")
+    ]
+    assert not silent

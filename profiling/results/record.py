@@ -1,7 +1,7 @@
 """The record: what one cell (component × variant) measured, a line of `results.jsonl`, as typed structs.
 
 Every key of the file is a field of one of these structs, with unit and meaning; `docs/record.md` and
-`docs/record.schema.json` are generated from them (`python -m profiling.results.schema`). Absent (None, or empty) means
+`docs/record.schema.json` are generated from them (`python docs/write_record.py`). Absent (None, or empty) means
 not measured. Within a schema number fields are added and left out, and never renamed.
 
 A reader uses attributes: `record.metrics.wall_ms.p50`. A producer constructs structs, in the cell's process:

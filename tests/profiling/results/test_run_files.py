@@ -1,11 +1,10 @@
-"""Files of a run: the environment keeps what it knows, each is written whole; and generated docs are fresh."""
+"""Files of a run: the environment keeps what it knows, and each is written whole."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from profiling.results import schema
 from profiling.results.environment import encode_environment, read_environment
 from profiling.results.record import leaves
 from profiling.results.run_folder import config_differences, write_text
@@ -31,22 +30,6 @@ def test_an_environment_that_is_damaged_or_absent_is_empty(tmp_path, text):
     if text is not None:
         (tmp_path / "environment.json").write_bytes(text)
     assert not read_environment(tmp_path).is_known
-
-
-def test_the_generated_docs_are_fresh():
-    stale = [path for path, content in schema.files().items() if not path.is_file() or path.read_text() != content]
-    assert not stale, "run: python -m profiling.results.schema"
-
-
-def test_every_field_says_what_it_means():
-    structs = schema.json_schema()["$defs"]
-    silent = [
-        f"{name}.{field}"
-        for name, struct in structs.items()
-        for field, content in struct["properties"].items()
-        if field != "schema" and not content.get("description")
-    ]
-    assert not silent
 
 
 def test_a_file_is_written_atomically(tmp_path):

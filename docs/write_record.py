@@ -1,4 +1,4 @@
-"""Writes `docs/record.schema.json` and `docs/record.md` from the structs: `python -m profiling.results.schema`."""
+"""Writes `docs/record.schema.json` and `docs/record.md` from the structs: `python docs/write_record.py`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 
 from profiling.results.record import SCHEMA, Record
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parent
 
 _HEAD = f"""# The record
 
 A run writes `results.jsonl`: one line of JSON for each cell (component × variant), of schema {SCHEMA}. While a run goes
 on, or after it was killed, a cell may have several lines: the last one counts; the first is written when the cell
 begins, and says that it has not ended. This page is made from the structs in `profiling/results/` by
-`python -m profiling.results.schema`, and so is [record.schema.json](record.schema.json), its JSON Schema. Absent means
+`python docs/write_record.py`, and so is [record.schema.json](record.schema.json), its JSON Schema. Absent means
 not measured. Within a schema number fields are added and left out, and never renamed.
 
 Read a run in Python:
