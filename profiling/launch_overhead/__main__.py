@@ -9,9 +9,7 @@ from omegaconf import DictConfig
 
 from profiling.cli.app import execute, main
 from profiling.cli.config import read_config
-from profiling.components.spec import decode_options
 from profiling.errors import InputError
-from profiling.launch_overhead.options import CalibrationOptions
 
 TARGET = "launch_overhead"
 CELL = "profiling.launch_overhead.cell.CalibrationCell"
@@ -23,9 +21,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
     if config.settings.trace:
         given = "counters" if config.settings.counters else "trace"
         raise InputError(f"{given}=true: launch_overhead has no step to trace. Leave it out.")
-    decode_options(CalibrationOptions, config.source["calibration"], "calibration")  # before any process is started
-    procedure = {"_target_": CELL, "options": config.source["calibration"]}
-    return execute(TARGET, replace(config, procedure=procedure), folder)
+    return execute(TARGET, replace(config, procedure={"_target_": CELL}), folder)
 
 
 if __name__ == "__main__":

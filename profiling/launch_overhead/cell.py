@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,8 @@ from scipy.stats import quantile_test, theilslopes
 
 from profiling.components.component import Component
 from profiling.errors import InputError
-from profiling.launch_overhead.options import CalibrationOptions
 from profiling.launch_overhead.sampling import (
+    COUNTS,
     DEVICE,
     HOST,
     Array,
@@ -31,19 +31,19 @@ from profiling.results.explanations import Estimate, LaunchCalibration, LaunchCo
 from profiling.results.measured import LEAST_VALUES
 from profiling.run.cell import Cell
 
+#: How often everything is measured.
+ROUNDS = 15
 
-@dataclass
+
 class CalibrationCell(Cell):
     """Measure launch costs on the run's device, in its dtype and with its seed."""
-
-    options: CalibrationOptions = field(default_factory=CalibrationOptions)
 
     def measure(self) -> None:
         """Add the record's section `launches`."""
         settings = self.job.settings
         device = torch.device(settings.device)
         with self.phase("calibrate"):
-            launches = calibrate(device, self.options, settings.dtype, settings.seed, partial(print, flush=True))
+            launches = calibrate(device, settings.dtype, settings.seed, partial(print, flush=True))
         self.add(launches=launches)
 
     def components(self) -> Mapping[str, Component]:
@@ -52,11 +52,7 @@ class CalibrationCell(Cell):
 
 
 def calibrate(
-    device: torch.device,
-    options: CalibrationOptions,
-    dtype: str = "float32",
-    seed: int = 0,
-    on_progress: Callable[[str], None] = print,
+    device: torch.device, dtype: str = "float32", seed: int = 0, on_progress: Callable[[str], None] = print
 ) -> LaunchOverhead:
     """Measure launch costs on a CPU or the current CUDA device; `on_progress` is called with a line before each round.
 
@@ -69,18 +65,17 @@ def calibrate(
     """
     on_cuda = device.type == "cuda"
     with torch.inference_mode(), no_garbage_collection():
-        chains = make_chains(device, options, getattr(torch, dtype), seed)
-        samplers = samplers_of(chains, options.counts, device)
-        times = sample_rounds(samplers, options.counts, options.rounds, seed, on_progress)
-    elementwise, linear = (ChainSamples(chain, options.counts, times) for chain in chains)
+        chains = make_chains(device, getattr(torch, dtype), seed)
+        times = sample_rounds(samplers_of(chains, device), ROUNDS, seed, on_progress)
+    elementwise, linear = (ChainSamples(chain, times) for chain in chains)
     costs = elementwise.launch() | elementwise.graph() if on_cuda else elementwise.dispatch()
     linear_costs = linear.launch() if on_cuda else linear.dispatch()
     return LaunchOverhead(
         launch_calibration=LaunchCalibration(
             device=str(device),
             dtype=dtype,
-            rounds=options.rounds,
-            linear=LaunchCosts(rows=options.rows, **linear_costs),
+            rounds=ROUNDS,
+            linear=LaunchCosts(rows=1, **linear_costs),
             **costs,
         ),
         operators=(*elementwise.operators(), *linear.operators()),
@@ -92,7 +87,6 @@ class ChainSamples:
     """The samples of one chain. Costs are fields of `LaunchCosts` by name; None: not measured."""
 
     chain: Chain
-    counts: Sequence[int]
     times: Mapping[Series, Array]  # as `sample_rounds` returns them
 
     def dispatch(self) -> dict[str, Any]:
@@ -169,26 +163,26 @@ class ChainSamples:
     def _lines(self, clock: int, size: int, mode: Mode = "eager", *, queued: bool = False) -> Array:
         """Return the time over the number of calls as `fit_lines` does; NaN where it was not sampled."""
         times = self.times.get(Series(self.chain.name, size, mode, queued))
-        return fit_lines(self.counts, np.full((1, len(self.counts)), np.nan) if times is None else times[clock])
+        return fit_lines(np.full((1, len(COUNTS)), np.nan) if times is None else times[clock])
 
     def _slopes(self, clock: int, *, queued: bool = False) -> Array:
         """Return the time of an eager call at each size, [rounds, sizes]."""
         return np.stack([self._lines(clock, size, queued=queued)[0] for size in self.chain.sizes], axis=1)
 
 
-def fit_lines(counts: Sequence[int], times: Array) -> Array:
+def fit_lines(times: Array) -> Array:
     """Return slope and intercept [2, rounds] of a Theil-Sen line in each round of `times` [rounds, counts].
 
-    NaN: not measured. Up to 29% of the points of a round may be arbitrarily wrong: an interrupt lengthens a sample,
-    nothing shortens it. A round's counts were sampled within a second, so drift between rounds is in the interval and
-    not in a slope. Sources: Theil, A rank-invariant method of linear and polynomial regression analysis (1950); Sen,
-    Estimates of the regression coefficient based on Kendall's tau (1968).
+    The line is over `COUNTS`. NaN: not measured. Up to 29% of the points of a round may be arbitrarily wrong: an
+    interrupt lengthens a sample, nothing shortens it. A round's counts were sampled within a second, so drift between
+    rounds is in the interval and not in a slope. Sources: Theil, A rank-invariant method of linear and polynomial
+    regression analysis (1950); Sen, Estimates of the regression coefficient based on Kendall's tau (1968).
     """
     lines = np.full((2, len(times)), np.nan)
     for index, row in enumerate(times):
         measured = ~np.isnan(row)
         if measured.sum() >= 3:  # any two points lie on a line
-            line: Any = theilslopes(row[measured], np.asarray(counts)[measured], method="joint")
+            line: Any = theilslopes(row[measured], np.asarray(COUNTS)[measured], method="joint")
             lines[:, index] = line.slope, line.intercept
     return lines
 

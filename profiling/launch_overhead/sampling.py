@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from profiling.launch_overhead.options import CalibrationOptions
 from profiling.metrics.clocks import CudaClock, WallClock, clock_of
 from profiling.roofline.measure_ceilings import captured
 
@@ -32,8 +31,12 @@ Array = NDArray[np.float64]
 Operator = Callable[[], Any]
 Mode = Literal["eager", "graph"]
 
-#: From a negligible operator to one that takes several times its launch or dispatch; denser where current GPUs stop
-#: being starved.
+#: Calls in a sample; a cost is the slope of the time over them. A stream queues about 1000 kernels before a launch
+#: waits for the device (measured in https://forums.developer.nvidia.com/t/68937), and a linear may launch two: a split
+#: product and its reduction.
+COUNTS = (1, 50, 100, 200, 400)
+#: From a negligible operator, at which a launch is measured, to one that takes several times its launch or dispatch;
+#: denser where current GPUs stop being starved.
 ELEMENTS = {
     "cpu": (1, 256, 1024, 4096, 16384, 65536),
     "cuda": (1, 2**12, 2**16, 2**18, 2**20, 2**21, 2**22, 2**23, 2**24),
@@ -51,11 +54,8 @@ class Chain:
     operator: Callable[[int], Operator]
 
 
-def make_chains(
-    device: torch.device, options: CalibrationOptions, dtype: torch.dtype, seed: int
-) -> tuple[Chain, Chain]:
-    """Return the elementwise chain and the chain of linears, on `device`."""
-    rows = options.rows
+def make_chains(device: torch.device, dtype: torch.dtype, seed: int) -> tuple[Chain, Chain]:
+    """Return the elementwise chain and the chain of linears over one row, on `device`."""
 
     def elementwise(elements: int) -> Operator:
         # Negation: one kernel, values that never overflow, and no Python number that each call would convert to a
@@ -64,15 +64,15 @@ def make_chains(
 
     def linear(width: int) -> Operator:
         generator = torch.Generator(device).manual_seed(seed)
-        x = torch.randn(rows, width, dtype=dtype, device=device, generator=generator)
+        x = torch.randn(1, width, dtype=dtype, device=device, generator=generator)
         weight = torch.randn(width, width, dtype=dtype, device=device, generator=generator)
         # The call that F.linear makes without a bias. The input is not the last output: repeated products of random
         # matrices shrink to denormals, which are slow on a CPU.
-        return partial(torch.mm, x, weight.t(), out=torch.empty_like(x))  # [rows, width] × [width, width]
+        return partial(torch.mm, x, weight.t(), out=torch.empty_like(x))  # [1, width] × [width, width]
 
     return (
-        Chain("elementwise", "elements", tuple(options.elements or ELEMENTS[device.type]), elementwise),
-        Chain("linear", "width", tuple(options.widths or WIDTHS[device.type]), linear),
+        Chain("elementwise", "elements", ELEMENTS[device.type], elementwise),
+        Chain("linear", "width", WIDTHS[device.type], linear),
     )
 
 
@@ -96,27 +96,23 @@ Sampler = Callable[[int], tuple[float, float]]
 
 
 def sample_rounds(
-    samplers: Mapping[Series, Sampler],
-    counts: Sequence[int],
-    rounds: int,
-    seed: int,
-    on_progress: Callable[[str], None],
+    samplers: Mapping[Series, Sampler], rounds: int, seed: int, on_progress: Callable[[str], None]
 ) -> dict[Series, Array]:
-    """Sample each series at each of `counts`, once for warm-up and then `rounds` times.
+    """Sample each series at each of `COUNTS`, once for warm-up and then `rounds` times.
 
     Return the times in microseconds by series, [clocks, rounds, counts]; NaN: not measured.
 
     Each round shuffles the series, and the counts within each. A series starts with a discarded sample, because the one
     before may have evicted its data from the caches.
     """
-    times = {series: np.full((2, rounds, len(counts)), np.nan) for series in samplers}
+    times = {series: np.full((2, rounds, len(COUNTS)), np.nan) for series in samplers}
     rng = random.Random(seed)
     for number in range(rounds + 1):
         on_progress(f"round {number} of {rounds}" if number else "warm-up")
         for series in rng.sample(list(samplers), len(samplers)):
-            samplers[series](counts[0])
-            for index in rng.sample(range(len(counts)), len(counts)):
-                sample = samplers[series](counts[index])
+            samplers[series](COUNTS[0])
+            for index in rng.sample(range(len(COUNTS)), len(COUNTS)):
+                sample = samplers[series](COUNTS[index])
                 if number:
                     times[series][:, number - 1, index] = sample
     return times
@@ -162,7 +158,7 @@ def queued_sample(enqueue: Callable[[], Any], milliseconds: float) -> tuple[floa
     return math.nan, math.nan
 
 
-def samplers_of(chains: Sequence[Chain], counts: Sequence[int], device: torch.device) -> dict[Series, Sampler]:
+def samplers_of(chains: Sequence[Chain], device: torch.device) -> dict[Series, Sampler]:
     """Return a sampler for each chain at each of its sizes on a CPU, several on the current CUDA device.
 
     Only the smallest operator of the first chain is captured: the cost of a node is that of a negligible kernel, and a
@@ -182,6 +178,6 @@ def samplers_of(chains: Sequence[Chain], counts: Sequence[int], device: torch.de
             add(Series(chain.name, size, "eager"), lambda count, each=operator: partial(call_repeatedly, each, count))
             if device.type == "cuda" and chain is chains[0] and size == chain.sizes[0]:
                 # They write to the tensors of the operator, which the samplers of its eager calls hold.
-                replays = {count: captured(operator, count).replay for count in counts}
+                replays = {count: captured(operator, count).replay for count in COUNTS}
                 add(Series(chain.name, size, "graph"), replays.__getitem__)
     return samplers

@@ -23,7 +23,6 @@ from torch.overrides import _get_current_function_mode_stack
 from profiling import FrameRecorder
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
-from profiling.launch_overhead.options import CalibrationOptions
 from profiling.metrics.calls import Calls
 from profiling.metrics.drift import Drift
 from profiling.metrics.energy import Energy
@@ -394,11 +393,6 @@ REFUSED = (
     (TrainingOptions, "clip_norm", (0,)),
     (TrainingOptions, "autocast", ("float64",)),
     (TrainingOptions, "lr_changes", ([[50, 0.1]], [[5, 0]], [5])),
-    (CalibrationOptions, "elements", ([1], [0, 2], "12", [1, 2**40])),
-    (CalibrationOptions, "widths", ([2, 2], [1.5, 3])),
-    (CalibrationOptions, "counts", ([1, 2], [1, 2, 5000], None)),
-    (CalibrationOptions, "rows", (0,)),
-    (CalibrationOptions, "rounds", (2, "many")),
     (Parity, "factor", (0.5, math.nan, None)),
     (Parity, "floor", (-1e-9, math.inf)),
     (Energy, "windows", (5,)),

@@ -144,8 +144,6 @@ REFUSED = {
     ),
     "launch_overhead": (
         ("trace=true", "no step to trace"),
-        ("calibration=5", "calibration"),
-        ("calibration.counts=[a,b,c]", "counts"),
         ("component=[net]", "component"),
     ),
     "tune": (

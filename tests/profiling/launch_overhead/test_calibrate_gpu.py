@@ -8,7 +8,6 @@ import torch
 
 from profiling.launch_overhead import sampling
 from profiling.launch_overhead.cell import calibrate
-from profiling.launch_overhead.options import CalibrationOptions
 from profiling.launch_overhead.sampling import DEVICE, call_repeatedly, idle_sample, queued_sample
 from profiling.metrics.clocks import CudaClock
 from profiling.results.record import encode_sections
@@ -18,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 @pytest.fixture(scope="module")
 def content():
-    return calibrate(torch.device("cuda"), CalibrationOptions(rounds=7), "bfloat16")
+    return calibrate(torch.device("cuda"), "bfloat16")
 
 
 def test_a_node_of_a_graph_is_cheaper_than_an_eager_launch(content):
