@@ -20,7 +20,6 @@ from profiling.launch_overhead.sampling import (
     HOST,
     Array,
     Chain,
-    Mode,
     Series,
     make_chains,
     sample_rounds,
@@ -43,8 +42,7 @@ class CalibrationCell(Cell):
         settings = self.job.settings
         device = torch.device(settings.device)
         with self.phase("calibrate"):
-            launches = calibrate(device, settings.dtype, settings.seed, partial(print, flush=True))
-        self.add(launches=launches)
+            self.add(launches=calibrate(device, settings.dtype, settings.seed, partial(print, flush=True)))
 
     def components(self) -> Mapping[str, Component]:
         """Refuse: the chains are no components."""
@@ -68,15 +66,14 @@ def calibrate(
         chains = make_chains(device, getattr(torch, dtype), seed)
         times = sample_rounds(samplers_of(chains, device), ROUNDS, seed, on_progress)
     elementwise, linear = (ChainSamples(chain, times) for chain in chains)
-    costs = elementwise.launch() | elementwise.graph() if on_cuda else elementwise.dispatch()
-    linear_costs = linear.launch() if on_cuda else linear.dispatch()
     return LaunchOverhead(
         launch_calibration=LaunchCalibration(
             device=str(device),
             dtype=dtype,
             rounds=ROUNDS,
-            linear=LaunchCosts(rows=1, **linear_costs),
-            **costs,
+            linear=LaunchCosts(rows=1, **linear.launch(on_cuda=on_cuda)),
+            **elementwise.launch(on_cuda=on_cuda),
+            **(elementwise.graph() if on_cuda else {}),
         ),
         operators=(*elementwise.operators(), *linear.operators()),
     )
@@ -89,27 +86,19 @@ class ChainSamples:
     chain: Chain
     times: Mapping[Series, Array]  # as `sample_rounds` returns them
 
-    def dispatch(self) -> dict[str, Any]:
-        """Return the dispatch time of the smallest operator, and the size at which the work itself takes as long."""
-        host = self._slopes(HOST)
-        return {
-            self.chain.size_name: self.chain.sizes[0],
-            "dispatch_us_per_operator": estimate(host[:, 0]),
-            **self._crossing("dispatch_bound", host / (2 * host[:, :1])),
-        }
-
-    def launch(self) -> dict[str, Any]:
+    def launch(self, *, on_cuda: bool = True) -> dict[str, Any]:
         """Return host and device time of a launch at the smallest size, and the size below which the device starves.
 
-        A starved device has finished an operator before the host has launched the next one.
+        A starved device has finished an operator before the host has launched the next one. On a CPU, return the time
+        of a dispatch, and the size at which the work itself takes as long.
         """
         host, gpu = self._slopes(HOST), self._slopes(DEVICE, queued=True)
-        return {
-            self.chain.size_name: self.chain.sizes[0],
-            "host_us_per_launch": estimate(host[:, 0]),
-            "gpu_us_per_launch": estimate(gpu[:, 0]),
-            **self._crossing("starvation", gpu / host, host),
-        }
+        size, host_us = {self.chain.size_name: self.chain.sizes[0]}, estimate(host[:, 0])
+        if not on_cuda:
+            work_us = self._crossing("dispatch_bound", host / (2 * host[:, :1]))
+            return size | {"dispatch_us_per_operator": host_us, **work_us}
+        times_us = {"host_us_per_launch": host_us, "gpu_us_per_launch": estimate(gpu[:, 0])}
+        return size | times_us | self._crossing("starvation", gpu / host, host)
 
     def graph(self) -> dict[str, Any]:
         """Return the costs of a graph node and of a replay.
@@ -120,8 +109,8 @@ class ChainSamples:
         https://developer.nvidia.com/blog/constant-time-launch-for-straight-line-graphs-and-other-performance-enhancements/
         """
         smallest = self.chain.sizes[0]
-        host_node, host_replay = self._lines(HOST, smallest, "graph")
-        device_node, device_replay = self._lines(DEVICE, smallest, "graph", queued=True)
+        host_node, host_replay = self._lines(HOST, smallest, captured=True)
+        device_node, device_replay = self._lines(DEVICE, smallest, captured=True, queued=True)
         _, queued = self._lines(DEVICE, smallest, queued=True)
         return {
             "graph_us_per_node": estimate(device_node),
@@ -160,9 +149,9 @@ class ChainSamples:
             costs[f"{name}_us"] = estimate(np.array(there))
         return costs
 
-    def _lines(self, clock: int, size: int, mode: Mode = "eager", *, queued: bool = False) -> Array:
+    def _lines(self, clock: int, size: int, *, captured: bool = False, queued: bool = False) -> Array:
         """Return the time over the number of calls as `fit_lines` does; NaN where it was not sampled."""
-        times = self.times.get(Series(self.chain.name, size, mode, queued))
+        times = self.times.get(Series(self.chain.name, size, captured, queued))
         return fit_lines(np.full((1, len(COUNTS)), np.nan) if times is None else times[clock])
 
     def _slopes(self, clock: int, *, queued: bool = False) -> Array:

@@ -29,7 +29,6 @@ from profiling.roofline.measure_ceilings import captured
 
 Array = NDArray[np.float64]
 Operator = Callable[[], Any]
-Mode = Literal["eager", "graph"]
 
 #: Calls in a sample; a cost is the slope of the time over them. A stream queues about 1000 kernels before a launch
 #: waits for the device (measured in https://forums.developer.nvidia.com/t/68937), and a linear may launch two: a split
@@ -85,7 +84,7 @@ class Series:
 
     chain: str
     size: int
-    mode: Mode
+    captured: bool = False
     queued: bool = False
 
 
@@ -175,9 +174,9 @@ def samplers_of(chains: Sequence[Chain], device: torch.device) -> dict[Series, S
     for chain in chains:
         for size in chain.sizes:
             operator = chain.operator(size)
-            add(Series(chain.name, size, "eager"), lambda count, each=operator: partial(call_repeatedly, each, count))
+            add(Series(chain.name, size), lambda count, each=operator: partial(call_repeatedly, each, count))
             if device.type == "cuda" and chain is chains[0] and size == chain.sizes[0]:
                 # They write to the tensors of the operator, which the samplers of its eager calls hold.
                 replays = {count: captured(operator, count).replay for count in COUNTS}
-                add(Series(chain.name, size, "graph"), replays.__getitem__)
+                add(Series(chain.name, size, captured=True), replays.__getitem__)
     return samplers

@@ -326,19 +326,17 @@ class Cell(ABC):
         except (TypeError, ValueError) as error:
             raise ValueError(f"the results of metric {name} do not fit into a record: {error}") from error
 
-    def explain(self, step: Step) -> None:
-        """Send the sections that `explain()` of the variant returns."""
+    def explain(self, component: Component, step: Step) -> None:
+        """Send what explains the times: sections of the variant, a call's roofline (with ceilings), and a trace."""
         with self.phase("explain"), self.best_effort("explain() of the variant"):
             self.add(**step.explain())
-
-    def explain_roofline(self, component: Component, step: Step) -> None:
-        """Send the roofline section: a call's roofline time and bound. Send nothing in a run without ceilings."""
-        if (ceilings := self.ceilings()) is None:
-            return
-        with self.phase("roofline"), self.best_effort("the roofline"):
-            wall_ms = None if self.metrics.wall_ms is None else self.metrics.wall_ms.p50
-            traced, fused = self.passes(component, step).analyze_kernels(), bool(self.compiled)
-            self.add(roofline=call_roofline(component, step.repeat, ceilings, wall_ms, fused=fused, traced=traced))
+        if (ceilings := self.ceilings()) is not None:
+            with self.phase("roofline"), self.best_effort("the roofline"):
+                wall_ms = None if self.metrics.wall_ms is None else self.metrics.wall_ms.p50
+                traced, fused = self.passes(component, step).analyze_kernels(), bool(self.compiled)
+                self.add(roofline=call_roofline(component, step.repeat, ceilings, wall_ms, fused=fused, traced=traced))
+        if self.job.settings.trace:
+            self.trace(component, step)
 
     def ceilings(self) -> Ceilings | None:
         """Return the ceilings that this run has measured; None in a run without."""

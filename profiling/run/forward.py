@@ -70,10 +70,7 @@ class ForwardCell(Cell):
                 self._check_after_timing(metrics, subject)
                 if reference is not None:
                     self._check_other_shapes(component, step, eager)
-                self.explain(step)
-                self.explain_roofline(component, step)
-                if settings.trace:
-                    self.trace(component, step)
+                self.explain(component, step)
 
     def components(self) -> Mapping[str, Component]:
         """Build the component as a run calls it."""

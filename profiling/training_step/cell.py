@@ -71,11 +71,8 @@ class TrainingCell(Cell):
             for name, metric in metrics.items():
                 trainer.start.restore()
                 self.run_metric(name, metric, subject)
-            self.explain(step)
             trainer.start.restore()
-            self.explain_roofline(component, step)
-            if settings.trace:
-                self.trace(component, step)
+            self.explain(component, step)
         deterministic = timed if device.type == "cpu" else self._compare_deterministic(variant, component, trainer)
         self._judge(timed, deterministic, is_random=eager.is_random)
 
@@ -105,13 +102,11 @@ class TrainingCell(Cell):
 
         The timed algorithms are faster but add up in no fixed order: two eager trainings with them differ.
         """
-        with self.phase("parity"), deterministic_algorithms():
+        with self.phase("parity"), deterministic_algorithms(), ExitStack() as stack:
             eager = trainer.train_eagerly()
             step: Step = variant(component, Path(self.job.run) / "kernels" / self.job.name)
-            try:
-                trajectory = trainer.train(step.run)
-            finally:
-                self.close(step)
+            stack.callback(self.close, step)
+            trajectory = trainer.train(step.run)
         return compare_trajectories(trajectory, eager, trainer.start, self.options)
 
     def _judge(self, timed: Parity, deterministic: Parity, *, is_random: bool) -> None:

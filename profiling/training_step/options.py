@@ -12,7 +12,7 @@ from profiling.errors import InputError, check_choice, check_number, check_whole
 class TrainingOptions:
     """The options of a training.
 
-    - `steps`: training steps that are compared with the same steps run eagerly; every `log_every`-th is logged.
+    - `steps`: training steps that are compared with the same steps run eagerly.
     - `batches`: different batches in the data set, which `workers` processes load into pinned memory.
     - `lr_changes`: pairs of a step and the factor that the learning rate is multiplied by before it (None: 0.1 after
       half of the steps).
@@ -25,7 +25,6 @@ class TrainingOptions:
     """
 
     steps: int = 50
-    log_every: int = 10
     batches: int = 8
     workers: int = 2
     clip_norm: float | None = None
@@ -35,19 +34,16 @@ class TrainingOptions:
     loss_tolerance: float = 0.01
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 2), ("log_every", 1), ("batches", 1), ("workers", 0)):
+        for name, least in (("steps", 2), ("batches", 1), ("workers", 0)):
             check_whole(f"training.{name}", getattr(self, name), least)
         for name in ("clip_norm", "tolerance", "loss_tolerance"):
-            if getattr(self, name) is not None or name != "clip_norm":
-                check_number(f"training.{name}", getattr(self, name), above=0)
+            if (value := getattr(self, name)) is not None:
+                check_number(f"training.{name}", value, above=0)
         if self.autocast is not None:
             check_choice("training.autocast", self.autocast, ("bfloat16", "float16"))
         if self.lr_changes is None:
             object.__setattr__(self, "lr_changes", ((self.steps // 2, 0.1),))
-        for change in self.lr_changes or ():
-            pair = isinstance(change, list | tuple) and len(change) == 2
-            if not pair or not isinstance(change[0], int) or not 0 <= change[0] < self.steps or not change[1] > 0:
-                raise InputError(
-                    f"training.lr_changes={change!r}: must be pairs [step, factor], "
-                    f"with a step from 0 to {self.steps - 1} and a factor above 0, as in [[25, 0.1]]."
-                )
+        for step, factor in self.lr_changes or ():
+            if not 0 <= step < self.steps or not factor > 0:
+                pair = f"training.lr_changes={[step, factor]}"
+                raise InputError(f"{pair}: give a step from 0 to {self.steps - 1}, and a factor above 0.")

@@ -126,17 +126,14 @@ class Snapshot:
             error = (torch.rand(weight.shape, generator=generator) * 2 - 1) * noise
             weight.mul_(1 + error.to(weight))
 
-    def weights(self) -> Tensor:
-        """Return all trained weights as one fp64 vector."""
-        return torch.cat([_real_vector(tensor) for tensor in self._tensors[: self._weights]])
-
-    def statistics(self) -> Tensor:
-        """Return all floating and complex buffers (running means and variances) as one fp64 vector, maybe empty."""
-        buffers = self._tensors[self._weights : self._weights + self._buffers]
-        vectors = [_real_vector(each) for each in buffers if each.is_floating_point() or each.is_complex()]
-        return torch.cat([torch.empty(0, dtype=torch.float64), *vectors])
+    def vectors(self) -> dict[str, Tensor]:
+        """Return the weights, and the running statistics (floating and complex buffers), each as one fp64 vector."""
+        weights, rest = self._tensors[: self._weights], self._tensors[self._weights :]
+        buffers = [each for each in rest[: self._buffers] if each.is_floating_point() or each.is_complex()]
+        return {"weights": _real_vector(weights), "statistics": _real_vector(buffers)}
 
 
-def _real_vector(tensor: Tensor) -> Tensor:
-    """Return the elements as an fp64 vector; of complex ones the real and the imaginary parts."""
-    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).double().flatten()
+def _real_vector(tensors: Iterable[Tensor]) -> Tensor:
+    """Return all elements as one fp64 vector; of complex ones the real and the imaginary parts."""
+    real = (torch.view_as_real(each) if each.is_complex() else each for each in tensors)
+    return torch.cat([torch.empty(0, dtype=torch.float64), *(each.double().flatten() for each in real)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -27,6 +27,8 @@ CHAOS = 0.5
 #: Largest loss error that is accepted, however much a rounding error changes eager's own losses. Steps that draw random
 #: numbers have no such limit: their losses differ by chance.
 MOST_LOSS_ERROR = 0.05
+#: Steps from one row of the log to the next.
+LOG_EVERY = 10
 
 #: Arguments of the model, as its component draws them: tensors, plain values, nested.
 Batch = Mapping[str, Any]
@@ -34,21 +36,19 @@ Batch = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The losses of all steps, weights and running statistics after the last (fp64 vectors on the host), and a log.
+    """The losses of all steps, `Snapshot.vectors` after the last, and a log.
 
     `nearby`: for eager training, the eager trajectories from weights perturbed by a rounding error.
     `is_random`: the steps drew random numbers (such as dropout), so that every training differs from every other.
     """
 
     losses: list[float]
-    weights: Tensor
-    statistics: Tensor
+    end: Mapping[str, Tensor]
     log: tuple[TrainingStepRow, ...]
     nearby: tuple[Trajectory, ...] = ()
     is_random: bool = False
 
 
-@dataclass
 class Trainer:
     """Trains `step` on `batches` of CPU tensors, in different ways but always from the state that it has now.
 
@@ -56,24 +56,18 @@ class Trainer:
     relative rounding error of the dtype that the step computes in.
     """
 
-    step: TrainingStep
-    inputs: Batch
-    batches: Sequence[Batch]
-    options: TrainingOptions
-    rounding: float
-    start: Snapshot = field(init=False)
-    loader: DataLoader[Batch] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Store the current state as the start, and make the loader, which repeats the batches in their order."""
-        self.start = Snapshot(self.step)
+    def __init__(
+        self, step: TrainingStep, inputs: Batch, batches: Sequence[Batch], options: TrainingOptions, rounding: float
+    ) -> None:
+        self.step, self.inputs, self.options, self.rounding = step, inputs, options, rounding
+        self.start = Snapshot(step)
         self.loader = DataLoader(
-            cast(Dataset[Batch], self.batches),
+            cast(Dataset[Batch], batches),
             batch_size=None,
-            sampler=[step % len(self.batches) for step in range(self.options.steps)],
-            num_workers=self.options.workers,
-            pin_memory=next(self.step.parameters()).is_cuda,
-            persistent_workers=self.options.workers > 0,
+            sampler=[number % len(batches) for number in range(options.steps)],  # repeats them in their order
+            num_workers=options.workers,
+            pin_memory=next(step.parameters()).is_cuda,
+            persistent_workers=options.workers > 0,
         )
 
     def train(self, run: Callable[[], Tensor], *, noise: float = 0.0, seed: int = 0) -> Trajectory:
@@ -99,12 +93,11 @@ class Trainer:
             synchronize(device)
             step_ms, data_ms = (time.perf_counter() - started) * 1e3, (started - waiting) * 1e3
             losses.append(float(loss))
-            if number % self.options.log_every == 0 or number == self.options.steps - 1:
+            if number % LOG_EVERY == 0 or number == self.options.steps - 1:
                 log.append(TrainingStepRow(step=number, loss=_finite(losses[-1]), data_ms=data_ms, step_ms=step_ms))
         after = _generator_states(device)
         is_random = any(not torch.equal(*states) for states in zip(before, after, strict=True))
-        end = Snapshot(self.step)
-        return Trajectory(losses, end.weights(), end.statistics(), tuple(log), is_random=is_random)
+        return Trajectory(losses, Snapshot(self.step).vectors(), tuple(log), is_random=is_random)
 
     def train_eagerly(self) -> Trajectory:
         """Train eagerly several times: from the start, and from its weights with random errors of the size of rounding.
@@ -133,10 +126,10 @@ def compare_trajectories(
     reaches `CHAOS`, only losses are compared, and `weights_judged` is false. Where the steps draw random numbers,
     a loss may differ by twice as much as eager's own losses do.
     """
-    starts = {"weights": start.weights(), "statistics": start.statistics()}
+    starts = start.vectors()
 
     def relative_distance(other: Trajectory, what: str) -> float:
-        end, eager_end = getattr(other, what), getattr(eager, what)
+        end, eager_end = other.end[what], eager.end[what]
         travelled = float((eager_end - starts[what]).norm())
         return float((end - eager_end).norm()) / travelled if travelled else float((end != eager_end).any())
 

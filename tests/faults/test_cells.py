@@ -392,7 +392,7 @@ REFUSED = (
     (TrainingOptions, "workers", (-1,)),
     (TrainingOptions, "clip_norm", (0,)),
     (TrainingOptions, "autocast", ("float64",)),
-    (TrainingOptions, "lr_changes", ([[50, 0.1]], [[5, 0]], [5])),
+    (TrainingOptions, "lr_changes", ([[50, 0.1]], [[5, 0]])),
     (Parity, "factor", (0.5, math.nan, None)),
     (Parity, "floor", (-1e-9, math.inf)),
     (Energy, "windows", (5,)),

@@ -133,7 +133,7 @@ def test_samples_that_overflow_the_queue_are_absent(monkeypatch):
     costs = LaunchCosts(**samples.launch())
     assert costs.gpu_us_per_launch is costs.starvation_elements is costs.starvation_note is None
     assert costs.host_us_per_launch is not None
-    queued = [times[DEVICE] for series, times in samples.times.items() if series.queued and series.mode == "eager"]
+    queued = [times[DEVICE] for series, times in samples.times.items() if series.queued and not series.captured]
     assert all(np.isfinite(device[:, 0]).all() and np.isnan(device[:, 1:]).all() for device in queued)
 
 
@@ -151,7 +151,7 @@ def test_rounds_shuffle_the_counts_and_the_warm_up_is_dropped():
         seen.append(count)
         return 1000.0 if len(seen) <= 6 else 3.0 + 2 * count, math.nan
 
-    key = Series("elementwise", 1, "eager")
+    key = Series("elementwise", 1)
     times = sample_rounds({key: sample}, 4, 0, lines.append)
     assert lines == ["warm-up", "round 1 of 4", "round 2 of 4", "round 3 of 4", "round 4 of 4"]
     rounds = [seen[start + 1 : start + 6] for start in range(0, len(seen), 6)]

@@ -17,7 +17,7 @@ from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep
 from profiling.training_step.trajectory import Trainer, compare_trajectories, parity_faults
 
-OPTIONS = TrainingOptions(steps=12, log_every=5, batches=3, workers=0, lr_changes=[[6, 0.1]])
+OPTIONS = TrainingOptions(steps=12, batches=3, workers=0, lr_changes=[[6, 0.1]])
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3, fused=True)
 ADAMW = partial(torch.optim.AdamW, lr=0.01, capturable=True)
 
@@ -80,8 +80,8 @@ def test_the_step_trains_as_a_plain_loop_does(make, clip):
         losses.append(loss.item())
     assert trajectory.losses == pytest.approx(losses, rel=1e-5)
     weights = torch.cat([p.detach().double().flatten() for p in model.parameters()])
-    torch.testing.assert_close(trajectory.weights, weights, rtol=1e-4, atol=1e-6)
-    assert [row.step for row in trajectory.log] == [0, 5, 10, 11]
+    torch.testing.assert_close(trajectory.end["weights"], weights, rtol=1e-4, atol=1e-6)
+    assert [row.step for row in trajectory.log] == [0, 10, 11]
 
 
 def forgets_the_schedule(step, given, kept):
@@ -108,7 +108,8 @@ def test_only_the_right_training_passes(fault):
     start = Snapshot(step)
     eager = trained(step)
     start.restore(noise=1e-7)
-    error = (Snapshot(step).weights() - start.weights()).abs() / start.weights().abs().clamp_min(1e-12)
+    weights = start.vectors()["weights"]
+    error = (Snapshot(step).vectors()["weights"] - weights).abs() / weights.abs().clamp_min(1e-12)
     assert 0 < error.max() <= 2e-7
     nearby = trained(step)
     start.restore()
@@ -123,16 +124,19 @@ def test_nan_never_passes_and_chaos_widens_the_tolerance_by_the_distance_of_eage
     step = make_step()
     start = Snapshot(step)
     eager = trained(step)
-    chaotic = replace(eager, weights=eager.weights * math.nan)
+    weights = eager.end["weights"]
+
+    def ending(with_weights):
+        return replace(eager, end={**eager.end, "weights": with_weights})
+
+    chaotic = ending(weights * math.nan)
     for broken in (chaotic, replace(eager, losses=[math.nan, *eager.losses[1:]])):
         parity = compared(broken, eager, start, eager)
         assert parity.passed is False
         assert encode_sections(parity=structs.asdict(parity)), "no number that a record cannot hold"
     assert compared(eager, chaotic, start, eager).passed is False
-    travelled = (eager.weights - start.weights()).norm()
-    away, far = (
-        replace(eager, weights=eager.weights + share * travelled / len(eager.weights) ** 0.5) for share in (0.2, 0.8)
-    )
+    travelled = (weights - start.vectors()["weights"]).norm()
+    away, far = (ending(weights + share * travelled / len(weights) ** 0.5) for share in (0.2, 0.8))
     assert compared(away, eager, start, eager).passed is False
     assert compared(away, eager, start, eager, away).passed is True
     parity = compared(far, eager, start, far)
