@@ -136,13 +136,14 @@ class Stage(_Block):
 class Frame(_Block):
     """A frame of the loop. `stage()` opens a stage of it from any thread."""
 
-    __slots__ = ("begun", "failed", "follows_idle", "is_read", "marks", "number", "observed", "stages")
+    __slots__ = ("begun", "failed", "follows_idle", "is_aside", "is_read", "marks", "number", "observed", "stages")
 
     def __init__(self, recorder: FrameRecorder) -> None:
         self.recorder = recorder
         self.end_ns = 0
         self.number = 0  # below 0: a warm-up frame
         self.failed = self.is_read = False
+        self.is_aside = False  # later frames were read before it, since it had not ended
         self.follows_idle = True  # the device had finished all frames before this one when it began
         # Several threads append to these lists, which is atomic.
         self.begun: list[Stage] = []
@@ -197,9 +198,12 @@ class Frame(_Block):
         recorder.finish(self, end_ns)
 
     def last_marks(self) -> list[Mark]:
-        """Return the marks that the device must pass before the frame is delivered: the last of threads and streams."""
+        """Return the marks that the device must pass before the frame is delivered: the last of threads and streams.
+
+        There are none where a stream was being captured when the frame began or ended.
+        """
         end, thread = self.end, self.thread
-        if end is None:
+        if end is None or self.start is None:
             return []
         marks, stream = [end], end.stream
         for stage in self.stages:
@@ -257,7 +261,6 @@ class FrameRecorder:
         self._begun = 0
         self._open: list[Frame] = []
         self._unread: deque[Frame] = deque()  # in the order in which they began, but for those that were set aside
-        self._aside: list[Frame] = []  # that had not ended when later ones were read, and that have not ended yet
         self._missing: Counter[str] = Counter()  # stages that had not ended when their frames were written, by name
         self.messages: dict[str, Any] = {}  # by name of a stage, in Nsight Systems
         self._origin_ns: int | None = None  # when the first frame that was read had begun
@@ -308,8 +311,8 @@ class FrameRecorder:
             )
         self._read_frames(wait=True)
         missing = []
-        if self._aside:
-            missing.append(f"frames that had not ended are missing: {len(self._aside):,}")
+        if aside := sum(frame.is_aside for frame in self._open):
+            missing.append(f"frames that had not ended are missing: {aside:,}")
         if self._missing:
             names = ", ".join(f"{name!r} ({count:,})" for name, count in self._missing.items())
             missing.append(f"stages that had not ended when their frames were written are missing: {names}")
@@ -401,8 +404,7 @@ class FrameRecorder:
                 except Exception as error:  # a device that failed must not end the application here
                     self._run.note(f"from frame {frame.number} on, causes may be missing: {error}")
             frame.end_ns = end_ns  # from here on another thread may read it
-            if frame in self._aside:
-                self._aside.remove(frame)
+            if frame.is_aside:
                 self._unread.append(frame)
         if self.timer is None:  # with a device the frame is read when a later one begins: it is not done yet
             self._read_frames()
@@ -426,11 +428,16 @@ class FrameRecorder:
                             return
                         continue
                     self._missing.update(stage.name for stage in list(frame.begun) if not stage.end_ns)
-                marks = frame.last_marks()
-                if marks and not self._has_passed(marks, wait=wait):
+                timer = self.timer
+                try:
+                    is_read = self._read(frame, timer, wait=wait)
+                except Exception as error:
+                    if timer is None:
+                        raise
+                    self._lose_device(error)
+                    is_read = self._read(frame, None, wait=wait)
+                if not is_read:
                     return
-                frame.is_read = True
-                self._read(frame, marks)
                 self._unread.popleft()
                 frame.stages.clear()  # they refer to the frame, and the garbage collector should not have to find that
                 frame.begun.clear()
@@ -443,44 +450,42 @@ class FrameRecorder:
             if not any(later.end_ns for later in self._unread):
                 return False
             if not frame.end_ns:  # it may have ended meanwhile
-                self._aside.append(self._unread.popleft())
+                self._unread.popleft().is_aside = True
             return True
 
-    def _has_passed(self, marks: Sequence[Mark], *, wait: bool) -> bool:
-        """Return whether the device has passed these marks; with `wait`, wait until it has."""
-        timer = self.timer
-        if timer is None:
-            return True
-        try:
+    def _read(self, frame: Frame, timer: CudaTimer | None, *, wait: bool) -> bool:
+        """Write the row of a frame, with the device's times by `timer`; return False while the device works on it.
+
+        With `wait`, wait for the device. What it fails with is raised before anything has changed.
+        """
+        marks, passed_ns = [] if timer is None else frame.last_marks(), -math.inf
+        if timer is not None and marks:
             for mark in marks:
                 if wait:
                     timer.wait(mark)
                 elif not timer.is_done(mark):
                     return False
-        except Exception as error:
-            self._lose_device(error)
-        return True
-
-    def _read(self, frame: Frame, marks: Sequence[Mark]) -> None:
-        """Write the row of a frame; the device has passed its last marks."""
-        passed_ns = self._passed_ns(frame, marks) if marks else -math.inf
-        before_ns, self._delivered_ns = self._delivered_ns, max(frame.end_ns, passed_ns, self._delivered_ns)
+            passed_ns = self._passed_ns(frame, timer, marks)
+        frame.is_read = True
+        delivered_ns = max(frame.end_ns, passed_ns, self._delivered_ns)
         if frame.number >= 0:
             if self._origin_ns is None:
                 self._origin_ns = frame.begin_ns
-            row = self._row(frame, before_ns, None if passed_ns == -math.inf else self.timer)
+            row = self._row(frame, delivered_ns, self._origin_ns, timer if marks else None)
             self._run.append(row, frame.number, frame.observed)
-        if self.timer is not None and passed_ns != -math.inf:
+        self._delivered_ns = delivered_ns
+        if timer is not None and marks:
             if self._device_end is not None:
-                self.timer.release(self._device_end[2])
+                timer.release(self._device_end[2])
             self._device_end = marks[0], passed_ns, frame.marks
+        return True
 
-    def _row(self, frame: Frame, before_ns: float, timer: CudaTimer | None) -> list[float]:
+    def _row(self, frame: Frame, delivered_ns: float, origin_ns: int, timer: CudaTimer | None) -> list[float]:
         """Return the row of a frame; with `timer`, with the device time of its stages.
 
         The time of a stage does not contain that of the stages nested in it, which ended before.
         """
-        run, origin_ns, thread, delivered_ns = self._run, self._origin_ns or 0, frame.thread, self._delivered_ns
+        run, thread = self._run, frame.thread
         row, columns = run.row(frame.observed), run.stages
         begin_ns = frame.begin_ns
         overlap, rest_ns = False, frame.end_ns - begin_ns
@@ -499,11 +504,7 @@ class FrameRecorder:
             start, end = stage.start, stage.end
             if elapsed is None or start is None or end is None:
                 continue
-            try:
-                ms = elapsed(start.event, end.event)
-            except Exception as error:
-                elapsed = self._lose_device(error)
-                continue
+            ms = elapsed(start.event, end.event)
             if stage._parent is not None:
                 stage._parent.inner_ms += ms
             ms -= stage.inner_ms
@@ -512,30 +513,24 @@ class FrameRecorder:
         row[:MEASURED] = (
             (begin_ns - origin_ns) / 1e6,
             (delivered_ns - origin_ns) / 1e6,
-            (delivered_ns - max(begin_ns, before_ns)) / 1e6,
+            (delivered_ns - max(begin_ns, self._delivered_ns)) / 1e6,
             (delivered_ns - begin_ns) / 1e6,
             math.nan if overlap else rest_ns / 1e6,
             frame.failed,
         )
         return row
 
-    def _passed_ns(self, frame: Frame, marks: Sequence[Mark]) -> float:
-        """Return when the device finished the frame, on the host's clock; minus infinity where that is unknown.
+    def _passed_ns(self, frame: Frame, timer: CudaTimer, marks: Sequence[Mark]) -> float:
+        """Return when the device finished the frame, on the host's clock.
 
         The device began the frame when the host did, or, if it was still busy with the frame before, as long after that
         frame's end as its own clock says. It had finished when it was seen to have.
         """
-        timer, start, before, seen_ns = self.timer, frame.start, self._device_end, _now()
-        if timer is None or start is None:
-            return -math.inf
-        try:
-            began_ns = frame.begin_ns
-            if before is not None and not frame.follows_idle:
-                began_ns = max(began_ns, before[1] + 1e6 * timer.elapsed(before[0].event, start.event))
-            span_ms = max([timer.elapsed(start.event, mark.event) for mark in marks])
-        except Exception as error:
-            self._lose_device(error)
-            return -math.inf
+        start, before, began_ns, seen_ns = frame.start, self._device_end, frame.begin_ns, _now()
+        assert start is not None
+        if before is not None and not frame.follows_idle:
+            began_ns = max(began_ns, before[1] + 1e6 * timer.elapsed(before[0].event, start.event))
+        span_ms = max([timer.elapsed(start.event, mark.event) for mark in marks])
         return min(began_ns + 1e6 * span_ms, seen_ns)
 
     def _lose_device(self, error: Exception) -> None:
