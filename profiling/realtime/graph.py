@@ -216,7 +216,7 @@ def _stage(name: str, node: Any, components: Sequence[str]) -> Stage:
     given = _given(where, node, "component and inputs")
     edges: dict[str, dict[str, Edge]] = {}
     for part in ("inputs", "again"):
-        values = _mapping(f"{where}.{part}", given.get(part) or {}, f"an edge for each input, {part}: {{x: normal}}")
+        values = _given(f"{where}.{part}", given.get(part), f"an edge for each input, {part}: {{x: normal}}")
         edges[part] = {str(key): _edge(f"{where}.{part}.{key}", each) for key, each in values.items()}
     for key, edge in edges["again"].items():
         if isinstance(edge, Read) and edge.name == name and not edge.before:
@@ -318,19 +318,15 @@ def _ordered(stages: Mapping[str, Stage]) -> list[str]:
     return order
 
 
-def _given(where: str, node: Any, example: str) -> dict[str, Any]:
-    """Return the keys of a mapping that have a value: null is the default of each."""
-    return {key: value for key, value in _mapping(where, node, example).items() if value is not None}
-
-
-def _mapping(where: str, node: Any, example: str) -> Mapping[Any, Any]:
-    if not isinstance(node, Mapping):
+def _given(where: str, node: Any, example: str) -> dict[Any, Any]:
+    """Return the keys of a mapping that have a value: null is the default of each, and leaves out what is named."""
+    if not isinstance(node, Mapping | None):
         raise InputError(f"{where}={printable(node, 100)}: must be a mapping with {example}.")
-    return node
+    return {key: value for key, value in (node or {}).items() if value is not None}
 
 
 def _named(where: str, node: Any) -> Mapping[str, Any]:
-    named = _mapping(where, {} if node is None else node, "a name for each")
+    named = _given(where, node, "a name for each")
     for name in named:
         _check_name(f"{where}: the name", name)
         if name in RESERVED:
