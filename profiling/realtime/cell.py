@@ -44,8 +44,8 @@ from profiling.trace.profiler import synchronize
 from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Step, Variant
 
-#: Sessions whose first frame is timed.
-FIRST_FRAMES = 5
+#: Sessions whose first frame is timed, and frames that are profiled with trace=true.
+FIRST_FRAMES, TRACED = 5, 20
 #: Why a loop's trace has no table of submodules.
 _NO_MODULES = "not attributable: a frame runs several networks; python -m profiling.generic_forward analyses each"
 
@@ -212,12 +212,8 @@ class RealtimeCell(Cell):
 
     def _summarize(self, series: Series, monitor: FrameMonitor, first_ms: float, unsteady: Sequence[str]) -> None:
         plan, settings = self._plan, self.job.settings
-        loop = msgspec.structs.replace(
-            plan.section(),
-            first_frame_ms=first_ms,
-            unsteady=tuple(unsteady),
-            **msgspec.structs.asdict(monitor.clocks()),
-        )
+        clocks = msgspec.structs.asdict(monitor.clocks())
+        loop = msgspec.structs.replace(plan.section(), first_frame_ms=first_ms, unsteady=tuple(unsteady), **clocks)
         has_sound = any(plan.specs[edge.name].kind == "audio" for edge in plan.graph.deliver)
         rate = plan.graph.frame_rate if has_sound and settings.scale == "full" else None
         section = summarize_frames(
@@ -237,7 +233,6 @@ class RealtimeCell(Cell):
 
     def _trace(self, pipeline: StagedPipeline, device: torch.device) -> None:
         """Profile frames after the warm-up of a new session as one call, so that overlapping stages are seen so."""
-        frames = self._plan.options.profile_frames
         loop = FrameLoop(pipeline, Clock(), lambda frame, frame_ms: {})
 
         def begin() -> None:
@@ -247,10 +242,10 @@ class RealtimeCell(Cell):
         def analyse(trace: Path) -> TraceAnalysis | None:
             events = timeline(read_events(trace))
             if device.type != "cuda":
-                return analyze_host_trace(events, None, _NO_MODULES, parts=frames)
-            return analyze_trace(Traces(events, _NO_MODULES), Path.cwd(), parts=frames, ceilings=self.ceilings())
+                return analyze_host_trace(events, None, _NO_MODULES, parts=TRACED)
+            return analyze_trace(Traces(events, _NO_MODULES), Path.cwd(), parts=TRACED, ceilings=self.ceilings())
 
-        self.trace_call(begin, lambda: loop.run(range(frames), lambda row: None), device, analyse, calls=(1, 1))
+        self.trace_call(begin, lambda: loop.run(range(TRACED), lambda row: None), device, analyse, calls=(1, 1))
 
     def _explain_roofline(self, sides: Sides, steps: Mapping[str, Step], series: Series) -> None:
         """Compare the frames with their roofline. Comes last, since it resets the networks to their first frame."""

@@ -17,7 +17,7 @@ class LoopOptions:
     A tick is one pass through the pipeline, which delivers one frame or a chunk of frames.
 
     - `frames` ticks are timed after `warmup_frames` (None: 600 on a GPU, 120 on a CPU, after as many as the pipeline
-      asks for, else 60 and 20). With trace=true, `profile_frames` more are traced.
+      asks for, else 60 and 20).
     - `fps`: target in frames/s; None: the frame rate of the pipeline.
     - `schedule`: `sequential`; `overlap` runs each stage on a stream of its own, with two ticks in flight.
     - `pace`: `free` begins a tick when the one before is delivered; `realtime` when it is due.
@@ -36,16 +36,14 @@ class LoopOptions:
     pace: str = "free"
     deliver: str = "host"
     gc: str = "frozen"
-    profile_frames: int = 20
 
     def __post_init__(self) -> None:
         check_choice("loop.schedule", self.schedule, ("sequential", "overlap"))
         check_choice("loop.pace", self.pace, ("free", "realtime"))
         check_choice("loop.deliver", self.deliver, ("host", "device"))
         check_choice("loop.gc", self.gc, ("frozen", "on", "off"))
-        for name in ("frames", "warmup_frames", "profile_frames"):
-            value = getattr(self, name)
-            if value is not None or name == "profile_frames":
+        for name in ("frames", "warmup_frames"):
+            if (value := getattr(self, name)) is not None:
                 check_whole(f"loop.{name}", value, most=MOST_FRAMES)
         if self.fps is not None:
             check_number("loop.fps", self.fps, above=0)

@@ -31,7 +31,7 @@ from profiling.results.frames import (
 from profiling.results.jsonl import RESULTS_FILE, append_record, read_records
 from profiling.results.loop import Realtime
 from profiling.results.record import REALTIME, Record
-from profiling.results.run_folder import check_is_new, keep_newest_lines, new_folder, write_json
+from profiling.results.run_folder import check_is_new, keep_newest_lines, new_folder, remove_empty, write_json
 
 if TYPE_CHECKING:
     from profiling.metrics.monitor import FrameMonitor
@@ -69,8 +69,7 @@ class RecordedRun:
         self._notes: list[str] = []
         self._saved: set[Path] = set()
         self._rows = self._saved_rows = 0
-        self._is_closed = self._is_removed = False
-        self._process = os.getpid()
+        self._is_closed = False
 
     def open(self) -> None:
         """Begin the journal, beside a record that counts until the frames are saved.
@@ -125,23 +124,20 @@ class RecordedRun:
         self._is_closed = True
         if self._rows == self._saved_rows or self._journal.is_on_disk:  # else only its descriptor holds the frames
             self._journal.close()
-        if self._rows != self._saved_rows or self._is_removed:
+        if self._rows != self._saved_rows:
             return
-        self._is_removed = True
+        self._journal = None
         remove_journal(self._folder, CELL)
         run = self._folder
         if run not in self._saved:
             (run / RESULTS_FILE).unlink(missing_ok=True)
-        with suppress(OSError):  # one is not empty
-            for folder in (run / "cells", run, *((run.parent, run.parent.parent) if self._is_default else ())):
-                folder.rmdir()
+        for folder in (run / "cells", run, *((run.parent, run.parent.parent) if self._is_default else ())):
+            remove_empty(folder)
 
     def end(self) -> None:
         """Close the journal when the recorder or the process ends, and say where frames are that were not saved."""
-        if self._journal is None or self._process != os.getpid():  # a forked process ends before the one that records
-            return
         self.close()
-        if not self._is_removed:
+        if self._journal is not None:
             said = f". To save them: profiling.FrameRecorder.recover({str(self._folder)!r})"
             if not self._journal.is_on_disk:
                 said = f", and their journal was removed from {self._folder}."

@@ -252,7 +252,7 @@ class FrameRecorder:
         self._look_for_device = device is None
         self._warmup = warmup_frames
         self._run = RecordedRun(float(fps), warmup_frames, None if folder is None else Path(folder))
-        weakref.finalize(self, self._run.end)
+        self._end = weakref.finalize(self, self._run.end)
         self._monitor: FrameMonitor | None = None
         self._close_monitor: Callable[[], object] = lambda: None
         self._is_closed = False
@@ -541,6 +541,7 @@ class FrameRecorder:
     def leave(self) -> None:
         """Stop recording in a process that was forked: the journal and the device are those of the other one."""
         self._is_forked, self.timer, self._open = True, None, []
+        self._end.detach()
         self._lock, self._reading = threading.Lock(), threading.Lock()  # another thread may have held them
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import filecmp
 import glob
 import re
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,10 +20,8 @@ class FrameFiles(CellFiles):
         """Return {"realtime": section} of a loop before its first frame."""
         return {"realtime": Plan.of(job, **job.procedure["plan"]).section()}
 
-    def clear(self, folder: Path, cell: str, *, first_round: bool) -> list[str]:
-        """Keep the frames of an earlier attempt under the name `<cell>.attemptN.…`, before the cell runs again.
-
-        From the second round on, the npz is removed, since a copy of the round is kept.
+    def clear(self, folder: Path, cell: str, round_: int) -> list[str]:
+        """Before a round, name the frames of the one before `<cell>.roundN.…`, and others `<cell>.attemptN.…`.
 
         Raises:
             OSError: a file cannot be renamed.
@@ -37,16 +33,16 @@ class FrameFiles(CellFiles):
                 (folder / series_file(cell)).unlink()
         names = re.compile(rf"{re.escape(cell)}(\.round\d+)?(\.frames\.(npz|part))")
         files = {path: match for path in (folder / "cells").glob("*.frames.*") if (match := names.fullmatch(path.name))}
-        copies = [path for path, match in files.items() if match[1] and not first_round]
+        last_round = folder / series_file(f"{cell}.round{round_ - 1}")
         earlier = []
         number = 1
         while any((folder / "cells").glob(f"{glob.escape(cell)}.attempt{number}.*")):
             number += 1
         for path, match in files.items():
-            if path in copies:
+            if round_ > 1 and match[1]:
                 continue
-            if any(filecmp.cmp(path, copy, shallow=False) for copy in copies):
-                path.unlink()
+            if round_ > 1 and match[3] == "npz" and not last_round.exists():
+                path.rename(last_round)
                 continue
             kept = path.rename(path.with_name(f"{cell}.attempt{number}{match[1] or ''}{match[2]}"))
             earlier.append(kept.relative_to(folder).as_posix())
@@ -71,9 +67,3 @@ class FrameFiles(CellFiles):
         section = summarize_frames(series, plan.section(), plan.graph, late=job.settings.late_share)
         energy = loop_energy(series, section)
         return {"realtime": section} | ({} if energy is None else {"energy": energy})
-
-    def keep_round(self, folder: Path, cell: str, round_: int) -> None:
-        """Copy the npz."""
-        frames = folder / series_file(cell)
-        if frames.is_file():
-            shutil.copyfile(frames, folder / series_file(f"{cell}.round{round_}"))

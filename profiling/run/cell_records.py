@@ -214,7 +214,7 @@ class CellRecords:
             return False
         for folder in ("kernels", "torch_trace"):  # of an earlier attempt
             shutil.rmtree(self.folder / folder / job.name, ignore_errors=True)
-        cell.notes += self.config.files.clear(self.folder, job.name, first_round=cell.round_ == 1)
+        cell.notes += self.config.files.clear(self.folder, job.name, cell.round_)
         if self.changed_code:
             cell.notes.append(f"measured with other code than the run began with: {self.changed_code}")
         if job.cell not in self.by_cell:  # a row for this cell, whatever ends the run; an earlier round has one
@@ -233,8 +233,6 @@ class CellRecords:
         if job.settings.trace and self.config.isolation == "process":  # otherwise all cells share one compile log
             readers.append(self._with_compile_log)
         complete = self._with_files(record, job, readers)
-        if complete.rounds:
-            self.config.files.keep_round(self.folder, job.name, len(complete.rounds))
         if complete != record:
             self.keep(complete)
         self.progress.end(complete)

@@ -77,10 +77,10 @@ class CellFiles:
         """Return the sections of the record that a cell has before it runs, which stay if the run is killed in it."""
         return {}
 
-    def clear(self, folder: Path, cell: str, *, first_round: bool) -> list[str]:
-        """Move the files of an earlier attempt at a cell aside; return a note that names them.
+    def clear(self, folder: Path, cell: str, round_: int) -> list[str]:
+        """Move the files of an earlier round of a cell, or an earlier attempt, aside; return a note on the latter.
 
-        Before the first round, the copies of `keep_round` belong to an earlier attempt, too.
+        Rounds count from 1. What lies there before the first one belongs to an earlier attempt.
         """
         return []
 
@@ -93,9 +93,6 @@ class CellFiles:
 
         """
         return {}
-
-    def keep_round(self, folder: Path, cell: str, round_: int) -> None:
-        """Copy the files of a round, because the next round overwrites them."""
 
 
 #: The procedure of a cell, a forward pass, unless its target has another one.

@@ -406,7 +406,6 @@ REFUSED = (
     (LoopOptions, "pace", ("realtme",)),
     (LoopOptions, "deliver", (None,)),
     (LoopOptions, "gc", (True,)),
-    (LoopOptions, "profile_frames", (True,)),
     (FrameRecorder, "fps", (0, "60")),
     (FrameRecorder, "warmup_frames", (-1,)),
     (FrameRecorder, "device", ("gpu", "meta", "cuda:99")),

@@ -544,7 +544,7 @@ def test_a_cut_journal(tmp_path, capsys, damage):
     whole = path.read_bytes().startswith(b'["frame_ms"')
     assert ("3 frames" in written) == whole
     assert ("cannot be read as series" in written) != whole
-    (note,) = FrameFiles().clear(tmp_path, "net.baseline", first_round=True)
+    (note,) = FrameFiles().clear(tmp_path, "net.baseline", 1)
     (kept,) = (tmp_path / "cells").iterdir()
     assert kept.name in note
     assert kept.name == f"net.baseline.attempt1.frames.{'npz' if whole else 'part'}"

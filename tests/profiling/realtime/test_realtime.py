@@ -59,7 +59,7 @@ def test_paced_from_a_recording_with_a_short_window_of_sound_by_a_variant_that_d
         *("variant=[baseline,own_eight_bits]", "mix={world:own_eight_bits,picture:baseline,sound:baseline}"),
         *("loop.pace=realtime", "loop.fps=20", f"pipeline.sources.action.file={tmp_path / 'played.npz'}"),
         *("metric=[parity,drift]", "metric.drift.calls=6", "sound.latents=10", "steps=2", *FEW),
-        *("trace=true", "loop.profile_frames=3"),
+        "trace=true",
     )
     record, series = only(outcome), series_of(outcome, "mixed")
     section = record.realtime
