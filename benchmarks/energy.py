@@ -37,8 +37,7 @@ from profiling.metrics.metric import Subject
 from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import parse_graph
-from profiling.realtime.options import LoopOptions
-from profiling.realtime.plan import Plan
+from profiling.realtime.plan import LoopOptions, Plan
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.summary import loop_energy, summarize_frames
 from profiling.results.energy import Energy as EnergySection

@@ -21,9 +21,8 @@ from profiling.machine.gc_policy import gc_policy
 from profiling.metrics.monitor import FrameMonitor
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import parse_graph
-from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import StagedPipeline
-from profiling.realtime.plan import Plan
+from profiling.realtime.plan import LoopOptions, Plan
 from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.results.frames import Journal, recover_series
 

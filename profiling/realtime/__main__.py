@@ -15,7 +15,7 @@ from profiling.cli.variants import named_recipes
 from profiling.components.spec import ComponentSpec, decode_options
 from profiling.errors import InputError
 from profiling.realtime.graph import Graph, parse_graph
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.plan import LoopOptions
 from profiling.run.job import RunConfig, as_recipe
 from profiling.variants.steps import Step
 

@@ -17,9 +17,8 @@ from profiling.components.sides import Start
 from profiling.components.trees import named_tensors
 from profiling.errors import InputError, did_you_mean
 from profiling.realtime.graph import DELIVER, DRAWN, Draw, Edge, Fixed, Read, Stage
-from profiling.realtime.options import LoopOptions
 from profiling.realtime.pipeline import Delivered, Outputs, StagedPipeline, StageRun, Write, keys_of
-from profiling.realtime.plan import Plan
+from profiling.realtime.plan import LoopOptions, Plan
 from profiling.realtime.sources import Arrays, DrawFeed, Feed, examples_of, source_arrays
 
 #: How stages are played eagerly: in turn, and left on the device.

@@ -12,9 +12,10 @@ from typing import Any
 
 from profiling.components.spec import check_target, decode
 from profiling.errors import InputError, check_choice, check_number, check_whole, did_you_mean, printable
-from profiling.realtime.options import MOST_FRAMES
 from profiling.results.loop import BUDGET_NAMES
 
+#: Two days at 60 frames a second, whose actions and times still fit into memory.
+MOST_FRAMES = 10**7
 #: Names of rows and series that a loop adds to those of its stages.
 DELIVER, PIPELINE = "deliver", "pipeline"
 

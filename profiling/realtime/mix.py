@@ -10,7 +10,7 @@ import torch
 
 from profiling.components.component import Component
 from profiling.errors import InputError
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.plan import LoopOptions
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Step, Variant

@@ -64,7 +64,6 @@ class RecordedRun:
         self._folder = folder or Path()
         self._journal: Journal | None = None
         self.stages: dict[str, tuple[int, int]] = {}  # places of host and device time in a row
-        self._unwritten: list[Mapping[str, float]] = []  # rows since the journal could not be written
         self._compiled: dict[int, int] = {}  # rows of the frames in which something was compiled, by their number
         self._notes: list[str] = []
         self._saved: set[Path] = set()
@@ -103,13 +102,10 @@ class RecordedRun:
         if observed.get("compiles"):
             self._compiled[number] = self._rows
         self._rows += 1
-        if not self._unwritten:
-            try:
-                self._journal.write(row)
-                return
-            except OSError as error:  # a full disk must not end the application
-                self.note(f"the journal ends before frame {self._rows - 1}: {error.strerror or error}")
-        self._unwritten.append(dict(zip(self._journal.columns, row, strict=True)))
+        try:
+            self._journal.write(row)
+        except OSError as error:  # a full disk must not end the application
+            self.note(f"the journal ends before frame {self._rows - 1}: {error.strerror or error}")
 
     def note(self, line: str) -> None:
         """Add a remark to the record, once."""
@@ -156,7 +152,7 @@ class RecordedRun:
             OSError: a file cannot be written.
 
         """
-        series = {} if self._journal is None else _with_rows(self._journal.read() or {}, self._unwritten)
+        series = {} if self._journal is None else self._journal.read() or {}
         if self._journal is None or not frame_count(series):
             warmup = self._loop.warmup_frames
             without = f" after the warmup_frames={warmup}" if warmup else ""
@@ -243,15 +239,6 @@ def _record(loop: Realtime, device: str | None = None, notes: Iterable[str] = ()
         realtime=loop,
         notes=tuple(notes),
     )
-
-
-def _with_rows(series: Mapping[str, Array], rows: Sequence[Mapping[str, float]]) -> dict[str, Array]:
-    """Return the series with further rows behind them."""
-    missing = np.full(frame_count(series), np.nan)
-    return {
-        name: np.append(series.get(name, missing), [row.get(name, np.nan) for row in rows])
-        for name in dict.fromkeys((*series, *(name for row in rows for name in row)))
-    }
 
 
 def _remarks(series: Mapping[str, Array], loop: Realtime) -> list[str]:

@@ -120,17 +120,20 @@ class Journal:
     """Appends a line of JSON for each frame to a file: a list of numbers, null where not measured.
 
     A line of names stands before the first row, and again where a stage adds names that no frame before had. Each line
-    is written unbuffered, so that it survives the death of the process, though not of the machine. `columns` are the
-    names with their places in a row.
+    is written unbuffered, so that it survives the death of the process, though not of the machine. Once a line could
+    not be written (the disk is full), it and all later ones are kept in memory, for `read`. `columns` are the names
+    with their places in a row.
     """
 
     def __init__(self, run: Path, cell: str, names: Sequence[str]) -> None:
-        self._run, self._cell, self._path = run, cell, _journal_file(run, cell)
+        self._path = _journal_file(run, cell)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
         self.columns = {name: place for place, name in enumerate(names)}
         self._last: tuple[Mapping[str, float], list[float]] | None = None
-        self._write_names()
+        self._unwritten: list[bytes] = []
+        self._width = 0
+        self._write()
 
     def append(self, values: Mapping[str, float]) -> None:
         """Write the row of a frame, or raise an OSError; names that `values` lacks become NaN."""
@@ -156,10 +159,8 @@ class Journal:
         return place
 
     def write(self, row: Sequence[float]) -> None:
-        """Write a row of all columns, or raise an OSError."""
-        if len(row) > self._width:
-            self._write_names()
-        self._write_line(row)
+        """Write a row of all columns, or raise an OSError the first time that this fails."""
+        self._write(row)
 
     def close(self) -> None:
         """Close the file, which remains for `recover_series`."""
@@ -174,17 +175,29 @@ class Journal:
 
     def read(self) -> dict[str, Array] | None:
         """Return the series of the rows so far, also where the file was removed while it was open."""
-        if self._file < 0:
-            return read_journal(self._run, self._cell)
-        return _series_of(os.pread(self._file, os.fstat(self._file).st_size, 0))
+        if self._file >= 0:
+            written = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        elif self.is_on_disk:
+            written = read_file(self._path)
+        else:
+            return None
+        return _series_of(written[: written.rfind(b"\n") + 1] + b"".join(self._unwritten))
 
-    def _write_names(self) -> None:
-        self._write_line([*self.columns])
+    def _write(self, *rows: Sequence[float]) -> None:
+        names = [[*self.columns]] if len(self.columns) > self._width else []
         self._width = len(self.columns)
+        lines = b"".join(msgspec.json.encode(line, enc_hook=float) + b"\n" for line in (*names, *rows))
+        if self._unwritten:
+            self._unwritten.append(lines)
+            return
+        try:
+            self._put(lines)
+        except OSError:
+            self._unwritten.append(lines)
+            raise
 
-    def _write_line(self, values: Sequence[float] | Sequence[str]) -> None:
-        line = msgspec.json.encode(values, enc_hook=float) + b"\n"
-        if os.write(self._file, line) < len(line):
+    def _put(self, lines: bytes) -> None:
+        if os.write(self._file, lines) < len(lines):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

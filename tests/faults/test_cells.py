@@ -30,7 +30,7 @@ from profiling.metrics.latency import Latency
 from profiling.metrics.memory import Memory
 from profiling.metrics.parity import Parity
 from profiling.metrics.sampling import Sample
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.plan import LoopOptions
 from profiling.report import render
 from profiling.report.render import run_report
 from profiling.report.run_data import RunData

@@ -70,22 +70,29 @@ def test_frames_that_were_never_saved_are_said_to_be_there(tmp_path, monkeypatch
 
 
 @promise("full disk")
-def test_a_full_disk_does_not_end_the_loop(planted, make_recorder, tmp_path, monkeypatch):
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_full_disk_does_not_end_the_loop(planted, make_recorder, tmp_path, monkeypatch, closed):
     clock = planted(device=False)
-    write = Journal.write
+    put, left = Journal._put, iter(range(12))  # the names, ten frames, and a part of one
 
-    def write_until_full(self, row):
-        if row[self.columns["action_ms"]] >= 10:
+    def put_until_full(self, lines):
+        line = next(left, None)
+        put(self, lines if line != 11 else lines[:20])
+        if line in (None, 11):
             raise OSError(28, "No space left on device")
-        write(self, row)
 
-    monkeypatch.setattr(Journal, "write", write_until_full)
+    monkeypatch.setattr(Journal, "_put", put_until_full)
     frames = make_recorder()
-    for _ in range(30):
+    for number in range(30):
         with frames.frame():
             clock.work(1)
+            if number >= 20:
+                with frames.stage("late"):
+                    clock.work(1)
+    if closed:
+        frames.close()
     (record,) = frames.save(tmp_path / "run").records
-    assert record.realtime.frames == 30
+    assert (record.realtime.frames, record.realtime.stages) == (30, ("late",))
     assert record.notes == ("the journal ends before frame 10: No space left on device",)
 
 

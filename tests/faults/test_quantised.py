@@ -15,7 +15,7 @@ from models.skinny_linear import SkinnyLinear
 from profiling.components.component import Component
 from profiling.errors import InputError, NothingChangedError, missing_package
 from profiling.realtime.mix import Mixed, check_variant
-from profiling.realtime.options import LoopOptions
+from profiling.realtime.plan import LoopOptions
 from profiling.results.explanations import ModuleChoice
 from profiling.variants.inductor import Inductor
 from profiling.variants.quantize import Quantize

@@ -9,8 +9,7 @@ from torch import nn
 from profiling.components.spec import Settings
 from profiling.realtime.assemble import assemble
 from profiling.realtime.graph import parse_graph
-from profiling.realtime.options import LoopOptions
-from profiling.realtime.plan import Plan
+from profiling.realtime.plan import LoopOptions, Plan
 from profiling.realtime.play import Clock, FrameLoop
 
 SHAPE = (1, 2)

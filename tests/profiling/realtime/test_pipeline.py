@@ -18,8 +18,7 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 from profiling.realtime.cell import grown, play_stages, short_warmups, state_bytes
 from profiling.realtime.graph import parse_graph
-from profiling.realtime.options import LoopOptions
-from profiling.realtime.plan import Plan
+from profiling.realtime.plan import LoopOptions, Plan
 
 DRAWN = {"s": {"draw": {"v": "normal"}}}
 COUNT = {"count": {"make": {"_target_": f"{__name__}.counting"}}}

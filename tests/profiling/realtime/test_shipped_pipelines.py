@@ -18,8 +18,7 @@ from profiling.components.spec import Settings
 from profiling.realtime.__main__ import checked
 from profiling.realtime.assemble import assemble
 from profiling.realtime.cell import play_stages
-from profiling.realtime.options import LoopOptions
-from profiling.realtime.plan import Plan
+from profiling.realtime.plan import LoopOptions, Plan
 from profiling.realtime.play import Clock, FrameLoop
 
 TICKS, FRAMES = 200, 25
