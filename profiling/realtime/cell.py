@@ -35,7 +35,6 @@ from profiling.results.energy import Energy
 from profiling.results.explanations import TraceAnalysis
 from profiling.results.frames import Journal, Series, recover_series, stage_names
 from profiling.results.measured import Parity
-from profiling.results.record import merge_metric
 from profiling.roofline.section import frame_roofline
 from profiling.run.cell import Cell, measured_by, metrics_of
 from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
@@ -168,10 +167,7 @@ class RealtimeCell(Cell):
         with self.phase("drift"):
             frames = play_sessions(self._plan, pipeline, ticks=len(eager), sessions=1)
             measured = drift.compared([difference(*pair) for pair in zip(frames, eager, strict=True)])
-        if measured.problem is not None:
-            self.problems.append(measured.problem)
-        self.metrics, _ = merge_metric(self.metrics, measured.sections)
-        self.add(metrics=self.metrics)
+        self.keep_measured("drift", measured)
 
     def _measure_idle_power(self, device: torch.device) -> None:
         """Measure the power of the idle GPU, with everything prepared, for a second or two."""

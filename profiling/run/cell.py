@@ -318,6 +318,15 @@ class Cell(ABC):
         """
         with self.phase(name):
             measured = measured_by(metric, subject)
+        self.keep_measured(name, measured)
+
+    def keep_measured(self, name: str, measured: Measured) -> None:
+        """Send what a metric measured and keep the problem that it reports, if any.
+
+        Raises:
+            ValueError: the results do not fit into a record.
+
+        """
         if measured.problem is not None:
             self.problems.append(measured.problem)
         try:
