@@ -133,7 +133,7 @@ class Journal:
         self._last: tuple[Mapping[str, float], list[float]] | None = None
         self._unwritten: list[bytes] = []
         self._width = 0
-        self._write()
+        self._write(b"")
 
     def append(self, values: Mapping[str, float]) -> None:
         """Write the row of a frame, or raise an OSError; names that `values` lacks become NaN."""
@@ -160,7 +160,7 @@ class Journal:
 
     def write(self, row: Sequence[float]) -> None:
         """Write a row of all columns, or raise an OSError the first time that this fails."""
-        self._write(row)
+        self._write(_line(row))
 
     def close(self) -> None:
         """Close the file, which remains for `recover_series`."""
@@ -183,10 +183,9 @@ class Journal:
             return None
         return _series_of(written[: written.rfind(b"\n") + 1] + b"".join(self._unwritten))
 
-    def _write(self, *rows: Sequence[float]) -> None:
-        names = [[*self.columns]] if len(self.columns) > self._width else []
-        self._width = len(self.columns)
-        lines = b"".join(msgspec.json.encode(line, enc_hook=float) + b"\n" for line in (*names, *rows))
+    def _write(self, lines: bytes) -> None:
+        if len(self.columns) > self._width:
+            lines, self._width = _line([*self.columns]) + lines, len(self.columns)
         if self._unwritten:
             self._unwritten.append(lines)
             return
@@ -199,6 +198,10 @@ class Journal:
     def _put(self, lines: bytes) -> None:
         if os.write(self._file, lines) < len(lines):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _line(values: Sequence[float] | Sequence[str]) -> bytes:
+    return msgspec.json.encode(values, enc_hook=float) + b"\n"
 
 
 def recover_series(run: Path, cell: str) -> dict[str, Array] | None:
