@@ -1,7 +1,7 @@
 """A table is data: columns that read typed values from rows, and three renderings of the same cells.
 
-Console and Markdown are laid out by tabulate, HTML by `templates/table.html`; each value becomes text once, in
-`format.show`. A column in which no row has a value is left out. A field of a record's struct has its title, unit and
+Markdown is laid out by tabulate, HTML by `templates/table.html`; each value becomes text once, in `format.show`.
+A column in which no row has a value is left out. A field of a record's struct has its title, unit and
 meaning from the struct; only what is computed has a function. An example, with a row for each (record, kernel):
 
     table = Table(
@@ -24,6 +24,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from msgspec import Struct
@@ -207,7 +208,10 @@ def console(table: AnyTable, width: int = WIDTH, depth: Depth = "console") -> st
         if sum(_widths(columns, texts)) + 2 * (len(columns) - 1) <= width:
             break
         most = [column.wrap and round(share * column.wrap) for column in columns]
-        texts = [[_wrapped(text, n) if n else text for text, n in zip(row, most, strict=True)] for row in whole]
+        texts = [
+            [("" if _is_long(text, n) else _wrapped(text, n)) if n else text for text, n in zip(row, most, strict=True)]
+            for row in whole
+        ]
     widths = _widths(columns, texts)
     headers = [_wrapped(column.header, space) for column, space in zip(columns, widths, strict=True)]
     if any("\n" in header for header in headers):  # then every unit stands below its title
@@ -218,12 +222,12 @@ def console(table: AnyTable, width: int = WIDTH, depth: Depth = "console") -> st
     parts = []
     keys = sum(column in columns for column in table.columns[: table.keys])
     for places in _parts(widths, keys, width):
-        rows = [[row[place] for place in places] for row in (headers, *texts)]
-        needed = (max(len(line) for text in texts for line in text.split("\n")) for texts in zip(*rows, strict=True))
-        rules = ["-" * n for n in needed]
-        align = ["right" if columns[place].numeric else "left" for place in places]
-        # The headers are a row: tabulate pads those that it knows as headers.
-        parts.append(tabulate([rows[0], rules, *rows[1:]], tablefmt="plain", colalign=align, disable_numparse=True))
+        cells = [[row[place] for place in places] for row in (headers, *texts)]
+        long = [
+            {at: row[place] for at, place in enumerate(places) if row[place] and not shown[place]}
+            for row, shown in zip(whole, texts, strict=True)
+        ]
+        parts.append("\n".join(_lines(cells, [columns[place].numeric for place in places], long, width)))
     notes = table.notes_at(depth)
     return "\n\n".join((*parts, *(["\n".join(wrapped_line(note, width) for note in notes)] if notes else [])))
 
@@ -256,6 +260,33 @@ def wrapped_line(text: str, width: int = WIDTH) -> str:
         printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
     return "\n".join(lines)
+
+
+def _is_long(text: str, most: int) -> bool:
+    """Return whether a text is the name of a recipe for which a column has no room: it stands on a line of its own."""
+    return len(text) > most and "+" in text and " " not in text
+
+
+def _lines(
+    rows: Sequence[Sequence[str]], numeric: Sequence[bool], long: Sequence[Mapping[int, str]], width: int
+) -> Iterator[str]:
+    """Yield the lines of a table, the headers first; `long` has the names, by column, that stand whole in their row.
+
+    What is to the right of such a name begins below it.
+    """
+    widths = [max(len(line) for text in texts for line in text.split("\n")) for texts in zip(*rows, strict=True)]
+    pads = [str.rjust if right else str.ljust for right in numeric]
+    rules = ["-" * n for n in widths]
+    for row, names in zip((rows[0], rules, *rows[1:]), ({}, {}, *long), strict=True):
+        texts = list(row)
+        for place, name in names.items():
+            whole = _wrapped(name, width - sum(widths[:place]) - 2 * place)
+            below = "\n" * (texts[place] + whole).count("\n") + "\n"
+            texts[place:] = [texts[place] + whole, *(below + text for text in row[place + 1 :])]
+        for line in zip_longest(*(text.split("\n") for text in texts), fillvalue=""):
+            padded = "  ".join(pad(text, n) for pad, text, n in zip(pads, line, widths, strict=True))
+            if padded.strip():
+                yield padded.rstrip()
 
 
 def _wrapped(text: str, most: int) -> str:

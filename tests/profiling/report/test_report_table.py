@@ -178,3 +178,17 @@ def test_a_long_text_or_word_goes_on_below_itself():
         assert max(map(len, shown.splitlines())) <= most
         assert "".join(text.split()) in "".join(shown.split())
         assert text in markdown(build(Row("x"), columns=columns))
+
+
+def test_the_name_of_a_long_recipe_stands_whole_above_its_row():
+    long = "channels_last+fused_norm+grouped_conv+compile+cuda_graph"
+    columns = (Column[Row]("component", lambda row: "decoder"), Column[Row]("variant", lambda row: row.name, wrap=30))
+    numbers = (Column[Row](f"quantity {i}", lambda row: row.ms, "ms") for i in range(4))
+    table = build(Row("baseline", 1.5), Row(long, 2.5), columns=(*columns, *numbers), keys=2)
+    *_, ruler, first, name, second = console(table, width=70).splitlines()
+    assert name == f"decoder    {long}"
+    assert (first.split()[:2], second.split()) == (["decoder", "baseline"], ["2.500"] * 4)
+    assert len(first) == len(second) == len(ruler)
+    narrow = console(build(Row(long), columns=columns, keys=2), width=40).splitlines()[2:]
+    broken = ("decoder    channels_last+fused_norm+", "grouped_conv+compile+", "cuda_graph")
+    assert [line.strip() for line in narrow] == list(broken)
