@@ -27,7 +27,7 @@ from profiling.components.trajectory import play, played, state_of
 from profiling.components.trees import map_tensors
 
 #: In the reason of a verdict that is none.
-CANNOT_TELL = "cannot tell: "
+UNDECIDED = "undecided: "
 #: Largest fraction of elements of an integer or bool output that may differ, however many of eager's own do.
 MOST_DIFFERING = 0.5
 #: Least tolerance of an output as a whole and of its worst part, in roundings of its dtype, and of any dtype.
@@ -119,7 +119,7 @@ class Verdict:
     @property
     def cannot_tell(self) -> bool:
         """Whether nothing can be said of the outputs: two eager trajectories differ as much."""
-        return CANNOT_TELL in (self.reason or "")
+        return UNDECIDED in (self.reason or "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +207,7 @@ class _Trial:
         self.numbers["eager_rel_l2"] = max(own, self.numbers.get("eager_rel_l2", 0.0))
         if call == 1 and self.chaotic:
             if self._rules.words and any(self._excused(path) >= 1 for path in self.chaotic):
-                return f"{CANNOT_TELL}{self._rules.words}"
+                return f"{UNDECIDED}{self._rules.words}"
             reason = f"eager in {self._dtype} has itself an error of {own:.2g}, so that an output of zeros would pass"
             return f"{reason}: use dtype=float32"
         if (fault := mismatch(output, eager)) is not None:
@@ -224,7 +224,7 @@ class _Trial:
             unknown = self._rules.words and self._excused(each.path) >= 1 and each.fault is None
             if unknown and each.error > max(self._rules.floor, self._rules.tolerance or 0.0):
                 if call == 1 or self._rules.random:
-                    return f"{CANNOT_TELL}{self._rules.words}"
+                    return f"{UNDECIDED}{self._rules.words}"
                 self.chaotic.add(each.path)
                 continue
             judged.append(leaf)
@@ -261,7 +261,7 @@ def judge(
     worst: tuple[JudgedLeaf, ...] = ()
     random_words = reference.nondeterminism(dtype)
     if random_words is not None and reference.spread.fault is not None:
-        return Verdict(f"{CANNOT_TELL}{random_words}")
+        return Verdict(f"{UNDECIDED}{random_words}")
     expected = zip(reference.outputs.log, reference.eager.log, strict=False)
     if reference.spread.error:
         numbers["repeat_rel_l2"] = reference.spread.error

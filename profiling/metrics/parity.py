@@ -35,7 +35,7 @@ class Parity(Metric):
     The global random generators begin with the same seed on both sides. Where a module draws from them and the step
     draws other numbers, `factor` times the difference of two eager trajectories is allowed too. So is, in float32,
     `factor` times what rounding errors alone change in eager's output: a network may amplify them. If that would allow
-    anything in the first call, parity cannot tell, and fails; in a later one, the calls before are judged.
+    anything in the first call, parity is undecided, and fails; in a later one, the calls before are judged.
 
     Structure, dtype, shape, device and other values must be those of eager in the run's dtype. So must the inputs after
     the call, which a step must not write to unless eager does, and the state that eager's calls change, after the last.

@@ -20,6 +20,7 @@ from profiling.report.run_data import RunData, wrong_because
 from profiling.report.table import Column, Table
 from profiling.results import judge, verdicts
 from profiling.results.judge import RESOLUTION, Holds, Pair, Ranking
+from profiling.results.measured import LATE
 from profiling.results.record import BASELINE, FAILED, Record
 from profiling.results.verdicts import by_component
 
@@ -34,8 +35,7 @@ _INTERVALS, _RATIO = (
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: its time over that of the recipe, with the 95% "
     "interval over processes: equal code differs between them. "
-    f"Same: within {RESOLUTION:.0%}. holds: the highest frame rate of which at most 1% of the calls are late (or "
-    "what late= sets), by the upper 95% bound."
+    f"Same: within {RESOLUTION:.0%}. holds: the highest frame rate of which at most "
 )
 
 
@@ -152,7 +152,8 @@ def answer_section(data: RunData) -> Section:
     notes = [_INTERVALS + ratio] if any(answer.p50 is not None for answer in answers) else []
     tables = (Table("Answer", _columns(), answers, notes, keys=1), cells_table(cells, data.groups))
     is_cold = any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells)
-    legend = (_LEGEND, CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
+    held = f"{_LEGEND}{allowed_late(cells)} of the calls are late, by the upper 95% bound."
+    legend = (held, CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
     return Section("answer", "Answer", tuple(map(printable, remarks)), legend, tables, leads=True)
 
 
@@ -217,6 +218,11 @@ def _spreads(records: Iterable[Record]) -> Iterator[str]:
         learned = stored.learned if stored is not None else 0
         source = f"learned from {count_of(learned, 'pair')} of processes" if learned else "a default: nothing is known"
         yield f"Equal code differs between processes by {percent(spread.std)} (standard deviation; {kind}; {source})"
+
+
+def allowed_late(records: Iterable[Record]) -> str:
+    """Return the share of calls or frames that may be late where a rate is held; of several rules each."""
+    return " or ".join(f"{100 * share:.3g}%" for share in sorted({record.late or LATE for record in records}))
 
 
 def held_rate(record: Record) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from profiling.errors import InputError, printable
-from profiling.report.answer import holds_words
+from profiling.report.answer import allowed_late, holds_words
 from profiling.report.cells import UNDECIDED
 from profiling.report.charts import POINTS, Chart, Figure, Series, envelope
 from profiling.report.format import MINUS, count_of, decimals, listed, significant, times
@@ -28,7 +28,7 @@ _FRAMES = "#7b8a9c"
 _LEGEND = (
     "Frame: time from its begin, when its inputs are read (or the previous delivery, if later), until all its outputs "
     "are delivered. Late: longer than the budget; with pace=realtime, delivered a budget or more after it was due. "
-    "Holds: at most 1% of the frames (or what late= sets) are late, by the upper 95% bound of their share.",
+    "Holds: at most "
 )
 
 
@@ -55,7 +55,8 @@ def realtime_section(data: RunData) -> Section:
         note += f" Of more than {POINTS} frames the lowest and highest of each stretch are drawn."
     charts = (Chart("frames", "Frame time over frames", drawings, note),)
     lines = list(map(printable, lines))
-    return Section("realtime", "Frames against the deadline", lines, (*unread, *_LEGEND), tables, charts)
+    legend = f"{_LEGEND}{allowed_late(rows)} of the frames are late, by the upper 95% bound of their share."
+    return Section("realtime", "Frames against the deadline", lines, (*unread, legend), tables, charts)
 
 
 def verdict(record: Record) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from profiling.components.agreement import CANNOT_TELL
+from profiling.components.agreement import UNDECIDED
 from profiling.components.build import Blueprint, build
 from profiling.components.component import Component
 from profiling.components.outputs import Outputs, difference, to_host
@@ -130,10 +130,10 @@ class ForwardCell(Cell):
             if again is not None and again.problem is not None:
                 status, reason = again.problem
                 eager = replace(subject, step=Step(run=subject.component.call))
-                if CANNOT_TELL in reason:
+                if UNDECIDED in reason:
                     reason = f"after the timing: {reason}"
                 elif measured_by(metric, eager).problem is not None:
-                    reason = f"{CANNOT_TELL}after the timing eager's outputs are wrong, too ({_OUT_OF_REACH}): {reason}"
+                    reason = f"{UNDECIDED}after the timing eager's outputs are wrong, too ({_OUT_OF_REACH}): {reason}"
                 else:
                     reason = f"correct before the timing, wrong after it: {reason}"
                 self.problems.append((status, reason))

@@ -84,6 +84,9 @@ def test_what_is_undecided_among_many_is_undecided_against_the_baseline():
     low, high = speedup(fast, group).interval()
     assert low < 1 < high
     assert [answer_on(each, group) for each in others] == ["slower"] * 4
+    second = timed("second", 1.001, std=0.008, seed=9)
+    assert answer_on(second, (eager, second)) == "faster"
+    assert answer_on(second, (*group, second)) == "undecided", "nor is one that does not lead"
 
 
 def test_a_wrong_record_neither_leads_nor_is_compared():

@@ -54,7 +54,6 @@ def test_breaks_are_captured_as_one_graph(profile):
     assert graphs.held == 1
     assert graphs.host_launches.before >= 3, "the pieces between the breaks"
     assert graphs.host_launches.after <= 3, "the input's copy, the graph, the output's clone"
-    assert graphs.wall_ms.before > graphs.wall_ms.after
 
 
 def test_the_record_tells_what_was_captured(profile):
