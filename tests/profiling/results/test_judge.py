@@ -99,7 +99,7 @@ def test_what_differs_between_processes_widens_the_interval_whatever_the_windows
     eager = Spread(0.15, 6.0)
     found = pair(1.3, n=1000, spread=eager)
     assert (found.answer(), found.is_limited_by_placement()) == ("undecided", True)
-    assert found.wants().endswith("times as many processes")
+    assert found.wants().endswith("times as many processes (--multirun seed=0,1,2)")
     assert pair(2.0, spread=eager).answer() == "slower"
 
 
@@ -167,7 +167,7 @@ def test_an_undecided_pair_says_what_would_tell():
     windows = (Windows.of(np.random.default_rng(0).normal(1, 1e-3, 24), session="x"),)
     one, of_another_run = Cell(windows, EQUAL), Cell((Windows.of([1.02] * 24),), EQUAL)
     assert compare(of_another_run, one).wants().endswith("times as many processes, in turns")
-    assert compare(one, one).wants() == "2 times as many processes"
+    assert compare(one, one).wants() == "2 times as many processes (--multirun seed=0,1,2)"
     for taken, wanted in (
         (0.0, "over 10 times the windows (seconds=, metric.latency.max_iterations=)"),
         (0.5, "a quiet machine"),
