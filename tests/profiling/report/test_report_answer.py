@@ -99,6 +99,12 @@ def test_a_rate_is_held_undecided_or_missed():
         assert wanted.get(n, "") in remarks(record)
 
 
+def test_the_legend_names_the_share_that_may_be_late():
+    usual, strict = build("baseline", 28.7), replace(build("compile", 2.5), late=0.001)
+    for records, said in (((usual,), "at most 1% of"), ((strict,), "at most 0.1% of"), ((usual, strict), "0.1% or 1%")):
+        assert said in answer_section(run_data(*records)).legend[0]
+
+
 def test_a_row_a_component_and_none_for_one_that_was_skipped():
     unchecked = [build("baseline", 2.0, component=name, parity=None) for name in ("a", "b")]
     skipped = build("compile", component="vae", status="skipped", reason="no GPU")
