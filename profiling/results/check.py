@@ -11,7 +11,9 @@ from profiling.results.field import Section, about
 class TensorForm(Section, frozen=True, kw_only=True):
     """A tensor that a call reads or returns, or a plain value."""
 
-    path: Annotated[str, about("where it is: names, keys and indices that lead to it, joined by dots", title="name")]
+    path: Annotated[
+        str, about("where it is: the names, keys and indices that lead to it, joined by dots", title="name")
+    ]
     dtype: Annotated[str | None, about("dtype of a tensor")] = None
     shape: Annotated[tuple[int, ...] | None, about("shape of a tensor")] = None
     device: Annotated[str | None, about("device of a tensor")] = None

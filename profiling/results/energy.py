@@ -28,7 +28,9 @@ class Energy(Section, frozen=True, kw_only=True):
     """
 
     reason: Annotated[str | None, about("why the energy is not known")] = None
-    step_ms: Annotated[float | None, about("time between two steps of the counter", "ms", "counter steps every")] = None
+    step_ms: Annotated[
+        float | None, about("measured time between two steps of the counter", "ms", "counter steps every")
+    ] = None
     idle_w: Annotated[float | None, about("mean power before, while nothing ran on the GPU", "W", "idle")] = None
     watts: Annotated[float | None, about("mean power over all windows", "W", "power")] = None
     joules_per_call: Annotated[float | None, about("energy of all windows over their calls", "J/call")] = None

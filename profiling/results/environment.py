@@ -53,12 +53,16 @@ class Ceilings(Section, frozen=True, kw_only=True):
     dtype: Annotated[str, about("dtype of the products")]
     copy_bytes_per_s: Annotated[float, about("bandwidth of a large copy, read plus written", "bytes/s")]
     read_bytes_per_s: Annotated[float, about("bandwidth of a large sum, which only reads", "bytes/s")]
-    bandwidth: Annotated[tuple[tuple[int, float], ...], about("[bytes touched, bytes/s], ascending; few stay in cache")]
+    bandwidth: Annotated[
+        tuple[tuple[int, float], ...], about("[bytes touched, bytes/s] by size, ascending: small ones stay in a cache")
+    ]
     matmul_flops_per_s: Annotated[float, about("rate of the fastest square matrix product", "FLOP/s")]
     launch_us: Annotated[float, about("host time of a launch; on a CPU: time of an operator", "us")]
     seconds: Annotated[float, about("duration of measuring all this", "s")]
     conv_flops_per_s: Annotated[float | None, about("rate of the fastest of several convolutions", "FLOP/s")] = None
-    other_flops_per_s: Annotated[Mapping[str, float], about("matmul_flops_per_s of each other dtype", "FLOP/s")] = {}
+    other_flops_per_s: Annotated[
+        Mapping[str, float], about("rates of the fastest square matrix products of other dtypes, by dtype", "FLOP/s")
+    ] = {}
     gap_us: Annotated[float | None, about("time of a kernel in a CUDA graph beyond its duration", "us")] = None
     replay_us: Annotated[float | None, about("time of a replay besides its kernels", "us")] = None
     lost_share: Annotated[float | None, about("share of CPU time that other processes took", "0 to 1")] = None

@@ -61,9 +61,13 @@ class Package(Section, frozen=True, kw_only=True):
     file: Annotated[str, about("path relative to the run folder")]
     bytes: Annotated[int, about("size of the file", "bytes", "size")]
     export_s: Annotated[float, about("torch.export", "s")]
-    compile_s: Annotated[float, about("compiling, writing the file (`cached`: getting it), hashing the weights", "s")]
+    compile_s: Annotated[
+        float, about("compiling and writing the file; if `cached`, getting it; and hashing the weights", "s")
+    ]
     load_s: Annotated[float, about("loading the file, in the process that made it", "s")]
-    dynamic: Annotated[tuple[str, ...], about("dynamic axes, INPUT.AXIS, from the smallest to the largest input")] = ()
+    dynamic: Annotated[
+        tuple[str, ...], about("dynamic axes, as INPUT.AXIS; sizes from the smallest to the largest input")
+    ] = ()
     cached: Annotated[bool, about("made earlier in the run, from the same program, weights and options")] = False
 
 
@@ -83,10 +87,14 @@ class RecipeStep(Section, frozen=True, kw_only=True):
     name: Annotated[str, about("of a transform its step, where it has a name; else its class or function")]
     stage: Annotated[str | None, about("realtime: the stage that it prepared")] = None
     seconds: Annotated[float, about("until the device was idle", "s", "took")]
-    changed: Annotated[int | None, about("places or modules changed, graphs compiled or captured, if counted")] = None
+    changed: Annotated[
+        int | None, about("number of places or modules changed, or graphs compiled or captured; absent: not counted")
+    ] = None
     choices: Annotated[Choices | None, about("layers that a transform replaced and left")] = None
     packages: Annotated[tuple[Package, ...] | None, about("files that it wrote and loaded")] = None
-    shapes: Annotated[tuple[ShapeCompile, ...] | None, about("its first calls, if inputs have several shapes")] = None
+    shapes: Annotated[
+        tuple[ShapeCompile, ...] | None, about("its first calls in their order, where the inputs have several shapes")
+    ] = None
     notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()
 
 
@@ -145,7 +153,9 @@ class TraceFiles(Section, frozen=True, kw_only=True):
     """The profiler trace of the step and its totals."""
 
     trace: Annotated[str, about("Chrome trace, relative to the run folder")]
-    operators: Annotated[str | None, about("table of operators, in the run folder", title="operator table")] = None
+    operators: Annotated[
+        str | None, about("table of operators, relative to the run folder", title="operator table")
+    ] = None
     device_ms: Annotated[float | None, about("summed duration of GPU work per iteration", "ms")] = None
     device_launches: Annotated[float | None, about("kernels, copies and fills per iteration", "count")] = None
     seconds: Annotated[float | None, about("duration of profiling and of its analysis", "s")] = None
@@ -154,7 +164,9 @@ class TraceFiles(Section, frozen=True, kw_only=True):
 class MemorySnapshot(Section, frozen=True, kw_only=True):
     """Torch's memory snapshot of loading, preparing and a few calls, made after everything was measured."""
 
-    file: Annotated[str, about("path in the run folder; pytorch.org/memory_viz opens it", title="memory snapshot")]
+    file: Annotated[
+        str, about("path relative to the run folder; pytorch.org/memory_viz opens it", title="memory snapshot")
+    ]
     seconds: Annotated[float | None, about("duration of loading, preparing and calling once more", "s")] = None
     ended_by: Annotated[str | None, about("what ended it early, an allocation that failed for example")] = None
 
@@ -265,7 +277,9 @@ class RooflinePart(Section, frozen=True, kw_only=True):
     over_roofline: Annotated[float | None, about("median wall time over roofline_ms", "ratio")] = None
     uncounted: Annotated[tuple[str, ...], about("operators whose FLOPs have no formula")] = ()
     device_work: Annotated[DeviceWork | None, about("the GPU's work in a call")] = None
-    idle_share: Annotated[float | None, about("share of wall time without GPU work", "0 to 1", "GPU idle")] = None
+    idle_share: Annotated[float | None, about("share of wall time in which the GPU was idle", "0 to 1", "GPU idle")] = (
+        None
+    )
     bound: Annotated[
         str | None,
         about(
@@ -292,8 +306,13 @@ class Roofline(RooflinePart, frozen=True, kw_only=True):
 class Idle(Section, frozen=True, kw_only=True):
     """Idle time of the GPU inside a call by its cause."""
 
-    host_ms: Annotated[float, about("the host had not launched the next kernel", "ms", "idle, waiting for the host")]
-    between_ms: Annotated[float, about("between queued kernels, or nodes of a graph", "ms", "idle, between kernels")]
+    host_ms: Annotated[
+        float, about("idle because the host had not launched the next kernel", "ms", "idle, waiting for the host")
+    ]
+    between_ms: Annotated[
+        float,
+        about("idle between kernels that were queued, or between nodes of a graph", "ms", "idle, between kernels"),
+    ]
 
 
 class HostWait(Section, frozen=True, kw_only=True):
@@ -336,17 +355,29 @@ class CountedKernel(Section, frozen=True, kw_only=True):
     ms: Annotated[float, about("duration a call, from the trace", "ms", "total")]
     share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
     launches: Annotated[int, about("launches that were measured; 0: none of its launches was met")] = 0
-    covered: Annotated[float | None, about("share of time in launches of a measured grid and block", "0 to 1")] = None
-    counted_us: Annotated[float | None, about("mean duration of these launches in ncu", "us", "mean under ncu")] = None
+    covered: Annotated[float | None, about("share of its time in launches of a measured grid and block", "0 to 1")] = (
+        None
+    )
+    counted_us: Annotated[
+        float | None, about("mean duration of the measured launches, under ncu", "us", "mean under ncu")
+    ] = None
     mean_us: Annotated[float | None, about("mean duration of the same launches in the trace", "us")] = None
     dram: Annotated[float | None, about("DRAM throughput, share of its peak", "0 to 1", "DRAM")] = None
     dram_bytes: Annotated[float | None, about("read from and written to DRAM by a launch", "bytes")] = None
     l2: Annotated[float | None, about("L2 throughput, share of its peak", "0 to 1", "L2")] = None
-    l2_bytes: Annotated[float | None, about("requested of L2 by a launch: rereads, whole sectors too", "bytes")] = None
-    tensor: Annotated[float | None, about("share of cycles with active tensor pipes", "0 to 1", "tensor pipes")] = None
-    fma: Annotated[float | None, about("share of cycles with active FP32, FP16 pipes", "0 to 1", "FMA pipes")] = None
+    l2_bytes: Annotated[
+        float | None, about("requested of L2 by a launch: also what it reads again, and all of each sector", "bytes")
+    ] = None
+    tensor: Annotated[
+        float | None, about("cycles in which tensor pipes were active, share of all", "0 to 1", "tensor pipes")
+    ] = None
+    fma: Annotated[
+        float | None, about("cycles in which FMA pipes (FP32, FP16) were active, share of all", "0 to 1", "FMA pipes")
+    ] = None
     sm: Annotated[float | None, about("throughput of the multiprocessors, share of its peak", "0 to 1", "SM")] = None
-    occupancy: Annotated[float | None, about("achieved: active warps over the most that fit", "0 to 1")] = None
+    occupancy: Annotated[float | None, about("achieved occupancy: active warps over the most that fit", "0 to 1")] = (
+        None
+    )
     bound_by_counters: Annotated[KernelBound | None, about("what bounds it by these counters")] = None
     bound_by_trace: Annotated[
         KernelBound | None,
@@ -378,18 +409,28 @@ class LaunchCosts(Section, frozen=True, kw_only=True):
     rows: Annotated[int | None, about("rows of the linear's input")] = None
     width: Annotated[int | None, about("width of the smallest linear")] = None
     host_us_per_launch: Annotated[Estimate | None, about("host time of a launch", "us", "host, a launch")] = None
-    gpu_us_per_launch: Annotated[Estimate | None, about("device time, with a full queue", "us", "GPU, a launch")] = None
+    gpu_us_per_launch: Annotated[
+        Estimate | None, about("device time of a launch while the queue is full", "us", "GPU, a launch")
+    ] = None
     starvation_elements: Annotated[
         Estimate | None, about("below this size an eager loop leaves the GPU idle", "elements", "GPU idles below:")
     ] = None
-    starvation_width: Annotated[Estimate | None, about("the same of a linear", "columns", "GPU idles below:")] = None
-    starvation_us: Annotated[Estimate | None, about("duration at that size", "us", "GPU idles below:")] = None
+    starvation_width: Annotated[
+        Estimate | None, about("the same for a linear: its width", "columns", "GPU idles below:")
+    ] = None
+    starvation_us: Annotated[
+        Estimate | None, about("duration of an operator of that size", "us", "GPU idles below:")
+    ] = None
     starvation_note: Annotated[str | None, about("why there is no such size")] = None
-    graph_us_per_node: Annotated[Estimate | None, about("device time of a node", "us", "GPU, a graph node")] = None
+    graph_us_per_node: Annotated[
+        Estimate | None, about("device time of a node of a CUDA graph", "us", "GPU, a graph node")
+    ] = None
     graph_launch_host_us: Annotated[
         Estimate | None, about("host time of a replay, without its nodes", "us", "host, a replay")
     ] = None
-    graph_host_us_per_node: Annotated[Estimate | None, about("host time of a node", "us", "host, a graph node")] = None
+    graph_host_us_per_node: Annotated[
+        Estimate | None, about("host time of a replay by node", "us", "host, a graph node")
+    ] = None
     graph_launch_device_us: Annotated[
         Estimate | None, about("device time of a replay, without its nodes", "us", "GPU, a replay")
     ] = None

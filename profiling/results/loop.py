@@ -24,8 +24,12 @@ class BudgetPart(Section, frozen=True, kw_only=True):
 
     host_ms: Annotated[float | None, about("time of the host", "ms")] = None
     device_ms: Annotated[float | None, about("time of the device", "ms", "GPU")] = None
-    share: Annotated[float | None, about("share of a frame's budget, may exceed 1", "0 to 1", "of the budget")] = None
-    mean_ms: Annotated[float | None, about("mean over frames; stages and `unaccounted` add up to a frame", "ms")] = None
+    share: Annotated[
+        float | None, about("share of the target's frame time, may exceed 1", "0 to 1", "of the budget")
+    ] = None
+    mean_ms: Annotated[
+        float | None, about("mean over all frames; of the stages and `unaccounted` it adds up to a frame's", "ms")
+    ] = None
 
 
 class Budget(Section, frozen=True, kw_only=True):
@@ -81,17 +85,26 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
     deliver: Annotated[str | None, about("where frames are delivered: host or device")] = None
     gc: Annotated[str | None, about("Python's garbage collector in the loop: frozen, on or off")] = None
     frames_per_tick: Annotated[int | None, about("frames that a pass through the pipeline delivers at once")] = None
-    work: Annotated[Mapping[str, str | int | float | bool | None], about("settings that change a frame's work")] = {}
+    work: Annotated[
+        Mapping[str, str | int | float | bool | None],
+        about("settings of the pipeline that change what a frame computes"),
+    ] = {}
     miss: Annotated[str | None, about("what a late frame is to the user")] = None
     stages: Annotated[tuple[str, ...], about("stages of a frame in their order")] = ()
     frame_ms: Annotated[Summary | None, about("frame times", "ms")] = None
     latency_ms: Annotated[Summary | None, about("from the begin of a frame to its delivery", "ms")] = None
-    windows_ms: Annotated[tuple[float, ...], about("median frame times of up to 24 consecutive parts", "ms")] = ()
+    windows_ms: Annotated[
+        tuple[float, ...], about("median frame times of up to 24 consecutive parts of the loop", "ms")
+    ] = ()
     first_frame_ms: Annotated[float | None, about("latency of the first frame of a prepared session", "ms")] = None
-    input_age_ms: Annotated[Mapping[str, Summary], about("from sampling a source to delivering its frame", "ms")] = {}
+    input_age_ms: Annotated[
+        Mapping[str, Summary], about("from when a source was sampled to the delivery of the frame that shows it", "ms")
+    ] = {}
     gap_ms: Annotated[Gap | None, about("time between frames", "ms")] = None
     wall_fps: Annotated[float | None, about("delivered frames over wall time", "frames/s")] = None
-    audio_rtf: Annotated[float | None, about("seconds of audio a second", "ratio", "audio real-time factor")] = None
+    audio_rtf: Annotated[
+        float | None, about("seconds of audio generated per second", "ratio", "audio real-time factor")
+    ] = None
     budget: Annotated[Budget | None, about("where the time of a frame goes")] = None
     deadlines: Annotated[Mapping[str, Deadline], about("by frame rate as text")] = {}
     late: Annotated[int | None, about("late frames at the target rate", "frames")] = None
@@ -108,7 +121,9 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
     ] = None
     steady: Annotated[Steady | None, about("the part after times have settled")] = None
     slope: Annotated[Slope | None, about("growth of frame times")] = None
-    unsteady: Annotated[tuple[str, ...], about("signs that the warm-up ended too early, each with what to do")] = ()
+    unsteady: Annotated[
+        tuple[str, ...], about("signs that the warm-up ended before the steady state, each with what to do")
+    ] = ()
     slow: Annotated[SlowFrames | None, about("slow frames and their causes")] = None
     memory: Annotated[Mapping[str, MemoryTrend], about("memory over the frames, by kind")] = {}
 

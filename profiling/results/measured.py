@@ -38,7 +38,9 @@ class Summary(Section, frozen=True, kw_only=True):
     max: Annotated[float, about("longest sample", "ms")]
     ci95: Annotated[Interval | None, about("95% interval of the typical sample, around the median", "ms")] = None
     samples: Annotated[tuple[float, ...], about("all samples in the order in which they were taken", "ms")] = ()
-    stopped_by: Annotated[str | None, about("what ended it: interval, decided (see turns), iterations or time")] = None
+    stopped_by: Annotated[
+        str | None, about("what ended sampling: interval, decided (see turns), iterations or time")
+    ] = None
 
     @property
     def tail(self) -> tuple[str, float]:
@@ -73,8 +75,12 @@ class FrameRate(Section, frozen=True, kw_only=True):
 class Interference(Section, frozen=True, kw_only=True):
     """The share of the timed window that others took: other processes, and other guests of the machine."""
 
-    cpu_lost_share: Annotated[float | None, about("share of time kept from a CPU: run queue, steal", "0 to 1")] = None
-    gpu_lost_share: Annotated[float | None, about("share of time of others on the GPU, by the driver", "0 to 1")] = None
+    cpu_lost_share: Annotated[
+        float | None, about("share of the time for which others kept it from a CPU: run-queue wait and steal", "0 to 1")
+    ] = None
+    gpu_lost_share: Annotated[
+        float | None, about("share of the time in which other processes used the GPU, as the driver says", "0 to 1")
+    ] = None
 
 
 class ClockConditions(Interference, frozen=True, kw_only=True):
@@ -113,7 +119,9 @@ class SlowFrames(Section, frozen=True, kw_only=True):
     ]
     count: Annotated[int, about("number of slow ones")]
     causes: Annotated[Mapping[str, int], about("slow ones by cause; each may have several")] = {}
-    cause_ms: Annotated[Mapping[str, float], about("their time beyond the usual one, by what explains it", "ms")] = {}
+    cause_ms: Annotated[
+        Mapping[str, float], about("time of all slow ones beyond the usual one, by what explains it", "ms")
+    ] = {}
     frames: Annotated[tuple[SlowFrame, ...], about("the slowest 50, slowest first")] = ()
 
 
@@ -171,7 +179,9 @@ class Memory(Section, frozen=True, kw_only=True):
 
     phases: Annotated[Mapping[str, MemoryKinds], about("memory at the end of each phase, by phase")] = {}
     peak_allocated: Annotated[int | None, about("peak of allocated in steady calls", "bytes")] = None
-    peak_held: Annotated[int | None, about("peak_allocated plus what is free in pools of CUDA graphs", "bytes")] = None
+    peak_held: Annotated[
+        int | None, about("peak_allocated plus free blocks of CUDA-graph pools, which nothing else can use", "bytes")
+    ] = None
     graph_pool: Annotated[int | None, about("size of all private pools of CUDA graphs", "bytes")] = None
     peak_host_rss: Annotated[int | None, about("peak resident set size in steady calls", "bytes")] = None
     prepare_peak_allocated: Annotated[int | None, about("peak of allocated while preparing", "bytes")] = None
@@ -205,9 +215,9 @@ class OutputError(Section, frozen=True, kw_only=True):
     differing: Annotated[float | None, about("integer or bool: fraction of elements that differ", "0 to 1")] = None
     tolerance: Annotated[float | None, about("largest rel_l2 or differing that is accepted")] = None
     max_abs: Annotated[float | None, about("largest absolute difference", "the output's unit")] = None
-    local: Annotated[float | None, about("RMS error of its worst part (slice, tile, block) over the whole's RMS")] = (
-        None
-    )
+    local: Annotated[
+        float | None, about("RMS error of its worst part (a slice, a tile, 768 samples) over the RMS of the whole")
+    ] = None
     local_tolerance: Annotated[float | None, about("largest `local` that is accepted")] = None
 
 
@@ -224,13 +234,17 @@ class ParityCheck(Section, frozen=True, kw_only=True):
     rel_l2: Annotated[float | None, about("relative L2 error of the outputs; of a training: of its weights")] = None
     eager_rel_l2: Annotated[float | None, about("relative L2 error of eager in the run's dtype")] = None
     tolerance: Annotated[float | None, about("largest rel_l2 that is accepted")] = None
-    repeat_rel_l2: Annotated[float | None, about("difference of two eager calls from one state, if any")] = None
+    repeat_rel_l2: Annotated[
+        float | None, about("difference of two eager calls from the same inputs and state; absent where equal")
+    ] = None
     rounding_rel_l2: Annotated[
         float | None,
         about("difference of eager from itself after a rounding error in each operator; where that sets the tolerance"),
     ] = None
     max_abs: Annotated[float | None, about("largest absolute difference", "the output's unit")] = None
-    outputs: Annotated[tuple[OutputError, ...], about("errors of outputs and changed inputs, the worst 16 first")] = ()
+    outputs: Annotated[
+        tuple[OutputError, ...], about("errors of single outputs and of inputs that were changed, the worst 16 first")
+    ] = ()
     psnr_db: Annotated[float | None, about("peak signal-to-noise ratio of images, worst output", "dB")] = None
     snr_db: Annotated[float | None, about("signal-to-noise ratio of other outputs, worst output", "dB")] = None
     cosine: Annotated[float | None, about("cosine of the angle to the reference, worst output", "-1 to 1")] = None
@@ -259,7 +273,9 @@ class Prepare(Section, frozen=True, kw_only=True):
             title="in this run",
         ),
     ]
-    beside: Annotated[int, about("other processes, at most, that prepared meanwhile; alone it takes less time")] = 0
+    beside: Annotated[
+        int, about("other processes that prepared at the same time, at most; it takes less time without them")
+    ] = 0
     warmup_inputs: Annotated[int | None, about("calls on the `warmup_inputs` of the YAML, before any sample")] = None
     warmup_inputs_s: Annotated[Duration | None, about("duration of these calls", "s")] = None
     compiles: Annotated[int | None, about("frames that Dynamo compiled, failures and cache hits included")] = None
@@ -339,7 +355,9 @@ class Starts(Section, frozen=True, kw_only=True):
 
     cold: Annotated[Start, about("with an empty compiler cache")]
     warm: Annotated[Start | None, about("with the cache that the cold start left; absent: nothing was compiled")] = None
-    portable: Annotated[Start | None, about("with an empty cache and the artifacts that the cold start saved")] = None
+    portable: Annotated[
+        Start | None, about("with an empty cache, into which it loads the artifacts that the cold start saved")
+    ] = None
     artifact_bytes: Annotated[int | None, about("size of these artifacts of torch.compiler", "bytes")] = None
 
 
@@ -430,7 +448,9 @@ class Turns(Section, frozen=True, kw_only=True):
     began: Annotated[str, about("when the component's first cell was started (UTC); equal for cells that took turns")]
     beside: Annotated[tuple[str, ...], about("variants that were prepared at the same time, and held memory")]
     windows: Annotated[tuple[Window, ...], about("its windows in the order in which they were taken")]
-    stopped_by: Annotated[str | None, about("what ended them: decided (answer is known), iterations or time")] = None
+    stopped_by: Annotated[
+        str | None, about("what ended the turns: decided (more windows would tell no more), iterations or time")
+    ] = None
     controls: Annotated[tuple[Control, ...], about("further processes of this cell")] = ()
     spread: Annotated[Spread | None, about("difference of equal code between processes")] = None
 

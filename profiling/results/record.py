@@ -55,13 +55,17 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     dtype: Annotated[str | None, about("dtype of the run")] = None
     scale: Annotated[str | None, about("full or tiny")] = None
     parameters: Annotated[int | None, about("number of parameters of the component")] = None
-    cast: Annotated[str | None, about("how calls get the run's dtype: module (weights cast), autocast, none")] = None
+    cast: Annotated[
+        str | None, about("how calls compute in the dtype of the run: module (weights are cast), autocast, none")
+    ] = None
     parameter_dtypes: Annotated[Mapping[str, int], about("number of parameters by dtype, buffers excluded")] = {}
     weights: Annotated[str | None, about("random, or the path of the checkpoint")] = None
     weights_hint: Annotated[str | None, about("how to get weights where they are random")] = None
     weights_hints: Annotated[Mapping[str, str], about("realtime: the same for each network, by role")] = {}
     frames_per_call: Annotated[int | None, about("frames that a call makes")] = None
-    inputs: Annotated[str | None, about("shapes and plain values of a call's inputs; of a loop, of each stage")] = None
+    inputs: Annotated[
+        str | None, about("shapes and plain values of a call's inputs; of a loop, those of each stage")
+    ] = None
     late: Annotated[float | None, about("largest share of calls or frames that may be late", "0 to 1")] = None
     point: Annotated[measured.SweepPoint | None, about("shape_sweep: the swept value of this cell")] = None
     metrics: Annotated[measured.Metrics, about("results of the metrics")] = measured.Metrics()
@@ -70,7 +74,9 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     state: Annotated[measured.State | None, about("state that calls change")] = None
     parity: Annotated[measured.Parity | None, about("comparison with the reference")] = None
     prepare: Annotated[measured.Prepare | None, about("preparing the variant")] = None
-    starts: Annotated[measured.Starts | None, about("starts=true: from a process's start to its first output")] = None
+    starts: Annotated[measured.Starts | None, about("starts=true: from the start of a process to its first output")] = (
+        None
+    )
     speedup: Annotated[measured.Speedup | None, about("against the baseline")] = None
     compile: Annotated[explanations.CompileLog | None, about("log of torch.compile")] = None
     trace: Annotated[explanations.TraceFiles | None, about("profiler trace")] = None
@@ -79,14 +85,18 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     training: Annotated[measured.Training | None, about("training_step: log of the steps")] = None
     realtime: Annotated[Realtime | None, about("realtime: the loop over frames")] = None
     graphs: Annotated[explanations.Graphs | None, about("CUDA graphs that the variant captured")] = None
-    recipe: Annotated[tuple[explanations.RecipeStep, ...] | None, about("steps of the variant, in their order")] = None
+    recipe: Annotated[
+        tuple[explanations.RecipeStep, ...] | None, about("steps of preparing the variant, in their order")
+    ] = None
     sensitivity: Annotated[explanations.Sensitivity | None, about("each quantised layer alone")] = None
     passes: Annotated[tuple[explanations.FxPass, ...] | None, about("torch.fx passes in their order")] = None
     rounds: Annotated[tuple[measured.Round, ...] | None, about("each round of a repeated cell")] = None
     turns: Annotated[measured.Turns | None, about("timing in turns with the other variants of the component")] = None
     roofline: Annotated[explanations.Roofline | None, about("least time of a call, and what bounds it")] = None
     trace_analysis: Annotated[explanations.TraceAnalysis | None, about("the profiler trace of one call")] = None
-    hardware_counters: Annotated[explanations.HardwareCounters | None, about("counters of the longest kernels")] = None
+    hardware_counters: Annotated[
+        explanations.HardwareCounters | None, about("counters of the longest kernels of a call")
+    ] = None
     memory_snapshot: Annotated[explanations.MemorySnapshot | None, about("what allocated the memory of the GPU")] = None
     check: Annotated[Check | None, about("check=true: a look at a call without timing")] = None
     notes: Annotated[tuple[str, ...], about("remarks, one line each")] = ()

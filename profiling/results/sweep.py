@@ -42,14 +42,18 @@ class SweepJob(Section, frozen=True, kw_only=True):
     number: Annotated[int, about("place in the sweep, from 0")]
     folder: Annotated[str, about("folder of its run, relative to the folder of the sweep")]
     overrides: Annotated[tuple[str, ...], about("KEY=VALUE of this job, those that are the same for all jobs included")]
-    state: Annotated[State, about("failed: ended by itself with an error; died: killed, or host is gone")] = "waiting"
+    state: Annotated[State, about("failed: it ended by itself with an error; died: killed, or its host is gone")] = (
+        "waiting"
+    )
     exit_code: Annotated[int | None, about("of its process; -9: killed by signal 9")] = None
     host: Annotated[str | None, about("name of the host on which it runs")] = None
     pid: Annotated[int | None, about("id of the process that watches it, on that host")] = None
     device: Annotated[str | None, about("device that it holds alone, 'cuda:0 NVIDIA H200' for example")] = None
     began: Annotated[str | None, about("start of its last try (ISO 8601)")] = None
     ended: Annotated[str | None, about("end of its last try (ISO 8601)")] = None
-    tries: Annotated[int, about("how often it started; a try that ended with another job's worker does not count")] = 0
+    tries: Annotated[
+        int, about("how often it was started; a try that ended with the worker of another job does not count")
+    ] = 0
     reason: Annotated[str | None, about("why it did not end well, in one line")] = None
 
 
