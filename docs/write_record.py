@@ -1,4 +1,7 @@
-"""Writes `docs/record.schema.json` and `docs/record.md` from the structs: `python docs/write_record.py`."""
+"""Generates `docs/record.md` and `docs/record.schema.json` from the structs in `profiling/results/`.
+
+Run it after a change of a field: `python docs/write_record.py`.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from profiling.results.explanations import Estimate, LaunchCalibration, LaunchCo
 from profiling.results.measured import LEAST_VALUES
 from profiling.run.cell import Cell
 
-#: How often everything is measured.
+#: Rounds; each measures every size of both chains.
 ROUNDS = 15
 
 

@@ -320,7 +320,7 @@ def _ordered(stages: Mapping[str, Stage]) -> list[str]:
 
 
 def _given(where: str, node: Any, example: str) -> dict[Any, Any]:
-    """Return the keys of a mapping that have a value: null is the default of each, and leaves out what is named."""
+    """Return the entries of a mapping whose value is not null: `name: null` in YAML leaves out what it names."""
     if not isinstance(node, Mapping | None):
         raise InputError(f"{where}={printable(node, 100)}: must be a mapping with {example}.")
     return {key: value for key, value in (node or {}).items() if value is not None}

@@ -1,6 +1,6 @@
-"""What a cell plays: the options of the loop, the graph, the components of its stages, and how many ticks.
+"""The plan of a real-time loop: its options, its graph of stages with their components, and the number of ticks.
 
-Free of torch: the process that starts cells checks the options.
+Imports no torch, because the process that checks the options does not need it.
 """
 
 from __future__ import annotations

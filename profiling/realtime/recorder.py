@@ -454,9 +454,10 @@ class FrameRecorder:
             return True
 
     def _read(self, frame: Frame, timer: CudaTimer | None, *, wait: bool) -> bool:
-        """Write the row of a frame, with the device's times by `timer`; return False while the device works on it.
+        """Write the row of a frame to the journal; return False, writing nothing, while the device works on the frame.
 
-        With `wait`, wait for the device. What it fails with is raised before anything has changed.
+        `timer` reads the times on the device; None: the row has times of the host only. With `wait`, wait for the
+        device. An error of the device is raised before anything has changed.
         """
         marks, passed_ns = [] if timer is None else frame.last_marks(), -math.inf
         if timer is not None and marks:

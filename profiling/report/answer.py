@@ -35,7 +35,8 @@ _INTERVALS, _RATIO = (
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: its time over that of the recipe, with the 95% "
     "interval over processes: equal code differs between them. "
-    f"Same: within {RESOLUTION:.0%}. holds: the highest frame rate of which at most "
+    f"Same: within {RESOLUTION:.0%}. "
+    "holds: the highest frame rate of which at most {late} of the calls are late, by the upper 95% bound."
 )
 
 
@@ -152,8 +153,7 @@ def answer_section(data: RunData) -> Section:
     notes = [_INTERVALS + ratio] if any(answer.p50 is not None for answer in answers) else []
     tables = (Table("Answer", _columns(), answers, notes, keys=1), cells_table(cells, data.groups))
     is_cold = any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells)
-    held = f"{_LEGEND}{allowed_late(cells)} of the calls are late, by the upper 95% bound."
-    legend = (held, CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
+    legend = (_LEGEND.format(late=allowed_late(cells)), CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
     return Section("answer", "Answer", tuple(map(printable, remarks)), legend, tables, leads=True)
 
 

@@ -28,7 +28,7 @@ _FRAMES = "#7b8a9c"
 _LEGEND = (
     "Frame: time from its begin, when its inputs are read (or the previous delivery, if later), until all its outputs "
     "are delivered. Late: longer than the budget; with pace=realtime, delivered a budget or more after it was due. "
-    "Holds: at most "
+    "Holds: at most {late} of the frames are late, by the upper 95% bound of their share."
 )
 
 
@@ -55,7 +55,7 @@ def realtime_section(data: RunData) -> Section:
         note += f" Of more than {POINTS} frames the lowest and highest of each stretch are drawn."
     charts = (Chart("frames", "Frame time over frames", drawings, note),)
     lines = list(map(printable, lines))
-    legend = f"{_LEGEND}{allowed_late(rows)} of the frames are late, by the upper 95% bound of their share."
+    legend = _LEGEND.format(late=allowed_late(rows))
     return Section("realtime", "Frames against the deadline", lines, (*unread, legend), tables, charts)
 
 

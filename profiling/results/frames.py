@@ -159,7 +159,12 @@ class Journal:
         return place
 
     def write(self, row: Sequence[float]) -> None:
-        """Write a row of all columns, or raise an OSError the first time that this fails."""
+        """Append a row with a number for each column to the file.
+
+        Raises:
+            OSError: the first write that fails; rows are then kept in memory.
+
+        """
         self._write(_line(row))
 
     def close(self) -> None:

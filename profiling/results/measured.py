@@ -430,9 +430,10 @@ class Spread(Section, frozen=True):
     learned: Annotated[int, about("pairs of processes of this device that taught it; 0: a default")] = 0
 
     def taught(self, pairs: Sequence[tuple[float, float]]) -> Spread:
-        """Return this spread with what pairs of placements showed: (difference of the logarithms, its variance).
+        """Return this spread, corrected by pairs of placements of equal code.
 
-        What was known before weighs as `PRIOR_PAIRS` pairs at most.
+        A pair is (difference of the logarithms of the two times, variance of that by noise). What was known before
+        counts as `PRIOR_PAIRS` pairs at most.
         """
         if not pairs:
             return self

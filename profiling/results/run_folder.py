@@ -219,8 +219,8 @@ def prepare_folder(run: Path, config: Mapping[str, Any], *, resumed: bool) -> Ea
     environment = read_environment(run)
     if results.records and not environment.is_known:
         raise InputError(
-            f"{run / ENVIRONMENT_FILE} is missing or damaged, so new cells could not be compared with old ones. "
-            "Start a new run."
+            f"{run / ENVIRONMENT_FILE} is missing or damaged, so it is not known on what the "
+            "finished cells were measured. Leave resume= out to start a new run."
         )
     return EarlierRun(records, environment, results.skipped_lines)
 
@@ -246,7 +246,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def flat(content: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value of a nested config with its dotted key: ("loop.fps", 60). An empty mapping is a value, too."""
+    """Yield (dotted key, value) of each entry of a nested config, ("loop.fps", 60); also of an empty mapping."""
     for key, value in content.items():
         name = f"{path}.{key}" if path else str(key)
         if isinstance(value, Mapping) and value:

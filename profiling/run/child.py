@@ -318,10 +318,10 @@ def worker_command(task_file: Path, descriptors: Sequence[int] = ()) -> list[str
 def _attended(
     child: Child, pipe: Any, turn_write: int, limits: Limits, reader: EventReader, on_event: Emit
 ) -> Generator[Pending | Waiting, Turn | None, tuple[_Kind, str | None]]:
-    """Pass on events and turns of a child process until it ends or exceeds a limit.
+    """Read a child process's events and give it its turns, until it ends or exceeds a limit.
 
-    A process of its own that keeps the pipe open does not delay that. After its result the child has `EXIT_SECONDS` to
-    exit. Return how it ended, and the phase that it had reached.
+    A process that the child started and that keeps the pipe open does not delay the end. After its result the child has
+    `EXIT_SECONDS` to exit. Return how it ended, and the phase that it had reached.
     """
     os.set_blocking(pipe.fileno(), False)
     deadline, phase = time.monotonic() + limits.seconds, None

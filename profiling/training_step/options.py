@@ -46,4 +46,4 @@ class TrainingOptions:
         for step, factor in self.lr_changes or ():
             if not 0 <= step < self.steps or not factor > 0:
                 pair = f"training.lr_changes={[step, factor]}"
-                raise InputError(f"{pair}: give a step from 0 to {self.steps - 1}, and a factor above 0.")
+                raise InputError(f"{pair}: must be [STEP, FACTOR], STEP from 0 to {self.steps - 1}, FACTOR above 0.")

@@ -1,4 +1,4 @@
-"""Files of a run: the environment keeps what it knows, and each is written whole."""
+"""Files of a run: committed environments are read without loss, and a file is written whole or not at all."""
 
 import json
 from pathlib import Path
