@@ -84,25 +84,25 @@ def test_convolution_sum_and_relu_become_one_call_of_cudnn():
 
 #: Convolutions of few outputs, the shape of the input, and its memory format.
 FEW = {
-    "picture": (nn.Conv2d(128, 3, 3, padding=1), (2, 128, 6, 5), torch.channels_last),
+    "picture": (lambda: nn.Conv2d(128, 3, 3, padding=1), (2, 128, 6, 5), torch.channels_last),
     "dilated, no bias": (
-        nn.Conv2d(128, 3, 3, padding=(0, 2), dilation=(1, 2), bias=False),
+        lambda: nn.Conv2d(128, 3, 3, padding=(0, 2), dilation=(1, 2), bias=False),
         (1, 128, 6, 7),
         torch.channels_last,
     ),
-    "same": (nn.Conv2d(128, 2, (2, 4), padding="same"), (1, 128, 6, 5), torch.channels_last),
-    "sequence": (nn.Conv1d(64, 2, 7, padding=3), (2, 64, 9), torch.contiguous_format),
-    "video": (nn.Conv3d(96, 3, 3, padding=(0, 1, 1)), (2, 96, 4, 5, 6), torch.contiguous_format),
-    "video, last": (nn.Conv3d(96, 3, 3), (1, 96, 4, 5, 6), torch.channels_last_3d),
+    "same": (lambda: nn.Conv2d(128, 2, (2, 4), padding="same"), (1, 128, 6, 5), torch.channels_last),
+    "sequence": (lambda: nn.Conv1d(64, 2, 7, padding=3), (2, 64, 9), torch.contiguous_format),
+    "video": (lambda: nn.Conv3d(96, 3, 3, padding=(0, 1, 1)), (2, 96, 4, 5, 6), torch.contiguous_format),
+    "video, last": (lambda: nn.Conv3d(96, 3, 3), (1, 96, 4, 5, 6), torch.channels_last_3d),
 }
 
 
 @pytest.mark.parametrize("name", FEW)
 def test_few_outputs_are_sums_of_a_pointwise_convolution(name):
-    conv, shape, order = FEW[name]
-    x = f32(*shape).contiguous(memory_format=order)
-    module = Net(lambda self, x: self.conv(x).tanh(), conv=conv)
-    traced, counts = applied([SplitTaps()], module, 1e-6, x=x)
+    build, shape, order = FEW[name]
+    x = normal(*shape).contiguous(memory_format=order)
+    module = Net(lambda self, x: self.conv(x).tanh(), conv=build().double())
+    traced, counts = applied([SplitTaps()], module, x=x)
     found = calls(traced)
     assert (counts, found["conv1d"] + found["conv2d"] + found["matmul"], found["conv3d"]) == ([1], 1, 0)
     assert traced(x=x).stride() == module(x=x).stride()
