@@ -1,42 +1,30 @@
 """Simulated runs, whose truth is known, through the judge: how often a claim is false, how often an interval misses.
 
-Cells of one component take turns as in `profiling.run.turns`: blocks of windows, a control of the first cell and of the
-best one after the first look, an end at a planned look or with the budget. The noise of a window is drawn from the
-calls of committed runs, so that it has their tails and correlations, or is normal with a given size; bursts of other
-processes, drift and the luck of placements are added.
+Cells of one component take turns by `profiling.run.turns`, with its controls and looks; only their windows are drawn.
+The noise of a window is that of windows of committed runs, so that it has their tails and correlations, or normal with
+a given size; bursts of other processes, drift and the differences of placements are added.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import trim_mean
 
+from profiling.metrics.sampling import Ready, Turn, WindowSamples
 from profiling.results.jsonl import read_records
-from profiling.results.judge import (
-    LOOKS,
-    RESOLUTION,
-    Answer,
-    Array,
-    Cell,
-    Pair,
-    Ranking,
-    Windows,
-    compare,
-    control_pairs,
-    is_settled,
-    rank,
-)
-from profiling.results.measured import Spread
+from profiling.results.judge import ONE_PROCESS, RESOLUTION, TRIM, Answer, Array, Pair, Ranking, compare, rank
 from profiling.results.verdicts import placements_of
+from profiling.run.turns import Placement, take_turns
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 #: Blocks that the budget allows.
 BLOCKS = 80
-SESSION = "simulated"
 
 
 @dataclass(frozen=True)
@@ -46,7 +34,7 @@ class Scene:
     name: str
     ratios: Sequence[float]
     spread: float  # true standard deviation between placements
-    prior: Spread
+    kind: str  # of which `judge.DEFAULT_SPREADS` holds the spread that is assumed
     noise: float = 0.002  # standard deviation of a window's median
     correlation: float = 0.3  # of neighbouring windows
     bursts: float = 0.0  # probability that a burst of other processes begins in a block
@@ -62,36 +50,39 @@ class Outcome:
     """What the judge said of one simulated component."""
 
     ranking: Ranking
-    against_first: dict[str, Pair] = field(default_factory=dict)
-    blocks: int = 0
+    against_first: dict[str, Pair]
+    blocks: int
 
 
 def simulate(scene: Scene, rng: np.random.Generator) -> Outcome:
-    """Simulate one component, with the looks and controls of a run."""
-    places = [rng.normal(np.log(ratio), scene.spread) for ratio in scene.ratios]
+    """Simulate one component: `take_turns` with cells whose windows are drawn, and a clock that ticks once a block."""
     lasting = _bursts(scene, rng)
     common = np.linspace(0.0, scene.drift, BLOCKS) + 0.002 * np.cumsum(rng.standard_normal(BLOCKS)) / np.sqrt(BLOCKS)
-    series = [_windows(scene, rng, place, common, lasting) for place in places]
-    looks, controls, first_control = list(LOOKS), dict[int, tuple[Array, Array]](), 0
-    blocks = looks[0]
-    while True:
-        cells = _cells(scene, series, controls, first_control, blocks)
-        if blocks == looks[0] and not controls:
-            best = min(range(len(cells)), key=lambda place: cells[place].log_ms)
-            first_control = blocks
-            for place in {0, best}:
-                again = rng.normal(np.log(scene.ratios[place]), scene.spread)
-                controls[place] = _windows(scene, rng, again, common, lasting)
-            blocks += looks[0]
-            continue
-        level = next((LOOKS[look] for look in looks if look >= blocks), 0.95)
-        if blocks >= BLOCKS or is_settled(cells, level):
-            break
-        blocks = next((look for look in looks if look > blocks), BLOCKS)
-    names = [str(place) for place in range(len(cells))]
-    ranking = rank(dict(zip(names, cells, strict=True)))
-    against = {name: compare(cell, cells[0]) for name, cell in zip(names[1:], cells[1:], strict=True)}
-    return Outcome(ranking, against, blocks)
+
+    def place(ratio: float, begin: int = 0) -> Placement:
+        log_ms, taken = _windows(scene, rng, rng.normal(np.log(ratio), scene.spread), common, lasting)
+        windows = iter(zip(np.exp(log_ms[begin:]).tolist(), taken[begin:].tolist(), strict=True))
+
+        def window(_: Turn) -> WindowSamples:
+            ms, share = next(windows)
+            return WindowSamples(start_s=0.0, wall_ms=(ms,), host_ms=(ms,), cpu_lost_share=share)
+
+        ready = Ready(used={}, free={}, max_iterations=1_000_000, max_seconds=BLOCKS)
+        device = "cpu" if scene.kind == "CPU" else "cuda"
+        return Placement(str(ratio), ready, window, device, is_captured=scene.kind == "captured")
+
+    cells = [place(ratio) for ratio in scene.ratios]
+    ratios = dict(zip(map(id, cells), scene.ratios, strict=True))
+    ticks = itertools.count()
+    # With a share of 1 no rate asks for further calls.
+    take_turns(
+        *(cells, BLOCKS, int(rng.integers(2**31)), lambda: float(next(ticks))),
+        again=lambda cell: place(ratios[id(cell)], begin=len(cell.windows)),
+        late=1.0,
+    )
+    judged = {str(number): each.cell(each.spread or ONE_PROCESS) for number, each in enumerate(cells)}
+    against = {name: compare(cell, judged["0"]) for name, cell in judged.items() if name != "0"}
+    return Outcome(rank(judged), against, len(cells[0].windows))
 
 
 def _bursts(scene: Scene, rng: np.random.Generator) -> Array:
@@ -129,32 +120,14 @@ def _windows(
 
 @cache
 def stored_noise() -> tuple[Array, ...]:
-    """Return the logarithms of the window medians of each committed cell over their median, of 20 windows or more."""
+    """Return the logarithms of the window medians of committed cells with 20 windows or more, around their typical one.
+
+    That is their trimmed mean, which the judge compares: a skewed series has another median.
+    """
     records = [record for path in RESULTS.glob("*/results.jsonl") for record in read_records(path.parent).records]
     placed = [placements_of(record) for record in records if record.is_correct]
     times = [np.log(each[0].ms) for each in placed if each and each[0].ms.size >= 20]
-    return tuple(each - np.median(each) for each in times)
-
-
-def _cells(
-    scene: Scene,
-    series: Sequence[tuple[Array, Array]],
-    controls: dict[int, tuple[Array, Array]],
-    first_control: int,
-    blocks: int,
-) -> list[Cell]:
-    """Return the cells after so many blocks, with the spread that their controls taught."""
-
-    def windows(part: tuple[Array, Array], begin: int = 0) -> Windows:
-        chosen = slice(begin, blocks)
-        return Windows.of(np.exp(part[0][chosen]), range(begin, blocks), part[1][chosen], SESSION)
-
-    cells = []
-    for place, part in enumerate(series):
-        again = (windows(controls[place], first_control),) if place in controls else ()
-        cells.append(Cell((windows(part), *again), scene.prior))
-    learned = scene.prior.taught(control_pairs(cells))
-    return [replace(cell, spread=learned) for cell in cells]
+    return tuple(each - trim_mean(each, TRIM) for each in times)
 
 
 @dataclass(frozen=True)
@@ -199,27 +172,26 @@ def is_false(answer: Answer, ratio: float) -> bool:
     return (answer == "slower" and ratio <= 1) or (answer == "faster" and ratio >= 1)
 
 
-_CAPTURED, _EAGER, _CPU = Spread(0.0025, 8.0), Spread(0.15, 6.0), Spread(0.04, 6.0)
 SCENES = (
-    Scene("captured, equal", (1.0, 1.0), 0.002, _CAPTURED, 0.001),
-    Scene("captured, 0.2% slower", (1.0, 1.002), 0.002, _CAPTURED, 0.001),
-    Scene("captured, 0.5% slower", (1.0, 1.005), 0.002, _CAPTURED, 0.001),
-    Scene("captured, 0.8% slower", (1.0, 1.008), 0.002, _CAPTURED, 0.001),
-    Scene("captured, 2% slower", (1.0, 1.02), 0.002, _CAPTURED, 0.001),
-    Scene("captured, 12 equal", (1.0,) * 12, 0.002, _CAPTURED, 0.001),
-    Scene("noise of 10%, equal", (1.0, 1.0), 0.002, _CAPTURED, 0.1),
-    Scene("noise of 10%, 4 equal", (1.0,) * 4, 0.002, _CAPTURED, 0.1),
-    Scene("long tails, equal", (1.0,) * 3, 0.002, _CAPTURED, 0.003, tails=True),
-    Scene("stored noise, equal", (1.0,) * 4, 0.002, _CAPTURED, stored=True),
-    Scene("stored noise, 5% slower", (1.0, 1.05), 0.002, _CAPTURED, stored=True),
-    Scene("all drift by 30%, equal", (1.0, 1.0), 0.002, _CAPTURED, 0.002, drift=-0.3),
-    Scene("eager, equal", (1.0, 1.0), 0.15, _EAGER, 0.02),
-    Scene("eager, twice as fast", (1.0, 0.5), 0.15, _EAGER, 0.02),
-    Scene("eager, two speeds, equal", (1.0, 1.0), 0.05, _EAGER, 0.05, slow=1.8),
-    Scene("eager, two speeds, twice as fast", (1.0, 0.5), 0.05, _EAGER, 0.05, slow=1.8),
-    Scene("eager, two speeds, five times", (1.0, 0.2), 0.05, _EAGER, 0.05, slow=1.8),
-    Scene("CPU, equal", (1.0, 1.0), 0.03, _CPU, 0.01),
-    Scene("CPU, bursts, equal", (1.0,) * 3, 0.03, _CPU, 0.01, bursts=0.1),
-    Scene("CPU, always busy, equal", (1.0, 1.0), 0.03, _CPU, 0.05, bursts=1.0),
-    Scene("CPU, always busy, tenfold", (1.0, 0.1), 0.03, _CPU, 0.05, bursts=1.0, burst_share=0.5),
+    Scene("captured, equal", (1.0, 1.0), 0.002, "captured", 0.001),
+    Scene("captured, 0.2% slower", (1.0, 1.002), 0.002, "captured", 0.001),
+    Scene("captured, 0.5% slower", (1.0, 1.005), 0.002, "captured", 0.001),
+    Scene("captured, 0.8% slower", (1.0, 1.008), 0.002, "captured", 0.001),
+    Scene("captured, 2% slower", (1.0, 1.02), 0.002, "captured", 0.001),
+    Scene("captured, 12 equal", (1.0,) * 12, 0.002, "captured", 0.001),
+    Scene("noise of 10%, equal", (1.0, 1.0), 0.002, "captured", 0.1),
+    Scene("noise of 10%, 4 equal", (1.0,) * 4, 0.002, "captured", 0.1),
+    Scene("long tails, equal", (1.0,) * 3, 0.002, "captured", 0.003, tails=True),
+    Scene("stored noise, equal", (1.0,) * 4, 0.002, "captured", stored=True),
+    Scene("stored noise, 5% slower", (1.0, 1.05), 0.002, "captured", stored=True),
+    Scene("all drift by 30%, equal", (1.0, 1.0), 0.002, "captured", 0.002, drift=-0.3),
+    Scene("eager, equal", (1.0, 1.0), 0.15, "host-bound", 0.02),
+    Scene("eager, twice as fast", (1.0, 0.5), 0.15, "host-bound", 0.02),
+    Scene("eager, two speeds, equal", (1.0, 1.0), 0.05, "host-bound", 0.05, slow=1.8),
+    Scene("eager, two speeds, twice as fast", (1.0, 0.5), 0.05, "host-bound", 0.05, slow=1.8),
+    Scene("eager, two speeds, five times", (1.0, 0.2), 0.05, "host-bound", 0.05, slow=1.8),
+    Scene("CPU, equal", (1.0, 1.0), 0.03, "CPU", 0.01),
+    Scene("CPU, bursts, equal", (1.0,) * 3, 0.03, "CPU", 0.01, bursts=0.1),
+    Scene("CPU, always busy, equal", (1.0, 1.0), 0.03, "CPU", 0.05, bursts=1.0),
+    Scene("CPU, always busy, tenfold", (1.0, 0.1), 0.03, "CPU", 0.05, bursts=1.0, burst_share=0.5),
 )

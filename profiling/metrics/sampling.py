@@ -60,7 +60,7 @@ class SamplingLimits:
     """
 
     interval: float = 0.01  # relative half width of the median's 95% interval
-    min_iterations: int = 100
+    min_iterations: int = 60
     max_iterations: int = 2000
     max_seconds: float = 10.0
     warmup_min_iterations: int = 10

@@ -63,7 +63,7 @@ TREND_P = 1e-5
 #: end 1 to 5% are then called drifting, 35 to 100% without this rule; steps and ramps are found as often as without it.
 END_P = 0.01
 #: Windows of each cell after which turns may end, and the level of the intervals at each of these looks.
-LOOKS: Mapping[int, float] = {10: 0.999, 25: 0.999, 75: 0.95}
+LOOKS: Mapping[int, float] = {6: 0.999, 15: 0.999, 75: 0.95}
 #: Fewest windows from which noise is estimated; slow calls beside other processes may leave a run with no more. The
 #: correlation of neighbours cannot be estimated from fewer than `LEAST_VALUES`: it is taken as 0.5, which multiplies
 #: the variance of the mean by `FEW_INFLATION`.

@@ -49,7 +49,7 @@ def test_each_second_block_has_the_order_of_the_one_before_reversed():
     assert len({tuple(one) for one, _ in pairs}) > 2, "drawn anew: turned round each time, there would be two"
 
 
-@pytest.mark.parametrize(("least", "look"), [(20, 10), (251, 75)])
+@pytest.mark.parametrize(("least", "look"), [(20, 6), (251, 75)])
 def test_a_clear_answer_ends_the_turns_at_the_first_look_at_which_there_are_enough_samples(least, look):
     cells = FakeCells(
         {
@@ -217,7 +217,7 @@ def test_rounds_repeat_only_cells_that_took_no_turns(tmp_path):
 @pytest.mark.parametrize(
     ("plan", "stopped_by", "windows"),
     [
-        (Plan(10.0), "decided", min(LOOKS)),  # holds 60 FPS, as 100 calls show
+        (Plan(10.0), "decided", min(LOOKS)),  # holds 60 FPS, as further calls alone show
         (Plan(10.0, noise=0.5, limits={"max_iterations": 400}), "iterations", None),
         (Plan(40.0, limits={"max_seconds": 30.0}), "decided", None),
     ],
@@ -235,7 +235,7 @@ def test_a_single_variant_has_all_turns_until_its_time_and_its_rates_are_known(p
 
 
 def test_seconds_are_those_of_a_component_however_many_cells_the_memory_holds(tmp_path, monkeypatch):
-    plans = {name: Plan(10.0, noise=0.2) for name in ("baseline", "v", "w", "x", "y")}
+    plans = {name: Plan(10.0, noise=0.5) for name in ("baseline", "v", "w", "x", "y")}
     spent = []
     for memory in (1e15, 3e9):
         cells = FakeCells(plans, memory=memory)
@@ -256,7 +256,8 @@ def test_where_the_memory_holds_two_cells_the_baseline_stays_for_each_of_the_oth
     base, one, two = read_records(run.folder).records
     assert (base.turns.beside, one.turns.beside, two.turns.beside) == (("v", "w"), ("baseline",), ("baseline",))
     assert [one.speedup.wall, two.speedup.wall] == pytest.approx([1, 1], rel=0.01)
-    assert len(base.turns.windows) == len(one.turns.windows) + len(two.turns.windows)
+    assert blocks_of(one).isdisjoint(blocks_of(two))
+    assert blocks_of(base) >= blocks_of(one) | blocks_of(two)
     assert "not all variants were prepared beside each other: another one would need 1.2 GB" in base.notes[0]
     assert base.metrics.wall_ms.n == sum(window.n for window in base.turns.windows)
 
