@@ -37,15 +37,14 @@ def run(cfg: DictConfig, folder: Path) -> int:
         "_recursive_": False,  # targets in these nodes are of stages and sources
         "plan": {"options": config.source["loop"], "pipeline": config.source["pipeline"]},
     }
-    row = replace(next(iter(stages.values())), name=graph.name, checkpoint=None)
     variants = mixed(config, graph, steps) or config.variants
 
     def parts(options: Mapping[str, Any]) -> list[tuple[ComponentSpec, Mapping[str, Any]]]:
         of_stage = options["stages"] if options["_target_"] == MIXED else dict.fromkeys(stages, options)
         return [(spec, of_stage[name]) for name, spec in stages.items()]
 
-    config = replace(config, components=(row,), variants=variants, procedure=procedure, files=FrameFiles())
-    config = replace(config, waits=True, parts=parts)
+    config = replace(config, variants=variants, procedure=procedure, files=FrameFiles())
+    config = replace(config, waits=True, parts=parts, together=graph.name)
     return execute(TARGET, config, folder)
 
 

@@ -10,7 +10,7 @@ from profiling.errors import InputError, printable
 from profiling.report.answer import allowed_late, holds_words
 from profiling.report.cells import UNDECIDED
 from profiling.report.charts import POINTS, Chart, Figure, Series, envelope
-from profiling.report.format import MINUS, count_of, decimals, listed, significant, times
+from profiling.report.format import MINUS, count_of, decimals, listed, percent, significant, times
 from profiling.report.latency import slow_marks, slow_table, summed_words
 from profiling.report.page import Section
 from profiling.report.roofline import stage_ms
@@ -19,7 +19,7 @@ from profiling.report.table import Column, Depth, columns
 from profiling.results.field import described
 from profiling.results.frames import Array, read_frames, series_file
 from profiling.results.loop import BudgetPart, Realtime
-from profiling.results.measured import MemoryKinds, Summary
+from profiling.results.measured import LATE, MemoryKinds, Summary
 from profiling.results.record import Record
 from profiling.results.verdicts import judged_rates, keeps_audio
 
@@ -28,7 +28,8 @@ _FRAMES = "#7b8a9c"
 _LEGEND = (
     "Frame: time from its begin, when its inputs are read (or the previous delivery, if later), until all its outputs "
     "are delivered. Late: longer than the budget; with pace=realtime, delivered a budget or more after it was due. "
-    "Holds: at most {late} of the frames are late, by the upper 95% bound of their share."
+    "Holds: at most {late} of the frames are late, by the upper 95% bound of their share. At most: this bound, and "
+    "that of p99."
 )
 
 
@@ -70,7 +71,7 @@ def verdict(record: Record) -> str:
     first_ms = loop.first_frame_ms if (loop.frames_per_tick or 1) > 1 else None  # where frames come in chunks
     return _joined(
         f"{loop.target_fps:g} FPS: {_target_words(record, loop, frame)}",
-        _budget_words(loop, frame),
+        _budget_words(record, loop, frame),
         _rate_words(record, loop),
         _audio(record, loop),
         "" if first_ms is None else f"The first frame of a session is there after {significant(first_ms, 3)} ms",
@@ -88,6 +89,8 @@ def _target_words(record: Record, loop: Realtime, frame: Summary) -> str:
     rate = loop.too_slow_fps(loop.target_fps)
     if rate is not None and frame.p50 <= loop.budget_ms:
         return f"no, the application delivers {rate:.3g} frames/s"
+    if said.answer == "yes":
+        return f"yes, at most {percent(said.most)} are late"
     return holds_words(said, "frames") if said.answer == UNDECIDED else said.answer
 
 
@@ -106,12 +109,14 @@ def _joined(*sentences: str) -> str:
     return " ".join(f"{sentence.rstrip('.')}." for sentence in sentences if sentence)
 
 
-def _budget_words(loop: Realtime, frame: Summary) -> str:
+def _budget_words(record: Record, loop: Realtime, frame: Summary) -> str:
     budget, unit = loop.budget_ms, "frame" if (loop.frames_per_tick or 1) == 1 else "chunk"
     # As many decimals as tell time and budget apart: 16.7 of 16.7 ms would explain no miss.
     name, tail_ms = frame.tail
     places = next((n for n in (1, 2, 3) if f"{tail_ms:.{n}f}" != f"{budget:.{n}f}"), 1)
     times = f"p50 {frame.p50:.{places}f}, {name} {tail_ms:.{places}f}"
+    if loop.held_ms is not None and name == "p99" and (record.late or LATE) == LATE:
+        times += f", at most {loop.held_ms:.{places}f}"
     limit = f"{budget:.{places}f} ms budget"
     if not loop.late:
         return f"All {count_of(loop.frames, unit)} meet their {limit} ({times})"

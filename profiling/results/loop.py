@@ -101,7 +101,10 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
         Mapping[str, Summary], about("from when a source was sampled to the delivery of the frame that shows it", "ms")
     ] = {}
     gap_ms: Annotated[Gap | None, about("time between frames", "ms")] = None
-    wall_fps: Annotated[float | None, about("delivered frames over wall time", "frames/s")] = None
+    wall_fps: Annotated[
+        float | None,
+        about("delivered frames over wall time; of a free loop without the time between frames", "frames/s"),
+    ] = None
     audio_rtf: Annotated[
         float | None, about("seconds of audio generated per second", "ratio", "audio real-time factor")
     ] = None

@@ -83,7 +83,7 @@ class Cell(ABC):
 
     def run(self) -> End:
         """Run the cell and return its status; an exception of the code of the cell is not caught."""
-        with span(self.job.component.name), span(self.job.variant):
+        with span(self.job.row), span(self.job.variant):
             if self.job.settings.check:
                 self.add(check=Check(device=self.job.settings.device))  # also of a network that cannot be built
                 with torch.inference_mode(self.in_inference_mode):
@@ -379,7 +379,7 @@ class Cell(ABC):
             begin()
             files = trace_step(
                 call,
-                component=self.job.component.name,
+                component=self.job.row,
                 variant=self.job.variant,
                 folder=Path(self.job.run) / "traces",
                 warmup=calls[0],

@@ -197,9 +197,7 @@ class CellRecords:
         """Show in the progress display that this cell is active; `again`: it was before, and so were others since."""
         suffix = f" · round {cell.round_}" if self.config.rounds > 1 else ""
         label = f"{self.label} · " if self.label else ""
-        self.progress.begin(
-            f"{label}{cell.job.component.name} · {cell.job.variant}{suffix}", cell.number, self.total, again=again
-        )
+        self.progress.begin(f"{label}{cell.job.row} · {cell.job.variant}{suffix}", cell.number, self.total, again=again)
 
     def begin(self, cell: LiveCell) -> bool:
         """Prepare the files and the row of a cell that is about to run; False where its component has an error."""
@@ -268,7 +266,7 @@ class CellRecords:
         settings = job.settings
         return Record(
             target=self.target,
-            component=job.component.name,
+            component=job.row,
             variant=job.variant,
             status="skipped",
             reason="not run",
@@ -285,7 +283,7 @@ class CellRecords:
         A record without a parameter count failed while loading or computing the reference, so the error is the
         component's. A later input error may be that of the variant.
         """
-        records = (r for r in self.by_cell.values() if r.component == job.component.name and r.parameters is None)
+        records = (r for r in self.by_cell.values() if r.component == job.row and r.parameters is None)
         return next((record.reason for record in records if record.bad_input), None)
 
     def merged(self, record: Record, round_: int) -> Record:

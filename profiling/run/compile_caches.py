@@ -135,7 +135,7 @@ def compiled_code(job: Job) -> str | None:
     if job.variant_options.get("_target_") != RECIPE:
         return None
     options = {name: value for name, value in job.variant_options.items() if name not in _NOT_COMPILED}
-    return json.dumps([job.component.name, options], sort_keys=True)
+    return json.dumps([job.row, options], sort_keys=True)
 
 
 def compares_times(job: Job) -> bool:

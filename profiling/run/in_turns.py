@@ -197,7 +197,7 @@ class CellsInTurns:
         records, settings = cells[0].records, cells[0].job.settings
         names = [each.waiting_in.name for each in cells]
         which = " and ".join(names) if len(names) <= 2 else f"{len(names)} variants"
-        records.progress.begin(f"{cells[0].job.component.name} · {which}", 0, 0)
+        records.progress.begin(f"{cells[0].job.row} · {which}", 0, 0)
         records.progress.phase("turns")
         again, placements = self._again if with_controls else None, [each.waiting_in for each in cells]
         take_turns(placements, seconds, settings.seed, self._now, again, records.spreads, settings.late_share)

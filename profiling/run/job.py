@@ -31,6 +31,12 @@ class Job:
     procedure: Mapping[str, Any]
     waits: bool = False  # prepared, until it may be measured, so that others can be prepared beside it
     parts: tuple[Job, ...] = ()  # that compile, one by one, the code that this cell compiles: the stages of a loop
+    together: str | None = None  # the name in records of a loop, of whose components `component` is the first
+
+    @property
+    def row(self) -> str:
+        """The name of the cell's component in records, or of its loop."""
+        return self.component.name if self.together is None else self.together
 
     @property
     def networks(self) -> tuple[ComponentSpec, ...]:
@@ -46,12 +52,12 @@ class Job:
     @property
     def name(self) -> str:
         """`<component>.<variant>`, the stem of every file of the cell."""
-        return f"{self.component.name}.{self.variant}"
+        return f"{self.row}.{self.variant}"
 
     @property
     def cell(self) -> tuple[str, str]:
         """(component, variant): the key of the cell's record."""
-        return self.component.name, self.variant
+        return self.row, self.variant
 
     @property
     def imports(self) -> tuple[str, ...]:
@@ -152,17 +158,19 @@ class RunConfig:
     waits: bool = False  # whether cells that take no windows wait, prepared, until they may be measured
     # Returns the components, and the options of their variants, that a variant of these options prepares one by one.
     parts: Callable[[Mapping[str, Any]], Sequence[tuple[ComponentSpec, Mapping[str, Any]]]] | None = None
+    together: str | None = None  # the name of the loop in which all components are played; None: a cell for each
 
     def __post_init__(self) -> None:
         for group, members in (("component", self.components), ("variant", self.variants)):
             if not members:
                 raise InputError(f"{group}=[] leaves nothing to run. Name at least one {group}.")
-        check_names("component", [spec.name for spec in self.components])
+        rows = [spec.name for spec in self.components] if self.together is None else [self.together]
+        check_names("component", rows)
         check_names("variant", self.variants)
         check_names("metric", self.metrics)
         object.__setattr__(self, "variants", {name: as_recipe(node) for name, node in self.variants.items()})
         cells: dict[str, str] = {}
-        for cell in (f"{spec.name}.{variant}" for spec in self.components for variant in self.variants):
+        for cell in (f"{row}.{variant}" for row in rows for variant in self.variants):
             other = cells.setdefault(cell.lower(), cell)
             if other is not cell:
                 raise InputError(
@@ -212,14 +220,15 @@ class RunConfig:
             return Job(
                 *(target, component.at(settings.scale), name, options, self.metrics, settings, run, procedure),
                 waits=self.waits and not settings.check,
+                together=self.together,
             )
 
         def parts(name: str, options: Mapping[str, Any]) -> tuple[Job, ...]:
             found = self.parts(options) if self.parts is not None else ()
-            return tuple(job(spec, name, as_recipe(each), FORWARD) for spec, each in found)
+            return tuple(replace(job(spec, name, as_recipe(each), FORWARD), together=None) for spec, each in found)
 
         return tuple(
             replace(job(component, name, options, self.procedure), parts=parts(name, options))
-            for component in self.components
+            for component in (self.components if self.together is None else self.components[:1])
             for name, options in sorted(self.variants.items(), key=lambda item: item[0] != BASELINE)
         )

@@ -227,7 +227,7 @@ def _run_cells(runs: Sequence[Run]) -> None:
     for run in runs:
         run.say_resumed()
     if len(runs) == 1:
-        components = groupby(runs[0].jobs, lambda job: job.component)
+        components = groupby(runs[0].jobs, lambda job: job.row)
         groups = [[(runs[0], job) for job in jobs] for _, jobs in components]
     else:
         of_a_name = zip(*(run.jobs for run in runs), strict=True)

@@ -57,6 +57,7 @@ def test_a_paced_loop_begins_frames_when_they_are_due(realtime):
     (record,) = read_records(outcome.folder).records
     series = read_series(outcome.folder / "cells" / "realtime.cuda_graph.frames.npz")
     assert (series["action_ms"] >= series["due_ms"] - 1e-3).all()
+    assert series["delivered_ms"][0] < series["due_ms"][0] + 10, "the first frame is not late"
     assert record.realtime.wall_fps == pytest.approx(100, rel=0.05)
 
 
