@@ -152,6 +152,16 @@ def captured(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     return graph, outputs
 
 
+def check_compiled_and_captured(function: Callable[..., Tensor], *given: Tensor, bound: float) -> None:
+    """Check that a function gives its own eager numbers where it is compiled into one graph that is captured."""
+    with torch.no_grad():
+        faster = torch.compile(function, fullgraph=True)
+        faster(*given)
+        graph, out = captured(lambda: faster(*given))
+        graph.replay()
+        assert relative_error(out, function(*given)) < bound
+
+
 def interpret(module, function):
     """Call `module.function()` in a process whose Triton interprets kernels; a failure there fails the test."""
     pytest.importorskip("triton")

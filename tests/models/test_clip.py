@@ -126,11 +126,9 @@ def test_the_text_up_to_its_end_makes_the_embedding(eos):
 
 
 @pytest.mark.parametrize("name", BUILD)
-def test_eager_attention_gives_the_same_and_stays_on_its_device(name):
-    module, eager = tiny_tower(name), tiny_tower(name, attn_implementation="eager")
-    inputs = inputs_of(name, module)
-    with torch.inference_mode():
-        torch.testing.assert_close(eager(**inputs), module(**inputs), rtol=1e-4, atol=1e-5)
+def test_eager_attention_stays_on_its_device(name):
+    eager = tiny_tower(name, attn_implementation="eager")
+    inputs = inputs_of(name, eager)
     with torch.no_grad(), OneDeviceMode("meta"):
         output = eager.to("meta")(**{key: value.to("meta") for key, value in inputs.items()})
     assert output.shape == (3, 24)

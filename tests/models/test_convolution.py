@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from reference_data import captured, interpret, relative_error
+from reference_data import check_compiled_and_captured, interpret, relative_error
 from torch.nn import functional as F
 
 from models.kernels.activations import activated
@@ -186,12 +186,7 @@ def test_compiled_and_captured_on_the_gpu():
         (x,) = convolution(x, packed, *vectors, *options, "silu", 0.0)
         return convolution(x, packed, *vectors, *options, "snake", 0)[0]
 
-    with torch.no_grad():
-        faster = torch.compile(twice, fullgraph=True)
-        faster(x)
-        graph, out = captured(lambda: faster(x))
-        graph.replay()
-        assert relative_error(out, twice(x)) < 1e-5
+    check_compiled_and_captured(twice, x, bound=1e-5)
 
 
 @pytest.mark.parametrize(

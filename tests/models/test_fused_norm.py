@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from reference_data import captured, interpret, relative_error
+from reference_data import check_compiled_and_captured, interpret, relative_error
 
 from models.kernels.fused_norm import MOST_IN_REGISTERS, channels_last, fused_norm, misfit, moments, reference
 
@@ -111,12 +111,7 @@ def test_compiled_and_captured_on_the_gpu():
         return fused_norm(out, None, None, *vectors, 8, 1e-6, True, False, "snake", 0.0)[0] + summed
 
     given = draw_inputs((1, 64, 96, 90), torch.float32, "cuda", last=True)
-    with torch.no_grad():
-        faster = torch.compile(both, fullgraph=True)
-        faster(*given)
-        graph, out = captured(lambda: faster(*given))
-        graph.replay()
-        assert relative(out, both(*given)) < 1e-5
+    check_compiled_and_captured(both, *given, bound=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference_data import captured, interpret, relative_error
+from reference_data import check_compiled_and_captured, interpret, relative_error
 from torch.nn import functional as F
 
 from models.kernels.resize import misfit, resize, tables
@@ -74,12 +74,7 @@ def test_compiled_and_captured_on_the_gpu():
         return resize(x.relu(), *given) + 1
 
     x = torch.randn(shape, device="cuda").to(memory_format=torch.channels_last)
-    with torch.no_grad():
-        faster = torch.compile(between, fullgraph=True)
-        faster(x)
-        graph, out = captured(lambda: faster(x))
-        graph.replay()
-        assert relative_error(out.cpu(), between(x).cpu()) < 1e-6
+    check_compiled_and_captured(between, x, bound=1e-6)
 
 
 LAST = torch.empty(1, 4, 4, 32, dtype=torch.bfloat16).movedim(-1, 1)
