@@ -244,16 +244,9 @@ def test_a_device_that_fails_costs_the_rooflines_and_not_the_run(monkeypatch, tm
     fails = Mock(side_effect=torch.OutOfMemoryError("planted: out of memory\nand more"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(of_run, "measure_ceilings", fails)
-    job = Job(
-        target="planted",
-        component=ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"input": {"shape": [1]}}),
-        variant="baseline",
-        variant_options={"_target_": "profiling.variants.recipe.Recipe"},
-        metrics={},
-        settings=Settings(device="cpu"),
-        run=str(tmp_path),
-        procedure=FORWARD,
-    )
+    net = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"input": {"shape": [1]}})
+    recipe = {"_target_": "profiling.variants.recipe.Recipe"}
+    job = Job("planted", net, "baseline", recipe, {}, Settings(device="cpu"), str(tmp_path), FORWARD)
     found = probe((job,), lambda event: None).environment
     assert found.ceilings_reason == "not measured: planted: out of memory"
     assert found.ceilings is None

@@ -27,18 +27,8 @@ class Loss(nn.Module):
 def work(device, make):
     step = TrainingStep(Loss().to(device), make, TrainingOptions()).train()
     inputs = {"x": torch.randn(ROWS, INPUTS, device=device)}
-    return work_of(
-        TrainingComponent(
-            name="planted",
-            module=step,
-            inputs=inputs,
-            make_inputs=lambda _: inputs,
-            device=torch.device(device),
-            dtype=torch.float32,
-            frames_per_call=ROWS,
-            weights="random",
-        )
-    )
+    place = torch.device(device)
+    return work_of(TrainingComponent("planted", step, inputs, lambda _: inputs, place, torch.float32, ROWS, "random"))
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
