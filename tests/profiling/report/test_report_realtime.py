@@ -62,15 +62,6 @@ def test_the_verdict_on_a_loop():
         assert verdict(build_loop("baseline", section)) == words
 
 
-def test_the_longest_stage_is_that_of_all_frames_on_average():
-    """Its median is of the frames that have it: a stage of every tenth frame would take 30 of 9 ms."""
-    section = frame_loop()
-    parts = {stage: {**section["budget"]["parts"][stage], "mean_ms": 1.0} for stage in section["stages"]}
-    parts["picture"] |= {"device_ms": 30.0, "mean_ms": 3.0}
-    loop = build_loop("baseline", section | {"budget": {"parts": parts}})
-    assert verdict(loop).endswith("The stage picture takes 3.00 of 9.00 ms on average.")
-
-
 def test_growth_and_leaks_only_where_found_and_a_wrong_loop_claims_no_rate():
     stages = {"world": {"host": 8.0, "device": 11.5}, "sound": {"device": 2.0}}
     section = frame_loop(slope={"us_per_frame": 12.0, "ci95": [11.0, 13.0], "growing": True, "stages": stages})

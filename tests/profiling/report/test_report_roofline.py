@@ -9,7 +9,7 @@ from report_records import build, build_loop, clocks, frame_loop, run_data, titl
 from profiling.report.answer import answer_section, notes_section
 from profiling.report.heading import ceilings_line
 from profiling.report.render import Report, run_report
-from profiling.report.roofline import FINDINGS, REASONS, deciding, judged_calls, next_step, roofline_section, stage_ms
+from profiling.report.roofline import REASONS, deciding, judged_calls, next_step, roofline_section, stage_ms
 from profiling.report.run_data import load_run
 from profiling.results.verdicts import by_component
 
@@ -125,19 +125,6 @@ def test_a_frame_stage_by_stage_and_the_longest_is_named():
     assert [row["measured ms"] for row in rows[3:5]] == ["0.5000", "0.2500"]
     told = loop("x", bound="memory bandwidth", evidence=["90% of wall"], steps=BATCH)
     assert next_step(told, [told]) == ("world: batch calls", "world: process several inputs a call")
-
-
-def test_what_a_stage_should_take_and_took_and_its_findings():
-    reductions = {
-        **{"kind": "reduction", "what": "group norm reductions", "ms": 1.2, "saves_ms": 1.1, "share": 0.56},
-        **{"count": 6.0, "gbps": 300.0, "of_ceiling": 0.07, "blocks": 32.0, "kernels": ["RowwiseMoments"]},
-    }
-    told = loop("baseline", bound="launch overhead", steps=[CAPTURE | {"wall_ms": 3.2}], findings=[reductions])
-    found = tables(told, loop("cuda_graph"))
-    assert [list(row.values()) for row in found[PREDICTED]] == [
-        ["realtime", "baseline", "world", "cuda_graph", "3.200", "4.000", "1.25×"]
-    ]
-    assert [(row["stage"], row["kernels"]) for row in found[FINDINGS]] == [("world", "group norm reductions")]
 
 
 def test_ceilings_that_are_too_low_or_absent_say_why():
