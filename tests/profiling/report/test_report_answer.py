@@ -8,7 +8,7 @@ import re
 import pytest
 from msgspec.structs import replace
 from planted_sweep import Job, plant
-from report_records import build, build_loop, clocks, faster, frame_loop, in_turns, rate, rows, run_data, titled
+from report_records import build, build_loop, clocks, frame_loop, in_turns, rate, rows, run_data, titled
 
 from profiling.compare.cells import compared_cells, read_run
 from profiling.history import read_history
@@ -112,15 +112,6 @@ def test_a_row_a_component_and_none_for_one_that_was_skipped():
     assert [row["component"] for row in rows(section.tables[0])] == ["a", "b", "net"]
     (line,) = section.lines
     assert line.startswith("a and b: not checked"), "one line for both"
-
-
-def test_nothing_pays_where_no_speedup_is_claimed():
-    def pays(*records):
-        return titled(answer_section(run_data(*records)))["Cells"][1].get("pays after calls")
-
-    paying = {"speedup": faster(2.5, break_even_calls=3334)}
-    assert pays(in_turns("baseline", 5.0), in_turns("compile", 2.0, **paying)) == "3334"
-    assert pays(in_turns("baseline", 5.0, taken=0.6), in_turns("compile", 4.9, **paying)) is None
 
 
 @pytest.mark.parametrize(("n", "percentiles"), [(100, "p90 p95 p99"), (99, "p90 p95"), (19, "p90"), (9, "")])

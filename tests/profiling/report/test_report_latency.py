@@ -17,24 +17,12 @@ def test_a_wrong_answer_is_struck_out_and_claims_nothing(three):
     ]
 
 
-def test_what_an_error_refers_to_and_the_dtypes_of_a_call():
-    """Of a chaotic training the losses are judged."""
-    parity = {"reference": "eager", "rel_l2": 1.2, "weights_judged": False, "loss_error": 0.0275, "passed": True}
-    of_eager = {"reference": "eager bfloat16", "rel_l2": 0.001, "passed": True}
+def test_the_dtypes_of_a_call():
     rows = cells(
-        build("baseline", 2.5),
-        build("losses", 2.5, parity=parity),
-        build("weights", 2.5, parity=parity | {"weights_judged": True}),
-        build("eager", 2.5, parity=of_eager, parameter_dtypes={"float32": 8}, cast="autocast"),
+        build("eager", 2.5, parameter_dtypes={"float32": 8}, cast="autocast"),
         build("mixed", 2.5, parameter_dtypes={"bfloat16": 8, "float32": 1}, cast="none"),
     )
-    assert [(row["rel. L2"], row["against"], row["dtype"]) for row in rows] == [
-        ("4.1e-03", "–", "bfloat16"),
-        ("2.8e-02", "eager's losses", "bfloat16"),
-        ("1.2e+00", "eager", "bfloat16"),
-        ("1.0e-03", "eager bfloat16", "float32 under autocast bfloat16"),
-        ("4.1e-03", "–", "bfloat16 and float32"),
-    ]
+    assert [row["dtype"] for row in rows] == ["float32 under autocast bfloat16", "bfloat16 and float32"]
 
 
 def test_cells_without_a_time_or_an_error_have_no_row_and_what_was_not_measured_is_a_dash():

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from report_records import build, build_loop, cells, frame_loop, rate, rates, run_data, stalled_loop, summary, titled
+from report_records import build, build_loop, frame_loop, rate, rates, run_data, stalled_loop, summary
 
-from profiling.report.answer import notes_section
 from profiling.report.charts import POINTS
 from profiling.report.realtime import realtime_section, verdict
 from profiling.results.frames import series_file
@@ -19,18 +18,6 @@ LEAK = "It leaks memory: allocated +4096 bytes a frame."
 
 def invalid(section=None):
     return build_loop("compile", section, status="invalid", reason="recompiled")
-
-
-def test_what_was_not_measured_is_a_dash_and_times_of_a_wrong_loop_are_struck():
-    bare = frame_loop()
-    for key in ("audio_rtf", "late", "sustained_fps", "latency_ms", "underruns"):
-        del bare[key]
-    first, second = cells(build_loop("baseline", bare), invalid())
-    for header in ("audio real-time factor", "late frames", "sustained FPS", "latency p50 ms"):
-        assert first[header] == "–" != second[header]
-    assert second["sustained FPS"] == "~~109~~"
-    budget = titled(realtime_section(run_data(invalid())))["Stage budget, medians"]
-    assert budget[0]["GPU ms"] == "~~4.000~~"
 
 
 def test_the_verdict_on_a_loop():
@@ -87,17 +74,6 @@ def test_a_loop_that_is_paced_by_its_sound_keeps_up_where_it_holds_that_rate(lat
     words = verdict(build_loop("a", paced))
     assert said in words
     assert ("udio" in words) == bool(said)
-
-
-def test_the_report_says_what_limits_the_clocks_how_old_inputs_are_and_how_to_get_weights():
-    ages = {"keys": summary(16.5, 600, samples=[])}
-    hints = {"world": "none", "picture": "fetch it"}
-    section = frame_loop(input_age_ms=ages, limited_share={"power cap": 0.25})
-    loop = build_loop("a", section, weights_hint=None, weights_hints=hints)
-    (row,) = cells(loop)
-    assert (row["age of keys ms"], row["clocks limited by"]) == ("16.50", "power cap 25%")
-    lines = notes_section(run_data(loop)).lines
-    assert lines == ("realtime: random weights; world: none", "realtime: random weights; picture: fetch it")
 
 
 def test_frames_stand_against_the_deadline_with_their_causes(tmp_path):
