@@ -29,10 +29,6 @@ def draw_inputs(shape, dtype, device="cpu", last=False, mean=0.5, deviation=1.0)
     return x.to(device), bias, added.to(device), gain, shift, alpha, beta
 
 
-def relative(one, other):
-    return relative_error(one.cpu(), other.cpu())
-
-
 def check(fused, device="cpu", shapes=SHAPES):
     """Check the kernels for all forms; the activation, the sum and the layout alternate."""
     kinds = itertools.cycle(["none", "silu", "gelu", "gelu_tanh", "leaky_relu", "snake"])
@@ -49,15 +45,15 @@ def check(fused, device="cpu", shapes=SHAPES):
             out, *got = fused(x, bias, added if add else None, *vectors, *options)
             assert len(got) == add
             for one, other in zip(got, summed, strict=True):
-                assert relative(one, other) < (1e-6 if dtype == torch.float32 else 4e-3)
+                assert relative_error(one, other) < (1e-6 if dtype == torch.float32 else 4e-3)
                 assert channels_last(one) is channels_last(x)
             assert (out.dtype, channels_last(out)) == (dtype, channels_last(x))
             bound = 3e-6 if dtype == torch.float32 else 8e-3
-            assert relative(out, expected) < bound, (shape, groups, dtype, last, form, activation, add)
+            assert relative_error(out, expected) < bound, (shape, groups, dtype, last, form, activation, add)
             if groups and bias is None and not add:
                 partial = moments(x.double()).float()
                 given = fused(x, None, None, *vectors, *options, partial)[0]
-                assert relative(given, expected) < 4 * bound, (shape, groups, dtype, last, form)
+                assert relative_error(given, expected) < 4 * bound, (shape, groups, dtype, last, form)
 
 
 def check_hostile(fused, device="cpu"):
@@ -73,12 +69,12 @@ def check_hostile(fused, device="cpu"):
             expected = reference(x.double(), None, None, gain, shift, None, None, groups, *options)[0]
             out = fused(x, None, None, gain, shift, None, None, groups, *options)[0]
             bound = 1e-4 if device == "cuda" else 3e-5  # 4.9e-5 was measured there; x·scale + offset has 6e-3
-            assert relative(out, expected) < bound, (shape, last)
+            assert relative_error(out, expected) < bound, (shape, last)
         for value in (0.0, 7.0):
             constant = torch.full_like(x, value)
             out = fused(constant, None, None, gain, shift, None, None, groups, 1e-6, True, True, "none", 0.0)[0]
             expected = shift.view(-1, *[1] * (x.dim() - 2)).expand_as(x)
-            assert relative(out, expected) < 1e-6, "no NaN where nothing varies"
+            assert relative_error(out, expected) < 1e-6, "no NaN where nothing varies"
 
 
 def interpreted():

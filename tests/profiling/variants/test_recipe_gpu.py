@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fixed_component import fixed_component as component
+from test_recipe import Block
 from torch import nn
 
 from profiling.components.trajectory import learn
@@ -14,15 +15,6 @@ from profiling.variants.inductor import Inductor
 from profiling.variants.recipe import Recipe
 
 pytestmark = pytest.mark.gpu
-
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        return x + self.down(torch.relu(self.up(x)))
 
 
 class Net(nn.Module):
