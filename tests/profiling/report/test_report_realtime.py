@@ -1,4 +1,4 @@
-"""Hand-written loops of frames: known times, deadlines and bytes in, known cells, words and charts out."""
+"""Hand-written loops of frames: known times, deadlines and bytes in, known words and charts out."""
 
 import numpy as np
 import pytest
