@@ -83,7 +83,7 @@ def slow_section(
 
 
 def _place_ms(series: Series, steady: Steady) -> dict[str, Array]:
-    """Return the milliseconds [n] beyond the usual of each frame in each stage, and outside all; empty of calls.
+    """Return the milliseconds [n] beyond the usual of each frame in each stage, and outside all where that is known.
 
     Those of a stage are of its host or its device time, whichever is longer; in a frame without the stage it took none.
     """
@@ -92,7 +92,10 @@ def _place_ms(series: Series, steady: Steady) -> dict[str, Array]:
         stage: np.maximum(*(_beyond_median(taken[f"{clock}_{stage}_ms"], steady) for clock in ("host", "device")))
         for stage in stage_names(series)
     }
-    return spent | {OUTSIDE: _beyond_median(series["rest_ms"], steady)} if spent else {}
+    rest_ms = series.get("rest_ms")  # calls have none, and frames whose stages are in several threads no number
+    if rest_ms is None or not np.isfinite(rest_ms).any():
+        return spent
+    return spent | {OUTSIDE: _beyond_median(rest_ms, steady)}
 
 
 def cause_ms(series: Series, steady: Steady) -> dict[str, Array]:

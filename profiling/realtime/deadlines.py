@@ -22,7 +22,8 @@ def deadlines(
     A frame is late when it took longer than 1000 / fps ms. In a paced loop at its target rate, it is late when it was
     delivered more than 1000 / fps ms after it was due, so a stall also makes the frames after it late. Where frames
     come in chunks of several, a row of the series is a chunk, and its budget is that of all of them. What lies between
-    two frames of a free loop is the work of the harness, and counts for nothing.
+    two frames of a free loop is the work of the harness, and counts for nothing; where frames overlap, it lies in the
+    time of the next frame if the host and not the device sets the pace.
     """
     taken_ms = _taken_ms(series)
     by_rate = {}

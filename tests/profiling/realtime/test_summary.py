@@ -254,6 +254,15 @@ def test_a_slow_frame_names_the_stage_in_which_it_was_slow(planted, cause):
     assert slow.cause_ms == pytest.approx({f"garbage collection{where}": 80.0, cause: 20.0}, abs=0.2)
 
 
+def test_a_loop_without_stages_was_slow_outside_all_of_them():
+    series = series_of(noise(FRAMES))
+    for stage in ("world", "picture", "sound", "deliver"):
+        del series[f"host_{stage}_ms"], series[f"device_{stage}_ms"]
+    for name in ("frame_ms", "rest_ms"):
+        series[name] = series[name] + at(333, value=100.0)
+    assert summary(series).slow.causes == {"outside all stages": 1}
+
+
 @pytest.mark.parametrize(("clock", "cause"), [(900.0, "lower SM clock in world"), (1800.0, "stage world")])
 def test_a_lower_clock_explains_what_it_can_of_the_device_time(clock, cause):
     """Stages work on the device for 95% of a frame: at 900 of 1980 MHz 55% of that are the clock's."""
