@@ -33,7 +33,6 @@ def sweep(tmp_path: Path) -> Path:
     [
         ("0/results.jsonl", '{"schema": 99}\n', "cannot be read"),
         ("0/results.jsonl", "no record\n", "results.jsonl: 1 damaged or cut-off line skipped"),
-        ("0/job.json", "{", "waiting"),
         ("0/environment.json", "[", "environment.json is damaged"),
     ],
 )

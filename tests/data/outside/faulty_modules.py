@@ -27,13 +27,6 @@ class Asserts(nn.Module):
         return self.table[(x * 0 + 100).long()[0]]
 
 
-class Greedy(nn.Module):
-    """Wants more memory than any GPU has."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.empty(1 << 50, device=x.device) + x[0, 0]
-
-
 class BrokenUp(nn.Module):
     """Cut into pieces by the compiler, at two planted graph breaks; can be captured as a whole."""
 

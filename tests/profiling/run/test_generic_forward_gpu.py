@@ -31,14 +31,13 @@ def test_the_networks_at_tiny_size(profile, dtype):
 
 
 def test_gpu_faults_cost_one_row_each(profile):
-    outcome = profile("component=[syncs,asserts,greedy,net]", "variant=[baseline,cuda_graph]", "device=cuda")
+    outcome = profile("component=[syncs,asserts,net]", "variant=[baseline,cuda_graph]", "device=cuda")
     records = outcome.records
     assert outcome.code == 1
     assert records["syncs", "baseline"].status == "ok"
     assert records["syncs", "cuda_graph"].status == "skipped"
     assert "captur" in records["syncs", "cuda_graph"].reason
     assert "assert" in records["asserts", "baseline"].reason
-    assert "OutOfMemory" in records["greedy", "baseline"].reason
     assert records["net", "baseline"].status == "ok"
     assert records["net", "cuda_graph"].status == "ok"
 
