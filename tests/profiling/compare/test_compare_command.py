@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from parsed_page import Parsed
-from planted_runs import ENVIRONMENT, cell, noisy, two_runs, write_run
+from planted_runs import cell, noisy, two_runs, write_run
 
 from profiling.compare import __main__ as command
 from profiling.compare import cells
@@ -107,7 +107,6 @@ def test_runs_without_a_common_cell_say_that_nothing_was_compared(tmp_path, caps
         (["--html", "nowhere/page.html"], "in a folder that exists"),
         (["--html", "folder.html"], "a file"),
         (["--html", "b/results.jsonl"], "ends in .html"),
-        (["component=[net]"], "leave 'component=[net]' out"),
     ],
 )
 def test_wrong_input_is_one_line_and_code_two_and_writes_nothing(tmp_path, capsys, monkeypatch, runs, arguments, error):
@@ -193,13 +192,3 @@ def test_a_page_that_fails_costs_neither_text_nor_exit_code(tmp_path, capsys, mo
     assert error in printed.err
     assert len(printed.err.splitlines()) == 1
     assert not (tmp_path / "page.html").exists()
-
-
-def test_every_environment_is_read(tmp_path, capsys):
-    """Values of another type are ignored, and the cells are compared."""
-    one = str(write_run(tmp_path / "whole", cell(windows_ms=noisy(1), turns="x")))
-    record = cell(windows_ms=noisy(1, seed=2), turns="x")
-    for number, junk in enumerate(("text", 5, None, [1, 2], {}, True)):
-        other = write_run(tmp_path / f"{number}", record, environment=dict.fromkeys(ENVIRONMENT, junk))
-        assert main([one, str(other)]) == 0, junk
-        assert capsys.readouterr().err == ""

@@ -17,10 +17,6 @@ from profiling.results.stats import summarize
 T = 0.02
 
 
-def compare_cells(a, b):
-    return compared_cells(a, b)
-
-
 @pytest.fixture
 def runs(tmp_path):
     def make(a, b):
@@ -43,7 +39,7 @@ def test_other_inputs_are_other_work(tmp_path):
         read_run(write_run(tmp_path / name, cell("v", noisy(ms), turns=name, inputs=inputs)))
         for name, ms, inputs in zip("ab", (8, 4), ("x 64×8", "x 4×8"), strict=True)
     )
-    (found,) = compare_cells(one, two)
+    (found,) = compared_cells(one, two)
     assert (found.verdict, exit_code([found], 0.05)) == ("not compared", 2)
     assert found.reason == "different work: inputs x 64×8 → x 4×8"
     assert [len(points) for points in read_history(tmp_path).values()] == [1, 1]
@@ -52,7 +48,7 @@ def test_other_inputs_are_other_work(tmp_path):
     (series,) = read_history(tmp_path).values()
     assert len(series) == 2, "an upgrade does not end the series of records that do not have them"
     older = [replace(record, inputs=None) for record in two.records]
-    (again,) = compare_cells(one, dataclasses.replace(two, records=tuple(older)))
+    (again,) = compared_cells(one, dataclasses.replace(two, records=tuple(older)))
     assert again.verdict == "faster", "a record without them is no other work"
 
 
@@ -74,27 +70,27 @@ def test_other_inputs_are_other_work(tmp_path):
 )
 def test_a_known_factor_is_found_in_either_direction(runs, factor, options, verdict, code, reason):
     a, b = runs(*pair(factor, **options))
-    (compared,) = compare_cells(a, b)
+    (compared,) = compared_cells(a, b)
     assert (compared.verdict, exit_code([compared], T)) == (verdict, code)
     assert re.fullmatch(reason, compared.reason)
     low, high = compared.interval or (0, np.inf)
     assert low < factor < high
     assert (compared.interval is None) == ("n" in options)
     assert (compared.a_ms, compared.b_ms) == pytest.approx((10, 10 * factor), rel=0.15 if "spread" in options else 0.01)
-    (back,) = compare_cells(b, a)
+    (back,) = compared_cells(b, a)
     assert back.pair.ratio == pytest.approx(1 / compared.pair.ratio)
 
 
 def test_slower_by_less_than_the_threshold_passes(runs):
     a, b = runs(*pair(1.03))
-    (compared,) = compare_cells(a, b)
+    (compared,) = compared_cells(a, b)
     assert compared.verdict == "slower"
     assert [exit_code([compared], threshold) for threshold in (0.02, 0.03, 0.05)] == [1, 2, 0]
 
 
 def test_a_run_compared_with_itself_is_the_same_however_noisy(runs):
     records = [cell("v", noisy(10, spread=0.2)), cell("w", noisy(3, n=2))]
-    cells = compare_cells(*runs(records, records))
+    cells = compared_cells(*runs(records, records))
     assert {(compared.verdict, compared.reason) for compared in cells} == {("same", "one measurement, in both runs")}
     assert exit_code(cells, 0.001) == 0
 
@@ -124,7 +120,7 @@ ZERO = cell("w", metrics=Metrics(wall_ms=summarize([0.0] * 9)))
     ],
 )
 def test_a_cell_that_cannot_be_compared_has_a_reason(runs, a, b, reason, code):
-    cells = compare_cells(*runs(a, b))
+    cells = compared_cells(*runs(a, b))
     assert cells[0].verdict == "same"
     if reason:
         assert reason in cells[1].reason
@@ -135,7 +131,7 @@ def test_a_cell_that_cannot_be_compared_has_a_reason(runs, a, b, reason, code):
 def test_loops_are_compared_by_their_windows_where_those_were_kept(runs):
     kept, bare = (replace(loop(ms), variant=name) for name, ms in (("kept", noisy(10, seed=1)), ("bare", ())))
     slower = replace(loop(noisy(30, seed=2)), variant="kept")
-    compared, undecided = compare_cells(*runs([kept, bare], [slower, bare]))
+    compared, undecided = compared_cells(*runs([kept, bare], [slower, bare]))
     assert (compared.verdict, compared.pair.ratio) == ("slower", pytest.approx(3, rel=0.01))
     assert (undecided.verdict, undecided.reason) == ("undecided", "wants more time (seconds=)")
     assert exit_code([undecided], T) == 2
