@@ -4,21 +4,23 @@ What goes wrong in an application that records its frames, or with a module that
 """
 
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from recorded_frames import ROOT, script
 from table import promise
+from test_api import ONE, Net, inputs, rescaled
 from torch import nn
 
 import profiling
 from profiling import FrameRecorder
 from profiling.errors import InputError
-from profiling.metrics.parity import Parity
 from profiling.report.__main__ import main as report
 from profiling.results.frames import Journal, read_series
 from profiling.results.jsonl import read_records
+from profiling.variants.recipe import Recipe
 
 KILLED = """
 import os, signal, sys
@@ -141,35 +143,78 @@ class Locked(nn.Linear):
         raise TypeError("cannot pickle '_thread.lock' object")
 
 
-ARGUMENTS = {
-    "tensor": (
-        {"inputs": torch.ones(2, 8)},
-        r"inputs has the type Tensor\. Give the arguments of forward by name: inputs=\{'x': x\}",
-    ),
-    "device": ({"inputs": {"input": torch.ones(2, 8, device="meta")}}, "input is on meta, the module on cpu. Move one"),
-    "copy": ({"module": Locked(8, 8)}, r"Locked cannot be copied .*lock.* Pass a function that builds it"),
-    "same": ({"module": lambda: SAME}, "the function returned the same module twice"),
-    "variant": ({"variants": ["basline"]}, "there is no variant 'basline'. Did you mean 'baseline'"),
-}
+class PositionsOnly(nn.Module):
+    def forward(self, x, /):
+        return x
+
+
+class Guided(nn.Module):
+    """Follows the gradient of its own output, as classifier guidance does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(self.layer(x).sum(), x)[0]
+
+
+class Unchanged:
+    """A transform that no YAML can describe."""
+
+    def __call__(self, module):
+        return module
+
+
+def given(**other):
+    return {"module": Net(), "inputs": inputs(), **other}
+
+
+def with_transform(transform):
+    return given(variants={"mine": Recipe(transforms=[transform])})
+
+
+SAME = Net()
 
 
 @promise("python argument")
-@pytest.mark.parametrize(("given", "message"), ARGUMENTS.values(), ids=list(ARGUMENTS))
-def test_a_wrong_argument(given, message):
-    given = {"module": nn.Linear(8, 8), "inputs": {"input": torch.ones(2, 8)}} | given
-    options = {"variants": ["baseline"], "metrics": {"parity": Parity()}, "ceilings": "off", "quiet": True}
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (given(inputs=torch.ones(2, 8)), r"inputs has the type Tensor\. Give the arguments .* name: inputs=\{'x': x\}"),
+        (given(inputs={"x": torch.ones(4, 8, device="meta")}), "x is on meta, the module on cpu. Move one"),
+        (
+            given(module=Locked(8, 8), inputs={"input": torch.ones(2, 8)}),
+            r"Locked cannot be copied .*lock.* Pass a function that builds it",
+        ),
+        (given(module=lambda: SAME), "the function returned the same module twice"),
+        (given(variants=["basline"]), "there is no variant 'basline'. Did you mean 'baseline'"),
+        (given(inputs={"xx": inputs()["x"]}), r"inputs do not fit Net\.forward\(x, scale=1\.0\): .*'xx'. Did you mean"),
+        (given(inputs={}), "inputs is empty"),
+        (given(check_inputs={"y": inputs()["x"]}), "check_inputs do not fit Net"),
+        (given(module=5), "module has the type int. Pass a torch.nn.Module"),
+        (given(module=lambda x: x + 1), "module is a function that wants x. Pass a torch.nn.Module, or a function"),
+        (given(module=lambda: 5), "what the function returned has the type int, and is not a torch.nn.Module"),
+        (given(module=lambda: nn.Linear(8, 8)), r"inputs do not fit Linear\.forward"),
+        (given(variants="baseline"), r"variants='baseline' is a text. Give a list: variants=\['baseline'\]"),
+        (given(metrics=["latenzy"]), "there is no metric 'latenzy'. Did you mean 'latency'"),
+        (given(dtype=torch.int64), "dtype=int64 is none of"),
+        (given(dtype=torch.bfloat16, autocast=torch.bfloat16), "Give one of them"),
+        (given(module=Net().double()), r"module computes in float64.* Pass dtype=torch\.float32, which casts copies"),
+        (given(module=PositionsOnly()), r"inputs do not fit .* Arguments are passed by name: wrap the module"),
+        (given(module=Guided()), r"raised RuntimeError: .* Calls run under torch\.inference_mode\(\): begin"),
+        (given(device="cuda:99"), "device=cuda:99: (torch .* Use device=cpu, or|this machine has)"),
+        (given(fps=0), "fps=0 must be a number above 0"),
+        (given(seconds=0), "seconds=0"),
+        (with_transform(lambda module: module), "defined inside a function"),
+        (with_transform(partial(rescaled, 3.0)), r"rescaled has .* name: 3\.0. Write partial\(rescaled, NAME=VALUE\)"),
+        (with_transform(Unchanged()), "Unchanged cannot be written as YAML. Make its class a dataclass"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_argument_is_one_line(arguments, message):
     with pytest.raises(InputError, match=message) as error:
-        profiling.profile(**{**options, **given})
+        profiling.profile(**{**ONE, **arguments})
     assert "\n" not in str(error.value)
-
-
-SAME = nn.Linear(8, 8)
-
-
-@promise("does not apply")
-def test_a_variant_that_changes_nothing_is_not_prepared():
-    module = nn.Linear(8, 8).train()
-    says = "does not apply to the module: transform channels_last changes nothing: Linear has no 2D or 3D convolution"
-    with pytest.raises(InputError, match=says):
-        profiling.prepare(module, {"input": torch.ones(2, 8)}, variant="channels_last+compile")
-    assert module.training
