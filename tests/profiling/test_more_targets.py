@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from as_user import OUTSIDE, command, finished
+from as_user import OUTSIDE, QUICK, command, finished
 from test_conf import composed
 
 from profiling.cli.app import CONF, compose_config, execute
@@ -15,19 +15,13 @@ from profiling.components.weights import find_weights
 from profiling.results.jsonl import read_records
 from profiling.shape_sweep import points_of, with_dynamic
 
-QUICK = ("device=cpu", "threads=1", "ceilings=off", "isolation=none")
-QUICK_LATENCY = (
-    "metric.latency.min_iterations=5",
-    "metric.latency.max_iterations=50",
-    "metric.latency.warmup_min_iterations=1",
-    "metric.latency.max_seconds=0.3",
-    "metric.latency.warmup_max_seconds=0.3",
-)
+HERE = (*QUICK, "isolation=none")
 
 
 def started(target: str, folder: Path, *overrides: str, code: int = 0) -> str:
     """Run a target and return what it printed."""
-    done = finished(command(folder, *overrides, target=target, quick=QUICK), folder.parent)
+    quick = tuple(word for word in HERE if target != "launch_overhead" or not word.startswith("metric."))
+    done = finished(command(folder, *overrides, target=target, quick=quick), folder.parent)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -82,7 +76,7 @@ def test_the_batch_of_a_training_is_that_of_all_its_inputs_at_every_scale():
 def test_a_shape_sweep_runs_reports_and_resumes(tmp_path):
     folder = tmp_path / "run"
     points = ("component=[net]", "values=[1,4]", "axis=batch", "variant=[baseline,cuda_graph]")
-    arguments = (*points, "scale=tiny", *QUICK_LATENCY, "metric.calls.time_limit=0.2")
+    arguments = (*points, "metric.calls.time_limit=0.2")
     text = started("shape_sweep", folder, *arguments)
     records = {record.cell: record for record in read_records(folder).records}
     assert {name for name, _ in records} == {"net@batch=1", "net@batch=4", "net@batch=1-4"}
@@ -101,7 +95,7 @@ def test_a_shape_sweep_runs_reports_and_resumes(tmp_path):
 def test_every_prepared_shape_is_checked(tmp_path):
     """A wrong extra shape fails the cell; a layer that a transform put in place is compared at every shape."""
     wrong = ("variant=[faulty_others,own_wrong_with_one_row]", "metric=[parity,latency]")
-    options = ("component=[net]", "values=[1,4]", "scale=tiny", *QUICK_LATENCY, *wrong)
+    options = ("component=[net]", "values=[1,4]", *wrong)
     started("shape_sweep", tmp_path / "run", *options, code=1)
     records = {(each.component, each.variant): each for each in read_records(tmp_path / "run").records}
     names = ("net@batch=1", "net@batch=4", "net@batch=1-4")
@@ -118,8 +112,8 @@ def test_a_training_step_runs_and_reports(tmp_path):
     folder = tmp_path / "run"
     options = ("training.steps=6", "training.workers=1", "training.lr_changes=[[3,0.1]]")
     autocast = ("training.autocast=bfloat16", "training.tolerance=1", "training.loss_tolerance=1", "ceilings=auto")
-    cells = ("component=[world_model_training]", "variant=[baseline,cuda_graph]", "scale=tiny")
-    started("training_step", folder, *cells, *options, *autocast, *QUICK_LATENCY)
+    cells = ("component=[world_model_training]", "variant=[baseline,cuda_graph]")
+    started("training_step", folder, *cells, *options, *autocast)
     records = {record.cell: record for record in read_records(folder).records}
     record = records["world_model_training", "baseline"]
     assert record.parity.passed
@@ -150,7 +144,7 @@ def test_what_a_new_shape_costs_a_compiled_model_is_a_table(tmp_path, monkeypatc
     """
     monkeypatch.syspath_prepend(str(OUTSIDE))
     points = ("component=[net]", "values=[2,3,5]", "axis=batch", "dynamic=[true]")
-    options = ("variant=[baseline,compile]", "scale=tiny", "metric=[parity,latency]", *QUICK, *QUICK_LATENCY)
+    options = ("variant=[baseline,compile]", "metric=[parity,latency]", *HERE)
     cfg = compose_config("shape_sweep", (*points, *options), [CONF, OUTSIDE])
     config = read_config(cfg)
     *_, all_shapes = points_of(cfg, config.components[0])
