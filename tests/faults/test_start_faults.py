@@ -1,68 +1,17 @@
-"""Compiling and starting.
-
-What a cell leaves in the compiler's cache that dies in it, and starts that end before the first output.
-"""
+"""Starts that end before the first output."""
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 from table import promise
 
 from profiling.components.spec import ComponentSpec, Settings
-from profiling.results.measured import Prepare, Start
-from profiling.results.record import encode_sections
-from profiling.run.child import Limits, ProcessEnd
+from profiling.run.child import Limits
 from profiling.run.compile_caches import CompileCaches
-from profiling.run.events import Sections, Started
 from profiling.run.job import FORWARD, Job, as_recipe
 from profiling.run.starts import NoStartError, measure_starts
 from profiling.run.task import Cell
-
-
-def task(variant):
-    spec = ComponentSpec(name="net", module={"_target_": "n"}, inputs={"x": {"shape": [1]}})
-    options = as_recipe({"compiler": {"_target_": "profiling.variants.inductor.Inductor"}})
-    return Cell(job=Job("t", spec, variant, options, {}, Settings(), "run", FORWARD))
-
-
-@promise("dies")
-def test_a_cell_that_prepared_nothing_leaves_nothing():
-    caches = CompileCaches()
-    with caches.lease(task("compile")) as first:
-        half = Path(first.variables["TORCHINDUCTOR_CACHE_DIR"]) / "half"
-        half.touch()
-    assert not half.parent.exists()
-    with caches.lease(task("graph")) as second:
-        sections = Sections(encode_sections(prepare=Prepare(seconds=1.0, graphs=1, cache_hits=0)))
-        event = second.describe(sections, "graph")
-        assert isinstance(event, Sections)
-        assert event.sections["prepare"]["cache"] == "cold"
-    caches.clear()
-
-
-@promise("dies")
-@pytest.mark.parametrize(("dies", "left"), [("warm", {"cold"}), ("portable", {"cold", "warm"})])
-def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
-    def perform(task, files, limits, on_event, variables, own):
-        kind = files.name.split(".")[-1].removesuffix("_start")
-        if kind == dies:
-            return ProcessEnd("exited with code 7")
-        if task.save is not None:
-            Path(task.save).write_bytes(b"saved")
-        on_event(Started(Start(seconds=9.0, phases={}, graphs=1)))
-        return ProcessEnd()
-        yield  # a generator
-
-    caches, cell = CompileCaches(), task("compile")
-    with caches.lease(cell) as leased:
-        starts, (note,) = measure_starts(cell, leased, tmp_path, Limits(60.0), set(), perform)
-    assert {kind for kind in ("cold", "warm", "portable") if getattr(starts, kind) is not None} == left
-    assert note == (
-        f"starts are incomplete: the {dies} start exited with code 7; see cells/net.compile.{dies}_start.log"
-    )
-    caches.clear()
 
 
 @promise("hangs")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiling.components.instantiate import instantiate
-from profiling.errors import InputError, MissingExtraError, did_you_mean, python_command, reason_of
-from profiling.metrics.calls import Calls
+from profiling.errors import MissingExtraError, did_you_mean, python_command, reason_of
 
 
 def test_near_words_are_offered():
@@ -50,9 +49,3 @@ def test_a_missing_optional_package_is_named_with_the_command_that_installs_it(w
 )
 def test_a_reason_goes_on_where_its_line_announces_the_next(text, reason):
     assert reason_of(RuntimeError(text)) == f"RuntimeError: {reason}"
-
-
-@pytest.mark.parametrize("value", [10**5000, [10**5000]], ids=["plain", "listed"])
-def test_an_int_that_has_no_text_in_python_is_refused_in_one_line(value):
-    with pytest.raises(InputError, match=r"^calls=a number of thousands of digits must "):
-        Calls(calls=value)

@@ -112,7 +112,6 @@ MEASURED = {
     "list": lambda: Measured([1, 2]),
     "status": lambda: Measured({}, ("broken", "planted")),
     "reason": lambda: Measured({}, ("failed", None)),
-    "identity": lambda: Measured({"device": {}, "status": "failed", "component": [1]}),
     "not a number": lambda: Measured({"mine": float("nan")}),
     "object": lambda: Measured({"mine": object()}),
     "wall": lambda: Measured({"wall_ms": {"p50": "fast"}}),

@@ -40,6 +40,7 @@ def test_sections_cross_the_process_boundary_unchanged():
     [
         {"prepare": {"seconds": "long"}},
         {"prepare": {"seconds": math.nan}},
+        {"prepare": {"seconds": -1.0}},
         {"prepare": {"seconds": 1.0, "secnods": 2.0}},
         {"metrics": Metrics(extra={"tensor": object()})},
         {"status": "ok"},

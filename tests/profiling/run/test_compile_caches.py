@@ -54,6 +54,16 @@ def test_a_cell_with_the_same_compiler_starts_from_what_the_first_one_left():
     assert not folder(first).exists()
 
 
+def test_a_cell_that_dies_while_it_compiles_leaves_nothing():
+    caches = CompileCaches()
+    with caches.lease(task("compile", compiler=COMPILER)) as first:
+        (folder(first) / "half").touch()
+    assert not folder(first).exists()
+    with caches.lease(task("graph", compiler=COMPILER)) as second:
+        assert prepared(second, COLD).cache == "cold"
+    caches.clear()
+
+
 def test_a_cache_that_is_not_filled_yet_is_no_others():
     """Two compiles into one folder at a time would each be called cold, and be none."""
     caches = CompileCaches()

@@ -2,7 +2,7 @@
 
 import pytest
 from as_user import OUTSIDE, ROOT, command, finished
-from planted_repository import commit, git
+from planted_repository import commit
 
 from profiling.results.environment import read_environment
 from profiling.run.revisions import git_state, module_states
@@ -19,19 +19,13 @@ def test_the_users_revisions_are_recorded_apart_from_the_tools(tmp_path, in_repo
         folder.mkdir()
     overrides = ("component=[net]", "component.net.module._target_=other_net.Net", "variant=[baseline]")
     path = f"{ROOT}:{OUTSIDE}:{tmp_path / 'networks'}"
-    start = command(folder / "run", *overrides, "isolation=none")
-    done = finished(start, folder, PYTHONPATH=path)
+    done = finished(command(folder / "run", *overrides, "isolation=none"), folder, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     recorded = read_environment(folder / "run")
     assert (recorded.user_git and (recorded.user_git.revision, recorded.user_git.dirty)) == (user and (user, True))
     assert {target: state.revision for target, state in recorded.module_git.items()} == {"other_net.Net": networks}
     assert recorded.module_git["other_net.Net"].dirty is False
     assert getattr(recorded.tool_git, "revision", None) == getattr(git_state(ROOT), "revision", None)
-    if in_repository:
-        git(folder, "commit", "-q", "-a", "-m", "two")
-    resumed = finished([*start, f"resume={folder / 'run'}"], folder, PYTHONPATH=path)
-    assert resumed.returncode == (2 if in_repository else 0), resumed.stderr
-    assert ("the code has changed" in resumed.stderr) == in_repository
 
 
 def test_code_that_git_does_not_know_yet_belongs_to_the_state(tmp_path):

@@ -95,14 +95,21 @@ def test_a_round_of_a_loop_keeps_the_summary_of_its_frames():
     assert kept.wall_ms is None
 
 
+def of_no_time(variant):
+    return record(variant, metrics=Metrics(wall_ms=summarize([0.0, 0.0]), fps=FrameRate(mean=0, min=0, max=0)))
+
+
 def test_a_speedup_is_the_ratio_of_medians_of_two_cells_that_are_ok_and_timed():
     baseline, faster = measured([4.0] * 20, "baseline"), measured([2.0] * 20)
     speedup = with_speedup(faster, baseline).speedup
     assert (speedup.vs, speedup.wall) == ("baseline", 2.0)
     assert speedup.break_even_calls == 0, "it was prepared in less time"
-    failed = baseline.with_status("failed", "planted")
-    for one, other in ((faster, None), (faster, failed), (baseline, baseline), (record(), baseline)):
+    failed, zero = baseline.with_status("failed", "planted"), of_no_time("baseline")
+    for one, other in ((faster, None), (faster, failed), (baseline, baseline), (record(), baseline), (faster, zero)):
         assert with_speedup(one, other).speedup is None
+    assert with_speedup(of_no_time("v"), baseline).speedup is None
+    merged = with_round(with_round(None, zero, 1, 2), zero, 2, 2)
+    assert merged.metrics.wall_ms.n == 4
 
 
 def prepared(variant, seconds, call_s):

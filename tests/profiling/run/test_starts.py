@@ -105,6 +105,18 @@ def test_a_start_that_fails_leaves_an_empty_cache(tmp_path):
         assert not list(Path(leased.variables["TORCHINDUCTOR_CACHE_DIR"]).iterdir())
 
 
+@pytest.mark.parametrize(("dies", "left"), [("warm", {"cold"}), ("portable", {"cold", "warm"})])
+def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
+    caches, cell = CompileCaches(), Cell(job=job(compiler=COMPILER))
+    processes = Processes(deaths={dies: "exited with code 7"})
+    with caches.lease(cell) as leased:
+        starts, (note,) = measure_starts(cell, leased, tmp_path, Limits(60.0), set(), processes)
+    assert {kind for kind in ("cold", "warm", "portable") if getattr(starts, kind) is not None} == left
+    log = f"cells/net.compile.{dies}_start.log"
+    assert note == f"starts are incomplete: the {dies} start exited with code 7; see {log}"
+    caches.clear()
+
+
 @pytest.mark.parametrize(
     ("target", "modules"),
     [("profiling.variants.inductor.Inductor", ("profiling.variants.inductor",)), ("mine.MyCompiler", ()), (None, ())],
