@@ -6,6 +6,7 @@ import random
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -13,7 +14,8 @@ import numpy
 import pytest
 import torch
 from as_user import OUTSIDE
-from fake_cells import SETTINGS, Silent
+from fake_cells import Silent
+from make_job import SETTINGS, make_config, make_job
 from make_record import record as made_record
 from make_record import summary as made_summary
 from table import promise, rows
@@ -41,7 +43,6 @@ from profiling.results.stats import summarize
 from profiling.run import process, worker
 from profiling.run.cell_records import CellEvents
 from profiling.run.events import End, EventReader
-from profiling.run.job import FORWARD, Job, RunConfig
 from profiling.run.process import InProcess
 from profiling.run.runner import Run
 from profiling.run.task import Cell, Probe, write_task
@@ -55,19 +56,10 @@ def outside_code(monkeypatch):
     monkeypatch.syspath_prepend(str(OUTSIDE))
 
 
-def job(folder, *, module=None, variant=None, metrics=None, name="net"):
+def job(folder, *, module=None, variant=None, metrics=None):
     module = module or {"_target_": "torch.nn.Linear", "in_features": 8, "out_features": 8}
     inputs = {"x" if "cell_faults" in module["_target_"] else "input": {"shape": [2, 8]}}
-    return Job(
-        target="generic_forward",
-        component=ComponentSpec(name=name, module=module, inputs=inputs),
-        variant="tried",
-        variant_options=variant or {"_target_": "profiling.variants.recipe.Recipe"},
-        metrics=metrics or {},
-        settings=SETTINGS,
-        run=str(folder),
-        procedure=FORWARD,
-    )
+    return make_job("tried", folder, ComponentSpec("net", module, inputs), metrics=metrics, **(variant or {}))
 
 
 def record_of(folder, **parts):
@@ -328,7 +320,7 @@ def test_a_device_clock_that_is_wrong(device_ms):
     ),
 )
 def test_numbers_that_cannot_be_merged(tmp_path, summary, status):
-    run = Run("t", job_config(rounds=2), tmp_path, Silent(), "")
+    run = Run("t", make_config({"baseline": {}}, rounds=2), tmp_path, Silent(), "")
     for variant, wall in (("baseline", summarize([2.0, 3.0])), ("v", summary)):
         for round_ in (1, 2):
             merged = run.cells.merged(made_record(variant, metrics=Metrics(wall_ms=wall)), round_)
@@ -338,13 +330,7 @@ def test_numbers_that_cannot_be_merged(tmp_path, summary, status):
     assert [record.status for record in read_records(tmp_path).records] == ["ok", status]
 
 
-def job_config(**options):
-    given = {"cell_timeout": 60.0, "rounds": 1} | options
-    variants = {"baseline": {"_target_": "profiling.variants.recipe.Recipe"}}
-    component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
-    return RunConfig((component,), variants, {}, SETTINGS, "process", resume=None, source={}, **given)
-
-
+job_config = partial(make_config, {"baseline": {}})
 HUGE = 10**5000
 REFUSED = (
     (Settings, "seed", (2**32, -1, HUGE)),

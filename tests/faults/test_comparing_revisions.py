@@ -5,10 +5,9 @@ import signal
 
 import pytest
 from as_user import QUICK
-from fake_cells import GB, Plan, dies, ends, interrupts, two_runs
+from fake_cells import GB, Plan, dies, ends, interrupts, rows, two_runs
 from planted_repository import COMPONENT, NET, commit, git, with_network
 from table import promise
-from test_taking_turns import rows
 
 from profiling.compare import measure
 from profiling.compare.__main__ import main
@@ -150,12 +149,12 @@ def test_a_cell_of_one_revision_dies_or_is_never_ready(tmp_path):
     cells, code = compared(runs)
     assert (cells["baseline"].verdict, cells["v"].verdict, code) == ("undecided", "not compared", 2)
     assert "B is failed" in cells["v"].reason
-    assert rows(runs[0])["v"].status == "ok"
+    assert rows(runs[0].folder)["v"].status == "ok"
     (tmp_path / "other").mkdir()
     runs, cells = two_runs(tmp_path / "other", {"baseline": Plan(happens={"ready": ends()})}, {"baseline": Plan()})
     execute(runs)
     assert compared(runs)[0]["baseline"].verdict == "not compared"
-    other = rows(runs[1])["baseline"]
+    other = rows(runs[1].folder)["baseline"]
     assert (other.status, other.turns.beside) == ("ok", ())
     assert cells.held == {}
 
@@ -166,7 +165,7 @@ def test_without_memory_for_two_revisions_each_is_measured_alone(tmp_path):
     runs, _ = two_runs(tmp_path, plan, plan, memory=10 * GB)
     execute(runs)
     for run in runs:
-        record = rows(run)["baseline"]
+        record = rows(run.folder)["baseline"]
         assert (record.status, record.turns.beside) == ("ok", ())
         assert "another one would need 7.2 GB" in record.notes[0]
 
@@ -177,4 +176,4 @@ def test_an_interrupt_between_windows(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         execute(runs)
     assert cells.held == {}, "no process is left"
-    assert [len(rows(run)["baseline"].turns.windows) >= 2 for run in runs] == [True, True]
+    assert [len(rows(run.folder)["baseline"].turns.windows) >= 2 for run in runs] == [True, True]

@@ -2,14 +2,14 @@
 
 import pytest
 from fake_ncu import install, printed, sample
+from make_job import make_job
 from table import promise
 
-from profiling.components.spec import ComponentSpec, Settings
+from profiling.components.spec import Settings
 from profiling.errors import InputError
 from profiling.run import process
 from profiling.run.child import ProcessEnd
 from profiling.run.events import End, Phase, Sections
-from profiling.run.job import FORWARD, Job
 from profiling.run.probe import resolve
 from profiling.run.process import Isolated
 from profiling.run.task import Cell
@@ -69,9 +69,7 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
         yield
 
     monkeypatch.setattr(process.child, "perform", worker)
-    spec = ComponentSpec(name="net", module={"_target_": "x.Y"}, inputs={"x": {"shape": [1]}})
-    settings = Settings(device="cuda:0", trace=True, counters=True)
-    job = Job("generic_forward", spec, "baseline", {}, {}, settings, str(tmp_path), FORWARD)
+    job = make_job("baseline", tmp_path, settings=Settings(device="cuda:0", trace=True, counters=True))
     events = []
     cells = Isolated(tmp_path, timeout=9.0)
     process_end = process.child.to_its_end(cells.session(Cell(job=job), job.name, events.append, turns=False))

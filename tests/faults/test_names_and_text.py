@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from as_user import finished
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from make_job import make_config
 from omegaconf import OmegaConf
 from table import promise
 
-from profiling.components.spec import ComponentSpec, Settings
+from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError, command, override, printable
 from profiling.results.jsonl import read_records
 from profiling.results.record import Record
 from profiling.results.run_folder import resume_command
-from profiling.run.job import LONGEST_NAME, RunConfig
+from profiling.run.job import LONGEST_NAME
 
 HOSTILE_TEXT = {
     "colours and a cleared screen": "\x1b[31mred\x1b[0m\x1b[2J\x9b5A",
@@ -108,16 +109,8 @@ def test_commands_can_be_pasted(folder, pasted):
 
 def config(components=("net",), variants=("baseline",), metrics=("latency",)):
     node = {"_target_": "package.Class"}
-    return RunConfig(
-        components=tuple(ComponentSpec(name, node, node) for name in components),
-        variants=dict.fromkeys(variants, node),
-        metrics=dict.fromkeys(metrics, node),
-        settings=Settings(),
-        isolation="process",
-        cell_timeout=1.0,
-        resume=None,
-        source={},
-    )
+    specs = tuple(ComponentSpec(name, node, node) for name in components)
+    return make_config(dict.fromkeys(variants, node), specs, metrics=dict.fromkeys(metrics, node))
 
 
 @promise("names")

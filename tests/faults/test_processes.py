@@ -11,22 +11,21 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from as_user import ROOT, begun, command, environment, finished
-from fake_cells import SETTINGS, Silent
+from fake_cells import Silent
+from make_job import make_job
 from make_record import record as made_record
 from table import promise, rows
 
-from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Turn
 from profiling.results.jsonl import read_records
 from profiling.run import child, events
 from profiling.run.cell_records import CellEvents
 from profiling.run.child import Orphans, ProcessEnd
 from profiling.run.events import EventReader, Phase, Sections
-from profiling.run.job import FORWARD, Job
 from profiling.run.process import Isolated
 from profiling.run.task import Cell
 
-NET = Job("t", ComponentSpec("net", {"_target_": "n"}, {"x": {"shape": [1]}}), "v", {}, {}, SETTINGS, "run", FORWARD)
+NET = make_job()
 
 SCRIPT = """
 import json, os, subprocess, sys, time

@@ -4,12 +4,12 @@ import os
 import sys
 
 import pytest
+from make_job import make_job
 from table import promise
 
-from profiling.components.spec import ComponentSpec, Settings
+from profiling.components.spec import ComponentSpec
 from profiling.run.child import Limits
 from profiling.run.compile_caches import CompileCaches
-from profiling.run.job import FORWARD, Job, as_recipe
 from profiling.run.starts import NoStartError, measure_starts
 from profiling.run.task import Cell
 
@@ -24,10 +24,8 @@ from profiling.run.task import Cell
 )
 def test_the_prepare_timeout_holds_for_starts(tmp_path, monkeypatch, limit, note):
     (tmp_path / "slow_start.py").write_text("import time\ndef slow(module):\n    time.sleep(1)\n    return module\n")
-    spec = ComponentSpec(name="net", module={"_target_": "torch.nn.Identity"}, inputs={"input": {"shape": [1]}})
-    options = as_recipe({"transforms": [{"_target_": "slow_start.slow", "_partial_": True}]})
-    settings = Settings(device="cpu", dtype="float32", scale="full")
-    cell = Cell(job=Job("t", spec, "slow", options, {}, settings, "run", FORWARD))
+    net = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"input": {"shape": [1]}})
+    cell = Cell(job=make_job("slow", component=net, transforms=[{"_target_": "slow_start.slow", "_partial_": True}]))
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     (tmp_path / "cells").mkdir()

@@ -2,15 +2,14 @@
 
 import pytest
 from as_user import OUTSIDE
-from fake_cells import SETTINGS, FakeCells, Plan, Silent, dies, ends, interrupts, run_of
+from fake_cells import FakeCells, Plan, Silent, dies, ends, interrupts, rows, run_of
+from make_job import make_config
 from table import promise
 
 from profiling.components.spec import ComponentSpec
-from profiling.results.jsonl import read_records
 from profiling.results.record import NOT_ENDED
 from profiling.results.verdicts import compare_records
 from profiling.run.child import ProcessEnd
-from profiling.run.job import RunConfig
 from profiling.run.runner import Run
 
 
@@ -18,15 +17,11 @@ def three(**plans):
     return FakeCells({name: plans.get(name, Plan()) for name in ("baseline", "v", "w")})
 
 
-def rows(run):
-    return {record.variant: record for record in read_records(run.folder).records}
-
-
 @promise("dies")
 def test_a_resident_dies(tmp_path):
     run = run_of(tmp_path / "run", three(v=Plan(happens={3: dies})))
     assert run.execute() == 1
-    records = rows(run)
+    records = rows(run.folder)
     assert [record.status for record in records.values()] == ["ok", "failed", "ok"]
     assert "SIGSEGV" in records["v"].reason
     assert len(records["v"].turns.windows) == 2
@@ -40,7 +35,7 @@ def test_all_residents_die(tmp_path, step):
     dying = FakeCells({name: Plan(happens={step: dies}) for name in ("baseline", "v", "w")})
     run = run_of(tmp_path / "run", dying)
     assert run.execute() == 1
-    for record in rows(run).values():
+    for record in rows(run.folder).values():
         assert "SIGSEGV" in record.reason
         assert len(record.turns.windows if record.turns else ()) == step - 1
 
@@ -50,7 +45,7 @@ def test_all_residents_die(tmp_path, step):
 def test_cells_that_are_never_ready(tmp_path, others):
     run = run_of(tmp_path / "run", three(**{name: Plan(happens={"ready": dies}) for name in others}))
     assert run.execute() == 1
-    records = rows(run)
+    records = rows(run.folder)
     assert {(records[name].status, records[name].turns) for name in others} == {("failed", None)}
     baseline = records["baseline"]
     assert (baseline.status, baseline.turns.stopped_by) == ("ok", "decided"), "the last one is timed alone"
@@ -67,7 +62,7 @@ def test_an_interrupt(tmp_path, step, windows):
     with pytest.raises(KeyboardInterrupt):
         run.execute()
     assert cells.held == {}, "no process is left"
-    records = rows(run)
+    records = rows(run.folder)
     assert NOT_ENDED not in {record.reason for record in records.values()}
     for variant, count in zip(("baseline", "v"), windows, strict=True):
         record = records[variant]
@@ -76,7 +71,7 @@ def test_an_interrupt(tmp_path, step, windows):
         assert (record.metrics.wall_ms is not None) == bool(count)
     resumed = run_of(run.folder, three(), resume=str(run.folder))
     assert resumed.execute() == 0
-    assert {record.status for record in rows(resumed).values()} == {"ok"}
+    assert {record.status for record in rows(resumed.folder).values()} == {"ok"}
 
 
 @promise("interrupt")
@@ -84,7 +79,7 @@ def test_an_interrupt_at_the_end(tmp_path):
     run = run_of(tmp_path / "run", three(v=Plan(happens={"finish": interrupts})))
     with pytest.raises(KeyboardInterrupt):
         run.execute()
-    assert [record.status for record in rows(run).values()] == ["ok", "failed", "failed"]
+    assert [record.status for record in rows(run.folder).values()] == ["ok", "failed", "failed"]
     again = three()
     assert run_of(run.folder, again, resume=str(run.folder)).execute() == 0
     assert {variant for variant, _ in again.log} == {"v", "w"}
@@ -107,7 +102,7 @@ def test_out_of_memory_beside_others(tmp_path, step, happens):
     cells = three(v=Plan(happens={step: happens}))
     run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
-    record = rows(run)["v"]
+    record = rows(run.folder)["v"]
     assert (record.status, record.turns) == ("ok", None)
     assert record.notes == ("measured again, alone: beside other variants it ran out of memory",)
     assert cells.log[-1] == ("v", "alone")
@@ -129,14 +124,14 @@ def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, variants):
     run.cells.merged = interrupted
     with pytest.raises(KeyboardInterrupt):
         run.execute()
-    assert (rows(run)["baseline"].status, rows(run)["baseline"].reason) == ("ok", None)
+    assert (rows(run.folder)["baseline"].status, rows(run.folder)["baseline"].reason) == ("ok", None)
 
 
 @promise("memory")
 def test_out_of_memory_alone(tmp_path):
     run = run_of(tmp_path / "run", three(baseline=Plan(happens={"ready": OUT_OF_MEMORY})))
     assert run.execute() == 1
-    assert [record.status for record in rows(run).values()] == ["failed", "ok", "ok"]
+    assert [record.status for record in rows(run.folder).values()] == ["failed", "ok", "ok"]
 
 
 @promise("memory")
@@ -145,7 +140,7 @@ def test_no_memory_beside_another(tmp_path):
     cells.memory = 1.5e9
     run = run_of(tmp_path / "run", cells)
     assert run.execute() == 0
-    records = rows(run)
+    records = rows(run.folder)
     assert [record.turns.beside for record in records.values()] == [()] * 3
     assert not compare_records(records["baseline"], records["v"]).in_turns
     assert records["v"].notes == (
@@ -173,13 +168,12 @@ def in_process(monkeypatch, tmp_path):
 
     def run(**variants):
         nodes = {name: {"_target_": f"cell_faults.{kind}", **options} for name, (kind, options) in variants.items()}
-        given = {"isolation": "none", "cell_timeout": 60.0, "resume": None, "source": {}}
-        config = RunConfig((component,), nodes, {"latency": QUICK_LATENCY}, SETTINGS, **given)
+        config = make_config(nodes, (component,), metrics={"latency": QUICK_LATENCY}, isolation="none")
         started = Run("generic_forward", config, tmp_path / "run", Silent(), "")
         try:
-            return started.execute(), rows(started)
+            return started.execute(), rows(started.folder)
         except KeyboardInterrupt:
-            return 130, rows(started)
+            return 130, rows(started.folder)
 
     yield run
     import cell_faults

@@ -5,20 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
-from profiling.components.spec import ComponentSpec, Settings
+from make_job import SETTINGS, make_config
+
 from profiling.metrics.sampling import Ready, WindowSamples, summaries
 from profiling.results.environment import Environment
+from profiling.results.jsonl import read_records
 from profiling.results.measured import LatencyConditions, Metrics, Parity, Prepare
 from profiling.results.record import encode_sections
 from profiling.run import runner
 from profiling.run.checkouts import Checkout
 from profiling.run.child import ProcessEnd
 from profiling.run.events import End, Probed, Sections, Waiting
-from profiling.run.job import RunConfig
 from profiling.run.process import Isolated
 from profiling.run.task import Probe
 
-SETTINGS = Settings(device="cpu", dtype="float32", scale="tiny", ceilings="off", threads=1)
 GB = 10**9
 
 
@@ -144,12 +144,14 @@ class Silent(SimpleNamespace):
 
 def run_of(folder, cells, **options):
     """Return a run of one component under the variants that `cells` has plans for, which take turns."""
-    variants = {name: {"_target_": "profiling.variants.recipe.Recipe"} for name in cells.plans}
-    component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
-    given = {"isolation": "process", "cell_timeout": 60.0, "resume": None, "source": {}} | options
-    config = RunConfig((component,), variants, {}, SETTINGS, **given)
+    config = make_config({name: {} for name in cells.plans}, **options)
     folder.mkdir(exist_ok=True)
     return runner.Run("generic_forward", config, folder, Silent(), "", performs=cells)
+
+
+def rows(folder):
+    """Return the records of a run, by variant."""
+    return {record.variant: record for record in read_records(folder).records}
 
 
 @dataclass

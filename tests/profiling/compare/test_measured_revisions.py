@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from as_user import QUICK, ROOT
-from fake_cells import Plan, two_runs
+from fake_cells import Plan, rows, two_runs
 from planted_repository import commit, git, with_network
 
 from profiling.compare import measure
@@ -17,10 +17,6 @@ from profiling.results.verdicts import compare_records
 from profiling.run.runner import execute
 
 
-def records(run):
-    return {record.variant: record for record in read_records(run.folder).records}
-
-
 def compared(runs):
     cells = compared_cells(*(read_run(run.folder) for run in runs))
     return [(cell.variant, cell.verdict) for cell in cells], exit_code(cells, 0.02), cells
@@ -30,7 +26,7 @@ def test_the_cells_of_a_name_take_turns_with_each_other(tmp_path):
     plans = {"baseline": Plan(10.0), "v": Plan(4.0)}
     runs, cells = two_runs(tmp_path, plans, plans)
     execute(runs)
-    a, b = map(records, runs)
+    a, b = (rows(run.folder) for run in runs)
     for name in plans:
         assert a[name].turns.began == b[name].turns.began
         assert a[name].turns.beside == (f"{name} of B",)

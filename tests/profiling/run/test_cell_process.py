@@ -6,22 +6,22 @@ import os
 
 import pytest
 import torch
+from make_job import make_job
 
 from profiling.components.build import use_threads
-from profiling.components.spec import ComponentSpec, Settings
+from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
 from profiling.machine.memory import held_before
 from profiling.metrics.latency import TimedWindowMonitor
 from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import Ready, Turn, WindowSamples
 from profiling.run import worker
-from profiling.run.job import FORWARD, Job
 from profiling.run.process import InProcess, _compile_log
 from profiling.run.task import Cell, Counters, Probe, Start, read_task, write_task
 from profiling.run.worker import _with_own_memory
 
 CPU = torch.device("cpu")
-JOB = Job("t", ComponentSpec("net", {"_target_": "n"}, {"x": {"shape": [1]}}), "v", {}, {}, Settings(), "run", FORWARD)
+JOB = make_job()
 LIMITS = {"call_s": 0.1, "min_iterations": 1, "max_iterations": 2, "max_seconds": 1.0, "free": {}}
 
 
@@ -122,7 +122,7 @@ def test_a_cell_that_lacked_memory_may_be_tried_again_alone(monkeypatch, error, 
 def test_a_task_is_read_as_it_was_written(tmp_path, kind):
     options = {"scale": float("inf"), "many": 10**30, "nested": {"list": [1, None, "x"]}}
     spec = ComponentSpec("net", {"_target_": "n", **options}, {"x": {"shape": [1], "low": -2.5}})
-    job = Job("t", spec, "v", options, {"m": {"_target_": "x.Y"}}, Settings(threads=3), "run", FORWARD)
+    job = make_job(component=spec, metrics={"m": {"_target_": "x.Y"}}, **options)
     given = {"jobs": (job, job)} if kind is Probe else {"job": job}
     task = kind(**given, **({"began": 1.25} if kind is Start else {}))
     write_task(task, tmp_path / "task.json")

@@ -1,15 +1,15 @@
 """Which cells share a compiler's cache, what the record says of it, and that what they share is right."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from make_job import NET, make_job
 
-from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.measured import Prepare
 from profiling.results.record import decode_section, encode_sections
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import Phase, Sections
-from profiling.run.job import FORWARD, Job, as_recipe
 from profiling.run.task import Cell, Probe
 
 COMPILER = {"_target_": "profiling.variants.inductor.Inductor", "mode": "default"}
@@ -19,8 +19,7 @@ WARM = Prepare(seconds=9.0, graphs=1, cache_hits=1, phases={"dynamo": 5.0, "indu
 
 
 def task(variant, component="net", **options):
-    spec = ComponentSpec(name=component, module={"_target_": "n"}, inputs={"x": {"shape": [1]}})
-    return Cell(job=Job("t", spec, variant, as_recipe(options), {}, Settings(), "run", FORWARD))
+    return Cell(job=make_job(variant, component=replace(NET, name=component), **options))
 
 
 def prepared(leased, prepare, variant="compile"):

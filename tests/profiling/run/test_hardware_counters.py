@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_ncu import counters, install, printed
+from make_job import make_job
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.explanations import Kernel
@@ -15,7 +16,6 @@ from profiling.run.child import ProcessEnd
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Phase, Sections
 from profiling.run.hardware_counters import CounterPass, Group, NoCountersError, grouped, launches_to_measure, longest
-from profiling.run.job import FORWARD, Job
 from profiling.run.process import Isolated
 from profiling.run.task import Cell, Counters, Probe
 from profiling.trace.events import GpuWork
@@ -29,9 +29,8 @@ TRACED = ((GEMM, (132, 1, 1), 150.0), (GEMM, (132, 1, 1), 150.0), (GEMM, (16, 1,
 
 def job(folder, device="cuda:0", **settings):
     spec = ComponentSpec(name="net", module={"_target_": "outside.Net"}, inputs={"x": {"shape": [1, 8]}})
-    baseline = {"_target_": "profiling.variants.recipe.Recipe"}
     given = Settings(device=device, dtype="float32", trace=True, counters=True, **settings)
-    return Job("generic_forward", spec, "baseline", baseline, {}, given, str(folder), FORWARD)
+    return make_job("baseline", folder, spec, settings=given)
 
 
 @pytest.fixture

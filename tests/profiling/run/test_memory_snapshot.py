@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from make_job import make_job
 from make_record import record
 from torch import nn
 
@@ -16,9 +17,6 @@ from profiling.results.record import record_with
 from profiling.run import cell as cell_module
 from profiling.run.cell import Cell
 from profiling.run.events import Sections
-from profiling.run.job import Job
-
-BASELINE = {"_target_": "profiling.variants.recipe.Recipe"}
 
 
 class Loud(nn.Linear):
@@ -63,8 +61,7 @@ def planted(tmp_path, monkeypatch):
 
     def run(name="net", *, device="cuda:0"):
         spec = ComponentSpec(name=name, module={"_target_": "torch.nn.Linear"}, inputs={"x": {"shape": [1]}})
-        settings = Settings(device=device, memory_snapshot=True)
-        job = Job("generic_forward", spec, "baseline", BASELINE, {}, settings, str(tmp_path), {})
+        job = make_job("baseline", tmp_path, spec, settings=Settings(device=device, memory_snapshot=True))
         return Planted(job, lambda event: sent.append(event) if isinstance(event, Sections) else None).run()
 
     return run, events, sent

@@ -4,9 +4,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from fake_cells import SETTINGS, Silent
+from fake_cells import Silent
+from make_job import NET, SETTINGS, make_job
 
-from profiling.components.spec import ComponentSpec
 from profiling.metrics.sampling import Ready
 from profiling.results.record import Record
 from profiling.run.cell import metrics_of
@@ -14,7 +14,7 @@ from profiling.run.cell_records import LiveCell
 from profiling.run.child import Pending, ProcessEnd
 from profiling.run.events import End, Waiting
 from profiling.run.in_turns import CellsInTurns, most_concurrent
-from profiling.run.job import FORWARD, LATENCY, RECIPE, Job
+from profiling.run.job import FORWARD, LATENCY
 from profiling.run.process import Isolated
 
 INDUCTOR = "profiling.variants.inductor.Inductor"
@@ -73,11 +73,9 @@ class Records(SimpleNamespace):
 
 
 def due(processes, variant, compiler=None, capture=None, component="net", run="run", **settings):
-    spec = ComponentSpec(component, {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
-    options = {"_target_": RECIPE, "compiler": compiler, "capture": capture}
-    metrics = {"latency": {"_target_": LATENCY}}
-    job = Job("t", spec, variant, options, metrics, replace(SETTINGS, **settings), "run", FORWARD)
-    return LiveCell(Records(run), processes, job)
+    options = {"compiler": compiler, "capture": capture, "settings": replace(SETTINGS, **settings)}
+    spec, metrics = replace(NET, name=component), {"latency": {"_target_": LATENCY}}
+    return LiveCell(Records(run), processes, make_job(variant, component=spec, metrics=metrics, **options))
 
 
 def prepared(turns, *cells, most=8, later=()):

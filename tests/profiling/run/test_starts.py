@@ -7,6 +7,7 @@ from time import perf_counter
 import pytest
 import torch
 from as_user import OUTSIDE
+from make_job import make_config, make_job
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
@@ -17,7 +18,6 @@ from profiling.run.child import Limits, ProcessEnd
 from profiling.run.compile_caches import CompileCaches, cache_variables
 from profiling.run.events import Started
 from profiling.run.forward import ForwardCell
-from profiling.run.job import FORWARD, Job, RunConfig, as_recipe
 from profiling.run.starts import NoStartError, measure_starts
 from profiling.run.task import Cell
 
@@ -28,8 +28,7 @@ NET = ComponentSpec(
 
 
 def job(variant="compile", **options):
-    settings = Settings(device="cpu", dtype="float32", scale="full")
-    return Job("t", NET, variant, as_recipe(options), {}, settings, "run", FORWARD)
+    return make_job(variant, component=NET, settings=Settings(device="cpu", dtype="float32", scale="full"), **options)
 
 
 class Processes:
@@ -137,7 +136,7 @@ def test_a_compiler_that_is_none_is_left_to_the_check_of_all_options(compiler):
 
 def test_starts_need_processes():
     with pytest.raises(InputError, match="isolation=none"):
-        RunConfig((NET,), {"baseline": {}}, {}, Settings(starts=True), "none", 60.0, None, {})
+        make_config({"baseline": {}}, settings=Settings(starts=True), isolation="none")
 
 
 def test_the_phases_of_a_start_add_up(monkeypatch, tmp_path):

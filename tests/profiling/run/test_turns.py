@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from as_user import outcome_of
-from fake_cells import FakeCells, Plan, dies, run_of
+from fake_cells import FakeCells, Plan, dies, rows, run_of
 
 from profiling.metrics.sampling import Ready
 from profiling.results.jsonl import read_records
@@ -124,7 +124,7 @@ def test_a_run_prepares_all_variants_then_gives_turns_then_lets_each_finish(tmp_
     assert steps[:3] == ["ready"] * 3
     assert steps[-3:] == ["finish"] * 3
     assert [variant for variant, _ in cells.log[-3:]] == ["baseline", "fast", "slow"]
-    records = {record.variant: record for record in read_records(run.folder).records}
+    records = rows(run.folder)
     base, fast, slow = (records[name] for name in cells.plans)
     assert fast.turns.beside == ("baseline", "slow")
     assert fast.turns.began == base.turns.began
@@ -162,7 +162,7 @@ NEAR = {"baseline": Plan(10.0), "best": Plan(5.0), "near": Plan(5.1), "far": Pla
 def records_of(folder, cells, **options):
     run = run_of(folder, cells, **options)
     assert run.execute() == 0
-    return run, {record.variant: record for record in read_records(run.folder).records}
+    return run, rows(run.folder)
 
 
 def test_the_baseline_the_best_and_those_near_it_have_a_second_process(tmp_path):

@@ -3,12 +3,10 @@
 from dataclasses import replace
 from math import prod
 
-from fake_cells import SETTINGS, Plan, Silent
+from fake_cells import Plan, Silent, rows
+from make_job import SETTINGS, make_config
 
-from profiling.components.spec import ComponentSpec
-from profiling.results.jsonl import read_records
 from profiling.run import runner
-from profiling.run.job import RunConfig
 from profiling.tune.search import Search
 from profiling.tune.space import Space
 from profiling.variants.steps import read_steps
@@ -40,21 +38,14 @@ def space_of(*names, **options):
 
 def searched(folder, space, cells, budget=600.0, others=None, compile_cache="fresh", **options):
     """Search the space with fake cells; return (run, records by variant, seconds that the search took)."""
-    component = ComponentSpec("net", {"_target_": "torch.nn.Identity"}, {"x": {"shape": [1]}})
-    given = {"isolation": "process", "cell_timeout": 1800.0, "resume": None, "source": {}, "seconds": budget} | options
-    settings = replace(SETTINGS, compile_cache=compile_cache)
-    config = RunConfig((component,), {"baseline": {}, **space.variants()}, {}, settings, **given)
+    given = {"cell_timeout": 1800.0, "seconds": budget, "settings": replace(SETTINGS, compile_cache=compile_cache)}
+    config = make_config({"baseline": {}, **space.variants()}, **given, **options)
     folder.mkdir(parents=True, exist_ok=True)
     run = runner.Run("tune", config, folder, Silent(), "", performs=cells)
     began = cells.seconds
     search = Search(space, budget, lambda: cells.seconds, others)
     runner.execute((run,), search)
     return run, rows(folder), cells.seconds - began
-
-
-def rows(folder):
-    """Return the records of a run, by variant."""
-    return {record.variant: record for record in read_records(folder).records}
 
 
 def prepared(cells):

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from fake_cells import FakeCells, Plan, dies, ends, interrupts
-from planted_recipes import EAGER_MS, LOAD_S, Plans, prepared, rows, searched, space_of
+from fake_cells import FakeCells, Plan, dies, ends, interrupts, rows
+from planted_recipes import EAGER_MS, LOAD_S, Plans, prepared, searched, space_of
 
 from profiling.report.tune import contributions
 from profiling.results.verdicts import compare_records, fastest_correct
