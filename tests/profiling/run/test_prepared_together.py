@@ -89,14 +89,6 @@ def begun(processes):
     return [line.removeprefix("begin ") for line in processes.log if line.startswith("begin")]
 
 
-def test_the_first_cell_goes_alone_and_the_others_side_by_side():
-    processes = Processes()
-    cells = [due(processes, name, {**COMPILE, "name": name}) for name in ("baseline", "a", "b", "c")]
-    assert prepared(CellsInTurns(), *cells) == []
-    assert processes.log[:2] == ["begin net.baseline", "ready net.baseline"]
-    assert processes.log[2:5] == ["begin net.a", "begin net.b", "begin net.c"]
-
-
 @pytest.mark.parametrize("most", [1, 3])
 def test_no_more_than_so_many_are_prepared_at_a_time(most):
     processes = Processes()
@@ -144,7 +136,7 @@ def test_a_compiler_that_compares_times_goes_alone(option):
     assert processes.most > 1, "of the others"
 
 
-def test_cells_of_later_components_are_prepared_too_what_compiles_first():
+def test_the_first_cell_goes_alone_then_the_others_and_those_of_later_components_what_compiles_first():
     processes, turns = Processes(), CellsInTurns()
     later = [due(processes, *recipe, component=name) for name in ("two", "three") for recipe in (["a"], ["b", COMPILE])]
     first = [due(processes, "baseline"), due(processes, "compile", COMPILE)]
