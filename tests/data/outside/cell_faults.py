@@ -92,8 +92,6 @@ class Arms(Variant):
 EXPLAINED = {
     "unknown": {"no_such_section": 1},
     "none": None,
-    "not a number": {"graphs": {"captures": float("nan")}},
-    "object": {"passes": object()},
 }
 
 
@@ -113,8 +111,6 @@ MEASURED = {
     "status": lambda: Measured({}, ("broken", "planted")),
     "reason": lambda: Measured({}, ("failed", None)),
     "not a number": lambda: Measured({"mine": float("nan")}),
-    "object": lambda: Measured({"mine": object()}),
-    "wall": lambda: Measured({"wall_ms": {"p50": "fast"}}),
     "surrogate": lambda: Measured({"mine": "\udc80"}),
 }
 

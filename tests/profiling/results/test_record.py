@@ -64,7 +64,7 @@ def test_a_metric_of_the_user_cannot_overwrite_a_field():
     assert whole.metrics.extra == {"status": "failed", "variant": {"p50": 1.0}, "extra": 3}
     assert whole.memory == Memory(peak_allocated=5)
     assert decode_record(encode_record(whole)) == whole
-    for name, content in (("wall_ms", {"p50": "fast"}), ("watts", {"p50": math.inf})):
+    for name, content in (("wall_ms", {"p50": "fast"}), ("watts", {"p50": math.inf}), ("watts", object())):
         with pytest.raises(ValueError, match=name):
             merge_metric(Metrics(), {name: content})
 
