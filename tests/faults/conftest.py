@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from as_user import OUTSIDE, ROOT
 from recorded_frames import make_recorder, planted  # noqa: F401 - fixtures
+from swept import start_sweep  # noqa: F401 - a fixture
 from user_fixtures import profile, realtime  # noqa: F401 - fixtures
 
 from profiling.cli.app import launch

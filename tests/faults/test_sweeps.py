@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from swept import CELLS, start_sweep  # noqa: F401 - a fixture
+from swept import CELLS
 from table import promise
 
 from profiling.cli import launchers
@@ -46,7 +46,7 @@ WRONG = (
 
 @promise("sweep option")
 @pytest.mark.parametrize("row", WRONG, ids=lambda row: row[0])
-def test_wrong_words(start_sweep, tmp_path, row):  # noqa: F811
+def test_wrong_words(start_sweep, tmp_path, row):
     words, *told = row
     if "submitit" in words:
         pytest.importorskip("submitit")
@@ -65,7 +65,7 @@ def test_without_multirun(started, words):
 
 
 @promise("missing package")
-def test_a_launcher_that_is_not_installed(start_sweep, monkeypatch):  # noqa: F811
+def test_a_launcher_that_is_not_installed(start_sweep, monkeypatch):
     monkeypatch.setattr(launchers, "find_spec", lambda name: None)
     start_sweep("seed=0,1", "launcher=slurm").refused_with("-m pip install submitit")
 
@@ -83,7 +83,7 @@ CLUSTERS = {
 
 @promise("cluster")
 @pytest.mark.parametrize(("launcher", "device", "answer", "told"), CLUSTERS.values(), ids=CLUSTERS)
-def test_what_a_cluster_lacks(start_sweep, monkeypatch, launcher, device, answer, told):  # noqa: F811
+def test_what_a_cluster_lacks(start_sweep, monkeypatch, launcher, device, answer, told):
     monkeypatch.setattr(launchers, "visible_gpus", list)
     monkeypatch.setattr(launchers, "_ASK_RAY", answer)
     monkeypatch.setenv("PATH", "" if launcher == "slurm" else os.environ["PATH"])
@@ -93,7 +93,7 @@ def test_what_a_cluster_lacks(start_sweep, monkeypatch, launcher, device, answer
 
 @promise("cluster")
 @pytest.mark.parametrize("listens", [False, True])
-def test_a_ray_cluster_that_does_not_answer(start_sweep, monkeypatch, listens):  # noqa: F811
+def test_a_ray_cluster_that_does_not_answer(start_sweep, monkeypatch, listens):
     monkeypatch.setattr(launchers, "ANSWER_SECONDS", 5.0)
     with socket.create_server(("127.0.0.1", 0)) as server:  # connections are made, and nobody reads from them
         port = server.getsockname()[1]
@@ -104,7 +104,7 @@ def test_a_ray_cluster_that_does_not_answer(start_sweep, monkeypatch, listens): 
 
 
 @promise("job")
-def test_jobs_that_fail_die_or_do_not_end(start_sweep):  # noqa: F811
+def test_jobs_that_fail_die_or_do_not_end(start_sweep):
     swept = start_sweep("seed=0,1,2,3", "job_timeout=2", plan={0: "raise", 1: "die", 2: "hang"})
     assert swept.code == 1
     assert all(words in swept.err for words in ("1 failed", "1 died", "1 timed out", "1 done"))
@@ -120,7 +120,7 @@ def test_jobs_that_fail_die_or_do_not_end(start_sweep):  # noqa: F811
 
 
 @promise("killed run")
-def test_a_killed_sweep(start_sweep):  # noqa: F811
+def test_a_killed_sweep(start_sweep):
     folder = start_sweep("seed=0,1,2").folder
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
@@ -136,7 +136,7 @@ def test_a_killed_sweep(start_sweep):  # noqa: F811
 
 
 @promise("sweep option")
-def test_another_sweep(start_sweep):  # noqa: F811
+def test_another_sweep(start_sweep):
     plan = start_sweep("seed=0,1").folder / "sweep.json"
     before = plan.read_bytes()
     start_sweep("seed=0,2", "resume=sweep").refused_with("seed=0,1 resume=sweep")
@@ -144,7 +144,7 @@ def test_another_sweep(start_sweep):  # noqa: F811
 
 
 @promise("shared folder")
-def test_a_running_sweep(start_sweep, tmp_path):  # noqa: F811
+def test_a_running_sweep(start_sweep, tmp_path):
     job = SweepJob(number=0, folder="0", overrides=(*CELLS, "device=cpu", "seed=0"))
     (tmp_path / "sweep" / "0").mkdir(parents=True)
     write_sweep(tmp_path / "sweep", Sweep(target="generic_forward", launcher="basic", began="", argv=(), jobs=(job,)))
