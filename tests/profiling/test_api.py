@@ -193,7 +193,8 @@ def test_equal_code_is_not_called_wrong_where_eager_is_as_wrong_after_the_timing
 
 
 def test_seconds_end_the_turns():
-    latency = Latency(interval=1e-6, max_iterations=10**6, warmup_min_iterations=1, warmup_max_seconds=0.2)
+    calls = {"min_iterations": 10**6, "max_iterations": 10**6, "warmup_min_iterations": 1}
+    latency = Latency(**calls, warmup_max_seconds=0.2)
     options = {**QUICK, "metrics": {"parity": Parity(), "latency": latency}}
     run = profiling.profile(Net(), inputs(), {"baseline": Recipe(), "other": Recipe()}, seconds=0.5, **options)
     assert {record.turns.stopped_by for record in run.records} == {"time"}
