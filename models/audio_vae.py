@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.initialisation import InputOptions, draw_normal, draw_uniform
+from models.initialisation import draw_normal, draw_uniform
 from models.params import Params, require, require_positive
 from models.precision import at_least_fp32
 
@@ -253,16 +253,18 @@ def build_audio_encoder(**config: Any) -> AudioEncoder:
 
 
 def audio_decoder_inputs(
-    module: AudioDecoder | AudioVAE, *, batch: int, frames: int, **options: Unpack[InputOptions]
-) -> dict[str, Tensor]:
+    module: AudioDecoder | AudioVAE, *, batch: int, frames: int,
+    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
+) -> dict[str, Tensor]:  # fmt: skip
     """Return random latents [batch, latent_channels, frames] for `AudioDecoder.forward`."""
     shape = (batch, module.params.latent_channels, frames)
-    return {"z": draw_normal(*shape, **options)}
+    return {"z": draw_normal(*shape, generator=generator, device=device, dtype=dtype)}
 
 
 def audio_encoder_inputs(
-    module: AudioEncoder | AudioVAE, *, batch: int, frames: int, **options: Unpack[InputOptions]
-) -> dict[str, Tensor]:
+    module: AudioEncoder | AudioVAE, *, batch: int, frames: int,
+    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
+) -> dict[str, Tensor]:  # fmt: skip
     """Return random sound in -1 … 1 for `AudioEncoder.forward`, [batch, channels, frames·samples_per_latent]."""
     shape = (batch, module.params.channels, frames * module.params.samples_per_latent)
-    return {"x": draw_uniform(*shape, **options)}
+    return {"x": draw_uniform(*shape, generator=generator, device=device, dtype=dtype)}

@@ -5,13 +5,13 @@ Factories are like those of `models.hub`. Default sizes are those of ViT-L/14. S
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from models.hub import LibraryModel, make_model
-from models.initialisation import InputOptions, draw_normal
+from models.initialisation import draw_normal
 from models.params import require
 
 VIT_L14_TEXT = {
@@ -75,7 +75,8 @@ def build_clip_text(folder: str | None = None, *, attn_implementation: str = "sd
     End of text is the last id of the vocabulary, as in CLIP, whatever `vocab_size` is.
 
     Args:
-        folder: made by save_pretrained; its own config is used and `config` is ignored. None: random weights.
+        folder: made by save_pretrained; its own config is used, and the values in `config` are ignored. None: random
+            weights.
         attn_implementation: "sdpa", or "eager" for attention as matmul and softmax.
         config: keys that differ from ViT-L/14.
 
@@ -105,9 +106,10 @@ def build_clip_vision(folder: str | None = None, *, attn_implementation: str = "
 
 
 def clip_text_inputs(
-    module: ClipText, *, batch: int, tokens: int, **options: Unpack[InputOptions]
-) -> dict[str, Tensor]:
-    """Return random ids, int64 [batch, tokens] whatever `options["dtype"]` is.
+    module: ClipText, *, batch: int, tokens: int,
+    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return random ids, int64 [batch, tokens] whatever `dtype` is.
 
     A row begins with the start of text, has the end of text at a random position and is padded with it, as CLIP's
     tokenizer does.
@@ -117,7 +119,6 @@ def clip_text_inputs(
 
     """
     config: Any = module.model.config
-    generator = options["generator"]
     longest = config.max_position_embeddings
     require(2 <= tokens <= longest, f"tokens={tokens}: must be 2 (start and end of text) to {longest}")
     end_id = config.vocab_size - 1 if config.eos_token_id == LEGACY_EOS else config.eos_token_id
@@ -125,11 +126,13 @@ def clip_text_inputs(
     ids[:, 0] = end_id - 1  # in CLIP's vocabulary the start of text is the id before the end
     end = torch.randint(1, tokens, (batch, 1), generator=generator, device=generator.device)
     ids = ids.masked_fill(torch.arange(tokens, device=generator.device) >= end, end_id)
-    return {"input_ids": ids.to(options["device"])}
+    return {"input_ids": ids.to(device)}
 
 
-def clip_vision_inputs(module: ClipVision, *, batch: int, **options: Unpack[InputOptions]) -> dict[str, Tensor]:
+def clip_vision_inputs(
+    module: ClipVision, *, batch: int, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Return random images [batch, 3, image_size, image_size] with mean 0 and variance 1, as CLIP normalises them."""
     config: Any = module.model.config
     shape = (batch, config.num_channels, config.image_size, config.image_size)
-    return {"pixel_values": draw_normal(*shape, **options)}
+    return {"pixel_values": draw_normal(*shape, generator=generator, device=device, dtype=dtype)}

@@ -5,13 +5,13 @@ Noise and noise levels are inputs and are not drawn inside, so that every varian
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.initialisation import InputOptions, draw_normal
+from models.initialisation import draw_normal
 from models.world_model import WorldModel, build_world_model, world_model_inputs
 
 
@@ -71,9 +71,14 @@ def build_flow_matching(**config: Any) -> FlowMatching:
 
 
 def flow_matching_inputs(
-    module: FlowMatching, *, batch: int, frames: int, **options: Unpack[InputOptions]
-) -> dict[str, Tensor]:
+    module: FlowMatching, *, batch: int, frames: int,
+    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
+) -> dict[str, Tensor]:  # fmt: skip
     """Return random inputs of `FlowMatching.forward` by argument name; `t` is fp32, all others are in `dtype`."""
-    inputs = world_model_inputs(module.model, batch=batch, frames=frames, **options)
-    noise, audio_noise = (draw_normal(*inputs[name].shape, **options) for name in ("x", "audio"))
+    inputs = world_model_inputs(
+        module.model, batch=batch, frames=frames, generator=generator, device=device, dtype=dtype
+    )
+    noise, audio_noise = (
+        draw_normal(*inputs[name].shape, generator=generator, device=device, dtype=dtype) for name in ("x", "audio")
+    )
     return {**inputs, "noise": noise, "audio_noise": audio_noise}

@@ -9,7 +9,8 @@ ModuleNotFoundError where its library is not installed.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +31,8 @@ def make_model(kind: Any, folder: str | None, config: Mapping[str, Any], **optio
 
     Args:
         kind: a PreTrainedModel class.
-        folder: made by save_pretrained; its own config is used and `config` is ignored. None: random weights.
+        folder: made by save_pretrained; its own config is used, and the values in `config` are ignored. None: random
+            weights.
         config: keys of the model's config.
         options: config keys used in both cases, for example `attn_implementation`.
 
@@ -39,13 +41,10 @@ def make_model(kind: Any, folder: str | None, config: Mapping[str, Any], **optio
         ValueError: the model has no such config key, or the folder lacks some of its weights.
 
     """
+    config, defaults = {**config, **options}, kind.config_class()
+    known = [*vars(defaults), *(key for key in config if hasattr(defaults, key)), "attn_implementation"]
+    _require_known(config, known, kind.config_class.__name__)
     if folder is None:
-        config, known = {**config, **options}, kind.config_class()
-        for key in config:
-            if not hasattr(known, key) and key != "attn_implementation":
-                near = difflib.get_close_matches(key, vars(known), n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ValueError(f"{kind.config_class.__name__} has no key {key!r}{hint}")
         return kind(kind.config_class(**config))
     return _from_folder(kind, folder, options)
 
@@ -55,18 +54,22 @@ def build_diffusers(name: str, folder: str | None, config: Mapping[str, Any]) ->
 
     Args:
         name: a ModelMixin class, for example "UNet2DConditionModel".
-        folder: made by save_pretrained; its own config is used and `config` is ignored. None: random weights.
+        folder: made by save_pretrained; its own config is used, and the values in `config` are ignored. None: random
+            weights.
         config: arguments of the class.
 
     Raises:
         FileNotFoundError: the folder does not exist.
-        ValueError: the folder lacks some of the weights, or its library lacks a package to read it.
-        TypeError: the class has no such argument.
+        ValueError: the class has no such argument, the folder lacks some of the weights, or its library lacks a package
+            to read it.
 
     """
     import diffusers
 
     kind: Any = getattr(diffusers, name)
+    # Of a copied config.json, the library ignores the names that begin with "_".
+    named = [key for key in config if not key.startswith("_")]
+    _require_known(named, list(inspect.signature(kind).parameters), name)
     if folder is None:
         return kind(**config)
     if kind._keep_in_fp32_modules and find_spec("accelerate") is None:
@@ -75,6 +78,15 @@ def build_diffusers(name: str, folder: str | None, config: Mapping[str, Any]) ->
             "`checkpoint` and its config's keys here"
         )
     return _from_folder(kind, folder, {})
+
+
+def _require_known(keys: Iterable[str], known: Collection[str], owner: str) -> None:
+    """Raise ValueError for a key that is not `known`, with the nearest name that is."""
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{owner} has no key {key!r}{hint}")
 
 
 def _from_folder(kind: Any, folder: str, options: Mapping[str, Any]) -> Any:
@@ -253,7 +265,8 @@ def build_resnet_training(folder: str | None = None, **config: Any) -> Classific
     Source: https://huggingface.co/docs/transformers/model_doc/resnet
 
     Args:
-        folder: made by save_pretrained; its own config is used and `config` is ignored. None: random weights.
+        folder: made by save_pretrained; its own config is used, and the values in `config` are ignored. None: random
+            weights.
         config: keys of ResNetConfig.
 
     Raises:

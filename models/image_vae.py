@@ -7,13 +7,13 @@ bf16 on an H200 (the bicubic kernel reads across channels), and is not faster wh
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.initialisation import InputOptions, draw_normal, draw_uniform
+from models.initialisation import draw_normal, draw_uniform
 from models.params import Params, require, require_positive
 from models.precision import at_least_fp32
 
@@ -311,17 +311,19 @@ def picture_size(params: ImageVAEParams) -> tuple[int, int]:
 
 
 def image_decoder_inputs(
-    module: ImageDecoder | ImageVAE, *, batch: int, frames: int, **options: Unpack[InputOptions]
-) -> dict[str, Tensor]:
+    module: ImageDecoder | ImageVAE, *, batch: int, frames: int,
+    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
+) -> dict[str, Tensor]:  # fmt: skip
     """Return random latents [batch·frames, latent_channels, s, s] for `ImageDecoder.forward`."""
     params = module.params
     shape = (batch * frames, params.latent_channels, params.latent_size, params.latent_size)
-    return {"z": draw_normal(*shape, **options)}
+    return {"z": draw_normal(*shape, generator=generator, device=device, dtype=dtype)}
 
 
 def image_encoder_inputs(
-    module: ImageEncoder | ImageVAE, *, batch: int, frames: int, **options: Unpack[InputOptions]
-) -> dict[str, Tensor]:
+    module: ImageEncoder | ImageVAE, *, batch: int, frames: int,
+    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
+) -> dict[str, Tensor]:  # fmt: skip
     """Return random pictures [batch·frames, channels, H, W] in -1 … 1 for `ImageEncoder.forward`."""
     shape = (batch * frames, module.params.channels, *picture_size(module.params))
-    return {"x": draw_uniform(*shape, **options)}
+    return {"x": draw_uniform(*shape, generator=generator, device=device, dtype=dtype)}

@@ -7,7 +7,6 @@ for a matrix and 0.1 for a vector. Buffers keep their values.
 
 import math
 import zlib
-from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -30,22 +29,12 @@ def randomise(module: nn.Module, seed: int, prefix: str = "") -> None:
         parameter.normal_(std=scale, generator=torch.Generator(parameter.device).manual_seed(own_seed))
 
 
-class InputOptions(TypedDict):
-    """How inputs are drawn: on the generator's device, then moved to `device` and cast to `dtype`."""
-
-    generator: torch.Generator
-    device: torch.device | str
-    dtype: torch.dtype
+def draw_normal(*shape: int, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    """Return numbers with mean 0 and standard deviation 1, drawn on the generator's device."""
+    return torch.randn(shape, generator=generator, device=generator.device).to(device, dtype)
 
 
-def draw_normal(*shape: int, **options: Unpack[InputOptions]) -> Tensor:
-    """Return numbers with mean 0 and standard deviation 1."""
-    generator = options["generator"]
-    return torch.randn(shape, generator=generator, device=generator.device).to(options["device"], options["dtype"])
-
-
-def draw_uniform(*shape: int, **options: Unpack[InputOptions]) -> Tensor:
-    """Return numbers from -1 to 1."""
-    generator = options["generator"]
+def draw_uniform(*shape: int, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    """Return numbers from -1 to 1, drawn on the generator's device."""
     numbers = 2 * torch.rand(shape, generator=generator, device=generator.device) - 1
-    return numbers.to(options["device"], options["dtype"])
+    return numbers.to(device, dtype)

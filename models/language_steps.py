@@ -210,7 +210,8 @@ def build_llama_step(
     """Build transformers' LlamaForCausalLM as a step of one token.
 
     Args:
-        folder: made by save_pretrained; its own config is used and `config` is ignored. None: random weights.
+        folder: made by save_pretrained; its own config is used, and the values in `config` are ignored. None: random
+            weights.
         batch: sequences in the cache.
         cache_length: tokens in the cache.
         filled: tokens that a new module has read.

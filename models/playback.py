@@ -5,7 +5,7 @@ to its samples of sound. Each `reset()` restores the state before the first call
 """
 
 from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.cached_world_model import CachedWorldModel, FrameOptions
 from models.image_vae import ImageDecoder, ImageVAEParams
-from models.initialisation import InputOptions, draw_normal
+from models.initialisation import draw_normal
 from models.params import require
 from models.world_model import WorldModelParams, world_model_inputs
 
@@ -81,9 +81,11 @@ def build_sound_stage(*, window: int, decoded: int | None = None, **config: Any)
     return SoundStage(AudioVAEParams.from_config(config), window=window, decoded=decoded)
 
 
-def sound_stage_inputs(module: SoundStage, **options: Unpack[InputOptions]) -> dict[str, Tensor]:
+def sound_stage_inputs(
+    module: SoundStage, *, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Return a random latent [1, latent_channels] for `SoundStage.forward`."""
-    return {"latent": draw_normal(1, module.params.latent_channels, **options)}
+    return {"latent": draw_normal(1, module.params.latent_channels, generator=generator, device=device, dtype=dtype)}
 
 
 class PrefilledWorldModel(CachedWorldModel):
@@ -144,14 +146,20 @@ def build_world_model_frame(*, context_frames: int, **config: Any) -> WorldModel
     return WorldModelFrame(*_sizes_and_options(config), context_frames)
 
 
-def world_model_step_inputs(module: PrefilledWorldModel, **options: Unpack[InputOptions]) -> dict[str, Tensor]:
+def world_model_step_inputs(
+    module: PrefilledWorldModel, *, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Return random inputs of `WorldModelStep.forward` by argument name; `t` is fp32."""
-    inputs = world_model_inputs(module, batch=module.options.batch, frames=1, **options)
+    inputs = world_model_inputs(
+        module, batch=module.options.batch, frames=1, generator=generator, device=device, dtype=dtype
+    )
     return {name: tensor.squeeze(1) for name, tensor in inputs.items()}
 
 
-def world_model_frame_inputs(module: PrefilledWorldModel, **options: Unpack[InputOptions]) -> dict[str, Tensor]:
+def world_model_frame_inputs(
+    module: PrefilledWorldModel, *, generator: torch.Generator, device: torch.device | str, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """Return random inputs of `WorldModelFrame.forward` by argument name: noise and controls."""
-    inputs = world_model_step_inputs(module, **options)
+    inputs = world_model_step_inputs(module, generator=generator, device=device, dtype=dtype)
     del inputs["t"]
     return inputs

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self, Unpack
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.embeddings import ControlEmbedding, LearnedPositions, TimestepEmbedding
-from models.initialisation import InputOptions, draw_normal
+from models.initialisation import draw_normal
 from models.params import Params, require, require_positive
 from models.transformer import OutputHead, Transformer
 
@@ -144,21 +145,22 @@ class WorldModel(nn.Module):
 
 
 def world_model_inputs(
-    module: WorldModel, *, batch: int, frames: int, **options: Unpack[InputOptions]
-) -> dict[str, Tensor]:
+    module: WorldModel, *, batch: int, frames: int,
+    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
+) -> dict[str, Tensor]:  # fmt: skip
     """Return random inputs of `WorldModel.forward` by argument name; `t` is fp32, all others are in `dtype`."""
-    params, generator = module.params, options["generator"]
-    size = params.sample_size
+    params, size = module.params, module.params.sample_size
+    normal = partial(draw_normal, batch, frames, generator=generator, device=device, dtype=dtype)
 
     def uniform(*shape: int) -> Tensor:
-        return torch.rand(batch, frames, *shape, generator=generator, device=generator.device).to(options["device"])
+        return torch.rand(batch, frames, *shape, generator=generator, device=generator.device).to(device)
 
     return {
-        "x": draw_normal(batch, frames, params.channels, size, size, **options),
-        "audio": draw_normal(batch, frames, params.audio_channels, **options),
+        "x": normal(params.channels, size, size),
+        "audio": normal(params.audio_channels),
         "t": uniform(),
-        "mouse": 3 * draw_normal(batch, frames, params.n_mouse_axes, **options),
-        "btn": uniform(params.n_buttons).round().to(options["dtype"]),
+        "mouse": 3 * normal(params.n_mouse_axes),
+        "btn": uniform(params.n_buttons).round().to(dtype),
     }
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from reference_data import STATE_DICTS, TINY, reference_weights
 
+from models import clip, diffusion, flow_matching, hub, language_steps, playback
 from models.audio_vae import AudioVAE, AudioVAEParams
 from models.image_vae import GroupScale, ImageVAE, ImageVAEParams, build_image_decoder, picture_size
 from models.playback import build_picture_stage, build_sound_stage, build_world_model_frame, build_world_model_step
@@ -71,6 +72,38 @@ def test_a_key_that_no_factory_knows_is_refused(factory, params, given, near):
     message = f"has no key '{given}'" + (f"; did you mean {near}" if near else ". There are channels, ")
     with pytest.raises(ValueError, match=re.escape(message)):
         factory(**vars(params.tiny()), **{given: "int8"})
+
+
+@pytest.mark.parametrize("folder", [None, "saved"])
+@pytest.mark.parametrize(
+    ("library", "factory", "key", "near"),
+    [
+        ("transformers", clip.build_clip_text, "hidden_sizes", "hidden_size"),
+        ("transformers", partial(language_steps.build_llama_step, batch=1, cache_length=2, filled=0), "ropes", None),
+        ("diffusers", hub.build_autoencoder_tiny, "act_fun", "act_fn"),
+        ("diffusers", diffusion.build_wan_step, "weigths", None),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_key_that_no_library_knows_is_refused_with_a_folder_too(library, factory, key, near, folder):
+    """Its own config replaces the values given, and does not make a misspelt key right."""
+    pytest.importorskip(library)
+    message = f"has no key '{key}'" + (f"; did you mean '{near}'" if near else "")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        factory(folder=folder, **{key: "int8"})
+
+
+INPUT_MAKERS = [
+    *(each[2] for each in TINY.values()),
+    *(flow_matching.flow_matching_inputs, playback.sound_stage_inputs),
+    *(playback.world_model_step_inputs, playback.world_model_frame_inputs),
+]
+
+
+@pytest.mark.parametrize("maker", INPUT_MAKERS, ids=lambda each: each.__name__)
+def test_an_option_that_no_input_maker_knows_is_refused(maker):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'bacth'"):
+        maker(None, bacth=4)
 
 
 def test_configs_of_other_networks_are_refused():
