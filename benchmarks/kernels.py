@@ -18,7 +18,8 @@ from models.kernels import HAS_TRITON
 from models.kernels.activations import activated, channelwise
 from models.kernels.convolution import convolution, pack
 from models.kernels.convolution import reference as convolution_reference
-from models.kernels.fused_norm import MOST_IN_REGISTERS, fused_norm, reference
+from models.kernels.forms import MOST_IN_REGISTERS
+from models.kernels.fused_norm import fused_norm, reference
 from models.kernels.resize import resize, tables
 from profiling.roofline.measure_ceilings import measure_ceilings
 

@@ -1,9 +1,10 @@
 """Triton kernels for few rows and for convolutional decoders, each with a reference in PyTorch operations.
 
 A module `x.py` holds the reference and chooses; `x_triton.py` holds the kernel, and is imported only where it can run.
-Kernels of convolutions are in three such modules: 1×1 ones, the others, and what both share.
-`eight_bits.py` holds the arithmetic of 8-bit weights and 16-bit activations that kernels and references share. Nothing
-here knows a network.
+Kernels of convolutions are in three such modules: 1×1 ones, the others, and what both share. What a kernel and its
+reference share is in modules that import neither: `eight_bits.py` (arithmetic of 8-bit weights and 16-bit activations),
+`forms.py` (dtypes and memory formats) and `convolution_kinds.py` (which kernel computes a convolution). Nothing here
+knows a network.
 """
 
 import functools

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from models.kernels.activations import ACTIVATIONS
-from models.kernels.convolution import STATISTICS, goes_along, goes_by_rows, is_pointwise, shares_norms
 from models.kernels.convolution_1x1_triton import (
     MULTIPROCESSORS,
     PROGRAMS,
@@ -18,8 +17,9 @@ from models.kernels.convolution_1x1_triton import (
     tile_of,
     tile_of_few,
 )
+from models.kernels.convolution_kinds import STATISTICS, goes_along, goes_by_rows, is_pointwise, shares_norms
 from models.kernels.convolution_parts_triton import leave, norm_of, normalised, offsets, positions_of, store
-from models.kernels.fused_norm import alignment, channels_last, in_format_of
+from models.kernels.forms import alignment, channels_last, in_format_of
 
 PIECES = 16  # of a sequence in one program: the rows of one product
 

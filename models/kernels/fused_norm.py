@@ -7,26 +7,12 @@ are groups, which fill a quarter of a large GPU. The kernels read once for the s
 more to write the result; where a group is small, they read once.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-from models.kernels import HAS_TRITON, one_call
+from models.kernels import one_call
 from models.kernels.activations import activated, channelwise
-
-#: Most elements that one program normalises in registers.
-MOST_IN_REGISTERS = 8192
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def unsupported(form: Tensor, device: torch.device) -> str | None:
-    """Return why no kernel runs for a tensor of this dtype on a device, or None; `form` may be on another device."""
-    if device.type != "cuda" or not HAS_TRITON:
-        return "the kernel needs triton and a CUDA device"
-    if form.dtype not in DTYPES:
-        return f"its dtype is {str(form.dtype).removeprefix('torch.')}; the kernel takes float32, bfloat16 and float16"
-    return None
+from models.kernels.forms import MOST_IN_REGISTERS, channels_last, in_format_of, runs_in_kernel, unsupported
 
 
 def misfit(form: Tensor, device: torch.device, groups: int) -> str | None:
@@ -38,33 +24,6 @@ def misfit(form: Tensor, device: torch.device, groups: int) -> str | None:
     if not groups and form.shape[1] > MOST_IN_REGISTERS:
         return f"it has {form.shape[1]} channels; the kernel takes {MOST_IN_REGISTERS} at most"
     return None
-
-
-def channels_last(x: Tensor) -> bool | None:
-    """Return whether the channels of `x` [n, c, ...] are its innermost dim; None: it is not contiguous either."""
-    if x.is_contiguous():
-        return False
-    return True if x.movedim(1, -1).is_contiguous() else None
-
-
-def alignment(elements: int) -> int:
-    """Return the largest power of two, at most 16, that divides a number of elements.
-
-    A kernel can read this many at once. Triton by itself checks only whether 16 divides a stride, and otherwise reads
-    single elements.
-    """
-    return math.gcd(elements, 16)
-
-
-def in_format_of(x: Tensor, result: Tensor) -> Tensor:
-    """Return `result` in the dtype and memory format of `x`; it is not copied where it has them."""
-    result = result.to(x.dtype)
-    return result.movedim(1, -1).contiguous().movedim(-1, 1) if channels_last(x) else result.contiguous()
-
-
-def runs_in_kernel(x: Tensor) -> bool:
-    """Return whether the Triton kernel runs for `x`: on a GPU, in a dtype that it takes, and without gradients."""
-    return x.is_cuda and HAS_TRITON and x.dtype in DTYPES and not torch.is_grad_enabled()
 
 
 @one_call

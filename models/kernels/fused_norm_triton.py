@@ -14,7 +14,7 @@ from torch.library import triton_op, wrap_triton
 
 from models.kernels.activations import ACTIVATIONS
 from models.kernels.activations_triton import activate, factors_of
-from models.kernels.fused_norm import MOST_IN_REGISTERS, alignment, channels_last, in_format_of
+from models.kernels.forms import MOST_IN_REGISTERS, alignment, channels_last, in_format_of
 
 PROGRAMS = 1056  # that share the statistics: eight for each multiprocessor of an H100
 TILE = 4096  # elements of a program that sums, 32 for each thread: four loads of 16 bytes in half precision

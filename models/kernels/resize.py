@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.kernels import one_call
-from models.kernels.fused_norm import channels_last, in_format_of, runs_in_kernel, unsupported
+from models.kernels.forms import channels_last, in_format_of, runs_in_kernel, unsupported
 
 #: Rows of the result that a program computes.
 ROWS = 8

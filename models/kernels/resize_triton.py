@@ -6,7 +6,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from models.kernels.fused_norm import alignment, channels_last
+from models.kernels.forms import alignment, channels_last
 
 MOST_CHANNELS = 64  # of a tile: 128 bytes in half precision, a line of the cache
 TILE = 1024  # numbers of a row in a tile: 16 bytes in half precision for each of 128 threads

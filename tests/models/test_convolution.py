@@ -8,8 +8,10 @@ from reference_data import check_compiled_and_captured, interpret, relative_erro
 from torch.nn import functional as F
 
 from models.kernels.activations import activated
-from models.kernels.convolution import convolution, misfit, pack, reference, shares_norms
-from models.kernels.fused_norm import channels_last, moments, norm_table, scaled_weight
+from models.kernels.convolution import convolution, misfit, pack, reference
+from models.kernels.convolution_kinds import shares_norms
+from models.kernels.forms import channels_last
+from models.kernels.fused_norm import moments, norm_table, scaled_weight
 from models.kernels.fused_norm import reference as norm
 
 #: Batch size, input channels, output channels, groups, size, kernel size, stride, padding (before, after), dilation.

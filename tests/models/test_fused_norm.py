@@ -6,7 +6,8 @@ import pytest
 import torch
 from reference_data import check_compiled_and_captured, interpret, relative_error
 
-from models.kernels.fused_norm import MOST_IN_REGISTERS, channels_last, fused_norm, misfit, moments, reference
+from models.kernels.forms import MOST_IN_REGISTERS, channels_last
+from models.kernels.fused_norm import fused_norm, misfit, moments, reference
 
 #: (about_mean, subtract_mean) of a group norm, of a division by the standard deviation alone, and of an RMS norm.
 FORMS = [(True, True), (True, False), (False, False)]
@@ -122,7 +123,7 @@ def test_compiled_and_captured_on_the_gpu():
 )
 def test_what_the_kernel_does_not_take(form, groups, reason, monkeypatch):
     assert "CUDA device" in misfit(form, torch.device("cpu"), groups)
-    monkeypatch.setattr("models.kernels.fused_norm.HAS_TRITON", True)
+    monkeypatch.setattr("models.kernels.forms.HAS_TRITON", True)
     found = misfit(form, torch.device("cuda"), groups)
     assert found is reason or reason in found
 

@@ -93,6 +93,6 @@ LAST = torch.empty(1, 4, 4, 32, dtype=torch.bfloat16).movedim(-1, 1)
 def test_what_the_kernel_does_not_take(form, size, reason, monkeypatch):
     _, rows, _, columns, _ = given_for(form.shape, size, mode="bilinear", antialias=True)
     assert "CUDA device" in misfit(form, torch.device("cpu"), rows, columns)
-    monkeypatch.setattr("models.kernels.fused_norm.HAS_TRITON", True)
+    monkeypatch.setattr("models.kernels.forms.HAS_TRITON", True)
     found = misfit(form, torch.device("cuda"), rows, columns)
     assert found is reason or reason in found

@@ -9,7 +9,8 @@ from fx_networks import applied, calls, f32
 from torch import nn
 from torch.nn import functional as F
 
-from models.kernels.convolution import convolution, pack, shares_norms
+from models.kernels.convolution import convolution, pack
+from models.kernels.convolution_kinds import shares_norms
 from models.kernels.fused_norm import fused_norm, norm_table, scaled_weight
 from profiling.fx_passes.kernel_convolution import ReplaceConvolutions
 from profiling.fx_passes.norm import FuseNorms
