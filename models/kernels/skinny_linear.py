@@ -48,11 +48,26 @@ def linear(x: Tensor, stored: Tensor, bias: Tensor | None, scale: Tensor | None,
     return F.linear(x, stored if scale is None else dequantise(stored, scale, dtype), bias)
 
 
+def linear_silu(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """Return what the kernel of this name does in fp64, rounded once to the dtype of `x`."""
+    return F.silu(_product(x.double(), weight, bias, scale)).to(x.dtype)
+
+
+def linear_parts(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """Return what the parts of the kernel of this name sum to, as one part: fp32 [1, ..., n], computed in fp64."""
+    return _product(x.double(), weight, bias, scale).float().unsqueeze(0)
+
+
 def linear_int16(
     split: Tensor, row_scale: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor, dtype: torch.dtype,
     silu: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return what the kernel of this name does in fp64, rounded once to `dtype`."""
-    x = from_int16_rows(Int16Rows(split, row_scale))
-    product = F.linear(x, dequantise(weight, scale, torch.float64), None if bias is None else bias.double())
+    product = _product(from_int16_rows(Int16Rows(split, row_scale)), weight, bias, scale)
     return (F.silu(product) if silu else product).to(dtype)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None) -> Tensor:
+    """Return `x·weightᵀ + bias` for fp64 `x`, in fp64."""
+    wide = weight.double() if scale is None else dequantise(weight, scale, torch.float64)
+    return F.linear(x, wide, None if bias is None else bias.double())

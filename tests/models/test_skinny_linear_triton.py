@@ -8,8 +8,8 @@ from reference_data import captured, interpret, relative_error, worst_error
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from models.kernels import skinny_linear as references
 from models.kernels.eight_bits import dequantise, int16_rows, kernel_order, quantise
-from models.kernels.skinny_linear import linear_int16 as reference_int16
 
 pytest.importorskip("triton")
 from models.kernels.skinny_linear_triton import (
@@ -57,6 +57,13 @@ def fused(x, weight, bias, scale=None):
         return linear(*given), linear_silu(*given), linear_parts(*given).sum(0)
 
 
+def referenced(x, weight, bias, scale=None):
+    """Return what `fused` does, from the references of the kernels."""
+    given = x, weight, bias, scale
+    product = references.linear(*given, x.dtype)
+    return product, references.linear_silu(*given), references.linear_parts(*given).sum(0)
+
+
 def fused_int16(x, stored, bias, scale):
     """Return what `plain` does but the last, with activations of 16-bit integers."""
     return [linear_int16(*int16_rows(x), stored, bias, scale, x.dtype, silu) for silu in (False, True)]
@@ -73,14 +80,16 @@ def interpreted():
         given = draw_inputs(*shape, dtype)
         assert supports(given[0], given[1]), shape
         assert worst_error(fused(*given), plain(*in_float64(given))) < bound, (shape, dtype)
+        assert worst_error(fused(*given), referenced(*given)) < bound, (shape, dtype)
         assert torch.equal(linear(*given[:2]), linear(*given[:2], torch.zeros_like(given[2]))), "without a bias"
         for weights in ("int8", "float8_e4m3") if shape in [*SHAPES[::5], *ODD] else ():
             eight = quantised(*given, weights)
             assert worst_error(fused(*eight), plain(*in_float64(eight))) < bound, (shape, dtype, weights)
+            assert worst_error(fused(*eight), referenced(*eight)) < bound, (shape, dtype, weights)
             if weights == "int8":
                 x, *operands = eight
                 for one, silu in zip(fused_int16(*eight), (False, True), strict=True):
-                    other = reference_int16(*int16_rows(x), *operands, torch.float64, silu)
+                    other = references.linear_int16(*int16_rows(x), *operands, torch.float64, silu)
                     assert relative_error(one, other) < bound, (shape, dtype)
         if shape in ODD:
             continue
