@@ -223,25 +223,6 @@ class AudioEncoder(nn.Module):
         return self.conv_out(self.final(self.blocks(self.conv_in(x)))).contiguous()
 
 
-class AudioVAE(nn.Module):
-    """Encoder and decoder under their published names."""
-
-    def __init__(self, params: AudioVAEParams) -> None:
-        super().__init__()
-        self.params = params
-        self.encoder = AudioEncoder(params)
-        self.decoder = AudioDecoder(params)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Encode sound [b, channels, samples] and decode it again."""
-        return self.decoder(self.encoder(x))
-
-
-def build_audio_vae(**config: Any) -> AudioVAE:
-    """Build encoder and decoder from the keys of a published config."""
-    return AudioVAE(AudioVAEParams.from_config(config))
-
-
 def build_audio_decoder(**config: Any) -> AudioDecoder:
     """Build the decoder alone from the keys of a published config."""
     return AudioDecoder(AudioVAEParams.from_config(config))
@@ -253,7 +234,7 @@ def build_audio_encoder(**config: Any) -> AudioEncoder:
 
 
 def audio_decoder_inputs(
-    module: AudioDecoder | AudioVAE, *, batch: int, frames: int,
+    module: AudioDecoder, *, batch: int, frames: int,
     generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return random latents [batch, latent_channels, frames] for `AudioDecoder.forward`."""
@@ -262,7 +243,7 @@ def audio_decoder_inputs(
 
 
 def audio_encoder_inputs(
-    module: AudioEncoder | AudioVAE, *, batch: int, frames: int,
+    module: AudioEncoder, *, batch: int, frames: int,
     generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return random sound in -1 … 1 for `AudioEncoder.forward`, [batch, channels, frames·samples_per_latent]."""

@@ -266,25 +266,6 @@ class ImageEncoder(nn.Module):
         return self.conv_out(x) + block_mean(x, self.params.latent_channels)
 
 
-class ImageVAE(nn.Module):
-    """Encoder and decoder under their published names."""
-
-    def __init__(self, params: ImageVAEParams) -> None:
-        super().__init__()
-        self.params = params
-        self.encoder = ImageEncoder(params)
-        self.decoder = ImageDecoder(params)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Encode pictures [b, channels, H, W] and decode them again."""
-        return self.decoder(self.encoder(x))
-
-
-def build_image_vae(**config: Any) -> ImageVAE:
-    """Build encoder and decoder from the keys of a published config."""
-    return ImageVAE(ImageVAEParams.from_config(config))
-
-
 def build_image_decoder(**config: Any) -> ImageDecoder:
     """Build the decoder alone from the keys of a published config."""
     return ImageDecoder(ImageVAEParams.from_config(config))
@@ -311,7 +292,7 @@ def picture_size(params: ImageVAEParams) -> tuple[int, int]:
 
 
 def image_decoder_inputs(
-    module: ImageDecoder | ImageVAE, *, batch: int, frames: int,
+    module: ImageDecoder, *, batch: int, frames: int,
     generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return random latents [batch·frames, latent_channels, s, s] for `ImageDecoder.forward`."""
@@ -321,7 +302,7 @@ def image_decoder_inputs(
 
 
 def image_encoder_inputs(
-    module: ImageEncoder | ImageVAE, *, batch: int, frames: int,
+    module: ImageEncoder, *, batch: int, frames: int,
     generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return random pictures [batch·frames, channels, H, W] in -1 … 1 for `ImageEncoder.forward`."""

@@ -9,6 +9,7 @@ import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +89,21 @@ def name_differences(state_dict: Mapping[str, Tensor], digests: Mapping[str, str
     return differences
 
 
+def autoencoder(build_encoder: Callable[..., nn.Module], build_decoder: Callable[..., nn.Module], **config: Any) -> Any:
+    """Return both halves of an autoencoder under their published names."""
+    return nn.ModuleDict({"encoder": build_encoder(**config), "decoder": build_decoder(**config)})
+
+
+image_vae_of = partial(autoencoder, image_vae.build_image_encoder, image_vae.build_image_decoder)
+audio_vae_of = partial(autoencoder, audio_vae.build_audio_encoder, audio_vae.build_audio_decoder)
+
+
 def factory_of(config_name: str) -> Callable[..., nn.Module]:
     """Return the factory of the whole network that a config in state_dicts.json describes."""
     factories = {
         "world_model": world_model.build_world_model,
-        "image_vae": image_vae.build_image_vae,
-        "audio_vae": audio_vae.build_audio_vae,
+        "image_vae": image_vae_of,
+        "audio_vae": audio_vae_of,
     }
     return next(factory for kind, factory in factories.items() if config_name.startswith(kind))
 

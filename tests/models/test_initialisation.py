@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from reference_data import TINY, flat, tiny_network
+from reference_data import AUDIO, TINY, audio_vae_of, flat, tiny_network
 from torch import nn
 
-from models.audio_vae import AudioDecoder, AudioVAE, AudioVAEParams
+from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams
 
 
 def test_a_prefix_makes_the_decoder_of_the_whole():
-    whole, half = AudioVAE(AudioVAEParams.tiny()), AudioDecoder(AudioVAEParams.tiny())
+    whole, half = audio_vae_of(**AUDIO), AudioDecoder(AudioVAEParams.tiny())
     randomise(whole, 4)
     randomise(half, 4, prefix="decoder.")
     for name, value in half.state_dict().items():

@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from reference_data import STATE_DICTS, TINY, reference_weights
+from reference_data import STATE_DICTS, TINY, audio_vae_of, image_vae_of, reference_weights
 
 from models import clip, diffusion, flow_matching, hub, language_steps, playback
-from models.audio_vae import AudioVAE, AudioVAEParams
-from models.image_vae import GroupScale, ImageVAE, ImageVAEParams, build_image_decoder, picture_size
+from models.audio_vae import AudioVAEParams
+from models.image_vae import GroupScale, ImageVAEParams, build_image_decoder, picture_size
 from models.playback import build_picture_stage, build_sound_stage, build_world_model_frame, build_world_model_step
 from models.world_model import WorldModelParams, build_world_model
 
@@ -148,7 +148,7 @@ def test_group_scale_takes_its_statistic_in_fp32():
     ],
 )
 def test_image_shapes(params, latent, picture, encoded):
-    module = ImageVAE(params)
+    module = image_vae_of(**vars(params))
     reference_weights(module, seed=0)
     with torch.no_grad():
         z = torch.randn(2, params.latent_channels, *latent)
@@ -159,7 +159,7 @@ def test_image_shapes(params, latent, picture, encoded):
 
 @pytest.mark.parametrize("strides", [(1,), (4, 3, 1), (5, 1, 2, 1)])
 def test_audio_lengths(strides):
-    module = AudioVAE(AudioVAEParams(channels=1, latent_channels=4, ch_0=8, ch_max=24, strides=strides))
+    module = audio_vae_of(channels=1, latent_channels=4, ch_0=8, ch_max=24, strides=strides)
     reference_weights(module, seed=0)
     samples = 6 * math.prod(strides)
     with torch.no_grad():
