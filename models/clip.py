@@ -43,8 +43,8 @@ class ClipText(LibraryModel):
 
     causal_mask: Tensor | None
 
-    def __init__(self, model: nn.Module, weights_source: str | None) -> None:
-        super().__init__(model, weights_source)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
         config: Any = model.config
         mask = None
         if config._attn_implementation == "eager":
@@ -90,7 +90,7 @@ def build_clip_text(folder: str | None = None, *, attn_implementation: str = "sd
     full_config = {**VIT_L14_TEXT, **config}
     full_config.setdefault("eos_token_id", full_config["vocab_size"] - 1)
     model = make_model(CLIPTextModelWithProjection, folder, full_config, attn_implementation=attn_implementation)
-    return ClipText(model, folder)
+    return ClipText(model)
 
 
 def build_clip_vision(folder: str | None = None, *, attn_implementation: str = "sdpa", **config: Any) -> ClipVision:
@@ -102,7 +102,7 @@ def build_clip_vision(folder: str | None = None, *, attn_implementation: str = "
 
     full_config = {**VIT_L14_VISION, **config}
     model = make_model(CLIPVisionModelWithProjection, folder, full_config, attn_implementation=attn_implementation)
-    return ClipVision(model, folder)
+    return ClipVision(model)
 
 
 def clip_text_inputs(

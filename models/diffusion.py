@@ -26,8 +26,8 @@ class UNetStep(LibraryModel):
 class ImageLatentDecoder(LibraryModel):
     """The decoding half of an AutoencoderKL: its encoder is removed, so that it takes no memory and is not counted."""
 
-    def __init__(self, model: Any, weights_source: str | None) -> None:
-        super().__init__(model, weights_source)
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
         model.encoder = model.quant_conv = None
 
     def forward(self, z: Tensor) -> Tensor:
@@ -53,9 +53,9 @@ class WanStreamDecoder(StatefulModel):
     so that every call does the same work. The modules are the library's own; the encoder is removed.
     """
 
-    def __init__(self, model: Any, weights_source: str | None, batch: int, height: int, width: int) -> None:
+    def __init__(self, model: Any, batch: int, height: int, width: int) -> None:
         require(model.config.patch_size is None, "patch_size must be null: Wan 2.2 is not supported")
-        super().__init__(model, weights_source)
+        super().__init__(model)
         model.encoder = model.quant_conv = None
         self.slots = feature_shapes(model, batch, height, width)
         for number, shape in self.slots.items():
@@ -94,17 +94,17 @@ def build_unet(folder: str | None = None, **config: Any) -> nn.Module:
 
     Arguments and errors of this and the following factories are those of `models.hub.build_diffusers`.
     """
-    return UNetStep(build_diffusers("UNet2DConditionModel", folder, config), folder)
+    return UNetStep(build_diffusers("UNet2DConditionModel", folder, config))
 
 
 def build_image_latent_decoder(folder: str | None = None, **config: Any) -> nn.Module:
     """Build the decoder of diffusers' AutoencoderKL."""
-    return ImageLatentDecoder(build_diffusers("AutoencoderKL", folder, config), folder)
+    return ImageLatentDecoder(build_diffusers("AutoencoderKL", folder, config))
 
 
 def build_wan_step(folder: str | None = None, **config: Any) -> nn.Module:
     """Build diffusers' WanTransformer3DModel as a denoising step."""
-    return WanStep(build_diffusers("WanTransformer3DModel", folder, config), folder)
+    return WanStep(build_diffusers("WanTransformer3DModel", folder, config))
 
 
 def build_wan_stream_decoder(
@@ -112,4 +112,4 @@ def build_wan_stream_decoder(
 ) -> nn.Module:
     """Build the decoder of diffusers' AutoencoderKLWan for a stream of latents of one size."""
     model = build_diffusers("AutoencoderKLWan", folder, config)
-    return WanStreamDecoder(model, folder, batch, latent_height, latent_width)
+    return WanStreamDecoder(model, batch, latent_height, latent_width)

@@ -2,8 +2,7 @@
 
 Here: what all of them share, small autoencoders (AutoencoderTiny, AutoencoderOobleck, MimiModel), and ResNet-50 under
 its training loss. Weights are random or come from a local folder made by save_pretrained; nothing is downloaded. A
-module whose factory loaded its weights names the folder in its attribute `weights_source`. A factory raises
-ModuleNotFoundError where its library is not installed.
+factory raises ModuleNotFoundError where its library is not installed.
 """
 
 from __future__ import annotations
@@ -111,10 +110,9 @@ def require_folder(folder: str) -> str:
 class Encoder(nn.Module):
     """The encoding half of an autoencoder."""
 
-    def __init__(self, part: nn.Module, weights_source: str | None) -> None:
+    def __init__(self, part: nn.Module) -> None:
         super().__init__()
         self.part = part
-        self.weights_source = weights_source
 
     def forward(self, x: Tensor) -> Tensor:
         """Encode images `x`, shaped as the encoder requires."""
@@ -124,10 +122,9 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """The decoding half of an autoencoder."""
 
-    def __init__(self, part: nn.Module, weights_source: str | None) -> None:
+    def __init__(self, part: nn.Module) -> None:
         super().__init__()
         self.part = part
-        self.weights_source = weights_source
 
     def forward(self, z: Tensor) -> Tensor:
         """Decode latents `z`, shaped as the decoder requires."""
@@ -135,12 +132,11 @@ class Decoder(nn.Module):
 
 
 class LibraryModel(nn.Module):
-    """Base of the components around a library's `model`; `weights_source` is the folder of its weights, if any."""
+    """Base of the components around a library's `model`."""
 
-    def __init__(self, model: nn.Module, weights_source: str | None) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.weights_source = weights_source
 
 
 class StatefulModel(LibraryModel):
@@ -150,8 +146,8 @@ class StatefulModel(LibraryModel):
     check could not see that a call ignores it.
     """
 
-    def __init__(self, model: nn.Module, weights_source: str | None) -> None:
-        super().__init__(model, weights_source)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
         self._drawn: list[str] = []
 
     def add_state(self, name: str, shape: Sequence[int]) -> None:
@@ -198,12 +194,12 @@ def build_autoencoder_tiny(folder: str | None = None, **config: Any) -> nn.Modul
 
     Source: https://huggingface.co/docs/diffusers/api/models/autoencoder_tiny
     """
-    return Decoder(build_diffusers("AutoencoderTiny", folder, config).decoder, folder)
+    return Decoder(build_diffusers("AutoencoderTiny", folder, config).decoder)
 
 
 def build_tiny_encoder(folder: str | None = None, **config: Any) -> nn.Module:
     """Build the encoder of diffusers' AutoencoderTiny: images [b, 3, 8h, 8w], -1 to 1, to latents [b, 4, h, w]."""
-    return Encoder(build_diffusers("AutoencoderTiny", folder, config).encoder, folder)
+    return Encoder(build_diffusers("AutoencoderTiny", folder, config).encoder)
 
 
 def build_autoencoder_oobleck(folder: str | None = None, **config: Any) -> nn.Module:
@@ -211,7 +207,7 @@ def build_autoencoder_oobleck(folder: str | None = None, **config: Any) -> nn.Mo
 
     Source: https://huggingface.co/docs/diffusers/api/models/autoencoder_oobleck
     """
-    return Decoder(build_diffusers("AutoencoderOobleck", folder, config).decoder, folder)
+    return Decoder(build_diffusers("AutoencoderOobleck", folder, config).decoder)
 
 
 def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
@@ -227,7 +223,7 @@ def build_mimi_decoder(folder: str | None = None, **config: Any) -> nn.Module:
         for name, buffer in model.named_buffers():
             if name.endswith("embed_sum"):  # new codebooks are zero: all codes would be equal
                 nn.init.normal_(buffer)
-    return MimiDecoder(model, folder)
+    return MimiDecoder(model)
 
 
 def _keep_paddings_on_host(model: nn.Module) -> None:
@@ -276,4 +272,4 @@ def build_resnet_training(folder: str | None = None, **config: Any) -> Classific
     """
     from transformers.models.resnet.modeling_resnet import ResNetForImageClassification
 
-    return ClassificationLoss(make_model(ResNetForImageClassification, folder, {"num_labels": 1000, **config}), folder)
+    return ClassificationLoss(make_model(ResNetForImageClassification, folder, {"num_labels": 1000, **config}))

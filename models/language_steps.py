@@ -28,13 +28,11 @@ class CachedSteps(StatefulModel):
     slots: Tensor
     cache: Any
 
-    def __init__(
-        self, model: Any, weights_source: str | None, config: Any, batch: int, cache_length: int, filled: int
-    ) -> None:
+    def __init__(self, model: Any, config: Any, batch: int, cache_length: int, filled: int) -> None:
         from transformers.cache_utils import Cache, StaticLayer
 
         require(filled >= 0, f"filled={filled}: must be 0 or more tokens")
-        super().__init__(model, weights_source)
+        super().__init__(model)
         self.filled = filled
         heads, size = _heads(config)
         # Not StaticCache(config): for a model with a sliding window that counts tokens in Python.
@@ -150,9 +148,9 @@ class MoshiStep(CachedSteps):
     is removed. The first codebook is one frame ahead of the others, as Moshi makes them.
     """
 
-    def __init__(self, model: Any, weights_source: str | None, batch: int, cache_length: int, filled: int) -> None:
+    def __init__(self, model: Any, batch: int, cache_length: int, filled: int) -> None:
         model.audio_encoder = None
-        super().__init__(model, weights_source, model.decoder.config, batch, cache_length, filled)
+        super().__init__(model, model.decoder.config, batch, cache_length, filled)
 
     def forward(self, text: Tensor, moshi_codes: Tensor, user_codes: Tensor, given: Tensor) -> dict[str, Tensor]:
         """Read the last frame and make the next one.
@@ -225,7 +223,7 @@ def build_llama_step(
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
     model: Any = make_model(LlamaForCausalLM, folder, config)
-    return LlamaStep(model, folder, model.config, batch, cache_length, filled)
+    return LlamaStep(model, model.config, batch, cache_length, filled)
 
 
 def build_moshi_step(
@@ -238,7 +236,7 @@ def build_moshi_step(
     from transformers.models.moshi.modeling_moshi import MoshiForConditionalGeneration
 
     model = make_model(MoshiForConditionalGeneration, folder, config)
-    return MoshiStep(model, folder, batch, cache_length, filled)
+    return MoshiStep(model, batch, cache_length, filled)
 
 
 @torch.no_grad()

@@ -98,7 +98,6 @@ class PrefilledWorldModel(CachedWorldModel):
         super().__init__(params, options)
         require(context_frames >= 0, f"context_frames={context_frames}: must be 0 or more")
         self.context_frames = context_frames
-        self.calls_until_steady = max(0, params.n_frames - context_frames)  # until the cache is full
         generator = torch.Generator("cpu").manual_seed(WORLD_CONTEXT_SEED)
         inputs = world_model_inputs(
             self, batch=options.batch, frames=context_frames, generator=generator, device="cpu", dtype=torch.bfloat16

@@ -36,8 +36,8 @@ class NoiseLevel(nn.Module):
 class CameraEncoder(LibraryModel):
     """Encodes camera pictures with an AutoencoderTiny, and adds the noise of a denoising step to the latents."""
 
-    def __init__(self, model: Any, weights_source: str | None, timestep: int) -> None:
-        super().__init__(model.encoder, weights_source)
+    def __init__(self, model: Any, timestep: int) -> None:
+        super().__init__(model.encoder)
         self.level = NoiseLevel(timestep)
 
     def forward(self, picture: Tensor, noise: Tensor) -> Tensor:
@@ -49,8 +49,8 @@ class CameraEncoder(LibraryModel):
 class TurboDecoder(LibraryModel):
     """The end of a denoising step and the decoder of an AutoencoderTiny, to uint8 pictures."""
 
-    def __init__(self, model: Any, weights_source: str | None, timestep: int) -> None:
-        super().__init__(model.decoder, weights_source)
+    def __init__(self, model: Any, timestep: int) -> None:
+        super().__init__(model.decoder)
         self.level = NoiseLevel(timestep)
 
     def forward(self, noisy: Tensor, predicted: Tensor) -> Tensor:
@@ -60,12 +60,12 @@ class TurboDecoder(LibraryModel):
 
 def build_camera_encoder(folder: str | None = None, *, timestep: int, **config: Any) -> CameraEncoder:
     """Build the encoder of diffusers' AutoencoderTiny; `timestep` (0 to 999) sets the noise of its latents."""
-    return CameraEncoder(build_diffusers("AutoencoderTiny", folder, config), folder, timestep)
+    return CameraEncoder(build_diffusers("AutoencoderTiny", folder, config), timestep)
 
 
 def build_turbo_decoder(folder: str | None = None, *, timestep: int, **config: Any) -> TurboDecoder:
     """Build the decoder of diffusers' AutoencoderTiny after a denoising step from `timestep` (0 to 999) to the end."""
-    return TurboDecoder(build_diffusers("AutoencoderTiny", folder, config), folder, timestep)
+    return TurboDecoder(build_diffusers("AutoencoderTiny", folder, config), timestep)
 
 
 class WanEulerStep(WanStep):
@@ -90,7 +90,7 @@ class WanPictures(WanStreamDecoder):
 def build_wan_euler_step(folder: str | None = None, **config: Any) -> WanEulerStep:
     """Build diffusers' WanTransformer3DModel as a denoising step that returns the next latents."""
     built: Any = build_wan_step(folder, **config)
-    return WanEulerStep(built.model, folder)
+    return WanEulerStep(built.model)
 
 
 def build_wan_pictures(
@@ -98,7 +98,7 @@ def build_wan_pictures(
 ) -> WanPictures:
     """Build the decoder of diffusers' AutoencoderKLWan for a stream of latents of one size, to uint8 pictures."""
     model = build_diffusers("AutoencoderKLWan", folder, config)
-    return WanPictures(model, folder, batch, latent_height, latent_width)
+    return WanPictures(model, batch, latent_height, latent_width)
 
 
 class MimiFrames(LibraryModel):
@@ -110,8 +110,8 @@ class MimiFrames(LibraryModel):
     codes: Tensor
     first_codes: Tensor
 
-    def __init__(self, model: Any, weights_source: str | None, window: int, codebooks: int) -> None:
-        super().__init__(model, weights_source)
+    def __init__(self, model: Any, window: int, codebooks: int) -> None:
+        super().__init__(model)
         require(window >= 1 and codebooks >= 1, f"window={window}, codebooks={codebooks}: must be at least 1")
         generator = torch.Generator("cpu").manual_seed(window)
         size = model.config.codebook_size
@@ -140,4 +140,4 @@ class MimiFrames(LibraryModel):
 
 def build_mimi_frames(folder: str | None = None, *, window: int, codebooks: int, **config: Any) -> MimiFrames:
     """Build transformers' MimiModel to decode frame after frame from the newest `window` frames of codes."""
-    return MimiFrames(build_mimi_decoder(folder, **config).model, folder, window, codebooks)
+    return MimiFrames(build_mimi_decoder(folder, **config).model, window, codebooks)

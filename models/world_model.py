@@ -1,6 +1,5 @@
 """The OWL world model: a rectified-flow transformer over video and audio latents, in its window form."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -85,19 +84,6 @@ class WorldModel(nn.Module):
         self.audio_proj_in = nn.Linear(params.audio_channels, d, bias=False)
         self.audio_proj_out = OutputHead(d, params.audio_channels)
         self.pos_enc = LearnedPositions(params.tokens_per_frame * params.n_frames, d)
-
-    @staticmethod
-    def published_shapes() -> dict[str, Callable[[], dict[str, tuple[int, ...]]]]:
-        """Return, by component name, functions that give the state-dict names and shapes of the published sizes."""
-
-        def shapes(params: WorldModelParams) -> dict[str, tuple[int, ...]]:
-            with torch.device("meta"):
-                return {name: tuple(tensor.shape) for name, tensor in WorldModel(params).state_dict().items()}
-
-        return {
-            "world_model": lambda: shapes(WorldModelParams.full()),
-            "world_model_200m": lambda: shapes(WorldModelParams.full_200m()),
-        }
 
     def embed(self, x: Tensor, audio: Tensor) -> Tensor:
         """Return tokens [b, n, m, d] of latents shaped as for `forward`: pixels, rows first, then the audio latent."""

@@ -243,6 +243,7 @@ def _config(
         name=component,
         module={"_target_": f"{held.__name__}.module", "key": key},
         inputs={"_target_": f"{held.__name__}.inputs", "key": key},
+        pretrained="the caller's",
         cast=cast,
         frames_per_call=frames_per_call,
         state=state,

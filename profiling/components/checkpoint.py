@@ -12,7 +12,7 @@ import json
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from torch import Tensor, nn
 from profiling.errors import InputError, did_you_mean, reason_of
 
 Shape = tuple[int, ...]
-#: Returns the shape of each tensor of a network's state dict, by name. A function, since most loads never need it.
-Shapes = Callable[[], Mapping[str, Shape]]
 #: Names that transformers and diffusers give; variants beside them (`model.fp16.safetensors`) have another dtype.
 _USUAL_NAMES = ("model", "diffusion_pytorch_model")
 #: Keys of a config that do not change a forward pass.
@@ -35,14 +33,12 @@ _NO_EFFECT = {
 
 
 @torch.no_grad()
-def load_into(
-    module: nn.Module, path: Path, *, part: str | None = None, others: Mapping[str, Shapes] | None = None
-) -> None:
+def load_into(module: nn.Module, path: Path, *, part: str | None = None, published_for: Collection[str] = ()) -> None:
     """Copy a checkpoint's weights into `module`, on its device and in its dtype, and run its load hooks.
 
-    `part` ("decoder" or "encoder") selects one half of an autoencoder's file. `others` maps other components to their
-    shapes; if the file fits one of them instead, the error names it. All names must match, with these exceptions: a
-    tied weight may be saved once, `freqs` buffers may be absent, since they follow from the config, and a folder may
+    `part` ("decoder" or "encoder") selects one half of an autoencoder's file. `published_for` are other components that
+    the file was published for, which the error names if it does not fit. All names must match, with these exceptions:
+    a tied weight may be saved once, `freqs` buffers may be absent, since they follow from the config, and a folder may
     hold whole parts that the module lacks (the encoder of an autoencoder whose decoder is measured).
 
     Raises InputError for a file that is missing, damaged, not a state dict, of another network, or that would run code
@@ -56,8 +52,8 @@ def load_into(
     try:
         names, mismatch = _match(wanted, present, addresses, part, whole=not path.is_dir())
         if problem := ". ".join(filter(None, (mismatch, _config_difference(module, path)))):
-            fitting = [name for name, shapes in (others or {}).items() if not _match(shapes(), present)[1]]
-            hint = f". The file fits {' or '.join('component=' + name for name in fitting)}" if fitting else ""
+            owners = " or ".join(f"component={name}" for name in published_for)
+            hint = f". The file was published for {owners}" if owners else ""
             raise InputError(f"does not fit {type(module).__name__}: {problem}{hint}")
         for name, stored in names.items():
             if problem := _copy(targets[name], tensors[stored]):

@@ -165,10 +165,7 @@ def module(key: str) -> nn.Module:
 
     """
     free_memory()  # of an earlier copy: there may be too little for two
-    built = _held(key).build()
-    if getattr(built, "weights_source", None) is None:
-        vars(built)["weights_source"] = "the caller's"
-    return built
+    return _held(key).build()
 
 
 def inputs(

@@ -325,10 +325,11 @@ class ComponentSpec:
     `module` has a `_target_` (class or factory) and its arguments. `inputs` has a `_target_` that makes the inputs, or
     an entry for each argument of `forward` (see `input_tree`). `tiny` holds the changes to `module` and `inputs` at
     scale tiny; `scale` is "tiny" once they are applied.
-    `part` ("decoder" or "encoder") is the half of an autoencoder's checkpoint to load. `cast` says how a call computes
-    in the run's dtype: with weights cast to it (`module`; what the library keeps in float32 stays so), under
-    torch.autocast (`autocast`), or not: the module stays as its factory built it (`none`). `state` is a
-    policy, or a mapping (see `StateOptions`).
+    `part` ("decoder" or "encoder") is the half of an autoencoder's checkpoint to load. `pretrained` says where the
+    module's factory loads weights from, which are then left as they are; null: it loads none. `cast` says how a call
+    computes in the run's dtype: with weights cast to it (`module`; what the library keeps in float32 stays so), under
+    torch.autocast (`autocast`), or not: the module stays as its factory built it (`none`). `state` is a policy, or a
+    mapping (see `StateOptions`).
 
     `warmup_inputs` are the inputs of calls that come before all others: each entry holds what differs from `inputs`, or
     has a `_target_`. At scale tiny those of `tiny` take their place.
@@ -343,6 +344,7 @@ class ComponentSpec:
     tiny: Mapping[str, Any] = field(default_factory=dict)
     initialise: Mapping[str, Any] | None = None
     checkpoint: str | None = None
+    pretrained: str | None = None
     part: str | None = None
     cast: str = "module"
     frames_per_call: int = 1

@@ -23,13 +23,11 @@ DEGENERATE = 1e-4
 def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> tuple[str, str | None]:
     """Load or randomise the module's weights; return their source and, if random, how to get the published ones.
 
-    A module whose attribute `weights_source` is set was loaded by its factory and is not changed. A module may have a
-    method `published_shapes()`, which maps component names to functions that return the state-dict names and shapes of
-    that component's network. If a checkpoint fits another of these components, the error then names it.
+    Where the spec says that the module is `pretrained`, its factory loaded it, and it is not changed. If a published
+    file does not fit, the error names the components that it was published for.
     """
-    source = getattr(module, "weights_source", None)
-    if source is not None:
-        return str(source), None
+    if spec.pretrained is not None:
+        return spec.pretrained, None
     path, hint = find_weights(spec, settings)
     if path is None:
         if spec.initialise is not None:
@@ -39,13 +37,13 @@ def give_weights(module: nn.Module, spec: ComponentSpec, settings: Settings) -> 
                 initialise(module, seed=settings.seed)
         fill_degenerate(module, settings.seed)
         return "random", hint
+    owners: tuple[str, ...] = ()
     for entry in load_manifest():
         # os.path and not pathlib, which raises for a path that no file system takes; `load_into` says what is wrong.
         if entry.path.is_file() and os.path.isfile(path) and entry.path.samefile(path):  # noqa: PTH113
             check_digest(entry, path)
-    published_shapes = getattr(module, "published_shapes", dict)()
-    others = {name: shapes for name, shapes in published_shapes.items() if name != spec.key}
-    load_into(module, path, part=spec.part, others=others)
+            owners = entry.components
+    load_into(module, path, part=spec.part, published_for=() if spec.key in owners else owners)
     return str(path), None
 
 
@@ -53,11 +51,11 @@ def find_weights(spec: ComponentSpec, settings: Settings) -> tuple[Path | None, 
     """Return (checkpoint to load, None), or (None, one line on how to get one).
 
     Raises:
-        InputError: a checkpoint is required and there is none.
+        InputError: a checkpoint is required, there is none, and the factory loads no weights.
 
     """
     name = f"component.{spec.key}.checkpoint"
-    if settings.checkpoint == "random":
+    if settings.checkpoint == "random" or spec.pretrained is not None:
         return None, None
     if spec.checkpoint is not None:
         return Path(spec.checkpoint), None

@@ -89,6 +89,15 @@ def test_full_size_is_the_published_one():
         assert type(FULL[component.name]).from_config(config) == FULL[component.name], component.name
 
 
+def test_a_component_with_a_folder_says_that_its_factory_loads_the_weights():
+    for component in read_config(composed(f"component=[{','.join(GROUPS['component'])}]")).components:
+        if "folder" in component.module:
+            assert component.pretrained is None, component.name
+            folder = f"component.{component.name}.module.folder=/saved"
+            (spec,) = read_config(composed(f"component=[{component.name}]", folder)).components
+            assert spec.pretrained == "/saved", component.name
+
+
 def test_tiny_changes_only_keys_that_are_there():
     for component in read_config(composed(f"component=[{','.join(GROUPS['component'])}]")).components:
         tiny = component.at("tiny")

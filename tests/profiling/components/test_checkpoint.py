@@ -63,10 +63,6 @@ STATE, OTHER = seeded(World()), seeded(World(), 9)
 DECODER, ENCODER = seeded(half(4, 2), 1), seeded(half(2, 4), 2)
 BOTH = prefixed("decoder.", DECODER) | prefixed("encoder.", ENCODER)
 EXTRA = {"initted": torch.tensor(True), "step": torch.tensor(30000)}
-OTHERS = {
-    name: lambda width=width: {key: tuple(value.shape) for key, value in World(width).state_dict().items()}
-    for name, width in (("small", 8), ("large", 16))
-}
 
 FORMS = {
     "plain": STATE,
@@ -170,7 +166,11 @@ def test_parameters_stay_where_they_are_and_as_they_are(tmp_path):
         (STATE | {"blocks.1.bias": torch.full((8,), 1e5)}, None, "which has numbers too large for torch.float16"),
         (STATE | {"proj_in.weight": torch.ones(8, 4).to_sparse()}, None, "is torch.sparse_coo of torch.float32"),
         (seeded(World(16)), None, "5 mis-shaped (proj_in.weight: file 16x4, network 8x4; blocks.0.weight: file 16x16"),
-        (without(seeded(World(16)), "rope.freqs"), None, "…). The file fits component=large"),
+        (
+            without(seeded(World(16)), "rope.freqs"),
+            None,
+            "…). The file was published for component=large or component=huge",
+        ),
         (prefixed("encoder.", ENCODER), "decoder", "holds no decoder, only the encoder"),
         (prefixed("_orig_mod.", STATE) | STATE, None, "twice, with and without '_orig_mod'"),
         ([STATE], None, "holds no state dict (names and their tensors), but a list"),
@@ -182,7 +182,7 @@ def test_parameters_stay_where_they_are_and_as_they_are(tmp_path):
 def test_what_does_not_fit_is_one_line(tmp_path, content, part, message):
     path = write(tmp_path / "w.pt", content)
     with pytest.raises(InputError) as caught:
-        load_into(World().half(), path, part=part, others=OTHERS)
+        load_into(World().half(), path, part=part, published_for=("large", "a"))
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"checkpoint '{path}'")
     assert "\n" not in str(caught.value)

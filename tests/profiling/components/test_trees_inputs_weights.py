@@ -7,8 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from profiling.components import weights
+from profiling.components.manifest import Entry
+from profiling.components.spec import ComponentSpec, Settings
 from profiling.components.trees import map_tensors, opened, tensors_in
-from profiling.components.weights import fill_degenerate
+from profiling.components.weights import fill_degenerate, give_weights
+from profiling.errors import InputError
 
 Pair = namedtuple("Pair", "left right")
 
@@ -52,3 +56,24 @@ def test_zero_layers_are_filled_and_nothing_else():
     nn.init.zeros_(again.weight)
     fill_degenerate(nn.Sequential(nn.Identity(), again), seed=3)
     assert torch.equal(again.weight, module[1].weight), "the same name and seed give the same values"
+
+
+@pytest.mark.parametrize(("key", "hint"), [("large", ". The file was published for component=small"), ("small", "")])
+def test_a_published_file_that_does_not_fit_names_its_component(key, hint, tmp_path, monkeypatch):
+    """Not the component itself: there a file of another size is at fault."""
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "small.pt")
+    entry = Entry("file", components=("small",), path=tmp_path / "small.pt", url="")
+    monkeypatch.setattr(weights, "load_manifest", lambda: (entry,))
+    spec = ComponentSpec(key, {"_target_": "n"}, {"x": {"shape": [1]}}, checkpoint=str(entry.path))
+    with pytest.raises(InputError, match="does not fit Linear") as caught:
+        give_weights(nn.Linear(2, 3), spec, Settings(scale="full"))
+    assert str(caught.value).partition("3)")[2] == hint
+
+
+def test_weights_that_a_factory_loaded_stay_as_they_are():
+    """Also zeros, and where a checkpoint is required."""
+    module = nn.Linear(2, 2)
+    nn.init.zeros_(module.weight)
+    spec = ComponentSpec("net", {"_target_": "n"}, {"x": {"shape": [1]}}, pretrained="a folder")
+    assert give_weights(module, spec, Settings(checkpoint="required")) == ("a folder", None)
+    assert not module.weight.any()
