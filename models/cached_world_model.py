@@ -1,14 +1,14 @@
 """The world model with a key-value cache: each call generates one frame at a cost that does not grow with history.
 
-Frame i attends to the n_frames frames i - n_frames + 1 … i. The cached keys and values of an earlier frame were
-computed from its final latent, with its own controls, at the noise level `t_commit`. The equivalent single pass has a
-sliding block-causal mask over all frames.
+Frame i attends to the n_frames frames i - n_frames + 1 … i. A finished frame is committed: its keys and values are
+computed once more, from its final latent with its own controls at the noise level `t_commit`, and stay in the cache.
+One pass over all finished frames, with a mask that lets each see its window, would compute the same keys and values.
 
 All indices are tensors on the device and all shapes are fixed, so one captured or compiled call serves every frame.
 
-The way of a frame: `frame` denoises it in passes, each a `_velocity`; `_through_blocks` takes the tokens of one through
-the layers, each of which writes keys and values into its ring and attends to the ring (`Block.modulated`, then
-`Attention.forward`, then `RingCache.forward`). In half precision on a GPU, `fused_blocks.py` takes fewer launches.
+The way of a frame: `frame` denoises it in passes, each a `_velocity`. `_run_blocks` computes all layers of a pass. A
+layer is a `Block`, whose `Attention` writes keys and values into the layer's ring and attends to the ring. In half
+precision on a GPU, `fused_blocks.run_blocks` computes the same layers in fewer launches.
 """
 
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.attention import NewFrames, RingCache
 from models.kernels.eight_bits import MULTIPLE, WEIGHTS
-from models.kernels.ring_attention import KERNELS, Kernel, Visibility, visibility
+from models.kernels.ring_attention import KERNELS, Kernel, visibility
 from models.kernels.skinny_linear import HALF
 from models.modulation import MergedModulation, materialized
 from models.params import Params, require, require_positive
 from models.precision import ConstantBuffers, at_least_fp32
-from models.ring_cache import CachedFrames, RingCache
 from models.skinny_linear import SkinnyLinear
 from models.transformer import Block
 from models.world_model import WorldModel, WorldModelParams
@@ -45,10 +45,9 @@ class FrameOptions(Params):
             unconditional branch, whose controls are mouse = 0 and buttons = 0.
         batch: sequences generated in parallel.
         kernel: `triton`: the fused Triton kernels; `sdpa`: PyTorch operations; `auto`: Triton where it can run.
-        weights: how the weights that modulate (AdaLN and gates) are stored once `reset` is called in fp16 or bf16:
-            `bf16` in that dtype; `int8` or `float8_e4m3` in 8 bits with a scale for each output. In fp32 this has no
-            effect. They are a third of the 1B model's weights, in a product with a row for each frame, where 8 bits
-            save most time. In products with a row for each token they save memory, in some also time.
+        weights: how `quantise` stores the weights that modulate (AdaLN and gates), a third of the 1B model's: `bf16`:
+            they stay in the model's dtype; `int8` or `float8_e4m3`: 8 bits, with a scale for each output. Their product
+            has few rows (1 + steps a sequence): reading half the bytes takes half the time.
 
     Raises:
         ValueError: a value is out of range.
@@ -75,7 +74,7 @@ class FrameOptions(Params):
         require(self.weights in WEIGHTS, f"weights={self.weights!r} must be one of {', '.join(WEIGHTS)}")
 
     @property
-    def rows(self) -> int:
+    def network_batch(self) -> int:
         """Batch size inside the network, which guidance doubles."""
         return self.batch if self.guidance is None else 2 * self.batch
 
@@ -101,7 +100,7 @@ class NoiseSchedule(ConstantBuffers):
 class CachedWorldModel(WorldModel):
     """A world model that generates one frame after the other; its state dict is that of `WorldModel`.
 
-    The batch size of all methods is `options.batch`.
+    In shapes, b is `options.batch`, and B is `options.network_batch`: that of everything inside the network.
     """
 
     position: Tensor
@@ -121,7 +120,9 @@ class CachedWorldModel(WorldModel):
         self.modulation = MergedModulation(self)
         self.caches = nn.ModuleList(
             # One slot more than the window has frames, see `models.kernels.ring_attention`.
-            RingCache(options.rows, params.n_frames + 1, params.tokens_per_frame, params.n_heads, params.head_dim)
+            RingCache(
+                options.network_batch, params.n_frames + 1, params.tokens_per_frame, params.n_heads, params.head_dim
+            )
             for _ in range(params.n_layers)
         )
         self.register_buffer("position", torch.zeros(1, dtype=torch.int64), persistent=False)  # index of the next frame
@@ -141,13 +142,15 @@ class CachedWorldModel(WorldModel):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Start again at frame 0, in place. The first reset in half precision also quantises, see `quantise`."""
-        self.quantise()
+        """Start again at frame 0, in place."""
         for tensor in self.state_tensors():
             tensor.zero_()
 
     def quantise(self) -> None:
-        """Store the weights that modulate as `options.weights` says, once the model is cast to fp16 or bf16."""
+        """Store the weights that modulate as `options.weights` says: once, in fp16 and bf16 only.
+
+        Call it when the weights are final: the model has been loaded and cast.
+        """
         linear = self.modulation.linear
         if self.options.weights != "bf16" and isinstance(linear, nn.Linear) and self._rings[0].k.dtype in HALF:
             with torch.inference_mode(False):  # a caller's mode must not become a property of the weights
@@ -182,9 +185,8 @@ class CachedWorldModel(WorldModel):
         age = frames.unsqueeze(1) - frames
         attends = (age >= 0) & (age < self.params.n_frames)
         mask = attends.repeat_interleave(m, 0).repeat_interleave(m, 1)  # [n·m, n·m]
-        cached = CachedFrames(self._slots(frames[-(self.params.n_frames + 1) :]), mask)
-        activated = F.silu(self.t_embed(self.schedule.levels[:1]) + self._control(mouse, btn))  # [b, n, d]
-        self._through_blocks(self._doubled(x, audio), self.modulation(activated), frames, cached)
+        activated = F.silu(self.t_embed(self.schedule.levels[:1]) + self._control(mouse, btn))  # [B, n, d]
+        self._run_blocks(self._doubled(x, audio), self.modulation(activated), frames, mask)
         self.position.fill_(first_frame + count)
         self._store_last(x[:, -1], audio[:, -1], mouse[:, -1], btn[:, -1])
 
@@ -205,7 +207,7 @@ class CachedWorldModel(WorldModel):
             Velocity of video [b, c, h, w] and of audio [b, ca], in the dtype of the latents.
 
         """
-        level = self.t_embed(t).repeat(self.options.rows // self.options.batch, 1).unsqueeze(1)
+        level = self.t_embed(t).repeat(self.options.network_batch // self.options.batch, 1).unsqueeze(1)
         activated = F.silu(level + self._control(mouse.unsqueeze(1), btn.unsqueeze(1)))
         video, sound = self._velocity(x.unsqueeze(1), audio.unsqueeze(1), self.modulation(activated), self.position)
         return video.to(x.dtype), sound.to(audio.dtype)
@@ -230,33 +232,36 @@ class CachedWorldModel(WorldModel):
             The frame's video latents [b, c, h, w] and audio latents [b, ca], in the dtype of the noise.
 
         """
-        fused, now = self.options.commit == "fused", self.position
+        fused = self.options.commit == "fused"
         committed = (self.last_mouse, self.last_btn) if fused else (mouse, btn)
-        vectors = self.modulation(self._activated(committed, (mouse, btn)))  # [b, 1 + steps, …], the commit first
+        vectors = self.modulation(self._activated(committed, (mouse, btn)))  # [B, 1 + steps, …], the commit's first
         video, sound = at_least_fp32(x), at_least_fp32(audio)
         for step, delta in enumerate(self.schedule.deltas.unbind()):
             latents = video.to(x.dtype).unsqueeze(1), sound.to(audio.dtype).unsqueeze(1)
-            rows, frames = vectors[:, step + 1 : step + 2], now
             if fused and step == 0:
+                # Two frames: the last one is committed. Before frame 0 that is frame -1, of zeros: it attends to itself
+                # alone and no other frame attends to it (`ring_attention.visible`).
                 latents = (
                     torch.cat((self.last_x.unsqueeze(1), latents[0]), dim=1),
                     torch.cat((self.last_audio.unsqueeze(1), latents[1]), dim=1),
                 )
-                rows, frames = vectors[:, :2], materialized(torch.cat((now - 1, now)))
-            velocity = self._velocity(*latents, rows, frames)
+                frames = materialized(torch.cat((self.position - 1, self.position)))
+                velocity = self._velocity(*latents, vectors[:, :2], frames)
+            else:
+                velocity = self._velocity(*latents, vectors[:, step + 1 : step + 2], self.position)
             video, sound = video - delta * velocity[0], sound - delta * velocity[1]
-        frame = video.to(x.dtype), sound.to(audio.dtype)
+        finished = video.to(x.dtype), sound.to(audio.dtype)
         if fused:
-            self._store_last(*frame, mouse, btn)
+            self._store_last(*finished, mouse, btn)
         else:
-            latents = self._doubled(frame[0].unsqueeze(1), frame[1].unsqueeze(1))
-            self._through_ring(latents, vectors[:, :1], now)
+            latents = self._doubled(finished[0].unsqueeze(1), finished[1].unsqueeze(1))
+            self._run_blocks(latents, vectors[:, :1], self.position)
         self.position.add_(1)
-        return frame
+        return finished
 
     def _velocity(self, x: Tensor, audio: Tensor, vectors: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the velocity of the last of g frames, fp32 or fp64; x is [b, g, c, h, w], vectors are [b, g, …]."""
-        tokens = self._through_ring(self._doubled(x, audio), vectors, frames)
+        """Return the velocity of the last of g frames, fp32 or fp64; x is [b, g, c, h, w], vectors are [B, g, …]."""
+        tokens = self._run_blocks(self._doubled(x, audio), vectors, frames)
         heads = (self.modulation.head(vectors[:, -1:], index) for index in range(2))
         video, sound = (at_least_fp32(out.squeeze(1)) for out in self.heads(tokens[:, -1:], *heads))
         if self.options.guidance is None:
@@ -265,52 +270,55 @@ class CachedWorldModel(WorldModel):
         (video, video_without), (sound, sound_without) = video.chunk(2), sound.chunk(2)
         return video_without + scale * (video - video_without), sound_without + scale * (sound - sound_without)
 
-    def _through_ring(self, latents: tuple[Tensor, Tensor], vectors: Tensor, frames: Tensor) -> Tensor:
-        """Return the last block's tokens [b, g, m, d] of g frames; their keys and values are written into the rings."""
-        seen = visibility(frames, self._rings[0].k, kernel=cast(Kernel, self.options.kernel))
-        return self._through_blocks(latents, vectors, frames, CachedFrames(self._slots(frames), seen))
-
-    def _through_blocks(
-        self, latents: tuple[Tensor, Tensor], vectors: Tensor, frames: Tensor, cached: CachedFrames
+    def _run_blocks(
+        self, latents: tuple[Tensor, Tensor], vectors: Tensor, frames: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Return the last block's tokens [b, g, m, d] of g frames, which have the indices `frames`."""
-        tokens, rotation = self._tokens(latents), self.transformer.rotary.at(frames)
+        """Return the last block's tokens [B, g, m, d] of g frames, whose keys and values are written into the rings.
+
+        Args:
+            latents: video [B, g, c, h, w] and audio [B, g, ca].
+            vectors: modulation of each frame, [B, g, …].
+            frames: their indices, int64 [g].
+            mask: None: each frame attends to its window in the rings. Otherwise the frames attend to each other: bool
+                [g·m, g·m], true where a token (row) attends to another.
+
+        """
+        ring_slots = self.params.n_frames + 1
+        slots = frames[-ring_slots:].remainder(ring_slots)
+        seen = visibility(frames, self._rings[0].k, kernel=cast(Kernel, self.options.kernel)) if mask is None else None
+        # Each frame gets the learned positions of the newest frame of a window, which it is when it is generated.
+        tokens = self.embed(*latents) + self.pos_enc(1, self.params.tokens_per_frame)
+        rotation = self.transformer.rotary.at(frames)
         modulations = [self.modulation.block(vectors, index) for index in range(len(self._blocks))]
         layers = zip(self._blocks, self._rings, modulations, strict=True)
-        if isinstance(cached.sees, Visibility) and cached.sees.mask is None:
-            from models.fused_blocks import through_layers  # needs triton
+        if seen is not None and seen.kernel == "triton":
+            from models.fused_blocks import run_blocks  # needs triton
 
-            tokens, rotation, slots = (materialized(tensor) for tensor in (tokens, rotation, cached.slots))
-            return through_layers(tokens, layers, rotation, slots, cached.sees)
+            tokens, rotation, slots = (materialized(tensor) for tensor in (tokens, rotation, slots))
+            return run_blocks(tokens, layers, rotation, slots, seen)
         for block, cache, modulation in layers:
-            tokens = block.modulated(tokens, modulation, rotation, cache, cached)
+            tokens = block.modulated(tokens, modulation, rotation, cache, NewFrames(slots, seen, mask))
         return tokens
 
-    def _tokens(self, latents: tuple[Tensor, Tensor]) -> Tensor:
-        """Return tokens [b, g, m, d] of g frames, each embedded with the positions of a window's newest frame."""
-        return self.embed(*latents) + self.pos_enc(1, self.params.tokens_per_frame)
-
     def _activated(self, *controls: tuple[Tensor, Tensor]) -> Tensor:
-        """Return SiLU of the conditions of the commit and of each step, [b, 1 + steps, d].
+        """Return SiLU of the conditions of the commit and of each step, [B, 1 + steps, d].
 
         `controls` are (mouse, btn) of the committed frame and of the new one.
         """
         mouse, btn = (torch.stack(pair, dim=1) for pair in zip(*controls, strict=True))  # [b, 2, …]
         control = self._control(mouse, btn)
-        rows = torch.cat((control[:, :1], control[:, 1:].expand(-1, self.options.steps, -1)), dim=1)
-        return F.silu(self.t_embed(self.schedule.levels) + rows)
+        of_each = torch.cat((control[:, :1], control[:, 1:].expand(-1, self.options.steps, -1)), dim=1)
+        return F.silu(self.t_embed(self.schedule.levels) + of_each)
 
     def _control(self, mouse: Tensor, btn: Tensor) -> Tensor:
-        """Return the embedded controls [rows, n, d]; with guidance, the second half is that of controls at 0."""
+        """Return the embedded controls [B, n, d]; with guidance, the second half is that of controls at 0."""
         if self.options.guidance is not None:
             mouse, btn = (torch.cat((control, torch.zeros_like(control))) for control in (mouse, btn))
         return self.control_embed(mouse, btn)
 
     def _doubled(self, x: Tensor, audio: Tensor) -> tuple[Tensor, Tensor]:
+        """Return latents [b, …] as [B, …]: with guidance, twice."""
         return (x, audio) if self.options.guidance is None else (torch.cat((x, x)), torch.cat((audio, audio)))
-
-    def _slots(self, frames: Tensor) -> Tensor:
-        return frames.remainder(self.params.n_frames + 1)
 
     def _store_last(self, x: Tensor, audio: Tensor, mouse: Tensor, btn: Tensor) -> None:
         self.last_x.copy_(x)

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.attention import Attention
+from models.attention import Attention, RingCache
 from models.embeddings import MLP
 from models.kernels.eight_bits import Int16Rows
 from models.kernels.modulated_norm_triton import add_modulated_norm
 from models.kernels.ring_attention import Visibility, ring_attention
 from models.kernels.ring_attention_triton import write_ring
 from models.kernels.skinny_linear_triton import linear_int16, linear_parts, linear_silu, supports, takes_int16
-from models.ring_cache import RingCache
 from models.skinny_linear import SkinnyLinear, operands
 from models.transformer import Block, Modulation
 
@@ -21,9 +20,7 @@ from models.transformer import Block, Modulation
 Layer = tuple[Block, RingCache, Modulation]
 
 
-def through_layers(
-    tokens: Tensor, layers: Iterable[Layer], rotation: Tensor, slots: Tensor, seen: Visibility
-) -> Tensor:
+def run_blocks(tokens: Tensor, layers: Iterable[Layer], rotation: Tensor, slots: Tensor, seen: Visibility) -> Tensor:
     """Map tokens [b, g, m, d] of g frames to the same shape; their keys and values are written into the rings.
 
     The residual stream is carried as `residual + gate·branch`, not yet added: the add belongs to the kernel of the next
@@ -34,7 +31,7 @@ def through_layers(
         layers: from the first to the last.
         rotation: fp32 [2, g·m, head_dim].
         slots: slot of each frame in the rings, int64 [g].
-        seen: which slots each frame attends to; its mask is None.
+        seen: which slots each frame attends to, for the Triton kernel.
     """
     residual, branch, gate = tokens, None, None
     for block, cache, modulation in layers:

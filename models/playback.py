@@ -108,7 +108,11 @@ class PrefilledWorldModel(CachedWorldModel):
 
     @torch.no_grad()
     def reset(self) -> None:
-        """Restore the state right after the context frames, in place."""
+        """Restore the state right after the context frames, in place.
+
+        In half precision, the first reset also calls `quantise`: the weights are loaded and cast by then.
+        """
+        self.quantise()
         super().reset()
         if self.context_frames:
             self.prefill(*(self.get_buffer(f"context_{name}") for name in ("x", "audio", "mouse", "btn")))

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.attention import Attention, RotaryTables
+from models.attention import Attention, NewFrames, RingCache
 from models.embeddings import MLP
 from models.kernels.modulated_norm import modulated_norm
-from models.ring_cache import CachedFrames, RingCache
+from models.rotary import RotaryTables
 
 
 class AdaLN(nn.Module):
@@ -79,11 +79,11 @@ class Block(nn.Module):
         modulation: Modulation,
         rotation: Tensor,
         cache: RingCache | None = None,
-        frames: CachedFrames | None = None,
+        new: NewFrames | None = None,
     ) -> Tensor:
-        """Map `x` [b, n, m, d] to the same shape; `rotation`, `cache` and `frames` are those of `Attention`."""
+        """Map `x` [b, n, m, d] to the same shape; `rotation`, `cache` and `new` are those of `Attention`."""
         normed = modulated_norm(x, modulation.factor1, modulation.shift1).flatten(1, 2)  # [b, n·m, d]
-        x = torch.addcmul(x, self.attn(normed, rotation, cache, frames).view_as(x), modulation.gate1)
+        x = torch.addcmul(x, self.attn(normed, rotation, cache, new).view_as(x), modulation.gate1)
         return torch.addcmul(x, self.mlp(modulated_norm(x, modulation.factor2, modulation.shift2)), modulation.gate2)
 
 

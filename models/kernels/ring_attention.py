@@ -19,10 +19,11 @@ HEAD_DIMS = (16, 32, 64, 128)  # of the Triton kernels: tensor cores need 16 at 
 
 
 class Visibility(NamedTuple):
-    """Which slots the queries of a pass attend to: computed once, the same in all layers."""
+    """Which slots the queries of a pass attend to, and by which kernel: computed once, the same in all layers."""
 
+    kernel: Literal["sdpa", "triton"]
     frames: Tensor  # int64 [g], the frame of each group of queries
-    mask: Tensor | None  # [g·m, slots·m] of 0 and -inf in the ring's dtype; None for the Triton kernel
+    mask: Tensor | None  # of sdpa: [g·m, slots·m] of 0 and -inf in the ring's dtype; triton reads `frames` instead
 
 
 def visible(frames: Tensor, slots: int) -> Tensor:
@@ -51,8 +52,8 @@ def visibility(frames: Tensor, ring: Tensor, *, kernel: Kernel = "auto") -> Visi
     if kernel == "triton" and obstacle:
         raise ValueError(f"kernel='triton' {obstacle}; use kernel='sdpa' or 'auto'")
     if kernel == "triton" or (kernel == "auto" and not obstacle):
-        return Visibility(frames, None)
-    return Visibility(frames, additive_mask(visible(frames, ring.shape[1]), ring.shape[2], ring.dtype))
+        return Visibility("triton", frames, None)
+    return Visibility("sdpa", frames, additive_mask(visible(frames, ring.shape[1]), ring.shape[2], ring.dtype))
 
 
 def triton_obstacle(ring: Tensor) -> str | None:
@@ -96,7 +97,7 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, seen: Visibility) -> Tensor:
         )
     if not (k.is_contiguous() and v.is_contiguous()):
         raise ValueError("the ring's keys and values must be contiguous; give each layer its own tensors")
-    if seen.mask is None:
+    if seen.kernel == "triton":
         from models.kernels.ring_attention_triton import attend_ring  # needs triton
 
         return attend_ring(q, k, v, seen.frames)

@@ -188,7 +188,7 @@ def write_ring(
         qkv: output of `Attention.qkv`, [b, g·m, 3·h·d].
         q_gain: gain of the queries' norm minus one, [d].
         k_gain: gain of the keys' norm minus one, [d].
-        rotation: cosine and signed sine of each token, fp32 [2, g·m, d], see `models.attention`.
+        rotation: cosine and signed sine of each token, fp32 [2, g·m, d], see `models.rotary`.
         slots: slot of each frame, int64 [g], all different, read on the device: a captured graph follows changes.
         k_ring: keys, contiguous [b, slots, m, h, d], written in place.
         v_ring: values, like `k_ring`.

@@ -267,21 +267,22 @@ def test_a_part_of_a_larger_module_and_a_model_on_the_meta_device_are_loaded_too
 
 
 @pytest.mark.parametrize("weights", ["int8", "float8_e4m3"])
-def test_the_first_reset_in_half_precision_quantises_and_later_ones_move_nothing(weights):
-    """A CUDA graph captured after the first reset keeps reading these tensors."""
+def test_weights_are_quantised_once_in_half_precision_and_a_reset_moves_nothing(weights):
+    """A CUDA graph captured after it keeps reading these tensors."""
     model, plain = build(WIDE, weights=weights), build(WIDE).bfloat16()
-    model.reset()
+    model.quantise()
     model.to(torch.bfloat16)
     assert type(model.modulation.linear) is torch.nn.Linear, "neither float32 nor a cast quantises"
-    model.reset()
+    model.quantise()
     assert model.modulation.linear.stored.itemsize == 1
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     assert before.keys() > {"proj_out.norm.fc.stored", "proj_out.norm.fc.scale", "proj_out.norm.fc.bias"}
+    model.quantise()
     model.reset()
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
     other = build(WIDE, weights=weights).bfloat16()
     randomise(other, 4)
-    other.reset()
+    other.quantise()
     other.load_state_dict(model.state_dict())
     sequence = [tensor.bfloat16() for tensor in draw_inputs(WIDE, 4)]
     eight = generate(model, sequence)

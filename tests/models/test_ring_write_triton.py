@@ -6,9 +6,10 @@ import pytest
 import torch
 from reference_data import captured, interpret, relative_error, worst_error
 
-from models.attention import QKNorm, rotate
+from models.attention import QKNorm
 from models.kernels.ring_attention import ring_attention, visibility
 from models.kernels.ring_attention import write_ring as reference
+from models.rotary import rotate
 
 HALVES = [torch.bfloat16, torch.float16]
 #: b, g, m, heads, head dim: heads that do not fill a program, head dims that are no power of two or more than one.
