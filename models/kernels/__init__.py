@@ -9,6 +9,7 @@ knows a network.
 
 import functools
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -18,6 +19,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+#: Whether Triton interprets kernels, in numpy. It then supports no assembly.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def one_call(function: Callable[_P, _T]) -> Callable[_P, _T]:

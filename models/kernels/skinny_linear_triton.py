@@ -8,7 +8,6 @@ With a few dozen rows the widening often takes longer than the reading. Where th
 16-bit integers (`Int16Rows`), `linear_int16` multiplies int8 by int8 on the tensor cores, and nothing is widened.
 """
 
-import os
 from functools import cache
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 from torch.utils.flop_counter import register_flop_formula
 
+from models.kernels import INTERPRETED
 from models.kernels.eight_bits import EIGHT_BITS, MAX_ROWS, fits
 
 WAVE = 80  # programs that saturate an H200's memory bandwidth; more parts only cost additions
@@ -70,8 +70,7 @@ _INT8_TO_FP32 = tl.constexpr(
     + " ".join(f"prmt.b32 a, flipped, 0x4b000000, 0x744{byte}; add.f32 ${byte}, a, 0fcb000080;" for byte in range(4))
     + " }"
 )
-#: Triton's interpreter supports no assembly, and casts integers to bf16 wrongly.
-_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+_INTERPRETED = tl.constexpr(INTERPRETED)  # then without assembly, and integers are not cast to bf16, which goes wrong
 
 
 @triton.jit

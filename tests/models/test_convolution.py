@@ -131,12 +131,10 @@ def normalised(x, bias, gain, shift, groups, form):
 
 
 def interpreted():
-    from models.kernels import activations_triton
     from models.kernels.convolution_triton import convolution as kernel
     from models.kernels.fused_norm_triton import norm_table as kernel_table
     from models.kernels.fused_norm_triton import scaled_weight as kernel_scaled
 
-    activations_triton._sine = activations_triton.tl.sin  # the interpreter knows no assembly
     check(kernel, (torch.float32, torch.float16))  # the interpreter multiplies the bits of bfloat16
     check_norms(kernel, kernel_table, kernel_scaled, (torch.float32, torch.float16))
     check_more_than_31_bits()
