@@ -182,7 +182,7 @@ def test_parameters_stay_where_they_are_and_as_they_are(tmp_path):
 def test_what_does_not_fit_is_one_line(tmp_path, content, part, message):
     path = write(tmp_path / "w.pt", content)
     with pytest.raises(InputError) as caught:
-        load_into(World().half(), path, part=part, published_for=("large", "a"))
+        load_into(World().half(), path, part=part, published_for=("large", "huge"))
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"checkpoint '{path}'")
     assert "\n" not in str(caught.value)
