@@ -202,7 +202,7 @@ class RealtimeCell(Cell):
             journal.close()
             series = recover_series(run, self.job.name)
             assert series is not None
-            unsteady = [*short_warmups(plan, sides.components), *grown(before, state_bytes(sides.components))]
+            unsteady = [*short_warmups(plan), *grown(before, state_bytes(sides.components))]
             self._summarize(series, monitor, first_ms, unsteady)
         return series
 
@@ -308,28 +308,14 @@ def _first_frame_ms(pipeline: StagedPipeline) -> float:
     return statistics.median(row["latency_ms"] for row in rows)
 
 
-def short_warmups(plan: Plan, components: Mapping[str, Component]) -> list[str]:
-    """Return in words which stages do not reach their steady state in the warm-up: timed frames do other work.
-
-    A module says by its attribute `calls_until_steady` after how many calls from its reset a call does the same work as
-    all later ones: when its caches are full, for example.
-    """
-    signs = []
-    for name, stage in plan.graph.stages.items():
-        calls = plan.warmup_frames * stage.repeat // stage.every
-        needed = getattr(components[name].module, "calls_until_steady", 0)
-        if calls < needed:
-            ticks = -(-needed * stage.every // stage.repeat)
-            signs.append(
-                f"the stage {name} is steady after {needed} calls, and makes {calls} in the warm-up: the first "
-                f"timed frames do other work, use loop.warmup_frames={ticks}"
-            )
-        if plan.warmup_frames < stage.every:
-            signs.append(
-                f"the stage {name} runs in every {stage.every}th frame, and its second run is a timed one: use "
-                f"loop.warmup_frames={stage.every}"
-            )
-    return signs
+def short_warmups(plan: Plan) -> list[str]:
+    """Return in words which stages have run once at most when the timed frames begin."""
+    return [
+        f"the stage {name} runs in every {stage.every}th frame, and its second run is a timed one: use "
+        f"loop.warmup_frames={stage.every}"
+        for name, stage in plan.graph.stages.items()
+        if plan.warmup_frames < stage.every
+    ]
 
 
 def state_bytes(components: Mapping[str, Component]) -> dict[str, int]:
