@@ -45,25 +45,27 @@ def slow_section(
     """Return the threshold, the number of `slow` frames, and what explains them; a frame may have several causes.
 
     A cause says where it was: "garbage collection in decode". Time that no cause explains belongs to the place alone:
-    "stage decode", or "outside all stages". `events` are recompiles: {"frame", "kind": "recompile", "id"}.
+    "stage decode", "stages world, decode" where none of them took half of it, or "outside all stages". `events` are
+    recompiles: {"frame", "kind": "recompile", "id"}.
     """
     frame_ms, took_ms, spent_ms = series["frame_ms"], cause_ms(series, steady), _place_ms(series, steady)
     frames, total_ms = {}, dict[str, float]()
     for frame in slow:
         excess_ms = float(frame_ms[frame]) - steady.p50
         took = {cause: float(values[frame]) for cause, values in took_ms.items()}
-        place = max(spent_ms, key=lambda place: float(spent_ms[place][frame]), default=None)
-        if place is not None and spent_ms[place][frame] < LEAST_SHARE * excess_ms:
-            place = None
-        where = "" if place is None else f" {OUTSIDE}" if place == OUTSIDE else f" in {place}"
-        alone = UNKNOWN if place is None else OUTSIDE if place == OUTSIDE else f"stage {place}"
+        places = _places({place: float(values[frame]) for place, values in spent_ms.items()}, excess_ms)
+        stages = [place for place in places if place != OUTSIDE]
+        outside = [OUTSIDE] if OUTSIDE in places else []
+        where = "".join(f" {words}" for words in (*([f"in {', '.join(stages)}"] if stages else []), *outside))
+        of_stages = [f"stage{'s' * (len(stages) > 1)} {', '.join(stages)}"] if stages else []
+        alone = ", ".join((*of_stages, *outside)) or UNKNOWN
         explained = {cause: ms for cause, ms in took.items() if ms >= LEAST_SHARE * excess_ms}
         recompiles = [str(event["id"]) for event in events if (event["frame"], event["kind"]) == (frame, "recompile")]
         if COMPILE in explained and recompiles:
             explained[f"recompile {', '.join(recompiles)}"] = explained.pop(COMPILE)
         explained = {f"{cause}{where}": ms for cause, ms in explained.items()}
-        if not explained and place is not None:
-            explained = {alone: float(spent_ms[place][frame])}
+        if not explained and places:
+            explained = {alone: sum(places.values())}
         frames[frame] = SlowFrame(
             frame=frame, ms=float(frame_ms[frame]), causes=tuple(explained) or (UNKNOWN,), cause_ms=explained
         )
@@ -80,6 +82,16 @@ def slow_section(
         cause_ms={cause: ms for cause, ms in sorted(total_ms.items(), key=lambda item: -item[1]) if ms > 0},
         frames=tuple(slowest),
     )
+
+
+def _places(spent_ms: Mapping[str, float], excess_ms: float) -> dict[str, float]:
+    """Return the fewest places that together took enough of the excess, with their ms; none if all did not."""
+    chosen = dict[str, float]()
+    for place, ms in sorted(spent_ms.items(), key=lambda item: -item[1]):
+        chosen[place] = ms
+        if sum(chosen.values()) >= LEAST_SHARE * excess_ms:
+            return chosen
+    return {}
 
 
 def _place_ms(series: Series, steady: Steady) -> dict[str, Array]:

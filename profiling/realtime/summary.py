@@ -60,8 +60,14 @@ def summarize_frames(
     steady = find_steady(frame_ms)
     slow = _slow_frames(frame_ms, steady)
     gaps = series["gap_ms"][np.isfinite(series["gap_ms"])]
-    # Between the frames of a free loop lies the work of the harness, which no frame's time contains.
-    span_ms = float(frame_ms[1:].sum() if loop.pace == "free" else np.ptp(series["delivered_ms"]))
+    # Between frames lies the work of the harness, which no frame's time contains, and which due times are shifted by.
+    if loop.pace == "free":
+        span_ms = float(frame_ms[1:].sum())
+    elif loop.pace == "realtime":
+        periods_ms = (frame_ms.size - 1) * 1000 * chunk / loop.target_fps
+        span_ms = float(np.ptp(series["delivered_ms"]) - np.ptp(series["due_ms"]) + periods_ms)
+    else:
+        span_ms = float(np.ptp(series["delivered_ms"]))
     fps = 1000 * chunk * (frame_ms.size - 1) / span_ms if span_ms > 0 else None
     per_frame_ms = frame_ms / chunk
     # The host's waits are counted from delivery to delivery.

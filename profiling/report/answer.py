@@ -33,10 +33,11 @@ _INTERVALS, _RATIO = (
     " vs baseline: of measurements one after the other, not of the medians.",
 )
 _LEGEND = (
-    "p50: median, with the 95% interval of this process. vs baseline: its time over that of the recipe, with the 95% "
-    "interval over processes: equal code differs between them. "
+    "p50: median, with the 95% interval of this process. vs baseline: the time of the baseline over that of the "
+    "recipe, with the 95% interval over processes: equal code differs between them. "
     f"Same: within {RESOLUTION:.0%}. "
-    "holds: the highest frame rate of which at most {late} of the calls are late, by the upper 95% bound."
+    "holds: the highest of the tested frame rates at which at most {late} of the calls are late, by the upper 95% "
+    "bound."
 )
 
 
@@ -212,12 +213,15 @@ def _weights_hints(record: Record) -> list[str]:
 
 def _spreads(records: Iterable[Record]) -> Iterator[str]:
     """Yield by how much equal code differs between processes, as the judge used it."""
-    by_kind = {verdicts.spread_kind(record): record for record in records if record.turns is not None}
-    for kind, record in by_kind.items():
-        spread, stored = verdicts.spread_of(record), record.turns.spread if record.turns is not None else None
-        learned = stored.learned if stored is not None else 0
+    alike: dict[tuple[float, int], list[str]] = {}
+    for record in records:
+        if record.turns is not None:
+            stored, std = record.turns.spread, verdicts.spread_of(record).std
+            alike.setdefault((std, 0 if stored is None else stored.learned), []).append(record.name)
+    for (std, learned), names in alike.items():
         source = f"learned from {count_of(learned, 'pair')} of processes" if learned else "a default: nothing is known"
-        yield f"Equal code differs between processes by {percent(spread.std)} (standard deviation; {kind}; {source})"
+        words = f"Equal code differs between processes by {percent(std)} (standard deviation; {source})"
+        yield f"{words}: {listed(names)}"
 
 
 def allowed_late(records: Iterable[Record]) -> str:

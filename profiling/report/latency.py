@@ -23,7 +23,7 @@ from profiling.results.verdicts import by_component
 _DOTS = 60
 _SLOW = (
     "Slow: above the median, or the steady one of a loop, by 20% and by 5 median absolute deviations. A cause is named "
-    "where it took half of the time beyond the median or more; one that is slow may have several."
+    "where it took half of the time beyond the median or more; a slow call or frame may have several."
 )
 
 _Cause = tuple[Record, SlowFrames, str]

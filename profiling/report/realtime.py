@@ -28,8 +28,7 @@ _FRAMES = "#7b8a9c"
 _LEGEND = (
     "Frame: time from its begin, when its inputs are read (or the previous delivery, if later), until all its outputs "
     "are delivered. Late: longer than the budget; with pace=realtime, delivered a budget or more after it was due. "
-    "Holds: at most {late} of the frames are late, by the upper 95% bound of their share. At most: this bound, and "
-    "that of p99."
+    "Holds: at most {late} of the frames are late, by the upper 95% bound of their share."
 )
 
 
@@ -116,7 +115,7 @@ def _budget_words(record: Record, loop: Realtime, frame: Summary) -> str:
     places = next((n for n in (1, 2, 3) if f"{tail_ms:.{n}f}" != f"{budget:.{n}f}"), 1)
     times = f"p50 {frame.p50:.{places}f}, {name} {tail_ms:.{places}f}"
     if loop.held_ms is not None and name == "p99" and (record.late or LATE) == LATE:
-        times += f", at most {loop.held_ms:.{places}f}"
+        times += f" with an upper 95% bound of {loop.held_ms:.{places}f}"
     limit = f"{budget:.{places}f} ms budget"
     if not loop.late:
         return f"All {count_of(loop.frames, unit)} meet their {limit} ({times})"

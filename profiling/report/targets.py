@@ -22,9 +22,9 @@ _KINDS = ("cold", "warm", "portable")
 _PREPARING = ("transforms", "dynamo", "inductor", "autotune", "export", "package", "load package", "capture")
 _PHASES = ("import", "artifacts", "load", *_PREPARING, "call")
 _NOTE = (
-    "prepare: compile, warm-up and capture, from an empty cache. ~: beside other cells, or computed for a cell that "
-    "started from the cache of a variant with the same compiler: its own seconds, with that variant's seconds in "
-    "inductor, autotune and package. warm: from a cache, and it is not known what it takes from an empty one."
+    "prepare: compile, warm-up and capture, from an empty cache. ~: not measured alone: other cells were being "
+    "prepared at the same time, or the compiled code came from another variant's cache, whose seconds in inductor, "
+    "autotune and package are added. warm: from a cache, and it is not known what it takes from an empty one."
 )
 _STARTS_NOTE = ". ".join(
     (

@@ -220,7 +220,7 @@ class KernelClass(Section, frozen=True, kw_only=True):
 
     kind: Annotated[str, about("class of the kernels", title="class")] = msgspec.field(name="class")
     ms: Annotated[float, about("duration a call", "ms", "total")]
-    share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
+    share: Annotated[float | None, about("share of all kernel time", "0 to 1", title="share of kernel time")] = None
     count: Annotated[float | None, about("kernels a call", "count")] = None
 
 
@@ -244,7 +244,7 @@ class KernelFinding(Section, frozen=True, kw_only=True):
     what: Annotated[str, about("the kernels in words: reductions (group norm), for example", title="kernels")]
     ms: Annotated[float, about("duration a call", "ms", "time")]
     saves_ms: Annotated[float, about("duration beyond the ceilings'; all of it where they can be left out", "ms")]
-    share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
+    share: Annotated[float | None, about("share of all kernel time", "0 to 1", title="share of kernel time")] = None
     count: Annotated[float | None, about("kernels a call", "count")] = None
     gbps: Annotated[float | None, about("bytes of its operators over its duration", "GB/s", "")] = None
     tflops: Annotated[float | None, about("FLOPs of its operators over its duration", "TFLOP/s", "")] = None
@@ -353,7 +353,7 @@ class CountedKernel(Section, frozen=True, kw_only=True):
 
     name: Annotated[str, about("name of the kernel, at most 200 characters", title="kernel")]
     ms: Annotated[float, about("duration a call, from the trace", "ms", "total")]
-    share: Annotated[float | None, about("share of all kernel time", "0 to 1")] = None
+    share: Annotated[float | None, about("share of all kernel time", "0 to 1", title="share of kernel time")] = None
     launches: Annotated[int, about("launches that were measured; 0: none of its launches was met")] = 0
     covered: Annotated[float | None, about("share of its time in launches of a measured grid and block", "0 to 1")] = (
         None

@@ -103,7 +103,7 @@ class Realtime(ClockConditions, frozen=True, kw_only=True):
     gap_ms: Annotated[Gap | None, about("time between frames", "ms")] = None
     wall_fps: Annotated[
         float | None,
-        about("delivered frames over wall time; of a free loop without the time between frames", "frames/s"),
+        about("delivered frames over wall time without what the tool did between frames", "frames/s"),
     ] = None
     audio_rtf: Annotated[
         float | None, about("seconds of audio generated per second", "ratio", "audio real-time factor")

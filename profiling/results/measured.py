@@ -283,9 +283,11 @@ class Prepare(Section, frozen=True, kw_only=True):
     graphs: Annotated[int | None, about("FX graphs that were given to a back end")] = None
     graph_breaks: Annotated[int | None, about("graph breaks")] = None
     cudagraph_captures: Annotated[
-        int | None, about("captures by inductor's CUDA-graph trees", title="CUDA graphs captured")
+        int | None, about("captures by inductor's CUDA-graph trees", title="graphs captured by inductor")
     ] = None
-    cudagraph_skips: Annotated[int | None, about("captures that inductor gave up", title="CUDA graphs skipped")] = None
+    cudagraph_skips: Annotated[
+        int | None, about("captures that inductor gave up", title="graphs skipped by inductor")
+    ] = None
     cache_hits: Annotated[int | None, about("graphs, and packages compiled ahead of time, from a cache on disk")] = None
     cache: Annotated[
         str | None,

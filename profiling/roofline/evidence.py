@@ -186,13 +186,13 @@ def _by_class(kernels: Sequence[Kernel], ceilings: Ceilings) -> tuple[KernelFind
 def observations(e: Evidence) -> dict[str, str]:
     """Return {name of an observation: one line}; what was not measured is absent."""
     disturbed = ", measured while other processes ran," if e.ceilings.disturbed and not e.on_gpu else ""
-    parts = f"its bytes take {_part(e.memory)} of wall time, its FLOPs {_part(e.compute)}"
+    parts = f"the call's weights, inputs and outputs take {_part(e.memory)} of wall time, its FLOPs {_part(e.compute)}"
     lines = {
         "slowest": "; ".join(f"{_part(e.share(each.ms))} {e.words(each)}" for each in e.longest()),
         "ceilings": f"at the ceilings{disturbed} {parts}",
     }
     if e.traffic:
-        lines["traffic"] = f"reads and writes of single operators take {e.traffic:.0%} of wall time"
+        lines["traffic"] = f"tensors that operators hand to each other through memory take {e.traffic:.0%} of wall time"
     if e.profiled:
         work = e.work
         short = f"kernels of at most {SHORT_US:.0f} µs take {e.short:.0%} of wall time"

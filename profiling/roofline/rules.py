@@ -52,7 +52,9 @@ _Steps = Iterator[NextStep]
 
 def _capture(e: Evidence) -> _Steps:
     variant = "compile+cuda_graph" if e.here.fused else "cuda_graph"
-    yield NextStep(words=variant, advice=f"capture the step ({variant})", variant=variant, wall_ms=e.replay_ms)
+    yield NextStep(
+        words=variant, advice=f"capture the call in a CUDA graph ({variant})", variant=variant, wall_ms=e.replay_ms
+    )
 
 
 def _move_host_work(e: Evidence) -> _Steps:
@@ -98,7 +100,7 @@ def _mend(e: Evidence) -> _Steps:
         if saved >= WORTH * e.wall_ms:
             cure = _CURES.get(found.kind, "use faster kernels")
             if e.few_blocks(found.blocks):
-                cure = f"launch more than {found.blocks:.0f} blocks, to fill {e.here.multiprocessors} SMs"
+                cure = f"launch a block for each of the {e.here.multiprocessors} SMs, not {found.blocks:.0f} in all"
             advice = f"{found.what}: {cure} (saves at most {milliseconds(saved)} of their {milliseconds(spent)} ms)"
             yield NextStep(words=found.what, advice=advice, wall_ms=e.wall_ms - saved)
 

@@ -179,7 +179,9 @@ def test_frames_that_need_their_whole_budget_are_not_late_by_what_the_harness_do
     series = play(FakeLoop(clock, lambda frame: frame_ms), 200, period=0.010)
     assert series["action_ms"] == near(*series["due_ms"])
     assert np.diff(series["due_ms"]) == near(*[frame_ms + OBSERVE_MS] * 199), "the moments are shifted"
-    assert summarize_frames(series, loop(fps=100.0, pace="realtime")).late == 0
+    section = summarize_frames(series, loop(fps=100.0, pace="realtime"), media_rate=100.0)
+    assert section.late == 0
+    assert [section.wall_fps, section.audio_rtf] == pytest.approx([100, 1], rel=1e-3)
 
 
 @pytest.mark.parametrize(("depth", "period", "frame_ms"), [(1, None, 6), (2, None, 5), (2, 0.01, 6)])

@@ -254,6 +254,20 @@ def test_a_slow_frame_names_the_stage_in_which_it_was_slow(planted, cause):
     assert slow.cause_ms == pytest.approx({f"garbage collection{where}": 80.0, cause: 20.0}, abs=0.2)
 
 
+def test_a_slow_frame_names_the_fewest_stages_that_explain_it():
+    """100 ms longer: 40 in a stage, 35 in another, and 25 outside all of them."""
+    longer = {"device_world_ms": 40.0, "device_picture_ms": 35.0, "rest_ms": 25.0}
+    for planted, cause in (
+        (longer, "stages world, picture"),
+        (longer | {"device_picture_ms": 5.0}, "stage world, outside all stages"),
+        (longer | {"device_picture_ms": 5.0, "rest_ms": 4.0}, "not attributed"),
+    ):
+        series = series_of(noise(FRAMES))
+        for name, ms in (("frame_ms", 100.0), *planted.items()):
+            series[name] = series[name] + at(333, value=ms)
+        assert summary(series).slow.causes == {cause: 1}
+
+
 def test_a_loop_without_stages_was_slow_outside_all_of_them():
     series = series_of(noise(FRAMES))
     for stage in ("world", "picture", "sound", "deliver"):

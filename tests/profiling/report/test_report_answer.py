@@ -155,8 +155,8 @@ def test_cells_and_notes_say_under_which_conditions_cells_ran():
         "world_model: random weights; make checkpoints",
     )
     assert notes_section(run_data(in_turns("compile", 2.5, std=0.004))).lines[-1] == (
-        "Equal code differs between processes by 0.4% (standard deviation; device-bound; learned from 3 pairs of "
-        "processes)"
+        "Equal code differs between processes by 0.4% (standard deviation; learned from 3 pairs of processes): "
+        "world_model.compile"
     )
 
 

@@ -196,7 +196,7 @@ def made_up(seed):
             target = draw.choice((*VARIANTS, "absent_variant", None))
             step = {"words": "sum reductions", "advice": f"sum reductions: {place}"}
             if target:
-                advice = draw.choice((f"fuse operators ({target})", f"capture the step ({target})"))
+                advice = draw.choice((f"fuse operators ({target})", f"capture the call in a CUDA graph ({target})"))
                 step = {"words": target, "advice": advice, "variant": target}
             steps.append(step | ({"wall_ms": draw.uniform(0.5, 9)} if draw.random() < 0.7 else {}))
         state = draw.choice(("ok", "ok", "ok", "failed", "invalid", "skipped"))

@@ -67,7 +67,7 @@ def test_what_there_is_no_room_for_is_added_up():
     found = tables(*(traced(f"v{i}", many(40, 30)) for i in range(20)))
     kernels, modules = ([row for row in found[title] if row["variant"] == "v0"] for title in (KERNELS, MODULES))
     assert len(kernels) == 13
-    rest = [kernels[-1][key] for key in ("kernel", "count", "total ms", "share")]
+    rest = [kernels[-1][key] for key in ("kernel", "count", "total ms", "share of kernel time")]
     assert rest == ["and 28 more", "28", "0.02800", "70%"]
     assert sum(float(row["total ms"]) for row in kernels) == pytest.approx(0.04)
     assert modules[-1]["module"] == "and 11 more"

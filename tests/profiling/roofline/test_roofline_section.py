@@ -24,8 +24,8 @@ KINDS = {"weights", "inputs", "outputs", "state_read", "state_written", "total"}
 def test_of_a_compiled_call_the_eager_operators_are_no_evidence():
     planted = component(Chain(), x=torch.ones(64))
     eager, fused = (call_roofline(planted, planted.call, CEILINGS, 10.0, fused=fused) for fused in (False, True))
-    assert any("reads and writes of single operators" in line for line in eager.evidence)
-    assert not any("reads and writes of single operators" in line for line in fused.evidence)
+    assert any("tensors that operators hand to each other" in line for line in eager.evidence)
+    assert not any("tensors that operators hand to each other" in line for line in fused.evidence)
     assert any(line.startswith("Python and operators that take little more") for line in fused.evidence), "the bound"
     assert eager.bound == fused.bound == "host"
     assert [each.words for each in eager.steps] != [each.words for each in fused.steps]
@@ -79,8 +79,8 @@ def test_each_stage_is_judged_by_its_own_time():
     found = frame(220.0, {"world": 10.0, "picture": 200.0}, overlapping=False, fused={"picture"}).parts
     assert (found["world"].bound, found["picture"].bound) == ("memory bandwidth", "compute")
     assert found["world"].over_roofline == pytest.approx(1.25)
-    assert any("single operators" in line for line in found["world"].evidence)
-    assert not any("single operators" in line for line in found["picture"].evidence), "fused"
+    assert any("operators hand to each other" in line for line in found["world"].evidence)
+    assert not any("operators hand to each other" in line for line in found["picture"].evidence), "fused"
     lines = " ".join((*found["world"].evidence, *found["picture"].evidence))
     assert "above the measured" in lines, "these planted ceilings are far below this machine's"
     alone = frame(220.0, {"world": 10.0}, overlapping=True).parts["world"]

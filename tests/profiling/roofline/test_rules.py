@@ -139,8 +139,11 @@ def test_what_decided_comes_first():
         (LAUNCHES, ("GPU idle 85%", "1000 launches at 5 µs take 50% of wall time")),
         (LAUNCHES | {"waits": 100.0}, ("the host waits for the GPU 100 times a call", "GPU idle 85%")),
         (SHORT, ("1000 kernels, median 3 µs; kernels of at most 5 µs take 80% of wall time",)),
-        (LONG | {"memory_ms": 9.0}, ("at the ceilings its bytes take 90% of wall time, its FLOPs 30%",)),
-        (DECODER, ("reads and writes of single operators take 82% of wall time",)),
+        (
+            LONG | {"memory_ms": 9.0},
+            ("at the ceilings the call's weights, inputs and outputs take 90% of wall time, its FLOPs 30%",),
+        ),
+        (DECODER, ("tensors that operators hand to each other through memory take 82% of wall time",)),
     ):
         assert judged(facts).evidence[: len(first)] == first
 
@@ -210,7 +213,7 @@ def test_one_slow_reduction_is_named_with_its_share_rate_and_grid():
     assert verdict.steps[0].words == "group norm reductions"
     assert verdict.steps[0].wall_ms == pytest.approx(10 - 5.2)
     saves = "(saves at most 5.2 of their 5.6 ms)"
-    cure = f"launch more than 32 blocks, to fill 132 SMs {saves}"
+    cure = f"launch a block for each of the 132 SMs, not 32 in all {saves}"
     assert verdict.steps[0].advice == f"group norm reductions: {cure}"
     filled = judged(CAPTURED, findings=(reduction,), multiprocessors=30).steps[0].advice
     assert filled == f"group norm reductions: use faster kernels {saves}", "no cure is known"
@@ -290,7 +293,7 @@ def test_operators_of_a_cpu_decide_what_bounds_it(known, bound):
 
 def test_ceilings_that_were_disturbed_are_named_as_such():
     busy = HOST | {"compute_ms": 9.0}
-    disturbed = "at the ceilings, measured while other processes ran, its bytes"
+    disturbed = "at the ceilings, measured while other processes ran, the call's weights"
     assert any(line.startswith(disturbed) for line in judged(busy, disturbed=True).evidence)
     for undisturbed in (judged(busy), judged(LONG, disturbed=True)):  # those of a GPU do not depend on the host
         assert not any("other processes" in line for line in undisturbed.evidence)

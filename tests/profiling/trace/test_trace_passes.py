@@ -152,7 +152,7 @@ def test_a_pass_that_fails_in_a_cell_costs_a_note(tmp_path):
         measure = components = None  # not called: of this cell only the tracing is tested
 
     settings = SimpleNamespace(stacks=False, ceilings="off")
-    job = SimpleNamespace(run=str(tmp_path), component=planted, variant="baseline", settings=settings)
+    job = SimpleNamespace(run=str(tmp_path), row="planted", variant="baseline", settings=settings)
     OnlyTraces.__abstractmethods__ = frozenset()
     with torch.inference_mode():
         OnlyTraces(job, sent.append).trace(planted, Step(run=once, eager_step=EagerStep(once, planted.module)))
