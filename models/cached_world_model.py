@@ -117,7 +117,7 @@ class CachedWorldModel(WorldModel):
         )
         self.options = options
         self.schedule = NoiseSchedule(options.steps, options.t_commit)
-        self.modulation = MergedModulation(self)
+        self.modulation = MergedModulation(self)  # takes the place of the AdaLN and gate layers, which it removes
         self.caches = nn.ModuleList(
             # One slot more than the window has frames, see `models.kernels.ring_attention`.
             RingCache(
@@ -192,7 +192,7 @@ class CachedWorldModel(WorldModel):
 
     @torch.no_grad()
     def denoise(self, x: Tensor, audio: Tensor, t: Tensor, mouse: Tensor, btn: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the velocity of the next frame; the cache of earlier frames is read and not changed.
+        """Return the velocity of the next frame, and write into no slot of the cache but that frame's own.
 
         The frame before must have been committed, which `prefill` and `commit=separate` do.
 
@@ -234,7 +234,7 @@ class CachedWorldModel(WorldModel):
         """
         fused = self.options.commit == "fused"
         committed = (self.last_mouse, self.last_btn) if fused else (mouse, btn)
-        vectors = self.modulation(self._activated(committed, (mouse, btn)))  # [B, 1 + steps, …], the commit's first
+        modulations = self.modulation(self._activated(committed, (mouse, btn)))  # [B, 1 + steps, …], the commit's first
         video, sound = at_least_fp32(x), at_least_fp32(audio)
         for step, delta in enumerate(self.schedule.deltas.unbind()):
             latents = video.to(x.dtype).unsqueeze(1), sound.to(audio.dtype).unsqueeze(1)
@@ -246,24 +246,24 @@ class CachedWorldModel(WorldModel):
                     torch.cat((self.last_audio.unsqueeze(1), latents[1]), dim=1),
                 )
                 frames = materialized(torch.cat((self.position - 1, self.position)))
-                velocity = self._velocity(*latents, vectors[:, :2], frames)
+                velocity = self._velocity(*latents, modulations[:, :2], frames)
             else:
-                velocity = self._velocity(*latents, vectors[:, step + 1 : step + 2], self.position)
+                velocity = self._velocity(*latents, modulations[:, step + 1 : step + 2], self.position)
             video, sound = video - delta * velocity[0], sound - delta * velocity[1]
         finished = video.to(x.dtype), sound.to(audio.dtype)
         if fused:
             self._store_last(*finished, mouse, btn)
         else:
             latents = self._doubled(finished[0].unsqueeze(1), finished[1].unsqueeze(1))
-            self._run_blocks(latents, vectors[:, :1], self.position)
+            self._run_blocks(latents, modulations[:, :1], self.position)
         self.position.add_(1)
         return finished
 
-    def _velocity(self, x: Tensor, audio: Tensor, vectors: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the velocity of the last of g frames, fp32 or fp64; x is [b, g, c, h, w], vectors are [B, g, …]."""
-        tokens = self._run_blocks(self._doubled(x, audio), vectors, frames)
-        heads = (self.modulation.head(vectors[:, -1:], index) for index in range(2))
-        video, sound = (at_least_fp32(out.squeeze(1)) for out in self.heads(tokens[:, -1:], *heads))
+    def _velocity(self, x: Tensor, audio: Tensor, modulations: Tensor, frames: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the velocity of the last of g frames, fp32 or fp64; x is [b, g, c, h, w], modulations [B, g, …]."""
+        tokens = self._run_blocks(self._doubled(x, audio), modulations, frames)
+        of_video, of_audio = (self.modulation.head(modulations[:, -1:], index) for index in range(2))
+        video, sound = (at_least_fp32(out.squeeze(1)) for out in self.heads(tokens[:, -1:], of_video, of_audio))
         if self.options.guidance is None:
             return video, sound
         scale = self.options.guidance
@@ -271,13 +271,13 @@ class CachedWorldModel(WorldModel):
         return video_without + scale * (video - video_without), sound_without + scale * (sound - sound_without)
 
     def _run_blocks(
-        self, latents: tuple[Tensor, Tensor], vectors: Tensor, frames: Tensor, mask: Tensor | None = None
+        self, latents: tuple[Tensor, Tensor], modulations: Tensor, frames: Tensor, mask: Tensor | None = None
     ) -> Tensor:
         """Return the last block's tokens [B, g, m, d] of g frames, whose keys and values are written into the rings.
 
         Args:
             latents: video [B, g, c, h, w] and audio [B, g, ca].
-            vectors: modulation of each frame, [B, g, …].
+            modulations: of each frame, all factors, shifts and gates side by side, [B, g, (6·layers + 4)·d].
             frames: their indices, int64 [g].
             mask: None: each frame attends to its window in the rings. Otherwise the frames attend to each other: bool
                 [g·m, g·m], true where a token (row) attends to another.
@@ -289,8 +289,8 @@ class CachedWorldModel(WorldModel):
         # Each frame gets the learned positions of the newest frame of a window, which it is when it is generated.
         tokens = self.embed(*latents) + self.pos_enc(1, self.params.tokens_per_frame)
         rotation = self.transformer.rotary.at(frames)
-        modulations = [self.modulation.block(vectors, index) for index in range(len(self._blocks))]
-        layers = zip(self._blocks, self._rings, modulations, strict=True)
+        of_blocks = [self.modulation.block(modulations, index) for index in range(len(self._blocks))]
+        layers = zip(self._blocks, self._rings, of_blocks, strict=True)
         if seen is not None and seen.kernel == "triton":
             from models.fused_blocks import run_blocks  # needs triton
 

@@ -110,7 +110,8 @@ class PrefilledWorldModel(CachedWorldModel):
     def reset(self) -> None:
         """Restore the state right after the context frames, in place.
 
-        In half precision, the first reset also calls `quantise`: the weights are loaded and cast by then.
+        In half precision, the first reset also calls `quantise`: the weights are loaded and cast by then. With 8-bit
+        weights, published weights cannot be loaded after it.
         """
         self.quantise()
         super().reset()
@@ -119,7 +120,7 @@ class PrefilledWorldModel(CachedWorldModel):
 
 
 class WorldModelStep(PrefilledWorldModel):
-    """One denoising pass of one new frame; the cache of earlier frames is read and not changed."""
+    """One denoising pass of one new frame, which writes into no slot of the cache but that frame's own."""
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, audio: Tensor, t: Tensor, mouse: Tensor, btn: Tensor

@@ -58,6 +58,7 @@ class RotaryFrequencies(nn.Module):
 class RotaryTables(ConstantBuffers):
     """The rotation of every window of 1 … n_frames frames, shared by all layers.
 
+    Of a head's dims the first quarter turns with the frame, the next with the token, and the other half not at all.
     A short window is stretched over the whole range of positions, so each length has its own rows. They are stored
     one after the other in `frame_table`: those of length n start at row n·(n-1)/2.
     """
@@ -69,7 +70,7 @@ class RotaryTables(ConstantBuffers):
     def __init__(self, head_dim: int, n_frames: int, tokens_per_frame: int) -> None:
         super().__init__()
         self.head_dim, self.n_frames, self.tokens_per_frame = head_dim, n_frames, tokens_per_frame
-        self.host_freqs = axial_frequencies(head_dim)
+        self.host_freqs = axial_frequencies(head_dim)  # the tables are computed on the host, whatever the device
         self.register_constants()
 
     def constants(self) -> dict[str, Tensor]:
