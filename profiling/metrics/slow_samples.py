@@ -104,7 +104,7 @@ def _place_ms(series: Series, steady: Steady) -> dict[str, Array]:
         stage: np.maximum(*(_beyond_median(taken[f"{clock}_{stage}_ms"], steady) for clock in ("host", "device")))
         for stage in stage_names(series)
     }
-    rest_ms = series.get("rest_ms")  # calls have none, and frames whose stages are in several threads no number
+    rest_ms = series.get("rest_ms")  # calls have none, and frames in flight beside others no number
     if rest_ms is None or not np.isfinite(rest_ms).any():
         return spent
     return spent | {OUTSIDE: _beyond_median(rest_ms, steady)}

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 #: The cell of a recorded loop: component and variant.
 COMPONENT, VARIANT = "loop", "recorded"
 CELL = f"{COMPONENT}.{VARIANT}"
-#: Names of a row: first those that the recorder measures itself.
-_OWN = (*TIMES, "rest_ms", "exceptions")
+#: Names of a row: first those that the recorder measures itself. `overlaps`: 1 where stages were in several threads.
+_OWN = (*TIMES, "rest_ms", "exceptions", "overlaps")
 _NAMES = tuple(dict.fromkeys((*_OWN, *NAMES)))
 MEASURED = len(_OWN)
 
@@ -212,7 +212,7 @@ def _write_run(
     from profiling.run.revisions import code_and_command
 
     series = with_gaps(series)
-    overlapping = bool(np.isnan(series["rest_ms"]).any())  # stages of several threads
+    overlapping = np.nansum(series.get("overlaps", 0)) > 0
     loop = msgspec.structs.replace(loop, schedule="overlap" if overlapping else "sequential")
     section = summarize_frames(series, loop, events=events)
     record = _record(section, device, (*notes, *_remarks(series, section)))

@@ -516,8 +516,9 @@ class FrameRecorder:
             (delivered_ns - origin_ns) / 1e6,
             (delivered_ns - max(begin_ns, self._delivered_ns)) / 1e6,
             (delivered_ns - begin_ns) / 1e6,
-            math.nan if overlap else rest_ns / 1e6,
+            (_outside_ns(frame) if overlap else rest_ns) / 1e6,
             frame.failed,
+            overlap,
         )
         return row
 
@@ -544,6 +545,15 @@ class FrameRecorder:
         self._is_forked, self.timer, self._open = True, None, []
         self._end.detach()
         self._lock, self._reading = threading.Lock(), threading.Lock()  # another thread may have held them
+
+
+def _outside_ns(frame: Frame) -> int:
+    """Return the host time of a frame in which none of its stages ran, in whichever threads, in ns."""
+    outside_ns, until_ns = 0, frame.begin_ns
+    for stage in sorted(frame.stages, key=lambda stage: stage.begin_ns):
+        outside_ns += max(0, min(stage.begin_ns, frame.end_ns) - until_ns)
+        until_ns = max(until_ns, stage.end_ns)
+    return outside_ns + max(0, frame.end_ns - until_ns)
 
 
 #: Recorders of this process, which a fork copies.

@@ -198,6 +198,27 @@ def test_stages_of_worker_threads(planted, make_recorder, tmp_path):
     assert loop.budget.parts["unaccounted"].host_ms == pytest.approx(0)
 
 
+def test_time_outside_the_stages_of_all_threads(planted, make_recorder, tmp_path):
+    """Frame 5 works for 100 ms after its stages, of which a worker has one: that is outside all stages."""
+    clock, frames = planted(device=False), make_recorder()
+
+    def decode():
+        with frames.stage("picture"):
+            clock.work(2)
+
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(40):
+            with frames.frame():
+                pool.submit(decode).result()
+                with frames.stage("world"):
+                    clock.work(3)
+                clock.work(101 if number == 5 else 1)
+    loop, series = saved(frames, tmp_path / "run")
+    np.testing.assert_allclose(np.delete(series["rest_ms"], 5), 1)
+    assert series["rest_ms"][5] == pytest.approx(101)
+    assert loop.slow.causes == {"outside all stages": 1}
+
+
 def test_a_stage_that_begins_too_late_is_said_to_be_lost(make_recorder, tmp_path):
     frames = make_recorder(device="cpu")
     with frames.frame() as frame:
@@ -294,7 +315,7 @@ def test_a_recompile_is_named_in_its_frame_where_an_earlier_one_is_written_later
         observed = compiled if number == 5 else usual
         row, frame_ms = run.row(observed), 5 + observed["compile_ms"]
         delivered_ms = 5.0 * place + 5 + 50 * (place >= 4)
-        row[:MEASURED] = delivered_ms - frame_ms, delivered_ms, frame_ms, frame_ms, 0.0, 0.0
+        row[:MEASURED] = delivered_ms - frame_ms, delivered_ms, frame_ms, frame_ms, 0.0, 0.0, 0.0
         run.append(row, number, observed)
     events = [{"frame": 5, "kind": "recompile", "id": "1/0"}]
     result = run.save(None, "cpu", SimpleNamespace(events=events, clocks=ClockConditions))
