@@ -10,7 +10,7 @@ from fx_networks import assert_same, f32
 from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.image_vae import ImageDecoder, ImageVAEParams
 from models.initialisation import randomise
-from models.kernels import convolution, fused_norm
+from models.kernels import convolution, forms, fused_norm
 from profiling.cli.variants import named_recipes
 from profiling.components.instantiate import instantiate
 from profiling.variants.recipe import Recipe
@@ -65,7 +65,7 @@ def as_on_a_gpu(rewrite):
 
 @pytest.mark.parametrize("build", DECODERS)
 def test_decoders_compute_the_same(build, monkeypatch):
-    for kernels in (fused_norm, convolution):
+    for kernels in (forms, convolution):
         monkeypatch.setattr(kernels, "HAS_TRITON", True)
     torch.manual_seed(0)
     module, inputs = build()
