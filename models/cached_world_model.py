@@ -47,7 +47,7 @@ class FrameOptions(Params):
         kernel: `triton`: the fused Triton kernels; `sdpa`: PyTorch operations; `auto`: Triton where it can run.
         weights: how `quantise` stores the weights that modulate (AdaLN and gates), a third of the 1B model's: `bf16`:
             they stay in the model's dtype; `int8` or `float8_e4m3`: 8 bits, with a scale for each output. Their product
-            has few rows (1 + steps a sequence): reading half the bytes takes half the time.
+            has few rows (1 + steps a sequence), so that it takes as long as reading the weights does.
 
     Raises:
         ValueError: a value is out of range.
