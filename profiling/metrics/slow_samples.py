@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,16 +54,12 @@ def slow_section(
         excess_ms = float(frame_ms[frame]) - steady.p50
         took = {cause: float(values[frame]) for cause, values in took_ms.items()}
         places = _places({place: float(values[frame]) for place, values in spent_ms.items()}, excess_ms)
-        stages = [place for place in places if place != OUTSIDE]
-        outside = [OUTSIDE] if OUTSIDE in places else []
-        where = "".join(f" {words}" for words in (*([f"in {', '.join(stages)}"] if stages else []), *outside))
-        of_stages = [f"stage{'s' * (len(stages) > 1)} {', '.join(stages)}"] if stages else []
-        alone = ", ".join((*of_stages, *outside)) or UNKNOWN
+        where, alone = _place_words(places)
         explained = {cause: ms for cause, ms in took.items() if ms >= LEAST_SHARE * excess_ms}
         recompiles = [str(event["id"]) for event in events if (event["frame"], event["kind"]) == (frame, "recompile")]
         if COMPILE in explained and recompiles:
             explained[f"recompile {', '.join(recompiles)}"] = explained.pop(COMPILE)
-        explained = {f"{cause}{where}": ms for cause, ms in explained.items()}
+        explained = {f"{cause} {where}".rstrip(): ms for cause, ms in explained.items()}
         if not explained and places:
             explained = {alone: sum(places.values())}
         frames[frame] = SlowFrame(
@@ -85,13 +81,26 @@ def slow_section(
 
 
 def _places(spent_ms: Mapping[str, float], excess_ms: float) -> dict[str, float]:
-    """Return the fewest places that together took enough of the excess, with their ms; none if all did not."""
+    """Return the fewest places that together took `LEAST_SHARE` of the excess, with the ms of each.
+
+    The result is empty where all places together took less.
+    """
     chosen = dict[str, float]()
     for place, ms in sorted(spent_ms.items(), key=lambda item: -item[1]):
         chosen[place] = ms
         if sum(chosen.values()) >= LEAST_SHARE * excess_ms:
             return chosen
     return {}
+
+
+def _place_words(places: Collection[str]) -> tuple[str, str]:
+    """Return places as they follow a cause ("in world"), and as they are named without one ("stage world")."""
+    stages = ", ".join(place for place in places if place != OUTSIDE)
+    outside = [OUTSIDE] if OUTSIDE in places else []
+    if not stages:
+        return "".join(outside), "".join(outside) or UNKNOWN
+    noun = "stages" if ", " in stages else "stage"
+    return ", ".join((f"in {stages}", *outside)), ", ".join((f"{noun} {stages}", *outside))
 
 
 def _place_ms(series: Series, steady: Steady) -> dict[str, Array]:

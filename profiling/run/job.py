@@ -31,12 +31,12 @@ class Job:
     procedure: Mapping[str, Any]
     waits: bool = False  # prepared, until it may be measured, so that others can be prepared beside it
     parts: tuple[Job, ...] = ()  # that compile, one by one, the code that this cell compiles: the stages of a loop
-    together: str | None = None  # the name in records of a loop, of whose components `component` is the first
+    loop: str | None = None  # the name of a loop of several components, of which `component` is the first
 
     @property
     def row(self) -> str:
-        """The name of the cell's component in records, or of its loop."""
-        return self.component.name if self.together is None else self.together
+        """What records name the cell after: its component, or the loop in which several are played."""
+        return self.component.name if self.loop is None else self.loop
 
     @property
     def networks(self) -> tuple[ComponentSpec, ...]:
@@ -158,13 +158,13 @@ class RunConfig:
     waits: bool = False  # whether cells that take no windows wait, prepared, until they may be measured
     # Returns the components, and the options of their variants, that a variant of these options prepares one by one.
     parts: Callable[[Mapping[str, Any]], Sequence[tuple[ComponentSpec, Mapping[str, Any]]]] | None = None
-    together: str | None = None  # the name of the loop in which all components are played; None: a cell for each
+    loop: str | None = None  # the name of the loop in which all components are played; None: a cell for each
 
     def __post_init__(self) -> None:
         for group, members in (("component", self.components), ("variant", self.variants)):
             if not members:
                 raise InputError(f"{group}=[] leaves nothing to run. Name at least one {group}.")
-        rows = [spec.name for spec in self.components] if self.together is None else [self.together]
+        rows = [spec.name for spec in self.components] if self.loop is None else [self.loop]
         check_names("component", rows)
         check_names("variant", self.variants)
         check_names("metric", self.metrics)
@@ -220,15 +220,15 @@ class RunConfig:
             return Job(
                 *(target, component.at(settings.scale), name, options, self.metrics, settings, run, procedure),
                 waits=self.waits and not settings.check,
-                together=self.together,
+                loop=self.loop,
             )
 
         def parts(name: str, options: Mapping[str, Any]) -> tuple[Job, ...]:
             found = self.parts(options) if self.parts is not None else ()
-            return tuple(replace(job(spec, name, as_recipe(each), FORWARD), together=None) for spec, each in found)
+            return tuple(replace(job(spec, name, as_recipe(each), FORWARD), loop=None) for spec, each in found)
 
         return tuple(
             replace(job(component, name, options, self.procedure), parts=parts(name, options))
-            for component in (self.components if self.together is None else self.components[:1])
+            for component in (self.components if self.loop is None else self.components[:1])
             for name, options in sorted(self.variants.items(), key=lambda item: item[0] != BASELINE)
         )
