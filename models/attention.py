@@ -47,11 +47,14 @@ class RingCache(nn.Module):
 
 
 class NewFrames(NamedTuple):
-    """The g frames of one pass, which are new to the cache; the same in all layers. Either `seen` or `mask` is None."""
+    """Where the g frames of one pass are stored in the cache, and what they attend to; all layers share it.
+
+    They attend to slots of the ring (`seen`), or to each other (`mask`): exactly one of the two is given.
+    """
 
     slots: Tensor  # int64, where each frame's keys and values are written; fewer than g: those of the newest frames
     seen: Visibility | None  # the slots of the ring that each frame attends to
-    mask: Tensor | None  # instead, the tokens of the pass that each token (row) attends to, bool [g·m, g·m]
+    mask: Tensor | None  # bool [g·m, g·m], true where a token of the pass (row) attends to another
 
 
 class RMSGain(nn.Module):

@@ -234,18 +234,28 @@ def build_audio_encoder(**config: Any) -> AudioEncoder:
 
 
 def audio_decoder_inputs(
-    module: AudioDecoder, *, batch: int, frames: int,
-    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
-) -> dict[str, Tensor]:  # fmt: skip
+    module: AudioDecoder,
+    *,
+    batch: int,
+    frames: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
     """Return random latents [batch, latent_channels, frames] for `AudioDecoder.forward`."""
     shape = (batch, module.params.latent_channels, frames)
     return {"z": draw_normal(*shape, generator=generator, device=device, dtype=dtype)}
 
 
 def audio_encoder_inputs(
-    module: AudioEncoder, *, batch: int, frames: int,
-    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
-) -> dict[str, Tensor]:  # fmt: skip
+    module: AudioEncoder,
+    *,
+    batch: int,
+    frames: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
     """Return random sound in -1 … 1 for `AudioEncoder.forward`, [batch, channels, frames·samples_per_latent]."""
     shape = (batch, module.params.channels, frames * module.params.samples_per_latent)
     return {"x": draw_uniform(*shape, generator=generator, device=device, dtype=dtype)}

@@ -106,9 +106,14 @@ def build_clip_vision(folder: str | None = None, *, attn_implementation: str = "
 
 
 def clip_text_inputs(
-    module: ClipText, *, batch: int, tokens: int,
-    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
-) -> dict[str, Tensor]:  # fmt: skip
+    module: ClipText,
+    *,
+    batch: int,
+    tokens: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
     """Return random ids, int64 [batch, tokens] whatever `dtype` is.
 
     A row begins with the start of text, has the end of text at a random position and is padded with it, as CLIP's

@@ -71,9 +71,14 @@ def build_flow_matching(**config: Any) -> FlowMatching:
 
 
 def flow_matching_inputs(
-    module: FlowMatching, *, batch: int, frames: int,
-    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
-) -> dict[str, Tensor]:  # fmt: skip
+    module: FlowMatching,
+    *,
+    batch: int,
+    frames: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
     """Return random inputs of `FlowMatching.forward` by argument name; `t` is fp32, all others are in `dtype`."""
     inputs = world_model_inputs(
         module.model, batch=batch, frames=frames, generator=generator, device=device, dtype=dtype

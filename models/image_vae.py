@@ -292,9 +292,14 @@ def picture_size(params: ImageVAEParams) -> tuple[int, int]:
 
 
 def image_decoder_inputs(
-    module: ImageDecoder, *, batch: int, frames: int,
-    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
-) -> dict[str, Tensor]:  # fmt: skip
+    module: ImageDecoder,
+    *,
+    batch: int,
+    frames: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
     """Return random latents [batch·frames, latent_channels, s, s] for `ImageDecoder.forward`."""
     params = module.params
     shape = (batch * frames, params.latent_channels, params.latent_size, params.latent_size)
@@ -302,9 +307,14 @@ def image_decoder_inputs(
 
 
 def image_encoder_inputs(
-    module: ImageEncoder, *, batch: int, frames: int,
-    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
-) -> dict[str, Tensor]:  # fmt: skip
+    module: ImageEncoder,
+    *,
+    batch: int,
+    frames: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
     """Return random pictures [batch·frames, channels, H, W] in -1 … 1 for `ImageEncoder.forward`."""
     shape = (batch * frames, module.params.channels, *picture_size(module.params))
     return {"x": draw_uniform(*shape, generator=generator, device=device, dtype=dtype)}

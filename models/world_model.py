@@ -131,9 +131,14 @@ class WorldModel(nn.Module):
 
 
 def world_model_inputs(
-    module: WorldModel, *, batch: int, frames: int,
-    generator: torch.Generator, device: torch.device | str, dtype: torch.dtype,
-) -> dict[str, Tensor]:  # fmt: skip
+    module: WorldModel,
+    *,
+    batch: int,
+    frames: int,
+    generator: torch.Generator,
+    device: torch.device | str,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
     """Return random inputs of `WorldModel.forward` by argument name; `t` is fp32, all others are in `dtype`."""
     params, size = module.params, module.params.sample_size
     normal = partial(draw_normal, batch, frames, generator=generator, device=device, dtype=dtype)

@@ -19,7 +19,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-#: Whether Triton interprets kernels, in numpy. It then supports no assembly.
+#: True where TRITON_INTERPRET=1 makes Triton run kernels in Python. Inline assembly is then not available.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
