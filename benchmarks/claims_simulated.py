@@ -120,9 +120,10 @@ def _windows(
 
 @cache
 def stored_noise() -> tuple[Array, ...]:
-    """Return the logarithms of the window medians of committed cells with 20 windows or more, around their typical one.
+    """Return a series for each committed cell with 20 windows or more: the logarithms of its windows' median times.
 
-    That is their trimmed mean, which the judge compares: a skewed series has another median.
+    Their trimmed mean is subtracted, which is the typical time that the judge compares: the median of a skewed series
+    is another number.
     """
     records = [record for path in RESULTS.glob("*/results.jsonl") for record in read_records(path.parent).records]
     placed = [placements_of(record) for record in records if record.is_correct]

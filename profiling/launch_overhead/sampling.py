@@ -54,7 +54,7 @@ class Chain:
 
 
 def make_chains(device: torch.device, dtype: torch.dtype, seed: int) -> tuple[Chain, Chain]:
-    """Return two chains of operators on `device`: elementwise ones, and linear layers whose input is one row."""
+    """Return a chain of elementwise operators and a chain of linear layers with one row as input, both on `device`."""
 
     def elementwise(elements: int) -> Operator:
         # Negation: one kernel, values that never overflow, and no Python number that each call would convert to a

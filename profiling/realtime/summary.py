@@ -60,7 +60,8 @@ def summarize_frames(
     steady = find_steady(frame_ms)
     slow = _slow_frames(frame_ms, steady)
     gaps = series["gap_ms"][np.isfinite(series["gap_ms"])]
-    # Between frames lies the work of the harness, which no frame's time contains, and which due times are shifted by.
+    # The tool's own work between two frames is part of no frame's time, and later due times are moved by as much: it is
+    # left out here, too. What an application does between its frames is part of its rate.
     if loop.pace == "free":
         span_ms = float(frame_ms[1:].sum())
     elif loop.pace == "realtime":

@@ -270,9 +270,10 @@ def _is_long(text: str, most: int) -> bool:
 def _lines(
     rows: Sequence[Sequence[str]], numeric: Sequence[bool], long: Sequence[Mapping[int, str]], width: int
 ) -> Iterator[str]:
-    """Yield the lines of a table, the headers first; `long` has the names, by column, that stand whole in their row.
+    """Yield the lines of a table, the headers first.
 
-    What is to the right of such a name begins below it.
+    `long` maps, for each row, a column to a name that is too long for it. Such a name is printed in full, and the cells
+    to the right of it begin on the line below.
     """
     widths = [max(len(line) for text in texts for line in text.split("\n")) for texts in zip(*rows, strict=True)]
     pads = [str.rjust if right else str.ljust for right in numeric]

@@ -214,7 +214,8 @@ class Pair:
             return "a quiet machine"
         often = f"over {MOST_TIMES:.0f}" if times > MOST_TIMES else f"{int(np.ceil(max(2.0, times)))}"
         if self.placement > self.noise:
-            return f"{often} times as many processes{' (--multirun seed=0,1,2)' if self.in_turns else ', in turns'}"
+            how = " (--multirun seed=0,1,2)" if self.in_turns else ", in turns"
+            return f"measuring in {often} times as many processes{how}"
         return f"{often} times the windows (seconds=, metric.latency.max_iterations=)"
 
     def times_wanted(self) -> float:

@@ -133,7 +133,9 @@ class ForwardCell(Cell):
                 if UNDECIDED in reason:
                     reason = f"after the timing: {reason}"
                 elif measured_by(metric, eager).problem is not None:
-                    reason = f"{UNDECIDED}after the timing eager's outputs are wrong, too ({_OUT_OF_REACH}): {reason}"
+                    reason = (
+                        f"{UNDECIDED}the outputs of eager are wrong after the timing, too ({_OUT_OF_REACH}): {reason}"
+                    )
                 else:
                     reason = f"correct before the timing, wrong after it: {reason}"
                 self.problems.append((status, reason))

@@ -149,7 +149,7 @@ class PositionsOnly(nn.Module):
 
 
 class Guided(nn.Module):
-    """Follows the gradient of its own output, as classifier guidance does."""
+    """Returns the gradient of its output with respect to its input, as classifier guidance needs it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Files of a run: committed environments are read without loss, and a file is written whole or not at all."""
+"""Files of a run: reading and writing an environment.json loses no key, and a file is written whole or not at all."""
 
 import json
 from pathlib import Path
