@@ -100,7 +100,7 @@ def profile(
             this one, are drawn with another seed, or are these with their values in another order; masks, sorted
             integers and plain values stay.
         name: of the component in the report; default: the module's class.
-        frames_per_call: frames that a call makes.
+        frames_per_call: frames that a call makes; 0: none, and no frame rate is judged.
         seconds: at most, for timing a variant in turns with the baseline. Default: `max_seconds` of the metric latency
             for each of the two.
         rounds: how many times variants are measured that do not take turns with the baseline.

@@ -371,9 +371,9 @@ class ComponentSpec:
         tiny = decode(Tiny, self.tiny, f"{where}.tiny")
         if self.sweep is not None:
             decode(Sweep, self.sweep, f"{where}.sweep")
-        check_whole(f"{where}.frames_per_call", self.frames_per_call)
+        check_whole(f"{where}.frames_per_call", self.frames_per_call, least=0)
         if tiny.frames_per_call is not None:
-            check_whole(f"{where}.tiny.frames_per_call", tiny.frames_per_call)
+            check_whole(f"{where}.tiny.frames_per_call", tiny.frames_per_call, least=0)
         elif {"frames", "batch"} & set(tiny.inputs):
             raise InputError(f"{where}.tiny.inputs changes how many frames a call makes: add tiny.frames_per_call too.")
         if self.kind not in (None, "image", "audio"):

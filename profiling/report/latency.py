@@ -83,11 +83,10 @@ def _rows(group: Sequence[Record]) -> Rows:
     timed = [(record, times) for record in group if (times := record.summary) is not None]
     correct = [times for record, times in timed if record.is_correct] or [times for _, times in timed]
     end = upper_end([times.p50 for times in correct], [ms for times in correct for ms in (times.tail[1], times.max)])
-    counts = {record.frames_per_call or 1 for record in group}
-    levels = []
-    if len(counts) == 1 and all(record.training is None for record in group):  # a training step makes no frames
-        (frames,) = counts
-        levels = [(frames * ms, label) for ms, label in frame_budgets(end / frames)]
+    counts = {1 if record.frames_per_call is None else record.frames_per_call for record in group}
+    frames = counts.pop() if len(counts) == 1 else 0
+    has_budget = frames and all(record.training is None for record in group)  # a training step makes no frames
+    levels = [(frames * ms, label) for ms, label in frame_budgets(end / frames)] if has_budget else []
     return Rows([_row(*each) for each in timed], end, levels)
 
 

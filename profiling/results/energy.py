@@ -98,7 +98,7 @@ def energy_section(
         joules_per_call=per_call,
         joules_per_call_ci95=interval,
         above_idle_per_call=above,
-        joules_per_frame=per_call / frames_per_call,
-        above_idle_per_frame=None if above is None else above / frames_per_call,
+        joules_per_frame=per_call / frames_per_call if frames_per_call else None,
+        above_idle_per_frame=None if above is None or not frames_per_call else above / frames_per_call,
         windows=tuple(windows),
     )

@@ -25,7 +25,8 @@ are tested against it. The leader was chosen by the same data, so that Holm's me
 **Disturbance widens.** What other processes took of a window is measured. The interval of a ratio reaches from where
 all of that is removed from the slower cell to where all is removed from the faster one; no window is dropped.
 
-**Drift.** A cell whose windows have a trend says so, and the interval of its time holds both ends.
+**Drift.** A cell whose windows have a trend is timed longer. If that does not end it, the cell says so, and the
+interval of its time holds both ends.
 
 **Rates.** A cell holds a frame rate if at most 1% of its calls are late. That is said by the one-sided 95% bound of
 Clopper and Pearson (1934) on k late of n calls. Late calls come in bursts: k and n are divided by the mean length of a
@@ -486,24 +487,22 @@ def is_settled(cells: Sequence[Cell], level: float) -> bool:
     """Return whether further turns would tell no more; the first cell is the one that the others are compared with.
 
     Each comparison with the one that leads has an answer at `level`, or is limited by what windows cannot show, and no
-    cell drifts by more than that leaves open. Other comparisons with the first cell have an answer (95%), or would have
-    none without noise: nothing is chosen by them, so that looking at them often makes none of them false. A cell alone
-    is settled where its own time is known to the resolution.
+    cell drifts. Other comparisons with the first cell have an answer (95%), or would have none without noise: nothing
+    is chosen by them, so that looking at them often makes none of them false. A cell alone is settled where its own
+    time is known to the resolution.
     """
+    if any(drift(cell.placements[0]) is not None for cell in cells):
+        return False
     if len(cells) == 1:
         known = time_interval(cells[0].placements[0])
         return known is not None and known[1] <= (1 + RESOLUTION) ** 2 * known[0]
     leader = min(range(len(cells)), key=lambda place: cells[place].log_ms)
-    trends = [drift(cell.placements[0]) for cell in cells]
-    moved = [0.0 if line is None else abs(float(np.log(line.end / line.begin))) for line in trends]
     for place, cell in enumerate(cells):
         for other in {leader, 0} - {place}:
             pair, leads = compare(cell, cells[other]), leader in (place, other)
             asked = level if leads else 1 - FALSE
             is_open = pair.answer(asked) == "undecided" and not pair.is_limited_by_placement(asked)
             if is_open and (leads or replace(pair, noise=0.0).answer() != "undecided"):
-                return False
-            if max(moved[place], moved[other]) > max(pair.reach(1 - FALSE), abs(pair.log_ratio)):
                 return False
     return True
 

@@ -62,7 +62,9 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     weights: Annotated[str | None, about("random, or the path of the checkpoint")] = None
     weights_hint: Annotated[str | None, about("how to get weights where they are random")] = None
     weights_hints: Annotated[Mapping[str, str], about("realtime: the same for each network, by role")] = {}
-    frames_per_call: Annotated[int | None, about("frames that a call makes")] = None
+    frames_per_call: Annotated[
+        int | None, about("frames that a call makes; 0: none, so that no frame rate is judged")
+    ] = None
     inputs: Annotated[
         str | None, about("shapes and plain values of a call's inputs; of a loop, those of each stage")
     ] = None

@@ -85,15 +85,18 @@ def deadline(fps: float, budget_ms: float, excess_ms: Samples, taken_ms: Samples
 
 
 def frame_rate(wall: Summary, frames_per_call: int) -> FrameRate | None:
-    """Return the frames per second (FPS) by the wall clock, the least of the slowest call; None for a call of 0 ms."""
+    """Return the frames per second (FPS) by the wall clock, the least of the slowest call.
+
+    None is returned for a call that takes 0 ms, or makes no frames.
+    """
     frames_ms = 1000 * frames_per_call
-    if wall.min <= 0:
+    if wall.min <= 0 or not frames_ms:
         return None
     return FrameRate(mean=frames_ms / wall.mean, min=frames_ms / wall.max, max=frames_ms / wall.min)
 
 
 def rates_of_calls(wall_ms: Samples, frames_per_call: int) -> tuple[Deadline, ...]:
-    """Return the late calls at each of `COMMON_FPS`, the lowest first."""
-    budgets = {fps: 1000 * frames_per_call / fps for fps in COMMON_FPS}
+    """Return the late calls at each of `COMMON_FPS`, the lowest first; none where a call makes no frames."""
+    budgets = {fps: 1000 * frames_per_call / fps for fps in COMMON_FPS} if frames_per_call else {}
     wall = np.asarray(wall_ms, dtype=np.float64)
     return tuple(deadline(fps, budget, wall - budget) for fps, budget in budgets.items())

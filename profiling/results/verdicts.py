@@ -212,7 +212,7 @@ def drift_of(record: Record) -> Line | None:
 def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     """Judge whether a record holds a frame rate, beside what others took of it; None where it was not timed.
 
-    Others only lengthen calls: a rate that is missed while they took part of the time is undecided if the median
+    Others only lengthen calls: a rate that is missed while they took part of the time is undecided if the shortest
     call without that part would be in time, unless enough frames are late even without it. An application that delivers
     fewer frames a second holds no such rate.
     """
@@ -224,7 +224,7 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     if loop is not None and loop.too_slow_fps(deadline.fps) is not None:
         return replace(said, answer="no")
     others = taken(record.conditions)
-    lengthened = others is not None and others.is_named and summary.p50 * (1 - others.share) <= deadline.budget_ms
+    lengthened = others is not None and others.is_named and summary.min * (1 - others.share) <= deadline.budget_ms
     if said.answer != "no" or not lengthened:
         return said
     alone = deadline.alone and judge.holds(deadline.alone, min(deadline.bursts, deadline.alone), summary.n, allowed)

@@ -127,7 +127,7 @@ class LiveCell:
         measured = self.events.measured
         self.placement = Placement(
             *(self.label, state.ready, self.window, self.job.settings.device, is_captured(measured)),
-            frames_per_call=measured.frames_per_call or 1,
+            frames_per_call=1 if measured.frames_per_call is None else measured.frames_per_call,
         )
         if not self.is_control and self.concurrent and measured.prepare is not None and self.has_compiled:
             prepare = replace(measured.prepare, beside=self.concurrent)  # other processes, which lengthened that

@@ -4,10 +4,10 @@ The cells have been prepared and wait, each in its process. In a block each cell
 drawn, and the next block has it reversed (A B B A), so that a steady drift of the machine meets all cells alike. What
 slows the machine for longer than a block slows neighbouring windows alike, and cancels out in their ratio.
 
-After `CONTROL_AFTER` blocks the baseline, the best cell and those near it are prepared once more, as controls: how much
-equal code differs between processes can only be seen in a second process. Turns end at a planned look (`judge.LOOKS`)
-at which each comparison has its answer, or with the budget; whether a frame rate is held needs more calls of the best
-cell alone.
+After `CONTROL_AFTER` blocks the baseline, the best cell and those that may be as fast are prepared once more, as
+controls: how much equal code differs between processes can only be seen in a second process. Turns end at a planned
+look (`judge.LOOKS`) at which each comparison has its answer, or with the budget; whether a frame rate is held needs
+more calls of the best cell alone.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ SHORTEST, LONGEST = 0.1, 0.5
 WINDOW_CALLS = 10
 #: Fewest windows that the limits of a cell leave room for, and those over which the samples of a fast cell are spread.
 LEAST, SPREAD = 8, 20
-#: Blocks after which controls are prepared. Cells within `NEAR` (relative) of the best one have a control, too.
-CONTROL_AFTER, NEAR = 2, 0.03
+#: Blocks after which controls are prepared. A cell near the best one has a control, too: within 3%, or within so many
+#: standard deviations of what equal code of its kind differs by, so that a second process may decide of it.
+CONTROL_AFTER, NEAR, NEAR_SPREADS = 2, 0.03, 3.0
 #: Blocks that are taken beyond the budget where it suffices for no answer, and how many budgets they may take.
 ENOUGH, MOST_BUDGETS = LEAST_VALUES + CONTROL_AFTER, 3.0
 #: A further cell is prepared beside others where this many times the memory of the largest of them is free.
@@ -180,7 +181,7 @@ def take_turns(
         spent, turn = spent + now() - began, turn + 1
         alive = [each for each in placements if not each.has_ended]
         if again is not None and turn - first == CONTROL_AFTER and len(alive) > 1:
-            order += _add_controls(alive, again)
+            order += _add_controls(alive, again, spreads)
         stopped_by = _stopped_by(alive, first, turn - first, budget, spent, spreads, late) if alive else None
     if stopped_by == "decided":
         fastest = min(alive, key=lambda each: each.cell(ONE_PROCESS).log_ms)  # as the judge sees them
@@ -193,14 +194,14 @@ def take_turns(
         each.spread = spreads.known(each.kind)
 
 
-def _add_controls(placements: Sequence[Placement], again: Again) -> list[Placement]:
+def _add_controls(placements: Sequence[Placement], again: Again, spreads: Spreads) -> list[Placement]:
     """Place the first cell, the best one and those near it once more, as far as memory allows."""
     times = {id(each): each.median_ms for each in placements}
     best = min(times.values())
-    near = sorted(placements, key=lambda each: (each is not placements[0], times[id(each)]))
     added = list[Placement]()
-    for each in near:
-        if not each.controls and (each is placements[0] or times[id(each)] <= (1 + NEAR) * best):
+    for each in sorted(placements, key=lambda each: (each is not placements[0], times[id(each)])):
+        near = max(1 + NEAR, np.exp(NEAR_SPREADS * spreads.known(each.kind).std))
+        if not each.controls and (each is placements[0] or times[id(each)] <= near * best):
             control = again(each)
             if control is not None:
                 each.controls.append(control)

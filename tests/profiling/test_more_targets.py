@@ -33,9 +33,9 @@ def sweep(*overrides):
 
 def test_the_default_sweep_is_that_of_the_component():
     points = [(p.key, p.point["value"], p.at("full").frames_per_call) for p in sweep()]
-    text = [("clip_text", n, n) for n in (1, 2, 4, 8, 16)]
+    text = [("clip_text", n, 0) for n in (1, 2, 4, 8, 16)]  # which makes no frames
     vision = [("clip_vision", n, n) for n in (1, 2, 4, 8)]
-    assert points == [*text, ("clip_text", "all", 16), *vision, ("clip_vision", "all", 8)]
+    assert points == [*text, ("clip_text", "all", 0), *vision, ("clip_vision", "all", 8)]
     assert [len(p.extra_inputs) for p in sweep()] == [0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 3]
 
 
@@ -47,7 +47,7 @@ CODES = {"dtype": "int64", "distribution": "integers", "low": 0, "high": 2048}
     [
         ("image_decoder", "batch", {"batch": 9, "frames": 1}, 9),
         ("world_model", "frames", {"batch": 1, "frames": 9}, 9),
-        ("clip_text", "tokens", {"batch": 1, "tokens": 9}, 1),  # which are no frames
+        ("clip_text", "tokens", {"batch": 1, "tokens": 9}, 0),
         ("mimi_decoder", "codes.2", {"codes": CODES | {"shape": [1, 8, 9]}}, 9),
     ],
 )

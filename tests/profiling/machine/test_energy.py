@@ -41,6 +41,7 @@ def test_joules_of_a_call_whatever_its_length_and_the_lag_of_the_counter(gpu, ca
     assert section.above_idle_per_call == pytest.approx(480 * call_s, rel=0.01)
     assert section.watts == pytest.approx(600, rel=0.005)
     assert section.joules_per_frame == pytest.approx(300 * call_s, rel=0.005)
+    assert energy_section(windows, frames_per_call=0).joules_per_frame is None, "a call that makes no frames"
     low, high = section.joules_per_call_ci95
     assert low <= section.joules_per_call <= high
     assert all(each.joules / each.calls == pytest.approx(600 * call_s, rel=0.03) for each in windows)

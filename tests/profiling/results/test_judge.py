@@ -1,5 +1,6 @@
 """The judge: answers against planted truths and independent tools."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -216,6 +217,8 @@ def test_turns_are_settled_by_answers_or_by_what_windows_cannot_show():
     assert is_settled(host_bound, 0.999), "more windows would not bring it to 99.9%, nor change the answer at 95%"
     assert is_settled([cell(1.0)], 0.999), "alone: its time is known to the resolution"
     assert not is_settled([cell(1.0, n=10, noise=0.05)], 0.999)
+    falling = replace(cell(1.0), placements=(Windows.of(np.linspace(18.0, 12.7, 40), session="run"),))
+    assert not is_settled([falling, cell(1.0)], 0.999), "a drift is timed longer, though it does not hide the answer"
 
 
 def test_turns_are_settled_where_every_window_of_a_cell_with_two_speeds_is_longer():

@@ -9,6 +9,7 @@ from scipy.signal import lfilter
 
 from profiling.results.stats import (
     batch_medians,
+    frame_rate,
     rates_of_calls,
     relative_half_width,
     series_interval,
@@ -82,3 +83,9 @@ def test_calls_are_late_beyond_the_budget_of_their_frames():
     assert rates[60].budget_ms == pytest.approx(1000 / 15)
     found = {fps: (rate.misses, rate.bursts) for fps, rate in rates.items()}
     assert found == {24: (0, 0), 30: (0, 0), 60: (1, 1), 120: (3, 2)}
+
+
+def test_a_call_that_makes_no_frames_has_no_rate():
+    assert rates_of_calls([1.0, 2.0], frames_per_call=0) == ()
+    assert frame_rate(summarize([1.0, 2.0]), 0) is None
+    assert frame_rate(summarize([1.0, 3.0]), 4).mean == pytest.approx(2000)

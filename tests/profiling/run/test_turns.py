@@ -156,7 +156,7 @@ def test_a_drift_of_the_machine_does_not_change_the_speedup(tmp_path):
     assert record.speedup.wall == pytest.approx(1.25, rel=0.01)
 
 
-NEAR = {"baseline": Plan(10.0), "best": Plan(5.0), "near": Plan(5.1), "far": Plan(7.0)}
+NEAR = {"baseline": Plan(10.0), "best": Plan(5.0), "near": Plan(5.5), "far": Plan(7.0)}
 
 
 def records_of(folder, cells, **options):
@@ -165,7 +165,7 @@ def records_of(folder, cells, **options):
     return run, rows(run.folder)
 
 
-def test_the_baseline_the_best_and_those_near_it_have_a_second_process(tmp_path):
+def test_the_baseline_the_best_and_those_that_may_be_as_fast_have_a_second_process(tmp_path):
     run, records = records_of(tmp_path / "run", FakeCells(NEAR))
     controls = {name: record.turns.controls for name, record in records.items()}
     assert {name: len(each) for name, each in controls.items()} == {"baseline": 1, "best": 1, "near": 1, "far": 0}
