@@ -166,7 +166,8 @@ def take_turns(
     budget = sum(each.ready.max_seconds for each in placements) if seconds is None else seconds
     first = 1 + max((turn for each in placements for turn, _ in each.windows), default=-1)
     rng, spent, turn = random.Random(seed), 0.0, first
-    order, alive, stopped_by = list(placements), list(placements), None
+    order = [*placements, *(control for each in placements for control in each.controls)]
+    alive, stopped_by = list(placements), None
     while alive and stopped_by is None:
         if (turn - first) % 2 == 0:
             rng.shuffle(order)

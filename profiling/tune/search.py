@@ -378,14 +378,14 @@ class Search:
         others = sorted((each for each in self._alive if each), key=lambda each: -gains.get(each, 0.0))
         self._finish(others[max(SURVIVORS, ceil(len(others) / 2)) :])
 
-    def _time(self, recipes: Sequence[Chosen], blocks: float = inf) -> None:
+    def _time(self, recipes: Sequence[Chosen], blocks: float = inf, *, with_controls: bool = False) -> None:
         """Let prepared recipes take turns for `blocks` blocks, until they can be compared, or for what is left."""
         self._note_spent()
         cells = [self._alive[each] for each in recipes]
         if len(cells) > 1:
             seconds = blocks * sum(window_of(each.waiting_in.ready).seconds for each in cells)
             left = max(0.0, min(seconds, self.left - self._ending * len(self._alive)))
-            self._turns.time(cells, left, with_controls=False)
+            self._turns.time(cells, left, with_controls=with_controls)
         self._finish([chosen for chosen, each in self._alive.items() if each.waiting_in.has_ended])
 
     def _finish(self, recipes: Sequence[Chosen], note: str = "") -> None:
@@ -423,7 +423,8 @@ class Search:
                 if self._fits(each):
                     self._prepare(each)
             if best:
-                self._time(list(self._alive), 4 * BLOCKS)
+                again = self._fits(best, sum(map(self._expected, self._alive)))  # each may have a second process
+                self._time(list(self._alive), 4 * BLOCKS, with_controls=again)
             while (rival := self._rival(best)) is not None and self.left > self._ending * (len(self._alive) + 1):
                 self._time([best, rival])  # until it is decided, or as many samples are taken as a cell may have
 

@@ -48,6 +48,7 @@ def test_the_best_recipe_wins_and_each_of_its_steps_is_explained(complete):
     for steps, factor in expected.items():
         assert rows[steps].ratio.ratio == pytest.approx(factor, rel=0.01), steps
         assert rows[steps].ratio.in_turns, steps
+    assert len(best.turns.controls) == len(records["baseline"].turns.controls) == 1, "by how much processes differ"
 
 
 def test_recipes_are_prepared_once_wrong_ones_fall_out_at_once_and_survivors_are_measured_longer(complete):
