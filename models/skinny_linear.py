@@ -6,9 +6,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from models.kernels import HAS_TRITON
 from models.kernels.eight_bits import MAX_ROWS, MOST_WEIGHTS, MULTIPLE, WEIGHTS, dequantise, fits, quantise
-from models.kernels.skinny_linear import HALF, few_rows_linear, runs_in_kernel
+from models.kernels.skinny_linear import few_rows_linear, misfit
 from models.params import require
 
 
@@ -55,15 +54,7 @@ class SkinnyLinear(nn.Module):
 
     def fallback(self, x: Tensor) -> str | None:
         """Return why PyTorch and not the kernel computes the product with `x` [..., in_features]; None: it does."""
-        if runs_in_kernel(x, self.stored, self.dtype, self.max_rows):
-            return None
-        if not x.is_cuda or not HAS_TRITON:
-            return "the kernel needs triton and a CUDA device"
-        if x.dtype not in HALF:
-            return f"activations are {str(x.dtype).removeprefix('torch.')}; the kernel takes only float16 and bfloat16"
-        rows = x.numel() // x.shape[-1]
-        most = min(self.max_rows, MAX_ROWS)
-        return f"{rows} rows, and the kernel takes {most} at most" if rows > most else "the kernel refuses its form"
+        return misfit(x, x.device, self.stored, self.dtype, self.max_rows)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., out_features]."""

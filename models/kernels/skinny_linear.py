@@ -9,34 +9,47 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from models.kernels import HAS_TRITON
-from models.kernels.eight_bits import MAX_ROWS, Int16Rows, dequantise, fits, from_int16_rows
+from models.kernels import HAS_TRITON, one_call
+from models.kernels.eight_bits import MAX_ROWS, MULTIPLE, Int16Rows, dequantise, fits, from_int16_rows
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-def runs_in_kernel(x: Tensor, stored: Tensor, dtype: torch.dtype, max_rows: int = MAX_ROWS) -> bool:
-    """Return True if the kernel computes this product; shapes, dtypes and the device decide.
+def misfit(
+    form: Tensor, device: torch.device, stored: Tensor, dtype: torch.dtype, max_rows: int = MAX_ROWS
+) -> str | None:
+    """Return why the kernel does not compute the product of a tensor of the form of `form`, or None.
 
     Args:
-        x: [..., k]; the kernel takes fp16 and bf16 on a GPU, and has no gradient.
+        form: the input [..., k], which may be on another device; the kernel takes fp16 and bf16.
+        device: of the input.
         stored: weights [n, k] as they are, or as `quantise` returns them.
         dtype: of the activations for which the layer was made.
         max_rows: up to how many rows the kernel is used.
     """
-    few = x.numel() // x.shape[-1] <= min(max_rows, MAX_ROWS)
-    runs = x.is_cuda and HAS_TRITON and x.dtype == dtype and dtype in HALF and not torch.is_grad_enabled()
-    return few and runs and fits(stored) and stored.is_contiguous()
+    if device.type != "cuda" or not HAS_TRITON:
+        return "the kernel needs triton and a CUDA device"
+    if form.dtype not in HALF:
+        name = str(form.dtype).removeprefix("torch.")
+        return f"activations are {name}; the kernel takes only float16 and bfloat16"
+    rows, most = form.numel() // form.shape[-1], min(max_rows, MAX_ROWS)
+    if rows > most:
+        return f"{rows} rows, and the kernel takes {most} at most"
+    if not fits(stored):
+        return f"inputs and outputs must be multiples of {MULTIPLE}"
+    return None if form.dtype == dtype and stored.is_contiguous() else "the kernel refuses its form"
 
 
+@one_call
 def few_rows_linear(
     x: Tensor, stored: Tensor, bias: Tensor | None, scale: Tensor | None, dtype: torch.dtype, max_rows: int = MAX_ROWS
 ) -> Tensor:
     """Return `x·weightᵀ + bias` [..., n], by the kernel if it can run, else by PyTorch with the weights in `dtype`.
 
-    Arguments are those of `runs_in_kernel`; bias is [n], and scale fp32 [n], None where the weights are not quantised.
+    Arguments are those of `misfit`; bias is [n], and scale fp32 [n], None where the weights are not quantised. The
+    kernel has no gradient.
     """
-    if runs_in_kernel(x, stored, dtype, max_rows):
+    if not torch.is_grad_enabled() and misfit(x, x.device, stored, dtype, max_rows) is None:
         from models.kernels.skinny_linear_triton import linear as linear_kernel  # needs triton
 
         return linear_kernel(x, stored, bias, scale)

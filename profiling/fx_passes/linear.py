@@ -8,7 +8,7 @@ weight is rounded again; only the bias is.
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,7 +29,7 @@ from profiling.fx_passes.nodes import (
     operands,
     unscaled,
 )
-from profiling.fx_passes.passes import RewritePass
+from profiling.fx_passes.passes import RewritePass, function_of
 
 _ADDMM_ACTIVATION = torch._addmm_activation  # pyright: ignore[reportPrivateImportUsage]
 
@@ -110,6 +110,40 @@ def _fuse_parallel(module: fx.GraphModule, group: list[_Linear]) -> int:
         for index, layer in enumerate(group):
             layer.node.replace_all_uses_with(graph.call_function(operator.getitem, (parts, index)))
     return len(group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplaceFewRows(RewritePass):
+    """Compute linear layers of few rows by a kernel; `module.meta["left"]` counts why others stay.
+
+    Attributes:
+        linear: computes one, as `models.kernels.skinny_linear.few_rows_linear` does.
+        misfit: returns why it does not take a tensor of a form, on a device, with a weight, in a dtype, or None.
+
+    """
+
+    linear: Callable[..., Tensor]
+    misfit: Callable[[Tensor, torch.device, Tensor, torch.dtype], str | None]
+
+    def rewrite(self, module: fx.GraphModule) -> int:
+        """Replace each layer that the kernel takes."""
+        left, replaced = Counter[str](), 0
+        for node in list(module.graph.nodes):
+            layer = _linear(module, node)
+            given = node_info(layer.input) if layer is not None else None
+            if layer is None or given is None:
+                continue
+            reason = self.misfit(given.zeros("meta"), given.device, layer.weight, layer.output.dtype)
+            if reason is not None:
+                left[reason] += 1
+                continue
+            args = arguments(node, "input", "weight", "bias")
+            with module.graph.inserting_before(node):
+                call = (args["input"], args["weight"], args["bias"], None, layer.output.dtype)
+                node.replace_all_uses_with(module.graph.call_function(function_of(self.linear), call))
+            replaced += 1
+        module.meta["left"] = left
+        return replaced
 
 
 @dataclass(frozen=True, kw_only=True)

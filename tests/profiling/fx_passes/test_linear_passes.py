@@ -7,9 +7,10 @@ from fx_networks import applied, calls, normal
 from torch import nn
 from torch.nn import functional as F
 
+from models.kernels import skinny_linear
 from profiling.fx_passes import linear
 from profiling.fx_passes.folding import FoldConstants
-from profiling.fx_passes.linear import FuseLinearEpilogues, FuseParallelLinears, FuseQuickGelu
+from profiling.fx_passes.linear import FuseLinearEpilogues, FuseParallelLinears, FuseQuickGelu, ReplaceFewRows
 from profiling.fx_passes.nodes import node_info
 
 
@@ -51,6 +52,29 @@ def test_which_layers_are_parallel():
 
     parts = {"a": nn.Linear(8, 8).double(), "b": nn.Linear(8, 8), "c": nn.Parameter(normal(8, 8))}
     assert applied([FuseParallelLinears()], Net(two_dtypes, **parts), 1e-6, x=normal(2, 8))[1] == [2]
+
+
+def test_layers_of_few_rows_run_in_their_kernel_after_those_of_one_input_were_merged(monkeypatch):
+    def modulated(self, x, c):
+        scale, gate = self.scale(c), self.gate(c)
+        return self.odd(self.many(x.expand(65, 64)).mean(0) * scale) + gate[:, :3]
+
+    outputs = {"scale": 64, "gate": 64, "many": 64, "odd": 3}
+    module = Net(modulated, **{name: nn.Linear(64, n, dtype=torch.bfloat16) for name, n in outputs.items()})
+    monkeypatch.setattr(skinny_linear, "HAS_TRITON", True)
+
+    def misfit(form, _device, *others):
+        return skinny_linear.misfit(form, torch.device("cuda"), *others)
+
+    passes = [FuseParallelLinears(), ReplaceFewRows(linear=skinny_linear.few_rows_linear, misfit=misfit)]
+    x, c = normal(1, 64).bfloat16(), normal(2, 64).bfloat16()
+    traced, counts = applied(passes, module, 1e-2, x=x, c=c)
+    assert counts == [2, 1]
+    assert calls(traced)["few_rows_linear"] == 1
+    assert traced.meta["left"] == {
+        "65 rows, and the kernel takes 64 at most": 1,
+        "inputs and outputs must be multiples of 64": 1,
+    }
 
 
 def writes_between(self, x):
