@@ -48,6 +48,11 @@ _ENERGY = (
 def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]]) -> Table[Record]:
     """Return the table of the records that were timed or compared with a reference; `groups`: all, by component."""
     rows = _shown(records)
+    doubts = (  # first: the others may be cut off
+        Column[Record]("status", lambda record: wrong_because(record) or None),
+        Column[Record]("speedup vs baseline", lambda record: speedup_of(record, groups[record.component]), "ratio"),
+        Column[Record]("conditions", conditions_text, wrap=22),
+    )
     shown = (
         *columns(Summary, "mean", "std", "min", "max", of=_SUMMARY),
         Column[Record]("FPS", _fps, "fps"),
@@ -56,14 +61,12 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
         Column[Record]("prepare", prepare_seconds, "s"),
     )
     details = (
-        Column[Record]("status", lambda record: wrong_because(record) or None),
         *columns(Summary, "p50", of=_SUMMARY),
         Column[Record]("p99", lambda record: p99_of(record.summary), "ms"),
-        Column[Record]("speedup vs baseline", lambda record: speedup_of(record, groups[record.component]), "ratio"),
         Column[Record]("pays after", lambda r: pays_after(r, groups[r.component]), "count", unit="calls"),
-        Column[Record]("conditions", conditions_text, wrap=22),
     )
-    return cell_table("Cells", (*shown, *(replace(column, depth="report") for column in details)), rows)
+    doubts, details = ([replace(each, depth="report") for each in group] for group in (doubts, details))
+    return cell_table("Cells", (*doubts, *shown, *details), rows)
 
 
 def cells_section(data: RunData) -> Section:
