@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -10,6 +10,7 @@ from profiling.report.charts import GREY, Chart, Node, Part, Row, Rows, palette
 from profiling.report.format import count_of, percent, significant
 from profiling.report.run_data import RunData, cell_words
 from profiling.results.explanations import KERNEL_CLASSES, KernelClass, ModuleTime
+from profiling.results.loop import Realtime
 from profiling.results.record import Record
 from profiling.results.verdicts import by_component, fastest_correct
 
@@ -27,25 +28,48 @@ _NOTE = (
     "by side or exceed the median. Launch gaps, host: the rest, in which the GPU had nothing to run. ▸: longer than "
     "the axis."
 )
+_OF_FRAMES = "Bars: the mean time of a frame by stage, of loops whose stages do not overlap."
 _ON_CPU = "On a CPU: operators, by their share of a profiled call; outside operators: Python."
 
 
 def time_charts(data: RunData) -> tuple[Chart, ...]:
-    """Return the charts of where the time of a call goes, and of the modules of the fastest cells."""
-    parts = {record.cell: each for record in data.timed if record.is_correct and (each := call_parts(record))}
-    bars = dict[str, Rows]()
-    for component, group in by_component(record for record in data.timed if record.cell in parts).items():
-        rows = [Row(cell_words(r), f"{significant(r.wall_p50)} ms", parts[r.cell]) for r in group]
-        times = [row.ms for row in rows]
-        end = max(times) if max(times) <= _FAR * min(times) else _IN_SIGHT * min(times)
-        bars[component] = Rows(rows, end)
-    on_cpu = [record.device == "cpu" for record in data.timed if record.cell in parts]
+    """Return the charts of where the time of a call or a frame goes, and of the modules of the fastest cells."""
+    calls = {record.cell: parts for record in data.timed if record.is_correct and (parts := call_parts(record))}
+    on_cpu = [record.device == "cpu" for record in data.timed if record.cell in calls]
     note = " ".join(words for words, shown in ((_NOTE, not all(on_cpu)), (_ON_CPU, any(on_cpu))) if shown)
-    where = Chart("time", "Where the time of a call goes", bars, note)
+    of_calls = Chart("time", "Where the time of a call goes", _bars(data.timed, calls), note)
+    loops = {record.cell: record.realtime for record in data.loops if record.is_correct and record.realtime is not None}
+    colours = palette(stage for loop in loops.values() for stage in loop.stages)
+    frames = {cell: parts for cell, loop in loops.items() if (parts := _frame_parts(loop, colours))}
+    of_frames = Chart("stages", "Where the time of a frame goes", _bars(data.loops, frames), _OF_FRAMES)
     best = [fastest_correct(each for each in group if _modules(each)[0]) for group in data.groups.values()]
     trees = {cell_words(record, component=True): _tree(record) for record in best if record is not None}
     note = "Each module is as wide as its time; below it, its submodules."
-    return where, Chart("modules", "Time by module, of the fastest recipe that has modules", trees, note)
+    return of_calls, of_frames, Chart("modules", "Time by module, of the fastest recipe that has modules", trees, note)
+
+
+def _bars(records: Iterable[Record], parts: Mapping[tuple[str, str], Sequence[Part]]) -> dict[str, Rows]:
+    """Return the bars, by component, of the records of which parts are known."""
+    bars = dict[str, Rows]()
+    for component, group in by_component(record for record in records if record.cell in parts).items():
+        rows = []
+        for record in group:
+            of_record = parts[record.cell]
+            whole_ms = record.wall_p50 or sum(part.ms for part in of_record)  # of a frame all parts are known
+            rows.append(Row(cell_words(record), f"{significant(whole_ms)} ms", of_record))
+        times = [row.ms for row in rows]
+        end = max(times) if max(times) <= _FAR * min(times) else _IN_SIGHT * min(times)
+        bars[component] = Rows(rows, end)
+    return bars
+
+
+def _frame_parts(loop: Realtime, colours: Mapping[str, str]) -> tuple[Part, ...]:
+    """Return the mean time of a frame by stage, with what is left of it; empty without stages, or if they overlap."""
+    parts = loop.budget.parts if loop.budget is not None else {}
+    means = {name: part.mean_ms for name, part in parts.items() if part.mean_ms is not None}
+    if not loop.stages or not means.keys() >= set(loop.stages):
+        return ()
+    return tuple(Part(name, ms, colours.get(name, GREY)) for name, ms in means.items())
 
 
 def call_parts(record: Record) -> tuple[Part, ...]:

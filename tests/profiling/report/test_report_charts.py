@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hand_traced import module, trace
-from report_records import RESULTS, build, run_data
+from report_records import RESULTS, build, build_loop, frame_loop, run_data
 
 from profiling.report.charts import GREY, Figure, Series, envelope, frame_budgets, palette, upper_end
 from profiling.report.run_data import load_run
@@ -110,6 +110,15 @@ def test_the_bars_of_a_committed_run_add_up_to_their_medians(run):
     rows = [row for bars in time_charts(data)[0].drawings.values() for row in bars.rows]
     assert len(rows) == sum(record.is_correct for record in data.records)
     assert [row.ms for row in rows] == pytest.approx([float(row.words.removesuffix(" ms")) for row in rows], rel=2e-3)
+
+
+def test_the_bars_of_a_committed_loop_are_its_stages_and_add_up_to_its_mean():
+    data = load_run(RESULTS / "h200_realtime")
+    (bars,) = time_charts(data)[1].drawings.values()
+    assert [part.label for part in bars.rows[0].parts] == ["world", "picture", "sound", "deliver", "unaccounted"]
+    assert [row.ms for row in bars.rows] == pytest.approx([record.summary.mean for record in data.loops])
+    overlapping = frame_loop(schedule="overlap")  # whose stages have no means
+    assert not any(time_charts(run_data(build_loop("baseline", overlapping))))
 
 
 def test_the_tree_of_the_fastest_holds_each_modules_own_time_once():
