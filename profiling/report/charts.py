@@ -35,10 +35,10 @@ _IN_SIGHT = 2.5
 _OUTLIER = 8
 #: Of two lines nearer to each other than this share of the axis (0 to 1) one is drawn: a label has no more room.
 _LABEL = 0.05
-#: Distinguishable with red-green colour blindness, on white and on black.
+#: Distinguishable with red-green colour blindness, on white and on black; black text is readable on each (4.5:1).
 _COLOURS = (
-    *("#0284c7", "#e08700", "#0d9f6e", "#c2417c", "#7c6cf0"),
-    *("#b45309", "#5f8ea0", "#9f9100", "#d65a5a", "#4f7a28"),
+    *("#0284c7", "#e08700", "#0d9f6e", "#c84a82", "#7c6cf0"),
+    *("#bf590b", "#5f8ea0", "#9f9100", "#d65a5a", "#548330"),
 )
 
 
@@ -151,9 +151,11 @@ class Chart:
 
     @property
     def legend(self) -> list[tuple[str, str, str]]:
-        """The parts of its bars: a mark, its colour, and the label."""
+        """The parts of its bars in the order of the palette: a mark, its colour, and the label."""
         rows = [row for drawn in self.drawings.values() if isinstance(drawn, Rows) for row in drawn.rows]
-        return [("■", colour, label) for label, colour in {p.label: p.colour for r in rows for p in r.parts}.items()]
+        parts = {part.label: part.colour for row in rows for part in row.parts}
+        places = [*_COLOURS, GREY]
+        return [("■", parts[label], label) for label in sorted(parts, key=lambda label: places.index(parts[label]))]
 
 
 def palette(names: Iterable[str]) -> dict[str, str]:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 PAGE_FILE = "report.html"
 #: What the page holds beside its template.
 _INLINED = ("style.css", "page.js")
-#: Where a name is joined of words: `channels_last+compile`.
-_JOINTS = re.compile(r"(?<=\w[_+/])(?=\w)|(?<=[^\W\d][.:,])(?=[^\W\d])")
+#: Where a recipe is joined of steps (`channels_last+compile`), and any other name of words (`image_decoder`).
+_STEPS, _WORDS = (re.compile(rf"(?<=\w[{joints}])(?=\w)|(?<=[^\W\d][.:,])(?=[^\W\d])") for joints in ("+", "_/"))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,10 @@ def _templates() -> Environment:
 
 
 def _breakable(text: str) -> Markup:
-    """Return `text` as escaped HTML that may break after the joints of names (`_`, `+`, `/`), not inside words."""
+    """Return `text` as escaped HTML that may break between the steps of a recipe, and the words of other names."""
     from markupsafe import Markup, escape
 
-    return Markup(_JOINTS.sub("<wbr>", str(escape(text))))
+    def broken(name: re.Match[str]) -> str:
+        return (_STEPS if "+" in name[0] else _WORDS).sub("<wbr>", name[0])
+
+    return Markup(re.sub(r"\S+", broken, str(escape(text))))

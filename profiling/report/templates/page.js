@@ -1,7 +1,5 @@
 "use strict";
 (() => {
-  // Rows of a long table that are shown at first; a button shows the others.
-  const FEW = 15;
   const words = new Intl.Collator("en", { numeric: true });
 
   // Rows without a number stay behind those that have one, whichever way the column is sorted.
@@ -24,20 +22,16 @@
     table.tBodies[0].append(...rows);
   };
 
-  // A row is shown if it holds the filter's words; of a long table without a filter, the first rows, or all.
-  const show = (block) => {
+  // A row is shown if it holds the words of the filter.
+  const filter = (block, words) => {
     const rows = [...block.querySelectorAll("tbody tr")];
-    const [input, all] = [block.querySelector("input"), block.querySelector(".all")];
-    const wanted = (input?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
-    const folded = !wanted.length && block.dataset.folded === "yes";
-    rows.forEach((row, place) => {
-      const text = wanted.length ? row.textContent.toLowerCase() : "";
-      row.hidden = folded ? place >= FEW : !wanted.every((word) => text.includes(word));
-    });
+    const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of rows) {
+      const text = row.textContent.toLowerCase();
+      row.hidden = !wanted.every((word) => text.includes(word));
+    }
     const left = rows.filter((row) => !row.hidden).length;
-    if (input) block.querySelector(".count").textContent = wanted.length ? `${left} of ${rows.length} rows` : "";
-    all.hidden = wanted.length > 0 || block.dataset.folded === undefined;
-    all.textContent = folded ? `show all ${rows.length} rows` : `show the first ${FEW} rows`;
+    block.querySelector(".count").textContent = wanted.length ? `${left} of ${rows.length} rows` : "";
   };
 
   for (const block of document.querySelectorAll(".table")) {
@@ -50,21 +44,12 @@
       button.title = "sort by this column";
       button.append(...header.childNodes);
       header.append(button);
-      button.addEventListener("click", () => {
-        sort(table, header);
-        show(block);
-      });
+      button.addEventListener("click", () => sort(table, header));
     }
-    if (rows > FEW + 5) block.dataset.folded = "yes";
-    block.querySelector(".all").addEventListener("click", () => {
-      block.dataset.folded = block.dataset.folded === "yes" ? "no" : "yes";
-      show(block);
-    });
     const label = block.querySelector(".filter");
     if (label) {
       label.hidden = false;
-      label.querySelector("input").addEventListener("input", () => show(block));
+      label.querySelector("input").addEventListener("input", (event) => filter(block, event.target.value));
     }
-    show(block);
   }
 })();
