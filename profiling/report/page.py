@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 PAGE_FILE = "report.html"
 #: What the page holds beside its template.
 _INLINED = ("style.css", "page.js")
-#: Where a recipe is joined of steps (`channels_last+compile`), and any other name of words (`image_decoder`).
-_STEPS, _WORDS = (re.compile(rf"(?<=\w[{joints}])(?=\w)|(?<=[^\W\d][.:,])(?=[^\W\d])") for joints in ("+", "_/"))
+#: Where a recipe is joined of steps (`channels_last+compile`), and another name of words (`image_decoder`, not `TB/s`).
+_STEPS, _WORDS = (re.compile(rf"(?<=\w[{joints}])(?=\w\w)|(?<=[^\W\d][.:,])(?=[^\W\d])") for joints in ("+", "_/"))
 
 
 @dataclass(frozen=True)

@@ -320,12 +320,12 @@ def _cells_section(data: SweepData) -> Section:
         *([Column[SweptCell]("device", lambda row: row.job.device, wrap=16)] if data.on_several else []),
         Column[SweptCell]("component", lambda row: row.component),
         Column[SweptCell]("variant", lambda row: row.variant),
-        Column[SweptCell]("p50", lambda row: row.p50, "ms"),
-        Column[SweptCell]("vs baseline", lambda row: row.vs_baseline, "ratio"),
-        Column[SweptCell]("holds", lambda row: row.holds),
         Column[SweptCell]("status", lambda row: row.status),
-        Column[SweptCell]("SM clock", lambda row: row.sm_clock, "count", unit="MHz", depth="report"),
         Column[SweptCell]("conditions", lambda row: "; ".join(row.conditions) or None, wrap=40, depth="report"),
+        Column[SweptCell]("vs baseline", lambda row: row.vs_baseline, "ratio"),
+        Column[SweptCell]("p50", lambda row: row.p50, "ms"),
+        Column[SweptCell]("holds", lambda row: row.holds),
+        Column[SweptCell]("SM clock", lambda row: row.sm_clock, "count", unit="MHz", depth="report"),
     )
     cells = sorted(data.cells, key=lambda cell: cell.status == "skipped")
     keys = 3 + len(data.keys) + data.on_several

@@ -175,6 +175,14 @@ def test_a_narrow_page_shows_each_doubt_of_a_cell_without_scrolling(write_page, 
             assert box["right"] <= edge["x"] + edge["width"]
 
 
+def test_a_label_of_a_bar_that_is_cut_is_shown_whole_or_not_at_all(shown):
+    page = shown("h100_quantised", width=800)
+    for bar in page.locator(".bar.cut").all():
+        (edge,), parts, labels = (boxes(bar.locator(kind)) for kind in (".beyond", ".part", ".part > span"))
+        for part, label in zip(parts, labels, strict=True):
+            assert label["right"] <= edge["left"] or label["top"] >= part["bottom"] - 1
+
+
 def test_medians_stand_at_their_share_of_the_axis(write_page, show):
     chart = show(write_page([build("baseline", 10.0), build("compile", 5.0)]), width=800).locator("#chart-latency")
     bar = chart.locator(".bar").first.bounding_box()

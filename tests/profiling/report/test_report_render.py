@@ -200,7 +200,7 @@ def test_hostile_names_are_only_text(write_page):
 
 def test_a_name_breaks_between_the_steps_of_a_recipe_or_else_between_its_words():
     names = {
-        "image_decoder": "image_<wbr>decoder",
+        "image_decoder, 2 TB/s": "image_<wbr>decoder, 2 TB/s",
         "channels_last+cuda_graph": "channels_last+<wbr>cuda_graph",
         "decoder.channels_last+compile": "decoder.<wbr>channels_last+<wbr>compile",
     }
