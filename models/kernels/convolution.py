@@ -72,9 +72,9 @@ def convolution(
     kernel: list[int], stride: list[int], before: list[int], dilation: list[int], size: list[int],
     activation: str, slope: float, table: Tensor | None = None, first_activation: str = "none",
     first_slope: float = 0.0, first_alpha: Tensor | None = None, first_beta: Tensor | None = None,
-    statistics: str = "none",
+    statistics: str = "none", shortcut: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
-    """Return `activation(conv(input) + bias + residual)` [n, outputs, *size], in the memory format of `x`.
+    """Return `activation(conv(input) + bias + residual + shortcut)` [n, outputs, *size], in the memory format of `x`.
 
     The input of the convolution is `x`. With a table it is `first_activation(x·scale + offset)`: the kernel normalises
     `x` as it reads it.
@@ -100,14 +100,16 @@ def convolution(
         first_beta: likewise.
         statistics: one of `STATISTICS`; unless it is "none", return what `norm_table` takes as `partial`, too, of the
             result, or of the result before the activation, before it is rounded; see `shares_norms`.
+        shortcut: [n, m·r², height / r, width / r] with r 1 or 2, or None. Its pixel shuffle by r, [n, m, *size],
+            is added to each m outputs; see `adds_shortcut`.
     """
     given = (x, packed, bias, residual, alpha, beta, kernel, stride, before, dilation, size, activation, slope)
     first = (table, first_activation, first_slope, first_alpha, first_beta)
     if runs_in_kernel(x):
         from models.kernels import convolution_triton  # needs triton
 
-        return convolution_triton.convolution(*given, *first, statistics)
-    return reference(*given, *first, statistics)
+        return convolution_triton.convolution(*given, *first, statistics, shortcut)
+    return reference(*given, *first, statistics, shortcut)
 
 
 def reference(
@@ -115,7 +117,7 @@ def reference(
     kernel: list[int], stride: list[int], before: list[int], dilation: list[int], size: list[int],
     activation: str, slope: float, table: Tensor | None = None, first_activation: str = "none",
     first_slope: float = 0.0, first_alpha: Tensor | None = None, first_beta: Tensor | None = None,
-    statistics: str = "none",
+    statistics: str = "none", shortcut: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """Compute what `convolution` does with PyTorch operations in fp64; the result is rounded once."""
     first = x.double()
@@ -136,6 +138,9 @@ def reference(
         out = out + channelwise(bias, out)
     if residual is not None:
         out = out + residual
+    if shortcut is not None:
+        shuffled = F.pixel_shuffle(shortcut, size[0] // shortcut.shape[2])
+        out = out + shuffled.repeat(1, out.shape[1] // shuffled.shape[1], 1, 1)
     result = activated(out, activation, slope, alpha, beta)
     of = {"none": None, "result": result, "before_activation": out}[statistics]
     return [in_format_of(x, result), *([] if of is None else [moments(of).float()])]

@@ -3,7 +3,15 @@
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
-from models.kernels.convolution_parts_triton import leave, moments, norm_of, normalised, store
+from models.kernels.convolution_parts_triton import (
+    leave,
+    moments,
+    norm_of,
+    normalised,
+    shuffled,
+    shuffled_positions,
+    store,
+)
 
 PROGRAMS = 256  # at least, where there are so many tiles: almost two for each multiprocessor of an H100
 MULTIPROCESSORS = 132  # of an H100
@@ -11,11 +19,12 @@ MULTIPROCESSORS = 132  # of an H100
 
 @triton.jit
 def convolution_1x1(
-    x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
+    x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta, shortcut,
     positions, tiles, weight_n,
     inputs: tl.constexpr, outputs: tl.constexpr, innermost: tl.constexpr, aligned: tl.constexpr,
     has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
+    factor: tl.constexpr, width: tl.constexpr, shuffled_channels: tl.constexpr,
     turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile of positions and outputs of a 1×1 convolution.
@@ -23,6 +32,7 @@ def convolution_1x1(
     Consecutive programs take the same positions, so that they share what they read of `x` in the L2 cache.
     `turned` computes it as [outputs, positions]: a thread then has many positions of few outputs, so that their
     statistics are sums in registers. In the other order what a thread normalises goes to the product in registers.
+    With a `factor` a shortcut of `shuffled_channels` is added; a tile then has the positions of `shuffled_positions`.
     `whole`: every tile is full, so that positions need no mask. `aligned`: a power of two that divides the number of
     positions; the product below tells Triton, which itself looks for a factor of 16 only.
     """
@@ -39,14 +49,18 @@ def convolution_1x1(
     each_p: tl.constexpr = 0 if turned else 1  # the dim that positions do not have
     each_n: tl.constexpr = 1 if turned else 0
     within = tl.arange(0, block_p)
-    position = tl.expand_dims(within, each_p)
+    place = tl.program_id(0) // across * block_p
+    origin, position = start, within
+    if factor > 1:
+        origin, position = shuffled_positions(place, within, width, factor, block_p)
+    position = tl.expand_dims(position, each_p)
     is_inside = tl.expand_dims((within < positions - start) | whole, each_p)
     channel = tl.program_id(0) % across * block_n + tl.arange(0, block_n)
     output = tl.expand_dims(channel, each_n)
     is_output = output < outputs
     first = tl.arange(0, block_k)
     from_x, of_weight = tl.expand_dims(first, each_n), tl.expand_dims(first, each_p)
-    x_at = x + batch * inputs * positions + start * x_p + (position * x_p + from_x.to(tl.int64) * x_c)
+    x_at = x + batch * inputs * positions + origin * x_p + (position * x_p + from_x.to(tl.int64) * x_c)
     weight_at = weight + batch * weight_n + (of_weight * outputs + output)
     sums = tl.zeros([block_n, block_p] if turned else [block_p, block_n], tl.float32)
     for step in range((inputs + block_k - 1) // block_k):
@@ -66,7 +80,12 @@ def convolution_1x1(
             sums = tl.dot(by, here, sums, input_precision="ieee")
         else:
             sums = tl.dot(here, by, sums, input_precision="ieee")
-    at = batch * outputs * positions + start * out_p + (position * out_p + output.to(tl.int64) * out_c)
+    if factor:
+        sums += shuffled(
+            shortcut, place, positions, tl.program_id(0) % across * block_n, shuffled_channels, outputs, factor,
+            turned, whole, block_p, block_n,
+        )  # fmt: skip
+    at = batch * outputs * positions + origin * out_p + (position * out_p + output.to(tl.int64) * out_c)
     real = is_inside & is_output
     written = store(
         sums, at, output, real, is_output, bias, residual, alpha, beta, out,
@@ -80,10 +99,11 @@ def convolution_1x1(
 
 @triton.jit
 def convolution_1x1_of_few(
-    x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta,
+    x, weight, bias, residual, alpha, beta, out, partial, table, first_alpha, first_beta, shortcut,
     positions, tiles, parts, weight_n, inputs: tl.constexpr, outputs: tl.constexpr,
     has_table: tl.constexpr, first_activation: tl.constexpr, first_slope: tl.constexpr, statistics: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
+    factor: tl.constexpr, width: tl.constexpr, shuffled_channels: tl.constexpr,
     turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
     stages: tl.constexpr,
 ):  # fmt: skip
@@ -98,7 +118,6 @@ def convolution_1x1_of_few(
     each_p: tl.constexpr = 0 if turned else 1
     each_n: tl.constexpr = 1 if turned else 0
     within = tl.arange(0, block_p)
-    position = tl.expand_dims(within, each_p)
     channel = tl.program_id(0) % across * block_n + tl.arange(0, block_n)
     output = tl.expand_dims(channel, each_n)
     is_output = output < outputs
@@ -115,13 +134,22 @@ def convolution_1x1_of_few(
     for tile in tl.range(part, tiles, parts, num_stages=stages):
         start = tile * block_p
         is_inside = tl.expand_dims((within < positions - start) | whole, each_p)
+        origin, position = start, within
+        if factor > 1:
+            origin, position = shuffled_positions(start, within, width, factor, block_p)
+        position = tl.expand_dims(position, each_p)
         given = is_inside & (from_x < inputs)
-        x_at = x + (batch * positions + start) * inputs + (position * inputs + from_x)
+        x_at = x + (batch * positions + origin) * inputs + (position * inputs + from_x)
         here = tl.load(x_at, mask=given, other=0.0)
         if has_table:
             here = normalised(here, given, scale, offset, a, b, first_activation, first_slope)
         sums = tl.dot(by if turned else here, here if turned else by, input_precision="ieee")
-        at = (batch * positions + start) * outputs + (position * outputs + output)
+        if factor:
+            sums += shuffled(
+                shortcut, start, positions, tl.program_id(0) % across * block_n, shuffled_channels, outputs, factor,
+                turned, whole, block_p, block_n,
+            )  # fmt: skip
+        at = (batch * positions + origin) * outputs + (position * outputs + output)
         written = store(
             sums, at, output, is_inside & is_output, is_output, bias, residual, alpha, beta, out,
             has_bias, has_residual, activation, slope, statistics,
@@ -138,18 +166,19 @@ def convolution_1x1_of_few(
 
 
 def tile_of_few(
-    positions: int, inputs: int, outputs: int, batch: int, has_table: bool, statistics: bool
+    positions: int, inputs: int, outputs: int, batch: int, has_table: bool, statistics: bool, shuffled: int
 ) -> dict[str, int | bool]:
     """Return the tile for `convolution_1x1_of_few`, and its programs on a multiprocessor.
 
     An empty dict is returned where it does not pay: more inputs than shared memory holds beside what is loaded ahead
-    (the weight of a program is 64 KiB at most), or so few positions that a program would have less than four tiles.
+    (the weight of a program is 64 KiB at most; of a shortcut of so many `shuffled` channels it is up to 32 KiB), or so
+    few positions that a program would have less than four tiles.
     """
     block_k, block_n = (max(triton.next_power_of_2(each), 16) for each in (inputs, outputs))
     block_n, block_p, turned = min(block_n, 128), 64, statistics and not has_table
     across, programs = triton.cdiv(outputs, block_n), 2 if block_k <= 128 else 1
     is_small = triton.cdiv(positions, block_p) * across * batch < 4 * programs * MULTIPROCESSORS
-    if is_small or block_k > (128 if turned else 256):
+    if is_small or block_k > (128 if turned or min(shuffled, block_n) > 64 else 256):
         return {}
     return {
         "block_p": block_p, "block_n": block_n, "block_k": block_k, "programs": programs,

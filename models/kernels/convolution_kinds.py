@@ -1,4 +1,6 @@
-"""Which kernel of `convolution_triton.py` computes a convolution, and what it shares with the norms around it."""
+"""Which kernel of `convolution_triton.py` computes a convolution, and what it takes over from the calls around it."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -63,3 +65,20 @@ def shares_norms(
     reads_once = is_pointwise(form, packed, stride, before, size) or goes_along(form, packed, kernel, stride, size)
     by_rows = goes_by_rows(form, packed, kernel, stride, dilation, size)
     return reads_once, reads_once or (by_rows and max(packed.shape[-2:]) <= 16)
+
+
+def adds_shortcut(
+    form: Tensor, packed: Tensor, kernel: list[int], stride: list[int], before: list[int], dilation: list[int],
+    size: list[int], shortcut: Sequence[int],
+) -> bool:  # fmt: skip
+    """Return whether a convolution adds a `shortcut` of this shape: 1×1 ones of pictures with channels last may.
+
+    The other arguments are those of `shares_norms`.
+    """
+    if len(shortcut) != 4 or not channels_last(form) or not is_pointwise(form, packed, stride, before, size):
+        return False
+    outputs, factor = packed.shape[-1], size[0] // max(shortcut[2], 1)
+    shuffled = shortcut[1] // max(factor, 1) ** 2
+    fits = [len(form), shuffled * factor**2, factor * shortcut[2], factor * shortcut[3]] == [*shortcut[:2], *size]
+    # Outputs of a tile are a part of the shuffled channels, or all of them several times.
+    return factor in (1, 2) and fits and (shuffled == outputs or (shuffled % 16 == 0 and outputs % shuffled == 0))

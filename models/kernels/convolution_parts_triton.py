@@ -43,6 +43,45 @@ def store(
 
 
 @triton.jit
+def shuffled_positions(place, within, width: tl.constexpr, factor: tl.constexpr, block_p: tl.constexpr):
+    """Return where the positions of a tile lie whose `factor`² positions of each block of a picture are neighbours.
+
+    It is an offset of the tile, which begins at `place` in that order, and one of each position in it.
+    """
+    row: tl.constexpr = factor * width  # positions in a row of blocks
+    if width % (block_p // factor) == 0:  # a tile is in one such row: offsets in it are the same in each tile
+        start, first = place // row * row + place % row // factor, within // (factor * factor) * factor
+    else:
+        block = (place % row + within) // (factor * factor)
+        start, first = place // row * row, block // (width // factor) * row + block % (width // factor) * factor
+    return start, first + within // factor % factor * width + within % factor
+
+
+@triton.jit
+def shuffled(
+    shortcut, place, positions, channel, channels: tl.constexpr, outputs: tl.constexpr, factor: tl.constexpr,
+    turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr,
+):  # fmt: skip
+    """Return the pixel shuffle of a tile of `shortcut`, of so many `channels`, in fp32, at `shuffled_positions`.
+
+    `place` and `channel` are the tile's first ones. What a tile needs of one position of `shortcut` lies in one piece,
+    which is read in order; its numbers are put into theirs afterwards.
+    """
+    squares: tl.constexpr = factor * factor
+    each: tl.constexpr = block_n if channels == outputs or channels > block_n else channels
+    coarse = tl.arange(0, block_p // squares)[:, None]
+    from_c = tl.multiple_of(channel % channels, 16) * squares + tl.arange(0, each * squares)[None, :]
+    real = ((place // squares + coarse < positions // squares) | whole) & (
+        (from_c < channels * squares) | (channels % each == 0)
+    )
+    start = (tl.program_id(1).to(tl.int64) * positions + place) * channels
+    here = tl.load(shortcut + start + (coarse * (channels * squares) + from_c), mask=real, other=0.0)
+    here = here.reshape([block_p // squares, each, squares]).permute(0, 2, 1).reshape([block_p, 1, each])
+    here = here.broadcast_to([block_p, block_n // each, each]).reshape([block_p, block_n]).to(tl.float32)
+    return here.trans() if turned else here
+
+
+@triton.jit
 def leave(partial, tile, tiles, channel, channels, is_channel, count, mean, squares):
     """Store the statistics of a tile in the layout of `norm_table`'s `partial`."""
     to = partial + (tl.program_id(1).to(tl.int64) * tiles + tile) * 3 * channels + channel

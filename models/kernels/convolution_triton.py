@@ -17,7 +17,14 @@ from models.kernels.convolution_1x1_triton import (
     tile_of,
     tile_of_few,
 )
-from models.kernels.convolution_kinds import STATISTICS, goes_along, goes_by_rows, is_pointwise, shares_norms
+from models.kernels.convolution_kinds import (
+    STATISTICS,
+    adds_shortcut,
+    goes_along,
+    goes_by_rows,
+    is_pointwise,
+    shares_norms,
+)
 from models.kernels.convolution_parts_triton import leave, norm_of, normalised, offsets, positions_of, store
 from models.kernels.forms import alignment, channels_last, in_format_of
 
@@ -258,7 +265,7 @@ def convolution(
     kernel: list[int], stride: list[int], before: list[int], dilation: list[int], size: list[int],
     activation: str, slope: float, table: Tensor | None = None, first_activation: str = "none",
     first_slope: float = 0.0, first_alpha: Tensor | None = None, first_beta: Tensor | None = None,
-    statistics: str = "none",
+    statistics: str = "none", shortcut: Tensor | None = None,
 ) -> list[Tensor]:  # fmt: skip
     """Return what `convolution.convolution` documents."""
     blocks, taps, inputs, outputs = packed.shape[-4:]
@@ -266,11 +273,13 @@ def convolution(
         x = x.contiguous()
     geometry = (kernel, stride, before, dilation, size)
     leaves = statistics != "none"
-    if leaves and not shares_norms(x, packed, *geometry)[1]:
+    if (leaves and not shares_norms(x, packed, *geometry)[1]) or (shortcut is not None and not channels_last(x)):
         x = x.movedim(1, -1).contiguous().movedim(-1, 1)  # a compiler may have changed the layout since it was traced
     can_normalise, can_leave = shares_norms(x, packed, *geometry)
     if (table is not None and not can_normalise) or (leaves and not can_leave):
         raise ValueError("this convolution cannot share the work of a norm: ask shares_norms() before you pass a table")
+    if shortcut is not None and not adds_shortcut(x, packed, *geometry, shortcut.shape):
+        raise ValueError("this convolution adds no such shortcut: ask adds_shortcut() before you pass one")
     n, c, innermost = x.shape[0], blocks * outputs, channels_last(x)
     positions = math.prod(size)
     rows = [math.prod(size[dim + 1 :]) * (c if innermost else 1) for dim in range(len(size))]
@@ -285,10 +294,19 @@ def convolution(
     is_wide, how = x.dtype == torch.float32, STATISTICS.index(statistics)
     weight_n = packed.stride(0) if packed.dim() == 5 else 0
     if is_pointwise(x, packed, stride, before, size):
-        first = tuple(packed if each is None else each for each in (table, first_alpha, first_beta))
+        added = None if shortcut is None else in_format_of(out, shortcut)
+        first = tuple(packed if each is None else each for each in (table, first_alpha, first_beta, added))
+        factor = 0 if shortcut is None else size[0] // shortcut.shape[2]
+        shuffled = 0 if shortcut is None else shortcut.shape[1] // factor**2
+        options |= {"factor": factor, "width": size[-1] if factor > 1 else 1, "shuffled_channels": shuffled}
         norm = {"first_activation": ACTIVATIONS.index(first_activation), "first_slope": first_slope}
         options |= norm | {"has_table": table is not None, "statistics": how, "inputs": inputs, "outputs": outputs}
-        few = tile_of_few(positions, inputs, outputs, n, table is not None, leaves) if innermost and not is_wide else {}
+        sizes, few = (positions, inputs, outputs, n), {}
+        if innermost and not is_wide:
+            few = tile_of_few(*sizes, table is not None, leaves, shuffled)
+        tile = few or tile_of(*sizes, is_wide, table is not None)
+        if factor and shuffled != outputs and tile["block_n"] % shuffled:
+            tile["block_n"] = math.gcd(tile["block_n"], shuffled)  # what a tile reads of the shortcut is in one piece
         if few:
             across, tiles = triton.cdiv(outputs, few["block_n"]), triton.cdiv(positions, few["block_p"])
             parts = max(MULTIPROCESSORS * few.pop("programs") // (across * n), 1)
@@ -298,7 +316,6 @@ def convolution(
                 whole=positions % few["block_p"] == 0, **few, **options,
             )  # fmt: skip
             return [out, partial] if leaves else [out]
-        tile = tile_of(positions, inputs, outputs, n, is_wide, table is not None)
         tiles = triton.cdiv(positions, tile["block_p"])
         partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if leaves else out
         wrap_triton(convolution_1x1)[(tiles * triton.cdiv(outputs, tile["block_n"]), n)](

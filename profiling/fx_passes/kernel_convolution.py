@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import Counter
 from collections.abc import Callable
@@ -32,6 +33,7 @@ _NORM_ARGUMENTS = (
 )
 
 #: Arguments of a convolution's kernel, as `ReplaceConvolutions` writes them; those from `table` on only with a norm.
+#: `statistics` and `shortcut` are keyword arguments.
 _CONVOLUTION_ARGUMENTS = (
     *("x", "packed", "bias", "residual", "alpha", "beta", "kernel", "stride", "before", "dilation", "size"),
     *("activation", "slope", "table", "first_activation", "first_slope", "first_alpha", "first_beta"),
@@ -39,6 +41,8 @@ _CONVOLUTION_ARGUMENTS = (
 _TABLE_ARGUMENTS = ("x", "bias", "partial", "gain", "shift", "groups", "eps", "about_mean", "subtract_mean")
 #: Calls that turn a sequence [n, c, t] into a picture of one row, and back.
 _VIEWS = ("unsqueeze", "squeeze", "contiguous")
+#: Calls that give a tensor another shape and leave the order of its numbers.
+_RESHAPES = ("unflatten", "flatten", "unsqueeze", "reshape")
 #: Calls that fail where the memory of a tensor is in another order; `view` with sizes is a `reshape` in a traced graph.
 _BY_STRIDES = ("view", "view_as", torch.view_as_complex)
 
@@ -59,6 +63,7 @@ class ReplaceConvolutions(RewritePass):
         scaled_weight: multiplies its weight by the scale of a norm, as `models.kernels.fused_norm.scaled_weight` does.
         shares_norms: returns whether a convolution normalises its input, and whether it returns statistics of its
             result, for the form of its input, the packed weight, and the geometry that `convolution` takes.
+        adds_shortcut: returns whether a convolution of those adds a `shortcut` of a shape.
 
     """
 
@@ -70,6 +75,7 @@ class ReplaceConvolutions(RewritePass):
     table: Callable[..., Tensor]
     scaled_weight: Callable[..., Tensor]
     shares_norms: Callable[..., tuple[bool, bool]]
+    adds_shortcut: Callable[..., bool]
 
     def rewrite(self, module: fx.GraphModule) -> int:
         """Replace each convolution that the kernel takes; `module.meta["left"]` counts why others stay."""
@@ -114,15 +120,16 @@ class ReplaceConvolutions(RewritePass):
         nodes, dims, output = graph.module.graph, weight.dim() - 2, node.meta["info"]
         user = next(iter(node.users))
         squeezed = is_read_once(node) and is_call(user, "squeeze", torch.squeeze) and user.args[1:] == (2,)
-        last, residual = _sum_after(user if squeezed else node)
-        (*_, last), activation = activation_after(graph, last)
         strides, dilations = (for_each_dim(args[name], dims, 1) for name in ("stride", "dilation"))
+        packed = self.pack(weight, args["groups"] or 1)
+        geometry = (list(weight.shape[2:]), strides, before, dilations, list(output.shape[2:]))
+        form = node_info(source).zeros("meta")  # pyright: ignore[reportOptionalMemberAccess]: `rewrite` has seen it
+        adds_shortcut = functools.partial(self.adds_shortcut, form, packed, *geometry)
+        last, residual, shortcut = _sums_after(user if squeezed else node, adds_shortcut)
+        (*_, last), activation = activation_after(graph, last)
         with nodes.inserting_before(last):
             if squeezed and residual is not None:
                 residual = nodes.call_method("unsqueeze", (residual, 2))
-            packed = self.pack(weight, args["groups"] or 1)
-            geometry = (list(weight.shape[2:]), strides, before, dilations, list(output.shape[2:]))
-            form = node_info(source).zeros("meta")  # pyright: ignore[reportOptionalMemberAccess]: `rewrite` has seen it
             normalises, leaves = self.shares_norms(form, packed, *geometry)
             found, prologue = self._norm_before(source), ()
             if found is not None and normalises:
@@ -138,6 +145,8 @@ class ReplaceConvolutions(RewritePass):
             first, *snake = (add_vector(graph.module, name, vector) for name, vector in named.items())
             given = (source, packed, first, residual, *snake, *geometry, activation.name, activation.slope)
             new = nodes.call_function(function_of(self.convolution), (*given, *prologue))
+            if shortcut is not None:
+                new.kwargs = {"shortcut": shortcut}
             new.meta["leaves_statistics"] = leaves
             new = nodes.call_function(operator.getitem, (new, 0))
             if squeezed:
@@ -178,7 +187,7 @@ class ReplaceConvolutions(RewritePass):
         if bias is not None:  # its node may lie behind the convolution
             with nodes.inserting_before(call):
                 _set(call, bias=nodes.get_attr(bias.target))
-        call.kwargs = {"statistics": "result"}
+        call.kwargs = {**call.kwargs, "statistics": "result"}
         with nodes.inserting_after(out):
             partial = nodes.call_function(operator.getitem, (call, 1))
         norm.args = (x, None, partial if is_table else None, *given[3:])
@@ -216,10 +225,11 @@ class ReplaceConvolutions(RewritePass):
         activates = _arguments(before)["activation"] != "none"
         if activates or not _readers(out) <= {norm, after}:
             return
-        if _behind_views(reader["residual"]) in (out, result):  # it would get the activation, too
+        added = {_behind_views(reader.get(name)) for name in ("residual", "shortcut")}
+        if not added.isdisjoint((out, result)):  # it would get the activation, too
             return
         _set(before, activation=activation, slope=slope)
-        before.kwargs = {"statistics": "before_activation"}
+        before.kwargs = {**before.kwargs, "statistics": "before_activation"}
         options = (given["gain"], given["groups"], given["eps"], given["about_mean"])
         with graph.module.graph.inserting_before(after):
             weight = graph.module.graph.call_function(
@@ -260,7 +270,7 @@ def _converted(source: fx.Node, form: Tensor) -> fx.Node:
 
 def _arguments(convolution: fx.Node) -> dict[str, Any]:
     """Return the arguments of a convolution's kernel by name."""
-    return dict(zip(_CONVOLUTION_ARGUMENTS, convolution.args, strict=False))
+    return dict(zip(_CONVOLUTION_ARGUMENTS, convolution.args, strict=False)) | convolution.kwargs
 
 
 def _set(convolution: fx.Node, **given: Any) -> None:
@@ -300,10 +310,52 @@ def _before(args: dict[str, Any], dims: int) -> tuple[Any, list[int]]:
     return pad["input"], [one + other for one, other in zip(before, added, strict=True)]
 
 
+def _sums_after(
+    node: fx.Node, adds_shortcut: Callable[[tuple[int, ...]], bool]
+) -> tuple[fx.Node, fx.Node | None, fx.Node | None]:
+    """Return the last of the sums after a convolution that its kernel can take, its residual and its shortcut."""
+    last, residual, shortcut = node, None, None
+    while True:
+        summed, added = _sum_after(last)
+        if added is None:
+            return last, residual, shortcut
+        source: Any = arguments(added, "input")["input"] if is_call(added, torch.pixel_shuffle) else added
+        info = node_info(source)
+        is_shortcut = info is not None and adds_shortcut(info.shape) and shortcut is None and not is_written(source)
+        if residual is None and same_form(added, node) and (source is added or not is_shortcut):
+            residual = added
+        elif is_shortcut:
+            shortcut = source
+        else:
+            return last, residual, shortcut
+        last = summed
+
+
 def _sum_after(node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
-    """Return the sum that alone reads `node` and what it adds; without one `node` itself."""
+    """Return the sum that alone reads `node` and what it adds, also to each m channels; without one `node` itself."""
     user = next(iter(node.users))
+    if name_of_call(user) in _RESHAPES:
+        return _repeated_sum_after(node)
     for one, added in operands(user, torch.add) if is_read_once(node) else ():
         if one is node and added is not node and same_form(user, node) and same_form(added, node):
             return (user, added) if not is_written(added) else (node, None)
+    return node, None
+
+
+def _repeated_sum_after(node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
+    """Return the result of `(node.unflatten(1, (-1, m)) + added.unsqueeze(1)).flatten(1, 2)` and `added`."""
+    calls = [node]
+    while len(calls) < 4 and is_read_once(calls[-1]):
+        calls.append(next(iter(calls[-1].users)))
+    if len(calls) < 4 or name_of_call(calls[3]) not in _RESHAPES or not same_form(calls[3], node):
+        return node, None
+    for one, repeated in operands(calls[2], torch.add):
+        added: Any = repeated.args[0] if name_of_call(repeated) in _RESHAPES else None
+        info, wide, parts = map(node_info, (added, repeated, calls[1]))
+        if one is not calls[1] or info is None or wide is None or parts is None or is_written(added):
+            continue
+        batch, *rest = info.shape
+        fits = wide.shape == (batch, 1, *rest) and parts.shape == (batch, parts.shape[1], *rest)
+        if fits and (info.dtype, info.device) == (parts.dtype, parts.device):
+            return calls[3], added
     return node, None

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from models.kernels.activations import activated
 from models.kernels.convolution import convolution, misfit, pack, reference
-from models.kernels.convolution_kinds import shares_norms
+from models.kernels.convolution_kinds import adds_shortcut, shares_norms
 from models.kernels.forms import channels_last
 from models.kernels.fused_norm import moments, norm_table, scaled_weight
 from models.kernels.fused_norm import reference as norm
@@ -36,6 +36,21 @@ LARGE = [
     (1, 256, 256, 16, (200, 320), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1)),
     (1, 40, 200, 1, (150, 170), (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1)),
     (2, 256, 32, 1, (40001,), (1,), (1,), ((0, 0),), (1,)),
+]
+#: Batch size, input channels, output channels, channels and factor of the pixel shuffle that is added, size.
+SHORTCUTS = [
+    (1, 24, 64, 16, 2, (8, 70)),
+    (3, 40, 96, 48, 2, (6, 64)),
+    (1, 20, 3, 3, 2, (4, 6)),
+    (2, 16, 256, 256, 2, (4, 32)),
+    (3, 33, 130, 130, 1, (3, 5)),
+    (1, 16, 64, 16, 1, (7, 9)),
+]
+LARGE_SHORTCUTS = [
+    (1, 256, 128, 64, 2, (256, 320)),
+    (1, 256, 128, 128, 2, (256, 288)),
+    (3, 128, 128, 128, 2, (154, 162)),
+    (1, 512, 256, 128, 2, (256, 256)),
 ]
 BOUNDS = {torch.float64: 1e-12, torch.float32: 3e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
@@ -126,6 +141,40 @@ def check_norms(convolve, table_of, scaled, dtypes, device="cpu", cases=CASES):
         assert relative_error(one[:, [2, 4]].cpu(), other[:, [2, 4]].cpu()) < BOUNDS[dtype], (case, dtype, last)
 
 
+def check_shortcuts(convolve, table_of, dtypes, device="cpu", cases=SHORTCUTS):
+    """Check sums with a pixel shuffle, their statistics, and the norm of the input in the same kernel."""
+    for (batch, inputs, outputs, channels, factor, size), dtype, adds in itertools.product(
+        cases, dtypes, (True, False)
+    ):
+        case = (batch, inputs, outputs, 1, size, (1, 1), (1, 1), ((0, 0), (0, 0)), (1, 1))
+        (x, weight, bias, residual, *snake), options = draw_case(case, dtype, device, last=True)
+        shape = (batch, channels * factor**2, *(each // factor for each in size))
+        shortcut = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+        if adds:  # the other one is converted
+            shortcut = shortcut.to(memory_format=torch.channels_last)
+        packed, given = pack(weight, 1), (bias, residual, *snake) if adds else (None, None, *snake)
+        assert adds_shortcut(x, packed, *options, shortcut.shape)
+        added = F.pixel_shuffle(shortcut.double(), factor).repeat(1, outputs // channels, 1, 1)
+        added = added + residual.double() if adds else added
+        out, partial = convolve(
+            x, packed, *given, *options, "leaky_relu", 0.1, statistics="before_activation", shortcut=shortcut
+        )
+        expected = plain(case, x, weight, given[0], added, None, None, "none")
+        error = relative_error(out.cpu(), activated(expected, "leaky_relu", 0.1).cpu())
+        assert error < BOUNDS[dtype], (case, dtype, adds, error)
+        found, real = (
+            table_of(out, None, each, bias, bias, 1, 1e-6, True, True) for each in (partial, moments(expected))
+        )
+        assert relative_error(found[:, [2, 4]].cpu(), real[:, [2, 4]].cpu()) < BOUNDS[dtype], (case, dtype, adds)
+        table = torch.randn(batch, 5, inputs, generator=torch.Generator().manual_seed(2)).to(device)
+        first = x.double() * table[:, 2, :, None, None] + table[:, 4, :, None, None]
+        (out,) = convolve(
+            x.contiguous(), packed, *given, *options, "silu", 0.0, table, "leaky_relu", 0.1, shortcut=shortcut
+        )
+        expected = plain(case, activated(first, "leaky_relu", 0.1), weight, given[0], added, None, None, "silu")
+        assert relative_error(out.cpu(), expected.cpu()) < 2 * BOUNDS[dtype], (case, dtype, adds)
+
+
 def normalised(x, bias, gain, shift, groups, form):
     return norm(x.double(), bias, None, gain, shift, None, None, groups, *form, "none", 0.0)[0]
 
@@ -140,6 +189,16 @@ def interpreted():
     check_more_than_31_bits()
 
 
+def interpreted_shortcuts():
+    from models.kernels.convolution_triton import convolution as kernel
+    from models.kernels.fused_norm_triton import norm_table as kernel_table
+
+    check_shortcuts(kernel, kernel_table, (torch.float32, torch.float16))
+    (x, weight, *vectors), options = draw_case(CASES[4], torch.float32, last=True)
+    with pytest.raises(ValueError, match="adds no such shortcut"):
+        kernel(x, pack(weight, 1), *vectors, *options, "none", 0.0, shortcut=x[:, :8])
+
+
 def check_more_than_31_bits():
     """Check one tile of a sequence whose channels lie further apart than 32-bit offsets reach; nothing else is read."""
     from models.kernels.convolution_1x1_triton import convolution_1x1 as kernel
@@ -150,22 +209,24 @@ def check_more_than_31_bits():
     x[-1, :16] = torch.arange(16)
     weight, out = torch.ones(inputs, outputs).half(), torch.zeros(outputs, positions).half()
     kernel[(1, 1)](
-        x, weight, *[weight] * 4, out, out, *[weight] * 3, positions, 1, 0, inputs=inputs, outputs=outputs,
+        x, weight, *[weight] * 4, out, out, *[weight] * 4, positions, 1, 0, inputs=inputs, outputs=outputs,
         innermost=False, aligned=16, has_table=False, first_activation=0, first_slope=0.0, statistics=0,
-        has_bias=False, has_residual=False, activation=0, slope=0.0, turned=True, whole=True, block_p=16, block_n=16,
-        block_k=64,
+        has_bias=False, has_residual=False, activation=0, slope=0.0, factor=0, width=1, shuffled_channels=0,
+        turned=True, whole=True, block_p=16, block_n=16, block_k=64,
     )  # fmt: skip
     assert torch.equal(out[:, :16], x[-1:, :16].expand(outputs, -1))
 
 
 def test_kernels_in_the_interpreter():
     interpret("test_convolution", "interpreted")
+    interpret("test_convolution", "interpreted_shortcuts")
 
 
 def test_the_reference():
     check(convolution, (torch.float64, torch.float32))
     check(reference, (torch.bfloat16,))
     check_norms(convolution, norm_table, scaled_weight, (torch.float32, torch.bfloat16))
+    check_shortcuts(convolution, norm_table, (torch.float32, torch.bfloat16))
 
 
 @pytest.mark.gpu
@@ -175,6 +236,35 @@ def test_kernels_on_the_gpu(dtype, cases):
     with torch.no_grad():
         check(convolution, (dtype,), "cuda", cases)
         check_norms(convolution, norm_table, scaled_weight, (dtype,), "cuda", cases)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shortcuts_on_the_gpu(dtype):
+    with torch.no_grad():
+        check_shortcuts(convolution, norm_table, (dtype,), "cuda", SHORTCUTS + LARGE_SHORTCUTS)
+
+
+@pytest.mark.parametrize(
+    ("shortcut", "changes", "adds"),
+    [
+        ((2, 64, 3, 5), {}, True),
+        ((2, 32, 6, 10), {}, True),
+        ((2, 16, 6, 10), {}, True),
+        ((2, 32, 3, 5), {}, False),
+        ((2, 32, 3, 10), {}, False),
+        ((1, 64, 3, 5), {}, False),
+        ((2, 288, 2, 3), {}, False),
+        ((2, 64, 3), {}, False),
+        ((2, 64, 3, 5), {"stride": [2, 2]}, False),
+        ((2, 64, 3, 5), {"form": torch.empty(2, 24, 6, 10)}, False),
+    ],
+)
+def test_what_a_convolution_adds(shortcut, changes, adds):
+    geometry = {"kernel": [1, 1], "stride": [1, 1], "before": [0, 0], "dilation": [1, 1], "size": [6, 10]}
+    form = torch.empty(2, 24, 6, 10).to(memory_format=torch.channels_last)
+    given = {"form": form, "packed": pack(torch.empty(32, 24, 1, 1), 1), **geometry, **changes}
+    assert adds_shortcut(**given, shortcut=shortcut) is adds
 
 
 @pytest.mark.gpu

@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from models.kernels.convolution import convolution, pack
-from models.kernels.convolution_kinds import shares_norms
+from models.kernels.convolution_kinds import adds_shortcut, shares_norms
 from models.kernels.fused_norm import fused_norm, norm_table, scaled_weight
 from profiling.fx_passes.kernel_convolution import ReplaceConvolutions
 from profiling.fx_passes.norm import FuseNorms
 
 KERNELS = {"norm": fused_norm, "table": norm_table, "scaled_weight": scaled_weight}
-KERNELS |= {kernel.__name__: kernel for kernel in (convolution, pack, shares_norms)}
+KERNELS |= {kernel.__name__: kernel for kernel in (convolution, pack, shares_norms, adds_shortcut)}
 GROUPED, POINTWISE = (ReplaceConvolutions(grouped=each, misfit=lambda *_: None, **KERNELS) for each in (True, False))
 LAST = torch.channels_last
 NEEDS_LAST = ReplaceConvolutions(grouped=False, misfit=lambda form, *_: kernel_misfit(form), **KERNELS)
@@ -82,6 +82,72 @@ def test_what_follows_is_part_of_the_kernel(name):
         traced, counts = applied([a_pass], Net(forward, conv=conv), 1e-5, x=f32(2, 8, 5, 6))
         assert counts == [expected["convolution"]]
         assert calls_of(traced) == expected
+
+
+def shuffle(x):
+    return F.pixel_shuffle(x, 2)
+
+
+def parts(y):
+    return y.unflatten(1, (-1, 16))
+
+
+SHORTCUTS = {
+    "repeated": lambda y, x: (parts(y) + shuffle(x).unsqueeze(1)).flatten(1, 2),
+    "other order": lambda y, x: (shuffle(x).unsqueeze(1) + parts(y)).flatten(1, 2),
+    "by sizes": lambda y, x: (y.view(2, 2, 16, 6, 10) + shuffle(x).view(2, 1, 16, 6, 10)).view(2, 32, 6, 10),
+    "activated": lambda y, x: F.silu((parts(y) + nn.PixelShuffle(2)(x).unsqueeze(1)).flatten(1, 2)),
+    "and a residual": lambda y, x: (parts(y + up(x)[:, :32]) + shuffle(x).unsqueeze(1)).flatten(1, 2),
+    "before a residual": lambda y, x: (parts(y) + shuffle(x).unsqueeze(1)).flatten(1, 2) + up(x)[:, :32],
+    "not repeated": lambda y, x: y + shuffle(torch.cat([x, x], 1)),
+    "not shuffled": lambda y, x: (parts(y) + up(x)[:, 16:32].unsqueeze(1)).flatten(1, 2),
+    "two residuals": lambda y, x: up(x)[:, 32:] + (up(x)[:, :32] + y),
+}
+SHORTCUTS_THAT_STAY = {
+    "sum read twice": lambda y, x: ((z := parts(y) + shuffle(x).unsqueeze(1)).flatten(1, 2), z.sum(1)),
+    "parts read twice": lambda y, x: (((z := parts(y)) + shuffle(x).unsqueeze(1)).flatten(1, 2), z.sum(1)),
+    "convolution read twice": lambda y, x: ((parts(y) + shuffle(x).unsqueeze(1)).flatten(1, 2), y.sum(1)),
+    "neighbours": lambda y, x: (y.unflatten(1, (16, -1)) + shuffle(x).unsqueeze(2)).flatten(1, 2),
+    "by position": lambda y, x: (parts(y) + shuffle(x).unsqueeze(1)).flatten(2, 3),
+    "few channels": lambda y, x: (y.unflatten(1, (-1, 8)) + shuffle(x[:, :32]).unsqueeze(1)).flatten(1, 2),
+    "another dtype": lambda y, x: (parts(y) + shuffle(x).double().unsqueeze(1)).flatten(1, 2),
+    "written": lambda y, x: ((parts(y) + shuffle(z := x.clone()).unsqueeze(1)).flatten(1, 2), z[:, :1].zero_(), z),
+}
+
+
+def up(x):
+    return F.interpolate(x, scale_factor=2)
+
+
+def with_shortcut(of):
+    module = Net(lambda self, x: of(self.conv(up(x)), x), conv=nn.Conv2d(64, 32, 1))
+    return applied([POINTWISE], module, 1e-5, x=f32(2, 64, 3, 5).to(memory_format=LAST))
+
+
+@pytest.mark.parametrize("name", SHORTCUTS)
+def test_a_pixel_shuffle_that_is_added_is_part_of_the_kernel(name):
+    traced, counts = with_shortcut(SHORTCUTS[name])
+    found = calls_of(traced)
+    assert (counts, found["add"], found["pixel_shuffle"], found["silu"]) == ([1], 0, 0, 0)
+    (node,) = traced.graph.find_nodes(op="call_function", target=convolution)
+    assert node.kwargs["shortcut"] is not None
+
+
+@pytest.mark.parametrize("name", SHORTCUTS_THAT_STAY)
+def test_sums_with_a_pixel_shuffle_that_stay(name):
+    traced, counts = with_shortcut(SHORTCUTS_THAT_STAY[name])
+    assert (counts, calls(traced)["add"], calls(traced)["pixel_shuffle"]) == ([1], 1, 1)
+
+
+def test_a_shortcut_is_part_of_the_statistics():
+    def forward(self, x):
+        return self.last(F.silu(self.norm((parts(self.conv(up(x))) + shuffle(x).unsqueeze(1)).flatten(1, 2))))
+
+    convs = {"conv": nn.Conv2d(64, 32, 1), "last": nn.Conv2d(32, 8, 1)}
+    module = Net(forward, norm=nn.GroupNorm(2, 32), **convs)
+    traced, counts = applied([NORMS, POINTWISE], module, 1e-5, x=f32(2, 64, 3, 5).to(memory_format=LAST))
+    node, _ = traced.graph.find_nodes(op="call_function", target=convolution)
+    assert (counts, node.kwargs.keys()) == ([1, 2], {"shortcut", "statistics"})
 
 
 def test_a_sequence_that_is_a_picture_of_one_row():
@@ -220,12 +286,14 @@ def test_a_norm_that_only_scales_goes_to_the_weight(module, width, scaled):
     assert calls(traced)["scaled_weight"] == scaled
 
 
+@pytest.mark.parametrize("second", [False, True])
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("last", [nn.Conv2d(32, 32, 1), nn.Conv2d(32, 32, 3, padding=1, groups=2)], ids=["1x1", "3x3"])
-def test_a_residual_does_not_get_the_activation_of_the_norm(last, normalised):
+def test_a_residual_does_not_get_the_activation_of_the_norm(last, normalised, second):
     def forward(self, x):
         h = F.leaky_relu(self.norm(y := self.one(x)), 0.1)
-        return self.last(h) + (h if normalised else y)
+        out = self.last(h) + x if second else self.last(h)
+        return out + (h if normalised else y)
 
     module = Net(forward, one=nn.Conv2d(32, 32, 1), norm=Scale(), last=last).to(torch.bfloat16)
     x = f32(2, 32, 8, 40).to(torch.bfloat16, memory_format=LAST)
