@@ -41,6 +41,7 @@ class Scene:
     burst_share: float = 0.4  # what they take while it lasts
     drift: float = 0.0  # change of all cells together over the budget
     tails: bool = False  # noise with rare long windows
+    starved: float = 0.0  # probability of a window 3 to 400 times as long, of which 50 to 70% are measured as taken
     slow: float = 1.0  # factor on its time while a process runs slowly: for 6 windows of 12 on average, at random
     stored: bool = False  # the noise is that of windows of committed runs, in their order
 
@@ -115,6 +116,10 @@ def _windows(
         noise += np.log(scene.slow) / scene.noise * ((np.cumsum(changes) + rng.integers(2)) % 2)
     taken = np.clip(lasting * rng.uniform(0.7, 1.3, BLOCKS), 0.0, 0.95)
     lengthened = -np.log1p(-taken * rng.uniform(0.5, 1.0))  # a part of what is measured was in nobody's way
+    if scene.starved:
+        lasts = rng.random(BLOCKS) < scene.starved
+        lengthened += lasts * rng.uniform(np.log(3), np.log(400), BLOCKS)
+        taken = rng.uniform(0.5, 0.7, BLOCKS)
     return log_ms + scene.noise * noise + common + lengthened, taken
 
 
@@ -195,4 +200,6 @@ SCENES = (
     Scene("CPU, bursts, equal", (1.0,) * 3, 0.03, "CPU", 0.01, bursts=0.1),
     Scene("CPU, always busy, equal", (1.0, 1.0), 0.03, "CPU", 0.05, bursts=1.0),
     Scene("CPU, always busy, tenfold", (1.0, 0.1), 0.03, "CPU", 0.05, bursts=1.0, burst_share=0.5),
+    Scene("CPU, threads starve, 3 equal", (1.0,) * 3, 0.03, "CPU", 0.05, starved=0.4),
+    Scene("CPU, threads starve, tenfold", (1.0, 0.1), 0.03, "CPU", 0.05, starved=0.4),
 )

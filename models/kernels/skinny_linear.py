@@ -37,6 +37,9 @@ def misfit(
         return f"{rows} rows, and the kernel takes {most} at most"
     if not fits(stored):
         return f"inputs and outputs must be multiples of {MULTIPLE}"
+    n, k = stored.shape
+    if stored.dtype == dtype and rows > 1 and k > n:  # it would have few programs, each with many inputs
+        return "more inputs than outputs, and several rows: the library splits the inputs"
     return None if form.dtype == dtype and stored.is_contiguous() else "the kernel refuses its form"
 
 

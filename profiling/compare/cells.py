@@ -61,8 +61,8 @@ class CellComparison:
 
     def is_open(self, threshold: float) -> bool:
         """Return whether B may be slower by more than the threshold."""
-        if self.verdict in ("same", "not compared"):
-            return False
+        if self.verdict == "not compared" or (self.verdict == "same" and self.interval is None):
+            return False  # the latter: one measurement, which both runs have
         return not self.is_worse(threshold) and (self.interval is None or self.interval[1] > 1 + threshold)
 
 

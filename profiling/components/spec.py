@@ -409,7 +409,7 @@ class ComponentSpec:
             module={**self.module, **self.tiny.get("module", {})},
             inputs=_merged(self.inputs, self.tiny.get("inputs", {})),
             warmup_inputs=tuple(self.tiny.get("warmup_inputs") or self.warmup_inputs),
-            frames_per_call=self.tiny.get("frames_per_call") or self.frames_per_call,
+            frames_per_call=self.tiny.get("frames_per_call", self.frames_per_call),
             tiny={},
             scale="tiny",
         )

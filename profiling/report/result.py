@@ -98,9 +98,10 @@ class RunResult:
     def _rate_line(self, record: Record) -> list[str]:
         """Say whether calls deliver their frames at that rate."""
         wall = record.metrics.wall_ms
-        if self._fps is None or wall is None or not wall.samples:
+        frames = 1 if record.frames_per_call is None else record.frames_per_call
+        if self._fps is None or wall is None or not wall.samples or not frames:
             return []
-        budget_ms = (record.frames_per_call or 1) * 1000 / self._fps
+        budget_ms = frames * 1000 / self._fps
         said = holds_rate(record, deadline(self._fps, budget_ms, np.array(wall.samples) - budget_ms))
         if said is None:
             return []

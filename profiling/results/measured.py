@@ -371,6 +371,9 @@ class Speedup(Section, frozen=True, kw_only=True):
 
     vs: Annotated[str, about("the variant that this one is compared with")]
     wall: Annotated[float, about("ratio of wall times; above 1 is faster", "ratio")]
+    wall_ci95: Annotated[
+        Interval | None, about("95% interval of this pair; which is faster is undecided where it holds 1", "ratio")
+    ] = None
     break_even_calls: Annotated[int | None, about("calls after which the longer preparation has paid off")] = None
 
 

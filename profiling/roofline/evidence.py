@@ -123,8 +123,10 @@ class Evidence:
         """Return the kernels that take most of the call, longest first: slow or of unknown rate, without such all."""
         other, _ = _CLASSES["other"]
         unknown = [each for each in self.classes if each.what == other and each.gbps is each.tflops is None]
+        most = max((each.ms for each in self.classes), default=0.0)
         for groups in ((*self.slow, *(each for each in unknown if each not in self.slow)), self.classes):
-            if found := [each for each in groups if self.share(each.ms) >= _LEAST_NAMED]:
+            found = [each for each in groups if self.share(each.ms) >= _LEAST_NAMED]
+            if sum(each.ms for each in found) >= most / 2:  # else others take most of the call
                 return sorted(found, key=lambda each: -each.ms)[:_NAMED]
         return []
 

@@ -15,7 +15,7 @@ from profiling.metrics.sampling import Turn, WindowSamples, summaries
 from profiling.results.jsonl import append_record, encode_record
 from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import keep_newest_lines
-from profiling.results.verdicts import is_captured
+from profiling.results.verdicts import interval_of, is_captured
 from profiling.run.child import Pending, ProcessEnd, Session, advance
 from profiling.run.events import End, Event, Phase, Sections
 from profiling.run.job import Job, RunConfig
@@ -260,7 +260,11 @@ class CellRecords:
         if record.metrics.wall_ms is None:
             clocks = summaries([window for _, window in cell.placement.windows], None)
             record = replace(record, metrics=replace(record.metrics, **clocks))
-        return replace(record, turns=turns)
+        record = replace(record, turns=turns)
+        wall = record.metrics.wall_ms
+        assert wall is not None
+        metrics = replace(record.metrics, wall_ms=replace(wall, ci95=interval_of(record)))
+        return replace(record, metrics=metrics)
 
     def base_record(self, job: Job) -> Record:
         """Return the record of a cell that was not run."""

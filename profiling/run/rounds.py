@@ -68,8 +68,8 @@ def with_speedup(record: Record, baseline: Record | None) -> Record:
     if not one or not other or record.is_realtime:
         return record
     pair = compare(Cell(one, spread_of(baseline)), Cell(other, spread_of(record)))
-    calls = break_even_calls(record, baseline)
-    ratio = Speedup(vs=BASELINE, wall=pair.ratio, break_even_calls=calls)
+    calls = break_even_calls(record, baseline) if pair.answer() == "slower" else None
+    ratio = Speedup(vs=BASELINE, wall=pair.ratio, wall_ci95=pair.interval(), break_even_calls=calls)
     return replace(record, speedup=ratio)
 
 

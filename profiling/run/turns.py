@@ -38,6 +38,8 @@ LEAST, SPREAD = 8, 20
 CONTROL_AFTER, NEAR, NEAR_SPREADS = 2, 0.03, 3.0
 #: Blocks that are taken beyond the budget where it suffices for no answer, and how many budgets they may take.
 ENOUGH, MOST_BUDGETS = LEAST_VALUES + CONTROL_AFTER, 3.0
+#: Share of the budget (0 to 1) that may be spent beyond it on calls that tell whether the best cell holds a rate.
+RATES_SHARE = 0.1
 #: A further cell is prepared beside others where this many times the memory of the largest of them is free.
 MEMORY_MARGIN = 1.2
 
@@ -184,9 +186,9 @@ def take_turns(
         if again is not None and turn - first == CONTROL_AFTER and len(alive) > 1:
             order += _add_controls(alive, again, spreads)
         stopped_by = _stopped_by(alive, first, turn - first, budget, spent, spreads, late) if alive else None
-    if stopped_by == "decided":
+    if stopped_by in ("decided", "time") and alive:
         fastest = min(alive, key=lambda each: each.cell(ONE_PROCESS).log_ms)  # as the judge sees them
-        _settle_rates(fastest, turn, budget - spent, late, now)
+        _settle_rates(fastest, turn, max(budget - spent, RATES_SHARE * budget), late, now)
     for each in placements:
         each.stopped_by = stopped_by
         if each.spread is None:  # else it was kept when turns ended before, beside other cells

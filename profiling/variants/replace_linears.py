@@ -26,7 +26,6 @@ class ReplaceLinears(Transform):
         include: patterns of module names (`*` matches any characters); a layer must match one of them.
         exclude: patterns of the names of layers that stay.
         capability: least compute capability (major, minor) that the new layers' Triton kernel needs.
-        kernel_only: the new layers change nothing where their kernel cannot run: there the cell is skipped.
 
     Raises:
         InputError: a pattern in place of a list.
@@ -38,7 +37,6 @@ class ReplaceLinears(Transform):
     include: Sequence[str] = ("*",)
     exclude: Sequence[str] = ()
     capability: Sequence[int] | None = None
-    kernel_only: bool = False
 
     def __post_init__(self) -> None:
         for name in ("include", "exclude"):
@@ -47,9 +45,9 @@ class ReplaceLinears(Transform):
         self.layer(nn.Linear(64, 64, device="meta"))  # so that wrong options are refused before anything is loaded
 
     def unavailable(self, device: torch.device) -> str | None:
-        """Return what the kernel needs and `device` lacks, or None; without `kernel_only` layers run anywhere."""
+        """Return what the kernel needs and `device` lacks, or None; without a GPU they run as PyTorch operations."""
         if device.type != "cuda" or missing_package("triton") is not None:
-            return f"{DID_NOTHING}: the kernel needs triton and a CUDA device" if self.kernel_only else None
+            return None
         has = torch.cuda.get_device_capability(device)
         if self.capability is None or torch.version.hip is not None or has >= tuple(self.capability):
             return None

@@ -163,7 +163,7 @@ def check_shortcuts(convolve, table_of, dtypes, device="cpu", cases=SHORTCUTS):
         error = relative_error(out.cpu(), activated(expected, "leaky_relu", 0.1).cpu())
         assert error < BOUNDS[dtype], (case, dtype, adds, error)
         found, real = (
-            table_of(out, None, each, bias, bias, 1, 1e-6, True, True) for each in (partial, moments(expected))
+            table_of(out, None, each, bias, bias, 1, 1e-6, True, True) for each in (partial, moments(expected).float())
         )
         assert relative_error(found[:, [2, 4]].cpu(), real[:, [2, 4]].cpu()) < BOUNDS[dtype], (case, dtype, adds)
         table = torch.randn(batch, 5, inputs, generator=torch.Generator().manual_seed(2)).to(device)

@@ -88,6 +88,12 @@ def test_slower_by_less_than_the_threshold_passes(runs):
     assert [exit_code([compared], threshold) for threshold in (0.02, 0.03, 0.05)] == [1, 2, 0]
 
 
+def test_the_same_within_one_percent_may_be_slower_by_more_than_a_smaller_threshold(runs):
+    (compared,) = compared_cells(*runs(*pair(1.004)))
+    assert compared.verdict == "same"
+    assert [exit_code([compared], threshold) for threshold in (0.0041, 0.01)] == [2, 0], compared.interval
+
+
 def test_a_run_compared_with_itself_is_the_same_however_noisy(runs):
     records = [cell("v", noisy(10, spread=0.2)), cell("w", noisy(3, n=2))]
     cells = compared_cells(*runs(records, records))

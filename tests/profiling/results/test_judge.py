@@ -5,13 +5,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, hypergeom
 
 from profiling.results.judge import (
     BETWEEN_RUNS,
     RESOLUTION,
     Cell,
     Pair,
+    Shortest,
     Windows,
     bursts,
     compare,
@@ -49,6 +50,31 @@ def test_as_a_ratio_grows_the_answer_goes_from_same_to_undecided_to_slower_and_n
     near = {"v": known_to(1.03, 0.002)}
     at = [judged(near, resolution)["v"].answer(resolution=resolution) for resolution in (RESOLUTION, 0.05)]
     assert at == ["slower", "same"], "the resolution is that of the reader"
+
+
+def starved(ms, seed, n=14, share=0.4):
+    """A cell beside others, some windows of which take up to 400 times as long: threads that wait for each other."""
+    rng = np.random.default_rng(seed)
+    longer = np.where(rng.random(n) < share, rng.uniform(1, 6, n), 0.02 * rng.standard_normal(n))
+    return Cell((Windows.of(ms * np.exp(longer), taken=rng.uniform(0.5, 0.7, n), session="turns"),), Spread(0.03, 6.0))
+
+
+def test_a_tenth_of_the_work_is_found_where_windows_beside_others_take_up_to_400_times_as_long():
+    found = [compare(starved(10.0, seed), starved(1.0, 100 + seed)) for seed in range(40)]
+    assert sum(each.answer() == "slower" for each in found) >= 38
+    assert all(each.interval()[0] <= 10 <= each.interval()[1] for each in found)
+    equal = [compare(starved(1.0, seed), starved(1.0, 100 + seed)) for seed in range(200)]
+    assert sum(each.answer() != "undecided" for each in equal) <= 4
+    assert compare(cell(10.0), cell(1.0, seed=1)).shortest is None, "nothing beside them"
+
+
+@pytest.mark.parametrize("windows", [4, 10, 30])
+def test_so_many_of_the_shortest_windows_are_of_one_cell_by_chance(windows):
+    by_chance = [2 * hypergeom.sf(number - 1, windows + 30, 30, number) for number in range(1, 31)]
+    bounds = Shortest(tuple(-0.1 * n for n in range(30)), windows)
+    assert bounds.p_value(-0.35) == pytest.approx(min(1.0, by_chance[3]))
+    assert bounds.bound(0.95) == pytest.approx(-0.1 * next(n for n, p in enumerate(by_chance) if p <= 0.05))
+    assert Shortest((0.0, 0.0), 2).bound(0.95) == -np.inf, "too few"
 
 
 def test_faster_is_slower_seen_from_the_other_side():

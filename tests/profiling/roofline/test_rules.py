@@ -228,6 +228,12 @@ def test_kernels_of_which_nothing_is_known_are_named_beside_slow_ones():
     assert verdict.steps[0].words == "fused indexing", "which is predicted to save time"
 
 
+def test_slow_kernels_of_a_small_part_of_the_call_do_not_stand_for_all_of_it():
+    kernels = (kernel("mine", 8.0, "conv"), kernel("indexing", 0.7, "pointwise", gbps=100.0))
+    slow = KernelFinding(kind="elementwise", what="fused indexing", ms=0.7, saves_ms=0.6, gbps=100.0, of_ceiling=0.1)
+    assert judged(CAPTURED, kernels_by_time=kernels, findings=(slow,)).bound == "convolutions 80%, pointwise 7%"
+
+
 def test_kernels_that_run_side_by_side_take_no_more_than_the_call():
     """Two kernels of 6 ms each, side by side in a call of 10 ms, of which the GPU works 6."""
     kernels = tuple(Kernel(kind="conv", name=name, ms=6.0, share=0.5, count=3.0, mean_us=2e3) for name in "ab")

@@ -84,10 +84,8 @@ def test_what_would_do_nothing_is_refused(options, kind, message, tmp_path):
 
 def test_a_gpu_that_cannot_run_the_kernel_is_named_before_anything_is_loaded(monkeypatch):
     assert replacing().unavailable(CPU) is None
-    reason = replacing(kernel_only=True).unavailable(CPU)
-    assert reason == "asked for, did nothing: the kernel needs triton and a CUDA device"
     monkeypatch.setattr("profiling.variants.replace_linears.missing_package", lambda name: f"{name} is not installed")
-    assert replacing(kernel_only=True).unavailable(CUDA) is not None
+    assert replacing().unavailable(CUDA) is None, "they run as PyTorch operations"
     monkeypatch.setattr("profiling.variants.replace_linears.missing_package", lambda name: None)
     monkeypatch.setattr(torch.version, "hip", None)
     for capability in ((7, 5), (8, 9), (9, 0)):
