@@ -62,7 +62,13 @@ def convolution_1x1(
     from_x, of_weight = tl.expand_dims(first, each_n), tl.expand_dims(first, each_p)
     x_at = x + batch * inputs * positions + origin * x_p + (position * x_p + from_x.to(tl.int64) * x_c)
     weight_at = weight + batch * weight_n + (of_weight * outputs + output)
-    sums = tl.zeros([block_n, block_p] if turned else [block_p, block_n], tl.float32)
+    if factor:  # added after the products it takes more than 128 registers, so that one program fits in place of two
+        sums = shuffled(
+            shortcut, place, positions, tl.program_id(0) % across * block_n, shuffled_channels, outputs, factor,
+            turned, whole, block_p, block_n,
+        )  # fmt: skip
+    else:
+        sums = tl.zeros([block_n, block_p] if turned else [block_p, block_n], tl.float32)
     for step in range((inputs + block_k - 1) // block_k):
         given, real = is_inside, is_output
         if is_ragged:
@@ -80,11 +86,6 @@ def convolution_1x1(
             sums = tl.dot(by, here, sums, input_precision="ieee")
         else:
             sums = tl.dot(here, by, sums, input_precision="ieee")
-    if factor:
-        sums += shuffled(
-            shortcut, place, positions, tl.program_id(0) % across * block_n, shuffled_channels, outputs, factor,
-            turned, whole, block_p, block_n,
-        )  # fmt: skip
     at = batch * outputs * positions + origin * out_p + (position * out_p + output.to(tl.int64) * out_c)
     real = is_inside & is_output
     written = store(
