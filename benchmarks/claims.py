@@ -1,7 +1,7 @@
 """How often is what the tool says of two cells wrong, and how often does it find a difference that is there?
 
     python benchmarks/claims.py --device cuda --kind eager --out FILE   eager, compiled or captured cells
-    python benchmarks/claims.py --device cpu --pairs 100 [--busy 2]     eager cells with one thread
+    python benchmarks/claims.py --device cpu --pairs 100 [--busy 2]     eager cells with one thread (--threads 2)
     python benchmarks/claims.py --table FILE...                         the table of what was written to files
     python benchmarks/claims.py --simulated 1000                        simulated runs: see claims_simulated.py
 
@@ -85,11 +85,11 @@ class Chain(nn.Module):
         return state
 
 
-def serve(link: Connection, device_name: str, kind: str, links: int, seconds: float) -> None:
+def serve(link: Connection, device_name: str, kind: str, links: int, seconds: float, threads: int) -> None:
     """Prepare a cell, and time a window whenever the other end asks for one."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the process that started it
     os.setsid()  # as a cell of a run, whose siblings are no other processes
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
     device = torch.device(device_name)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -136,21 +136,23 @@ def serve(link: Connection, device_name: str, kind: str, links: int, seconds: fl
 
 
 @contextmanager
-def prepared(device: str, kind: str, works: Sequence[str], seconds: float) -> Iterator[list[Placement]]:
+def prepared(at: Conditions, works: Sequence[str]) -> Iterator[list[Placement]]:
     """Prepare cells in processes of their own, at the same time."""
     with ExitStack() as stack:
         links = []
         for work in works:
             ours, theirs = multiprocessing.Pipe()
             process = multiprocessing.get_context("fork").Process(
-                target=serve, args=(theirs, device, kind, PLANTED[work], seconds), daemon=True
+                target=serve,
+                args=(theirs, at.device, at.kind, PLANTED[work], at.most_seconds, at.threads),
+                daemon=True,
             )
             process.start()
             theirs.close()
             stack.callback(process.join)
             stack.callback(process.kill)
             links.append(ours)
-        yield [_resident(link, device, kind, work) for link, work in zip(links, works, strict=True)]
+        yield [_resident(link, at.device, at.kind, work) for link, work in zip(links, works, strict=True)]
 
 
 def _resident(link: Connection, device: str, kind: str, work: str) -> Placement:
@@ -245,6 +247,7 @@ class Conditions:
     date: str
     torch: str
     revision: str
+    threads: int = 1
 
     @staticmethod
     def of(options: argparse.Namespace) -> Conditions:
@@ -260,7 +263,7 @@ class Conditions:
         kind = options.kind if options.device == "cuda" else "eager"
         return Conditions(
             *(kind, options.device, name, options.busy, options.seconds),
-            *(f"{datetime.now(UTC):%Y-%m-%d}", str(torch.__version__), revision),
+            *(f"{datetime.now(UTC):%Y-%m-%d}", str(torch.__version__), revision, options.threads),
         )
 
     @property
@@ -268,7 +271,7 @@ class Conditions:
         """They in one line."""
         beside = f"beside {self.busy} busy processes" if self.busy else "nothing beside it"
         return (
-            f"{self.kind} cells, {self.date}, {self.name}, torch {self.torch}, revision {self.revision}, "
+            f"{self.kind} cells{f' of {self.threads} threads' * (self.threads > 1)}, {self.date}, {self.name}, torch {self.torch}, revision {self.revision}, "
             f"{beside}, at most {self.most_seconds:g} s in turns"
         )
 
@@ -284,7 +287,7 @@ def sessions(kind: str, pairs: int, planted: int) -> list[tuple[str, ...]]:
 def timed(at: Conditions, works: Sequence[str], spreads: Spreads, seed: int) -> Session:
     """Time the cells of a session beside a first one."""
     names = ["equal", *works]
-    with prepared(at.device, at.kind, [*names, *names], at.most_seconds) as cells:  # controls at once, to save time
+    with prepared(at, [*names, *names]) as cells:  # controls at once, to save time
         ours, controls = cells[: len(names)], cells[len(names) :]
         control_of = {id(cell): control for cell, control in zip(ours, controls, strict=True)}
         began = time.monotonic()
@@ -324,7 +327,8 @@ def row_of(at: Conditions, pairs: Sequence[Judged]) -> Row:
         bars.append(f"found: at least {least:.0%}")
         met = met and found >= least * n
     words = ", ".join(f"{count_} {answer}" for answer, count_ in said.most_common())
-    cells = f"{at.device}, {at.kind}{', busy' * bool(at.busy)}"
+    threads = f", {at.threads} threads" * (at.threads > 1)
+    cells = f"{at.device}, {at.kind}{threads}{', busy' * bool(at.busy)}"
     seconds, others = sum(each.seconds for each in pairs) / n, median(each.taken for each in pairs)
     return Row(cells, work, n, words, false, "; ".join(bars), met, at.most_seconds, seconds, others)
 
@@ -404,6 +408,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40, help="pairs of equal code")
     parser.add_argument("--planted", type=int, default=20, help="pairs of each planted difference, at most `pairs`")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute all the time beside it")
+    parser.add_argument("--threads", type=int, default=1, help="of a cell on a CPU; one is pinned to a core")
     parser.add_argument("--seconds", type=float, default=20.0, help="most time in turns for a session")
     parser.add_argument("--out", type=Path, help="file for a line for each pair")
     parser.add_argument("--table", type=Path, nargs="+", help="files of which to print the table, and nothing else")

@@ -2,8 +2,8 @@
 
 Copies the records, the environment, the configuration, a search's winner and the files of a sweep's jobs, and renders
 `report.md` anew. Several runs, each of other components, become one. Removed are logs, traces, compiled files, lines of
-cells that a later line replaces, and from the environment the variables and paths of the machine, from its command
-the run folder. A trace is reduced by `tests/data/traces/thin.py`.
+cells that a later line replaces, cells that a time limit interrupted, and from the environment the variables and paths
+of the machine, from its command the run folder. A trace is reduced by `tests/data/traces/thin.py`.
 """
 
 import json
@@ -17,6 +17,7 @@ from pathlib import Path
 from profiling.results.jsonl import encode_record, read_records
 
 KEPT = ("config.yaml", "job.json", "sweep.json", "variant/*.yaml")
+INTERRUPTED = "the process was interrupted"
 #: An interpreter, and files of the machine: with their folders.
 PATHS = [(r"/\S*/bin/python[\d.]*", "python"), (r"(?:/[\w.-]+)+/(site-packages|dist-packages)/", r"\1/")]
 
@@ -45,7 +46,8 @@ def thin(runs: list[Path], target: Path) -> None:
     command = merged_command([re.sub(r" hydra\.run\.dir=\S+", "", each["command"]) for each in environments])
     environment["command"] = without_paths(command)
     (target / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
-    lines = [encode_record(record).decode() for run in runs for record in read_records(run).records]
+    records = (record for run in runs for record in read_records(run).records)
+    lines = [encode_record(each).decode() for each in records if each.reason != INTERRUPTED]
     (target / "results.jsonl").write_text(without_paths("\n".join([*lines, ""])))
     for pattern in KEPT:
         for file in sorted(runs[0].glob(pattern)):
