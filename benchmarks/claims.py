@@ -270,8 +270,9 @@ class Conditions:
     def words(self) -> str:
         """They in one line."""
         beside = f"beside {self.busy} busy processes" if self.busy else "nothing beside it"
+        threads = f" of {self.threads} threads" * (self.threads > 1)
         return (
-            f"{self.kind} cells{f' of {self.threads} threads' * (self.threads > 1)}, {self.date}, {self.name}, torch {self.torch}, revision {self.revision}, "
+            f"{self.kind} cells{threads}, {self.date}, {self.name}, torch {self.torch}, revision {self.revision}, "
             f"{beside}, at most {self.most_seconds:g} s in turns"
         )
 

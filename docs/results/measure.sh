@@ -27,6 +27,7 @@ quantised() { # the world model and its cached step in 8 bits, an encoder with f
   forward quantised_world_model world_model \
     "baseline,compile+cuda_graph,regional+cuda_graph,${eight//%/regional+cuda_graph}" seconds=30
   forward quantised_step world_model_step "baseline,cuda_graph,compile+cuda_graph,skinny_int8+compile+cuda_graph" seconds=20
+  forward merged_linear world_model,llama_1b_step baseline,compile+cuda_graph,merged_linear+compile+cuda_graph seconds=15
   forward clip_text clip_text baseline,cuda_graph,fx_passes+cuda_graph,compile+cuda_graph seconds=20
 }
 decoders() { # with the steps that replace kernels; the loop at its frame rate
