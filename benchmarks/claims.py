@@ -190,6 +190,10 @@ class Judged:
         return self.answer != "undecided" and not self.is_false
 
 
+#: A window: its turn, its median in ms, the share that others took, and (not in older files) its shortest call in ms.
+Timed = tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class Session:
     """What was timed in turns: a line of a file, from which the judge of today decides."""
@@ -197,17 +201,17 @@ class Session:
     works: tuple[str, ...]  # of its cells, the first included
     seconds: float  # in turns
     spreads: tuple[tuple[float, float], ...]  # of each cell as known then: standard deviation, degrees of freedom
-    cells: tuple[tuple[tuple[tuple[int, float, float], ...], ...], ...]  # by placement: (turn, ms, share taken)
+    cells: tuple[tuple[tuple[Timed, ...], ...], ...]  # by placement
 
     @staticmethod
     def of(works: Sequence[str], seconds: float, cells: Sequence[Cell]) -> Session:
         """Return that of cells that have taken turns."""
 
-        def windows(placement: Windows) -> tuple[tuple[int, float, float], ...]:
-            columns = placement.turns, placement.ms, placement.taken
+        def windows(placement: Windows) -> tuple[Timed, ...]:
+            columns = placement.turns, placement.ms, placement.taken, placement.least
             return tuple(
-                (int(turn), float(f"{ms:.5g}"), round(float(taken), 3))
-                for turn, ms, taken in zip(*columns, strict=True)
+                (float(turn), float(f"{ms:.5g}"), round(float(taken), 3), float(f"{least:.5g}"))
+                for turn, ms, taken, least in zip(*columns, strict=True)
             )
 
         return Session(
@@ -230,9 +234,9 @@ class Session:
         return found
 
 
-def _windows(placement: Sequence[tuple[int, float, float]]) -> Windows:
-    turns, ms, taken = zip(*placement, strict=True)
-    return Windows.of(ms, turns, taken, session="turns")
+def _windows(placement: Sequence[Timed]) -> Windows:
+    turns, ms, taken, *least = zip(*placement, strict=True)
+    return Windows.of(ms, [int(turn) for turn in turns], taken, "turns", *least)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ are tested against it. The leader was chosen by the same data, so that Holm's me
 **Disturbance widens.** What other processes took of a window is measured. The interval of a ratio reaches from where
 all of that is removed from the slower cell to where all is removed from the faster one; no window is dropped. Threads
 that wait for each other lose more than is measured, so that windows may differ a hundredfold. But others only lengthen:
-where no window of one cell, without what was measured, is as short as many of the other, that bounds the ratio, too
-(`Shortest`; by the chance that so many of the shortest are of one cell, as in Wilcoxon's rank-sum test, 1945).
+where no call of one cell, without what was measured, is as short as many windows of the other, that bounds the ratio
+(`Shortest`; by the chance that so many of the shortest are of one cell, as in Wilcoxon's rank-sum test, 1945). Beside
+others nothing else shows which is faster.
 
 **Drift.** A cell whose windows have a trend is timed longer. If that does not end it, the cell says so, and the
 interval of its time holds both ends.
@@ -106,24 +107,33 @@ class Windows:
 
     `ms`: median time of a call in each. `turns`: number of its turn in the `session`; windows of two cells with the
     same session and turn were neighbours. `taken`: the largest share (0 to 1) of each that others can have taken.
+    `least`: time of the shortest call in each, which others lengthened least.
     """
 
     ms: Array
     turns: NDArray[np.int64]
     taken: Array
+    least: Array
     session: str = ""
 
     @staticmethod
     def of(
-        ms: Sequence[float], turns: Sequence[int] | None = None, taken: Sequence[float] | float = 0.0, session: str = ""
+        ms: Sequence[float],
+        turns: Sequence[int] | None = None,
+        taken: Sequence[float] | float = 0.0,
+        session: str = "",
+        least: Sequence[float] | None = None,
     ) -> Windows:
-        """Return windows made of plain numbers. Raises ValueError if lengths differ or a time is not positive."""
+        """Return windows made of plain numbers. Raises ValueError if lengths differ or a time is not positive.
+
+        Without `least` the windows stand for their shortest calls.
+        """
         times = np.asarray(ms, dtype=np.float64)
         numbers = np.arange(times.size) if turns is None else np.asarray(turns, dtype=np.int64)
         shares = np.clip(np.broadcast_to(np.asarray(taken, dtype=np.float64), times.shape), 0.0, MOST_TAKEN)
         if times.size == 0 or times.shape != numbers.shape or not (np.isfinite(times) & (times > 0)).all():
             raise ValueError("windows need times above 0, and a turn and a share for each")
-        return Windows(times, numbers, shares, session)
+        return Windows(times, numbers, shares, times if least is None else np.asarray(least, np.float64), session)
 
 
 @dataclass(frozen=True)
@@ -164,7 +174,7 @@ def claim(log_ratio: float, interval: tuple[float, float] | None, resolution: fl
 class Shortest:
     """Lower bounds of a ratio of two times beside other processes, which only lengthen windows.
 
-    `logs`: logarithms of the shortest window of one, without what was measured of others, over the shortest, the second
+    `logs`: logarithms of the shortest call of one, without what was measured of others, over the shortest, the second
     shortest... window of the other. `windows`: number of those of one.
     """
 
@@ -174,7 +184,7 @@ class Shortest:
     @staticmethod
     def of(one: Cell, other: Cell) -> Shortest:
         """Return the bounds of one over other by all their windows."""
-        least = min(float((each.ms * (1 - each.taken)).min()) for each in one.placements)
+        least = min(float((each.least * (1 - each.taken)).min()) for each in one.placements)
         others = np.sort(np.concatenate([each.ms for each in other.placements]))
         return Shortest(tuple(np.log(least / others).tolist()), sum(each.ms.size for each in one.placements))
 
@@ -228,7 +238,7 @@ class Pair:
         low, high = self.log_ratio + self.low_removed - reach, self.log_ratio + self.high_removed + reach
         if self.shortest is not None:
             above, below = (each.bound(level) - self._placement_reach(level) for each in self.shortest)
-            low, high = max(low, min(above, self.log_ratio)), min(high, max(-below, self.log_ratio))
+            low, high = max(min(low, 0.0), min(above, self.log_ratio)), min(max(high, 0.0), max(-below, self.log_ratio))
         return float(np.exp(low)), float(np.exp(high))
 
     def answer(self, level: float | None = None, resolution: float = RESOLUTION) -> Answer:
@@ -245,13 +255,13 @@ class Pair:
 
         if not np.isfinite(self.noise):
             return 1.0
-        towards_1, error, least = self.log_ratio, self._error, 1.0
-        towards_1 += self.low_removed if self.log_ratio > 0 else self.high_removed
         if self.shortest is not None:
-            least = self.shortest[0 if self.log_ratio > 0 else 1].p_value(self._placement_reach(1 - FALSE))
+            return self.shortest[0 if self.log_ratio > 0 else 1].p_value(self._placement_reach(1 - FALSE))
+        towards_1, error = self.log_ratio, self._error
+        towards_1 += self.low_removed if self.log_ratio > 0 else self.high_removed
         if towards_1 * self.log_ratio <= 0:
-            return least
-        return min(least, float(2 * stdtr(self._freedom, -abs(towards_1) / error)) if error else 0.0)
+            return 1.0
+        return float(2 * stdtr(self._freedom, -abs(towards_1) / error)) if error else 0.0
 
     def wants(self) -> str:
         """Return what would decide an undecided pair: a quiet machine, more placements, or more windows."""

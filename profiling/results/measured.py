@@ -419,6 +419,7 @@ class Window(Interference, frozen=True, kw_only=True):
     start_s: Annotated[float, about("start of the window, since the component's first cell was started", "s")]
     n: Annotated[int, about("samples of this window in wall_ms, device_ms and host_ms, after those of earlier windows")]
     p50: Annotated[float, about("median wall time of a call in the window", "ms")]
+    min: Annotated[float | None, about("shortest wall time of a call in the window", "ms")] = None
 
 
 class Control(Section, frozen=True, kw_only=True):

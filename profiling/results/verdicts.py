@@ -114,7 +114,8 @@ def placements_of(record: Record) -> tuple[Windows, ...]:
 
 def _windows(windows: Sequence[Window], session: str) -> Windows:
     shares = [max(each.cpu_lost_share or 0.0, each.gpu_lost_share or 0.0) for each in windows]
-    return Windows.of([each.p50 for each in windows], [each.block for each in windows], shares, session)
+    least = [each.p50 if each.min is None else each.min for each in windows]
+    return Windows.of([each.p50 for each in windows], [each.block for each in windows], shares, session, least)
 
 
 def samples_by_round(record: Record) -> tuple[tuple[float, ...], ...]:

@@ -118,6 +118,7 @@ class Placement:
             [turn for turn, _ in self.windows],
             [max(window.cpu_lost_share or 0.0, window.gpu_lost_share or 0.0) for _, window in self.windows],
             session="turns",
+            least=[min(window.wall_ms) for _, window in self.windows],
         )
 
     def _recorded(self, start: Start) -> tuple[Window, ...]:
@@ -127,6 +128,7 @@ class Placement:
                 start_s=window.start_s - start.seconds,
                 n=len(window.wall_ms),
                 p50=median(window.wall_ms),
+                min=min(window.wall_ms),
                 cpu_lost_share=window.cpu_lost_share,
                 gpu_lost_share=window.gpu_lost_share,
             )
