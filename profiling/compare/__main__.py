@@ -25,7 +25,8 @@ from profiling.compare.cells import (
 )
 from profiling.compare.differences import Difference, run_differences
 from profiling.errors import InputError, command, prepare_output, printable, reason_of, shell_words
-from profiling.report.format import count_of, estimate, few
+from profiling.report.cells import ratio_value
+from profiling.report.format import count_of, few
 from profiling.report.page import Section
 from profiling.report.render import Report, check_page_path, parse_options, show
 from profiling.report.table import Column, Table
@@ -215,7 +216,7 @@ _CELLS = (
     Column[CellComparison]("variant", lambda cell: cell.variant),
     Column[CellComparison]("A p50", lambda cell: cell.a_ms, "ms"),
     Column[CellComparison]("B p50", lambda cell: cell.b_ms, "ms"),
-    Column[CellComparison]("B / A", lambda cell: cell.pair and estimate(cell.pair.ratio, cell.interval), "number"),
+    Column[CellComparison]("B / A", lambda cell: ratio_value(cell.pair), "ratio"),
     Column[CellComparison]("verdict", lambda cell: ": ".join(filter(None, (cell.verdict, cell.reason))), wrap=_WRAP),
 )
 _CHANGES = (

@@ -125,10 +125,10 @@ class SweepAnswer:
 
     @property
     def p50(self) -> Value | None:
-        """The time of the fastest in ms with its interval; of several jobs the median, with lowest and highest."""
+        """The time of the fastest in ms with its interval; of several jobs the median, with that over processes."""
         times = [value for cell in self.fastest if (value := number_of(cell.p50)) is not None]
-        if len(times) > 1:
-            return Estimate(median(times), min(times), max(times))
+        if len(times) > 1 and (placed := _placed(cell.judged for cell in self.fastest)) is not None:
+            return estimate(median(times), placed.interval)
         return self.fastest[0].p50 if self.fastest else None
 
     @property

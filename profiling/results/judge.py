@@ -158,6 +158,13 @@ class Cell:
         """Its time and how well that is known, where no other cell took turns with it."""
         return _mean([_run_alone(placements, self.spread) for placements in _by_session(self).values()])
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of its time in ms, over processes and runs; None where the windows are too few for one."""
+        run = self.of_all_windows
+        spread = run.spread.std**2, run.spread.freedom
+        return Pair(run.log, run.noise, run.freedom, *spread, low_removed=min(0.0, run.removed_one)).interval()
+
 
 def claim(log_ratio: float, interval: tuple[float, float] | None, resolution: float = RESOLUTION) -> Answer:
     """Return the answer on a ratio of two times by its interval; None: there is none."""
