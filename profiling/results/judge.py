@@ -181,7 +181,7 @@ def claim(log_ratio: float, interval: tuple[float, float] | None, resolution: fl
 class Shortest:
     """Lower bounds of a ratio of two times beside other processes, which only lengthen windows.
 
-    `logs`: logarithms of the shortest call of one, without what was measured of others, over the shortest, the second
+    `logs`: logarithms of the shortest call of one, without the share that others typically took, over the shortest, the second
     shortest... window of the other. `windows`: number of those of one.
     """
 
@@ -191,7 +191,7 @@ class Shortest:
     @staticmethod
     def of(one: Cell, other: Cell) -> Shortest:
         """Return the bounds of one over other by all their windows."""
-        least = min(float((each.least * (1 - each.taken)).min()) for each in one.placements)
+        least = min(float(each.least.min() * (1 - np.median(each.taken))) for each in one.placements)
         others = np.sort(np.concatenate([each.ms for each in other.placements]))
         return Shortest(tuple(np.log(least / others).tolist()), sum(each.ms.size for each in one.placements))
 
