@@ -181,8 +181,8 @@ def claim(log_ratio: float, interval: tuple[float, float] | None, resolution: fl
 class Shortest:
     """Lower bounds of a ratio of two times beside other processes, which only lengthen windows.
 
-    `logs`: logarithms of the shortest call of one, without the share that others typically took, over the shortest, the second
-    shortest... window of the other. `windows`: number of those of one.
+    `logs`: logarithms of the shortest call of one, without the share that others typically took, over the shortest, the
+    second shortest... window of the other. `windows`: number of those of one.
     """
 
     logs: tuple[float, ...]
