@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from profiling.errors import printable
-from profiling.report.cells import CELLS_LEGEND, COLD, UNDECIDED, cells_table, conditions_of, median_of, ratio_value
+from profiling.report.cells import (
+    CELLS_LEGEND,
+    COLD,
+    UNDECIDED,
+    cells_table,
+    conditions_of,
+    drift_words,
+    median_of,
+    ratio_value,
+)
 from profiling.report.format import Value, count_of, few, listed, named_once, percent
 from profiling.report.page import Section
 from profiling.report.roofline import deciding, next_step
@@ -102,8 +111,10 @@ class Answer:
         baseline = verdicts.correct_baseline(self.group)
         if not fastest.is_realtime and fastest is not baseline:
             yield from self._about_baseline(fastest, baseline)
-        for record in (fastest, *([baseline] if baseline is not None and baseline is not fastest else [])):
-            yield from (f"{record.variant}: {each}" for each in conditions_of(record))
+        for record in sorted(self.group, key=lambda each: each is not fastest):
+            is_compared = record is fastest or record is baseline
+            known = conditions_of(record) if is_compared else drift_words(record) if record.is_correct else []
+            yield from (f"{record.variant}: {each}" for each in known)
         if fastest.training is None and not fastest.is_realtime:  # of a loop its verdict says so
             undecided = [each for each in verdicts.judged_rates(fastest).items() if each[1].answer == UNDECIDED]
             yield from (f"{fps:g} FPS: {holds_words(said)}" for fps, said in undecided[:1])

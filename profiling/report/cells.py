@@ -215,8 +215,7 @@ def conditions_of(record: Record) -> list[str]:
     """Return the conditions of one cell, those first that matter most."""
     others = (("", verdicts.taken(record.conditions)), ("calls in a row: ", verdicts.taken(record.metrics.calls)))
     found = [f"{of}{each.words}" for of, each in others if each is not None and each.is_named]
-    if (drift := verdicts.drift_of(record)) is not None:
-        found.append(f"drifting: {significant(drift.begin, 3)} → {significant(drift.end, 3)} ms")
+    found += drift_words(record)
     if by_call := record.metrics.by_call_ms:
         times = ", ".join(f"{name} {significant(ms, 3)}" for name, ms in by_call.items())
         found.append(f"after a reset of the state, calls take {times} ms")
@@ -224,6 +223,12 @@ def conditions_of(record: Record) -> list[str]:
     if latency is not None and not latency.settled:
         found.append(f"the warm-up ended at its limit, after {significant(latency.warmup_seconds, 2)} s")
     return found
+
+
+def drift_words(record: Record) -> list[str]:
+    """Return how the times of a cell changed while it was timed; nothing where no change can be claimed."""
+    drift = verdicts.drift_of(record)
+    return [] if drift is None else [f"drifting: {significant(drift.begin, 3)} → {significant(drift.end, 3)} ms"]
 
 
 def conditions_text(record: Record) -> str | None:

@@ -566,7 +566,7 @@ def is_settled(cells: Sequence[Cell], level: float) -> bool:
     is chosen by them, so that looking at them often makes none of them false. A cell alone is settled where its own
     time is known to the resolution.
     """
-    if any(drift(cell.placements[0]) is not None for cell in cells):
+    if any(drift(windows) is not None for cell in cells for windows in cell.placements):
         return False
     if len(cells) == 1:
         known = time_interval(cells[0].placements[0])
