@@ -190,19 +190,30 @@ class Shortest:
 
     @staticmethod
     def of(one: Cell, other: Cell) -> Shortest:
-        """Return the bounds of one over other by all their windows."""
-        least = min(float(each.least.min() * (1 - np.median(each.taken))) for each in one.placements)
-        others = np.sort(np.concatenate([each.ms for each in other.placements]))
-        return Shortest(tuple(np.log(least / others).tolist()), sum(each.ms.size for each in one.placements))
+        """Return the bounds of one over other by the windows in turns that both had: else chance would say nothing."""
+        turns = [np.unique(np.concatenate([each.turns for each in cell.placements])) for cell in (one, other)]
+        shared = np.intersect1d(turns[0], turns[1])
+        mine, theirs = ([(each, np.isin(each.turns, shared)) for each in cell.placements] for cell in (one, other))
+        known = [(each, at) for each, at in mine if at.any()]
+        least = min(float(each.least[at].min() * (1 - np.median(each.taken[at]))) for each, at in known)
+        others = np.sort(np.concatenate([each.ms[at] for each, at in theirs]))
+        return Shortest(tuple(np.log(least / others).tolist()), sum(int(at.sum()) for _, at in known))
 
     def bound(self, level: float) -> float:
         """Return the logarithm of the bound at a two-sided `level`; minus infinity where there are too few windows."""
         numbers = range(1, len(self.logs) + 1)
         return next((self.logs[n - 1] for n in numbers if self._chance(n) <= 1 - level), -inf)
 
-    def p_value(self, least: float) -> float:
-        """Return the two-sided p-value of the hypothesis that the logarithm of the ratio is at most `least`."""
-        return self._chance(sum(each > least for each in self.logs))
+    def p_value(self, placement: float, freedom: float) -> float:
+        """Return the two-sided p-value of a ratio of 1: at that level a bound, less what processes differ by, is 1.
+
+        `placement` is the variance of the logarithm by that, with degrees of `freedom`.
+        """
+        from scipy.special import stdtr
+
+        errors = [each / np.sqrt(placement) if placement else inf for each in self.logs if each > 0]
+        chances = enumerate(errors, 1)
+        return min((max(self._chance(n), float(2 * stdtr(freedom, -error))) for n, error in chances), default=1.0)
 
     def _chance(self, number: int) -> float:
         """Return the probability that as many of the shortest windows are all of the other cell, of either of two."""
@@ -263,7 +274,7 @@ class Pair:
         if not np.isfinite(self.noise):
             return 1.0
         if self.shortest is not None:
-            return self.shortest[0 if self.log_ratio > 0 else 1].p_value(self._placement_reach(1 - FALSE))
+            return self.shortest[0 if self.log_ratio > 0 else 1].p_value(self.placement, self.placement_freedom)
         towards_1, error = self.log_ratio, self._error
         towards_1 += self.low_removed if self.log_ratio > 0 else self.high_removed
         if towards_1 * self.log_ratio <= 0:
@@ -273,7 +284,7 @@ class Pair:
     def wants(self) -> str:
         """Return what would decide an undecided pair: a quiet machine, more placements, or more windows."""
         if not np.isfinite(self.noise):
-            return "more time (seconds=)"
+            return "a quiet machine" if self.taken > NAMED_SHARE else "more time (seconds=)"
         times = self.times_wanted()
         is_hopeless = self.taken > NAMED_SHARE and times > MOST_TIMES
         if is_hopeless or self.high_removed - self.low_removed > 2 * self.reach(self.level):
