@@ -543,14 +543,42 @@ def rank(cells: Mapping[str, Cell]) -> Ranking:
     """Rank the cells. Raises ValueError if there are none."""
     if not cells:
         raise ValueError("no cell to rank")
-    ratios = {(one, other): compare(cells[one], cells[other]) for one, other in combinations(cells, 2)}
+    ratios = {(one, other): _compare_among(cells, one, other) for one, other in combinations(cells, 2)}
 
     def total(name: str) -> float:
         return sum({one: 1, other: -1}.get(name, 0) * pair.log_ratio for (one, other), pair in ratios.items())
 
     leader = min(cells, key=total)
-    pairs = {name: compare(cells[name], cells[leader]) for name in cells if name != leader}
+    pairs = {name: _compare_among(cells, name, leader) for name in cells if name != leader}
     return Ranking(leader, judged(pairs, tests=len(cells) * (len(cells) - 1) // 2))
+
+
+def _compare_among(cells: Mapping[str, Cell], one: str, other: str) -> Pair:
+    """Return the ratio of two cells; where they took no turns, by one of their run with which each of them took turns.
+
+    In one process compiled cells take turns with the baseline, one after the other: what slowed the machine meanwhile
+    slowed the baseline, too, and its own placement cancels.
+    """
+    direct = compare(cells[one], cells[other])
+    if direct.in_turns:
+        return direct
+    spreads = cells[one].spread, cells[other].spread
+    spread = _total(spreads, alike=spreads[0] == spreads[1])
+    for third in (cell for name, cell in cells.items() if name not in (one, other)):
+        three = cells[one], third, cells[other]
+        if len({placement.session for cell in three for placement in cell.placements}) > 1:
+            continue  # of several runs: its own placement differs, too
+        first, second = compare(cells[one], third), compare(third, cells[other])
+        if first.in_turns and second.in_turns:
+            return Pair(
+                first.log_ratio + second.log_ratio,
+                *(first.noise + second.noise, min(first.noise_freedom, second.noise_freedom)),
+                *(spread.std**2, spread.freedom),
+                low_removed=first.low_removed + second.low_removed,
+                high_removed=first.high_removed + second.high_removed,
+                taken=max(first.taken, second.taken),
+            )
+    return direct
 
 
 def judged(pairs: Mapping[Name, Pair], resolution: float = RESOLUTION, tests: int = 0) -> dict[Name, Pair]:

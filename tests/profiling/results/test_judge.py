@@ -262,6 +262,23 @@ def test_the_lowest_estimate_leads_and_the_others_are_tested_against_it():
         rank({})
 
 
+def test_cells_that_took_turns_with_the_baseline_only_are_compared_by_it():
+    """Equal code, one after the other: threads starved while the first was timed, and 5% less work in a third."""
+    rng, busy = np.random.default_rng(0), np.repeat([0.5, 0.0], (10, 20))
+
+    def timed(ms, turns):
+        times = ms * np.exp(0.002 * rng.standard_normal(turns.size)) * np.where(busy[turns] > 0, 300.0, 1.0)
+        return Cell((Windows.of(times, turns, busy[turns], session="run"),), TIGHT)
+
+    cells = {"baseline": timed(2.0, np.arange(30))}
+    for place, (name, ms) in enumerate((("first", 1.0), ("second", 1.0), ("third", 0.95))):
+        cells[name] = timed(ms, np.arange(10 * place, 10 * place + 10))
+    ranked = rank(cells)
+    assert (ranked.leader, ranked.answers["second"]) == ("third", "slower")
+    assert ranked.answers["first"] == "undecided"
+    assert ranked.pairs["second"].ratio == pytest.approx(1 / 0.95, rel=0.005)
+
+
 def test_turns_are_settled_by_answers_or_by_what_windows_cannot_show():
     assert is_settled([cell(5.0, n=10, seed=1), cell(1.0, n=10, seed=2)], 0.999)
     assert not is_settled([cell(1.0, n=10, noise=0.2, seed=seed) for seed in (1, 2)], 0.999)
