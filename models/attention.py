@@ -1,4 +1,4 @@
-"""Self-attention with normalised queries and keys: among the tokens given, or to a ring of earlier frames too."""
+"""Self-attention with normalised queries and keys, of tokens to each other or to cached tokens of earlier frames."""
 
 from typing import NamedTuple
 

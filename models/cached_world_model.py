@@ -273,7 +273,7 @@ class CachedWorldModel(WorldModel):
     def _run_blocks(
         self, latents: tuple[Tensor, Tensor], modulations: Tensor, frames: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Return the last block's tokens [B, g, m, d] of g frames, whose keys and values are written into the rings.
+        """Run all blocks on g frames, write their keys and values into the rings, and return the tokens [B, g, m, d].
 
         Args:
             latents: video [B, g, c, h, w] and audio [B, g, ca].

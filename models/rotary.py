@@ -104,7 +104,7 @@ class RotaryTables(ConstantBuffers):
                 setattr(self, name, value.to(freqs.device))
 
     def forward(self, frames: int) -> Tensor:
-        """Return the rotation of a window of `frames` frames, fp32 [2, frames·tokens, head_dim]."""
+        """Return cosines and signed sines for a window of `frames` frames, fp32 [2, frames·tokens, head_dim]."""
         start = frames * (frames - 1) // 2
         return self._over_tokens(self.frame_table[:, start : start + frames])
 

@@ -44,9 +44,10 @@ def store(
 
 @triton.jit
 def shuffled_positions(place, within, width: tl.constexpr, factor: tl.constexpr, block_p: tl.constexpr):
-    """Return where the positions of a tile lie whose `factor`² positions of each block of a picture are neighbours.
+    """Return the offset in a picture of a tile's first position, and the offset of each position from that.
 
-    It is an offset of the tile, which begins at `place` in that order, and one of each position in it.
+    Tiles take the positions block by block, `factor` × `factor` of them each: those of a block come from one position
+    of the smaller picture. `place` is the number of the tile's first position in this order.
     """
     row: tl.constexpr = factor * width  # positions in a row of blocks
     if width % (block_p // factor) == 0:  # a tile is in one such row: offsets in it are the same in each tile
@@ -62,10 +63,10 @@ def shuffled(
     shortcut, place, positions, channel, channels: tl.constexpr, outputs: tl.constexpr, factor: tl.constexpr,
     turned: tl.constexpr, whole: tl.constexpr, block_p: tl.constexpr, block_n: tl.constexpr,
 ):  # fmt: skip
-    """Return the pixel shuffle of a tile of `shortcut`, of so many `channels`, in fp32, at `shuffled_positions`.
+    """Return the tile of the pixel shuffle of `shortcut`, which has `channels` after it, in fp32.
 
-    `place` and `channel` are the tile's first ones. What a tile needs of one position of `shortcut` lies in one piece,
-    which is read in order; its numbers are put into theirs afterwards.
+    The tile has the positions of `shuffled_positions` from `place` on, and the channels from `channel` on. What it
+    needs of one position of `shortcut` lies in one piece of memory: that is read in order, and then rearranged.
     """
     squares: tl.constexpr = factor * factor
     each: tl.constexpr = block_n if channels == outputs or channels > block_n else channels

@@ -109,7 +109,7 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, seen: Visibility) -> Tensor:
 def write_ring(
     qkv: Tensor, q_gain: Tensor, k_gain: Tensor, rotation: Tensor, slots: Tensor, k_ring: Tensor, v_ring: Tensor
 ) -> Tensor:
-    """Write a pass into the ring in PyTorch operations, as the reference of the Triton kernel `write_ring` in tests."""
+    """Write the keys and values of one pass into the ring: the reference of the Triton kernel `write_ring`."""
     m, h, d = k_ring.shape[2:]
     wide = torch.float64 if qkv.dtype == torch.float64 else torch.float32
     qk, v = qkv.unflatten(-1, (3, h, d)).split((2, 1), dim=2)  # [b, g·m, 2, h, d] and [b, g·m, 1, h, d]

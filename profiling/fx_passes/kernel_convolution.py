@@ -41,7 +41,7 @@ _CONVOLUTION_ARGUMENTS = (
 _TABLE_ARGUMENTS = ("x", "bias", "partial", "gain", "shift", "groups", "eps", "about_mean", "subtract_mean")
 #: Calls that turn a sequence [n, c, t] into a picture of one row, and back.
 _VIEWS = ("unsqueeze", "squeeze", "contiguous")
-#: Calls that give a tensor another shape and leave the order of its numbers.
+#: Calls that change the shape of a tensor, and not the order of its elements.
 _RESHAPES = ("unflatten", "flatten", "unsqueeze", "reshape")
 #: Calls that fail where the memory of a tensor is in another order; `view` with sizes is a `reshape` in a traced graph.
 _BY_STRIDES = ("view", "view_as", torch.view_as_complex)
@@ -343,7 +343,10 @@ def _sum_after(node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
 
 
 def _repeated_sum_after(node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
-    """Return the result of `(node.unflatten(1, (-1, m)) + added.unsqueeze(1)).flatten(1, 2)` and `added`."""
+    """Find the sum `(node.unflatten(1, (-1, m)) + added.unsqueeze(1)).flatten(1, 2)`, which adds to each m channels.
+
+    Return the node of its result, and `added`; where there is no such sum, `node` and None.
+    """
     calls = [node]
     while len(calls) < 4 and is_read_once(calls[-1]):
         calls.append(next(iter(calls[-1].users)))

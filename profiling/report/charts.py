@@ -151,7 +151,7 @@ class Chart:
 
     @property
     def legend(self) -> list[tuple[str, str, str]]:
-        """The parts of its bars in the order of the palette: a mark, its colour, and the label."""
+        """Mark, colour and label of each part of the bars, in the order of the palette."""
         rows = [row for drawn in self.drawings.values() if isinstance(drawn, Rows) for row in drawn.rows]
         parts = {part.label: part.colour for row in rows for part in row.parts}
         places = [*_COLOURS, GREY]

@@ -179,10 +179,10 @@ def claim(log_ratio: float, interval: tuple[float, float] | None, resolution: fl
 
 @dataclass(frozen=True)
 class Shortest:
-    """Lower bounds of a ratio of two times beside other processes, which only lengthen windows.
+    """Lower bounds of the ratio of two times, one over other, where other processes took part of the CPU or the GPU.
 
-    `logs`: logarithms of the shortest call of one, without the share that others typically took, over the shortest, the
-    second shortest... window of the other. `windows`: number of those of one.
+    They can only lengthen a window. `logs`: logarithms of (shortest call of one, less the share that others typically
+    took) / (shortest, second shortest, third shortest... window of other). `windows`: number of windows of one.
     """
 
     logs: tuple[float, ...]
@@ -216,7 +216,7 @@ class Shortest:
         return min((max(self._chance(n), float(2 * stdtr(freedom, -error))) for n, error in chances), default=1.0)
 
     def _chance(self, number: int) -> float:
-        """Return the probability that as many of the shortest windows are all of the other cell, of either of two."""
+        """Return the probability that by chance the `number` shortest of all windows belong to one cell, either one."""
         total = self.windows + len(self.logs)
         return min(1.0, 2 * comb(total - number, self.windows) / comb(total, self.windows))
 

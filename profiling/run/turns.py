@@ -83,8 +83,8 @@ class Placement:
         return float(np.mean([median(window.wall_ms) for _, window in self.windows]))
 
     @property
-    def least_ms(self) -> float:
-        """The shortest of the medians of its windows: other processes only lengthen them."""
+    def shortest_window_ms(self) -> float:
+        """The smallest median of its windows: other processes can only lengthen a window."""
         return min(median(window.wall_ms) for _, window in self.windows)
 
     def samples(self, first: int = 0) -> int:
@@ -206,7 +206,7 @@ def take_turns(
 
 def _add_controls(placements: Sequence[Placement], again: Again, spreads: Spreads) -> list[Placement]:
     """Place the first cell, the best one and those near it once more, as far as memory allows."""
-    times = {id(each): each.least_ms for each in placements}
+    times = {id(each): each.shortest_window_ms for each in placements}
     best = min(times.values())
     added = list[Placement]()
     for each in sorted(placements, key=lambda each: (each is not placements[0], times[id(each)])):
