@@ -49,9 +49,8 @@ def shares_norms(
 ) -> tuple[bool, bool]:  # fmt: skip
     """Return whether a convolution can normalise its input, and whether it can return statistics of its result.
 
-    A kernel that reads each number several times would normalise it as often. Statistics cost little where a thread
-    has many positions of few channels: in 1×1 convolutions, along sequences, and by rows where a group has at most 16
-    channels.
+    A kernel that reads each number several times would normalise it as often. Depthwise convolutions leave no
+    statistics, nor do those by rows where a group has more than 16 channels: they would take too many registers.
 
     Args:
         form: a tensor with the shape, dtype and memory format of the input.
@@ -63,8 +62,9 @@ def shares_norms(
         size: of the result.
     """
     reads_once = is_pointwise(form, packed, stride, before, size) or goes_along(form, packed, kernel, stride, size)
+    most = max(packed.shape[-2:])  # 1 in a depthwise convolution
     by_rows = goes_by_rows(form, packed, kernel, stride, dilation, size)
-    return reads_once, reads_once or (by_rows and max(packed.shape[-2:]) <= 16)
+    return reads_once, reads_once or (most > 1 and not (by_rows and most > 16))
 
 
 def adds_shortcut(

@@ -25,7 +25,15 @@ from models.kernels.convolution_kinds import (
     is_pointwise,
     shares_norms,
 )
-from models.kernels.convolution_parts_triton import leave, norm_of, normalised, offsets, positions_of, store
+from models.kernels.convolution_parts_triton import (
+    leave,
+    moments,
+    norm_of,
+    normalised,
+    offsets,
+    positions_of,
+    store,
+)
 from models.kernels.forms import alignment, channels_last, in_format_of
 
 PIECES = 16  # of a sequence in one program: the rows of one product
@@ -36,6 +44,7 @@ def _convolution_taps(
     x, weight, bias, residual, alpha, beta, out, height, width, x_n, x_c, x_h, x_w,
     size_h, size_w, out_n, out_c, out_h, out_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w,
     weight_n, tiles_w,
+    partial, tiles, statistics: tl.constexpr,
     aligned: tl.constexpr, blocks: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr,
     kernel_w: tl.constexpr,
     has_bias: tl.constexpr, has_residual: tl.constexpr, activation: tl.constexpr, slope: tl.constexpr,
@@ -64,12 +73,18 @@ def _convolution_taps(
         of = ((block * taps + tap) * inputs + input_)[:, None] * outputs + output[None, :]
         real = (input_ < inputs)[:, None] & (output < outputs)[None, :]
         sums = tl.dot(here, tl.load(weight + of, mask=real, other=0.0), sums, input_precision="ieee")
-    channel, is_channel = (block * outputs + output)[None, :], (output < outputs)[None, :]
-    real = ((row < size_h) & (column < size_w))[:, None] & is_channel
-    at = offsets(row, column, block * outputs + output, out_n, out_c, out_h, out_w)
-    store(
-        sums, at, channel, real, is_channel, bias, residual, alpha, beta, out, has_bias, has_residual, activation, slope
-    )
+    channel, is_channel = block * outputs + output, (output < outputs)[None, :]
+    is_inside = ((row < size_h) & (column < size_w))[:, None]
+    at = offsets(row, column, channel, out_n, out_c, out_h, out_w)
+    written = store(
+        sums, at, channel[None, :], is_inside & is_channel, is_channel, bias, residual, alpha, beta, out,
+        has_bias, has_residual, activation, slope, statistics,
+    )  # fmt: skip
+    if statistics:
+        rows = tl.minimum(size_h - tile // tiles_w * block_h, block_h)
+        count = tl.minimum(size_w - tile % tiles_w * block_w, block_w) * rows * 1.0
+        mean, squares = moments(written, is_inside, count, 0, False)
+        leave(partial, tile, tiles, channel, blocks * outputs, output < outputs, count, mean, squares)
 
 
 @triton.jit
@@ -372,12 +387,13 @@ def convolution(
     block_n = min(block_n, most)
     across = blocks * triton.cdiv(outputs, block_n)
     block_h, block_w, tiles_w, tiles = _tiles(size, most, 16 if innermost and size[0] > 1 else most, across * n)
+    partial = x.new_empty((n, tiles, 3, c), dtype=torch.float32) if leaves else out
     wrap_triton(_convolution_taps)[(tiles * across, n)](
-        *given, tiles_w, aligned=1 if innermost else alignment(size[1]), **options,
+        *given, tiles_w, partial, tiles, statistics=how, aligned=1 if innermost else alignment(size[1]), **options,
         block_h=block_h, block_w=block_w, block_n=block_n, block_k=min(block_k, most // 2),
         num_warps=8 if block_h * block_w * block_n >= 128 * 128 else 4, num_stages=3,
     )  # fmt: skip
-    return [out]
+    return [out, partial] if leaves else [out]
 
 
 def _tiles(size: list[int], positions: int, most_w: int, others: int) -> tuple[int, int, int, int]:

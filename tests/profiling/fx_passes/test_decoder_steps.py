@@ -46,7 +46,7 @@ def randomised(module):
 
 #: Places that each step replaces (upsampling, norms, convolutions, interpolation), and norms in convolutions.
 DECODERS = {
-    image_decoder: [0, 9, 4, 12, 3, 5],
+    image_decoder: [0, 9, 4, 12, 3, 4],
     audio_decoder: [3, 24, 12, 26, 0, 12],
     stable_diffusion: [1, 14, 0, 3, 0, 0],
     wan: [1, 13, 0, 2, 0, 0],

@@ -188,7 +188,7 @@ class Block(nn.Module):
         return x + self.last(F.silu(self.norms[1](self.two(h))))
 
 
-TABLES = {"convolution": 3, "norm_table": 1, "fused_norm": 1, "getitem": 2}
+TABLES = {"convolution": 3, "norm_table": 1, "fused_norm": 1, "getitem": 3}
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ TABLES = {"convolution": 3, "norm_table": 1, "fused_norm": 1, "getitem": 2}
         (lambda: Block(), TABLES),
         (
             lambda: Block(last=nn.Conv2d(16, 8, 3, padding=1)),
-            {"convolution": 2, "fused_norm": 2, "getitem": 3, "conv2d": 1, "add": 1},
+            {"convolution": 2, "fused_norm": 2, "getitem": 4, "conv2d": 1, "add": 1},
         ),
         (lambda: Block(norm=lambda _, c: nn.InstanceNorm2d(c)), TABLES),
     ],
@@ -222,12 +222,13 @@ def test_a_norm_between_pointwise_convolutions_is_a_table_of_what_the_first_left
     assert (table.args[1], table.args[2] is None) == (None, False), "the first one adds the bias, and leaves statistics"
 
 
-def test_convolutions_by_rows_leave_statistics():
-    convs = {"rows": nn.Conv2d(32, 32, 3, padding=1, groups=2), "last": nn.Conv2d(32, 8, 1)}
-    module = Net(lambda self, x: self.last(F.silu(self.norm(self.rows(x)))), norm=nn.GroupNorm(2, 32), **convs)
-    module.to(torch.bfloat16, memory_format=torch.channels_last)
-    for width, leaves in ((40, True), (20, False)):  # narrow pictures have another kernel
-        x = f32(1, 32, 4, width).to(torch.bfloat16, memory_format=torch.channels_last)
+def test_grouped_convolutions_leave_statistics():
+    for channels, width, leaves in ((32, 40, True), (32, 20, True), (64, 20, True), (64, 40, False)):
+        convs = {"first": nn.Conv2d(channels, channels, 3, padding=1, groups=2), "last": nn.Conv2d(channels, 8, 1)}
+        norm = nn.GroupNorm(2, channels)
+        module = Net(lambda self, x: self.last(F.silu(self.norm(self.first(x)))), norm=norm, **convs)
+        module.to(torch.bfloat16, memory_format=torch.channels_last)
+        x = f32(1, channels, 4, width).to(torch.bfloat16, memory_format=torch.channels_last)
         traced, counts = applied([NORMS, GROUPED, POINTWISE], module, 1e-2, x=x)
         (table,) = (node for node in traced.graph.nodes if node.target is norm_table)
         assert (counts, table.args[2] is not None) == ([1, 1, 1], leaves)
