@@ -52,10 +52,13 @@ def models_block() -> str:
 
 
 def loop_block() -> str:
-    """Return frame times and verdicts of a run of the default pipeline, and where it ran."""
-    run = load_run(RESULTS / "h200_realtime")
-    lines = "\n".join(f"- {escaped(line)}" for line in realtime_section(run).lines)
-    return f"{markdown(answer_section(run).tables[1], 'console')}\n\n{lines}\n\n{measured_on(run)}"
+    """Return frame times and verdicts of runs of the default pipeline, the second with faster kernels, and where."""
+    blocks = list[str]()
+    for name in ("h200_realtime", "h200_realtime_steps"):
+        run = load_run(RESULTS / name)
+        lines = "\n".join(f"- {escaped(line)}" for line in realtime_section(run).lines)
+        blocks += [markdown(answer_section(run).tables[1], "console"), lines, measured_on(run)]
+    return "\n\n".join(blocks)
 
 
 def decoder_block() -> str:

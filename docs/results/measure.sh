@@ -38,6 +38,7 @@ decoders() { # with the steps that replace kernels; the loop at its frame rate
   forward drawn_decoders emu3_decoder,hunyuan_refiner_decoder,speecht5_vocoder \
     "$all,$last+fold_upsampling+fused_norm+pointwise_conv+$best" seconds=8 --config-dir=benchmarks/drawn_decoders
   run paced realtime 'variant=[compile+cuda_graph]' loop.pace=realtime
+  run realtime_steps realtime "mix={world:$best,picture:$last+$steps+interpolation+$best,sound:fold_upsampling+$steps+$best}"
 }
 others() { # networks of diffusers and transformers
   forward sd_turbo_unet sd_turbo_unet baseline,cuda_graph,compile+cuda_graph seconds=10

@@ -3,7 +3,8 @@
 Copies the records, the environment, the configuration, a search's winner and the files of a sweep's jobs, and renders
 `report.md` anew. Several runs, each of other components, become one. Removed are logs, traces, compiled files, lines of
 cells that a later line replaces, cells that a time limit interrupted, and from the environment the variables and paths
-of the machine, from its command the run folder. A trace is reduced by `tests/data/traces/thin.py`.
+of the machine, from its command the run folder. Samples keep six digits, finer than any clock. A trace is reduced by
+`tests/data/traces/thin.py`.
 """
 
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from profiling.results.jsonl import encode_record, read_records
 
@@ -27,6 +29,16 @@ def without_paths(text: str) -> str:
     for pattern, replacement in PATHS:
         text = re.sub(pattern, replacement, text)
     return text
+
+
+def with_short_samples(value: Any) -> Any:
+    """Return a record, or a part of it, with six digits of each sample."""
+    if isinstance(value, dict):
+        return {
+            key: [float(f"{sample:.6g}") for sample in part] if key == "samples" and part else with_short_samples(part)
+            for key, part in value.items()
+        }
+    return [with_short_samples(part) for part in value] if isinstance(value, list) else value
 
 
 def merged_command(commands: list[str]) -> str:
@@ -47,7 +59,8 @@ def thin(runs: list[Path], target: Path) -> None:
     environment["command"] = without_paths(command)
     (target / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
     records = (record for run in runs for record in read_records(run).records)
-    lines = [encode_record(each).decode() for each in records if each.reason != INTERRUPTED]
+    kept = (json.loads(encode_record(each)) for each in records if each.reason != INTERRUPTED)
+    lines = [json.dumps(with_short_samples(each), separators=(",", ":")) for each in kept]
     (target / "results.jsonl").write_text(without_paths("\n".join([*lines, ""])))
     for pattern in KEPT:
         for file in sorted(runs[0].glob(pattern)):
