@@ -53,6 +53,8 @@ ORPHAN_SECONDS = 5.0
 #: Share of the machine's memory (0 to 1) from which a killed process is likely to have been killed for it.
 _MOST_MEMORY = 0.5
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+#: Ids of the processes that were started here and have not ended: no cell has left them behind.
+_STARTED: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -163,10 +165,10 @@ class Child:
 
 
 @contextmanager
-def started(command: Sequence[str], output: Any, own: set[int] | None = None, **options: Any) -> Iterator[Child]:
+def started(command: Sequence[str], output: Any, **options: Any) -> Iterator[Child]:
     """Start a command that leads a process group, with its output in the file `output`; kill the group at the end.
 
-    `options` are those of `subprocess.Popen`. `own` is that of `Orphans`.
+    `options` are those of `subprocess.Popen`.
     """
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, **options
@@ -178,34 +180,33 @@ def started(command: Sequence[str], output: Any, own: set[int] | None = None, **
         return process.returncode, 1024 * usage.ru_maxrss
 
     child = Child(process.pid, os.pidfd_open(process.pid), reap)
-    with guarded(child, set() if own is None else own):
+    with guarded(child):
         yield child
 
 
 @contextmanager
-def guarded(child: Child, own: set[int]) -> Iterator[None]:
+def guarded(child: Child) -> Iterator[None]:
     """Kill the group of a child at the end of the block, even if this process is killed inside of it (SIGKILL).
 
-    A shell does that when its standard input closes, whose other end only this process holds. Inside the block `own`
-    has both process ids.
+    A shell does that when its standard input closes, whose other end only this process holds.
     """
-    own.add(child.pid)
+    _STARTED.add(child.pid)
     command = ["/bin/sh", "-c", f"read -r line; kill -s KILL -- -{child.pid}"]
     guard = None
     with contextlib.suppress(OSError):  # no shell: the child then fails at its next event
         guard = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        own.add(guard.pid)
+        _STARTED.add(guard.pid)
     try:
         yield
     finally:
         kill(child)
-        own.discard(child.pid)
+        _STARTED.discard(child.pid)
         if guard is not None:
             guard.kill()
             guard.communicate()
-            own.discard(guard.pid)
+            _STARTED.discard(guard.pid)
 
 
 def kill(child: Child) -> int:
@@ -265,7 +266,6 @@ def perform(
     limits: Limits,
     on_event: Emit,
     environment: Mapping[str, str],
-    own: set[int],
     *,
     turns: bool = False,
     server: ForkServer | None = None,
@@ -273,8 +273,8 @@ def perform(
 ) -> Session:
     """Perform a task in a process with the variables `environment`, with its output in `<files>.log`.
 
-    Without a `server` that forks it, after importing `modules`, the process is fresh. While it lives, `own` holds the
-    ids of the processes that were started here. Waits for a turn do not count as time in which it is active.
+    Without a `server` that forks it, after importing `modules`, the process is fresh. Waits for a turn do not count as
+    time in which it is active.
 
     Raises:
         OSError: a file of the cell, or the process, cannot be made.
@@ -294,10 +294,10 @@ def perform(
                     arguments = task_file, output.fileno(), descriptors, environment, modules
                     child = None if server is None else server.start(*arguments)
                     if child is not None:
-                        stack.enter_context(guarded(child, own))
+                        stack.enter_context(guarded(child))
                     else:
                         command = worker_command(task_file, descriptors)
-                        process = started(command, output, own, pass_fds=descriptors, env=environment)
+                        process = started(command, output, pass_fds=descriptors, env=environment)
                         child = stack.enter_context(process)
             finally:
                 os.close(write_end)
@@ -410,7 +410,7 @@ class Orphans:
     """
 
     def __init__(self) -> None:
-        self.own = {child.pid for child in _children()}  # processes that are none of a cell's
+        self._before = {child.pid for child in _children()}  # which are none of a cell's
         self._named: set[int] = set()
         self._blocks = 0
 
@@ -443,7 +443,7 @@ class Orphans:
 
     def _has_ended(self, child: psutil.Process) -> bool:
         """Return whether an adopted process has ended, and reap it; True if it does not belong to this cell."""
-        if child.pid in self.own:
+        if child.pid in self._before | _STARTED:
             return True
         with contextlib.suppress(psutil.Error, OSError):
             if child.status() != psutil.STATUS_ZOMBIE:

@@ -40,13 +40,10 @@ _NO_ANSWER = 255
 
 
 class ForkServer:
-    """The server, started by the first request; it imports `modules` and the worker.
+    """The server, started by the first request; it imports `modules` and the worker."""
 
-    `own` is that of `profiling.run.child.Orphans`, so that the server does not count as left over by a cell.
-    """
-
-    def __init__(self, own: set[int], modules: Iterable[str] = ()) -> None:
-        self._own, self._modules = own, tuple(modules)
+    def __init__(self, modules: Iterable[str] = ()) -> None:
+        self._modules = tuple(modules)
         self._channel: socket.socket | None = None
         self._stack = contextlib.ExitStack()
         self._environment: dict[str, str] = {}
@@ -100,7 +97,7 @@ class ForkServer:
         self._environment = dict(os.environ)
         command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), WORKER, *self._modules]
         with theirs:  # a cell whose server cannot start is started afresh, and says why itself
-            server = started(command, subprocess.DEVNULL, self._own, pass_fds=(theirs.fileno(),))
+            server = started(command, subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
             self._stack.enter_context(server)
 
     def close(self) -> None:

@@ -56,7 +56,6 @@ class CounterPass:
     """Measures the counters of the cells of the run in the folder `run`."""
 
     run: Path
-    own: set[int]  # that of `profiling.run.child.Orphans`
     _metrics: dict[str, str] = field(default_factory=dict)  # those that this GPU has; empty until the first cell
 
     def measure(self, task: Counters, sections: Mapping[str, Any], environment: Mapping[str, str]) -> HardwareCounters:
@@ -122,7 +121,7 @@ class CounterPass:
         command = nsight_compute.command(ncu, self._metrics, functions, count, output, worker_command(file))
         log = file.with_suffix(".log")
         try:
-            with log.open("wb") as printed, started(command, printed, self.own, env=environment) as process:
+            with log.open("wb") as printed, started(command, printed, env=environment) as process:
                 process.wait(COUNTER_SECONDS)
             return False
         except subprocess.TimeoutExpired:

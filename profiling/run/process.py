@@ -119,7 +119,7 @@ class Isolated:
         self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
         self._run, self._prepare_timeout, self._caches = run, prepare_timeout, caches or CompileCaches("shared")
         self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
-        self._counters = CounterPass(run, self._orphans.own)
+        self._counters = CounterPass(run)
 
     @property
     def _limits(self) -> Limits:
@@ -154,7 +154,7 @@ class Isolated:
 
                 environment = {**os.environ, **trace, **cache.variables, RUN_PROCESS: str(os.getpid())}
                 process_end = yield from child.perform(
-                    *(task, files, limits, relay, environment, self._orphans.own),
+                    *(task, files, limits, relay, environment),
                     turns=turns,
                     server=server,
                     modules={module for job in jobs for module in job.imports} if server is not None else (),
@@ -180,7 +180,7 @@ class Isolated:
             child.perform(
                 *(Start(job=each, checkout=self._checkout, began=time.perf_counter()), folder / f"{each.name}.ahead"),
                 *(self._limits, lambda event: done.append(event) if isinstance(event, Started) else None),
-                *(variables, self._orphans.own),
+                variables,
                 server=server,
                 modules=set(each.imports),
             )
@@ -200,7 +200,7 @@ class Isolated:
             return ()
         on_event(Phase("starts"))
         try:
-            section, notes = measure_starts(cell, cache, self._run, self._limits, self._orphans.own)
+            section, notes = measure_starts(cell, cache, self._run, self._limits)
         except NoStartError as error:
             return (f"no starts: {error}",)
         on_event(Sections(encode_sections(starts=section)))

@@ -211,7 +211,7 @@ def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | Non
     """
     orphans = Orphans()
     procedures = (run.config.procedure["_target_"].rpartition(".")[0] for run in runs)
-    with closing(ForkServer(orphans.own, (*procedures, IMPORTED_LATER))) as server:
+    with closing(ForkServer((*procedures, IMPORTED_LATER))) as server:
         for run in runs:
             run.begin(orphans, server)
         try:

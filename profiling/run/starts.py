@@ -33,13 +33,12 @@ def measure_starts(
     cache: Cache,
     run: Path,
     limits: Limits,
-    own: set[int],
     perform: Callable[..., child.Session] = child.perform,
 ) -> tuple[Starts, tuple[str, ...]]:
     """Return the section of a cell of the run in the folder `run`, and a note for a later start that failed.
 
     Such a failure costs only itself. Each start has its `limits`. The cold start fills the cell's cache where that is
-    shared and empty. `own` is that of `profiling.run.child.Orphans`.
+    shared and empty.
 
     Raises:
         NoStartError: the cold start failed.
@@ -51,7 +50,7 @@ def measure_starts(
         variables = {key: value for key, value in {**os.environ, **variables}.items() if key != _TORCH_TRACE}
         events: list[Event] = []
         started = task.Start(job=cell.job, checkout=cell.checkout, began=perf_counter(), **files)
-        death = child.to_its_end(perform(started, files_of_start, limits, events.append, variables, own)).death or ""
+        death = child.to_its_end(perform(started, files_of_start, limits, events.append, variables)).death or ""
         for event in events:
             if isinstance(event, Started):
                 return event.start

@@ -62,7 +62,7 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
     monkeypatch.setattr("profiling.run.hardware_counters.COUNTER_SECONDS", 0.5)
     kernels = [{"name": "k", "class": "gemm", "ms": 1.0, "share": 1.0}]
 
-    def worker(task, files, timeout, on_event, environment, own, **_):
+    def worker(task, files, timeout, on_event, environment, **_):
         on_event(Sections({"trace_analysis": {"kernels": kernels}}))
         on_event(End("ok"))
         return ProcessEnd()

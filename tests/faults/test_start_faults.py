@@ -29,7 +29,7 @@ def test_the_prepare_timeout_holds_for_starts(tmp_path, monkeypatch, limit, note
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     (tmp_path / "cells").mkdir()
-    where = tmp_path, Limits(120.0, limit), set()
+    where = tmp_path, Limits(120.0, limit)
     with CompileCaches("shared").lease(cell) as leased:
         if note is None:
             assert measure_starts(cell, leased, *where)[0].cold.seconds > 1

@@ -128,7 +128,7 @@ def _offer_a_server() -> None:
         self._environment = environment
         with channel_of_server, ours:
             socket.send_fds(ours, [json.dumps(self._modules).encode()], [channel_of_server.fileno()])
-        self._stack.enter_context(child.guarded(server, self._own))
+        self._stack.enter_context(child.guarded(server))
 
     ForkServer._begin = begin  # pyright: ignore[reportAttributeAccessIssue] - of this process only
 

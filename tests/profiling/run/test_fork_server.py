@@ -59,7 +59,7 @@ def server(tmp_path, monkeypatch):
         package.with_name(f"{name}.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr("profiling.run.fork_server.WORKER", "planted_worker")
-    server = ForkServer(set(), ())
+    server = ForkServer(())
     yield server
     server.close()
 

@@ -57,7 +57,7 @@ def traced(tmp_path):
 
 
 def measure(folder, sections):
-    return CounterPass(folder, set()).measure(Counters(job=job(folder)), sections, os.environ)
+    return CounterPass(folder).measure(Counters(job=job(folder)), sections, os.environ)
 
 
 def test_counters_are_weighted_by_the_time_of_their_launches(tmp_path, traced, monkeypatch):
@@ -146,7 +146,7 @@ def test_the_longest_kernels_are_chosen_and_those_that_a_record_cannot_tell_apar
 
 @pytest.mark.parametrize("of", [Cell, Probe])
 def test_the_section_is_sent_after_a_cell_has_ended_and_the_probe_is_not_measured(tmp_path, traced, monkeypatch, of):
-    def worker(task, files, timeout, on_event, environment, own, **_):
+    def worker(task, files, timeout, on_event, environment, **_):
         on_event(Sections(encode_sections(**traced)))
         on_event(End("ok"))
         return ProcessEnd()
@@ -174,7 +174,7 @@ def test_the_measured_process_builds_and_calls_the_cell(tmp_path, traced, monkey
     )
     install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=40))), "runs")
     task = Counters(job=job(tmp_path, "cpu", scale="full", checkpoint="random", threads=1))
-    section = CounterPass(tmp_path, set()).measure(task, traced, os.environ)
+    section = CounterPass(tmp_path).measure(task, traced, os.environ)
     assert section.kernels[0].launches == 1
     called = (tmp_path / "cells" / "net.baseline.counters.log").read_text().count("called")
     assert called == 5, "a warm call, one by the variant, and three of which the last is measured"

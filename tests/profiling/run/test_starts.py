@@ -38,7 +38,7 @@ class Processes:
         self.graphs, self.artifacts, self.deaths = graphs, artifacts, deaths or {}
         self.ran = []  # kind of start, cache folder, artifacts that it loads
 
-    def __call__(self, task, files, limits, on_event, variables, own):
+    def __call__(self, task, files, limits, on_event, variables):
         assert limits == Limits(60.0)
         assert "TORCH_TRACE" not in variables
         kind = files.name.split(".")[-1].removesuffix("_start")
@@ -59,7 +59,7 @@ class Processes:
 
 def measured(tmp_path, processes, leased, variant="compile"):
     task = Cell(job=job(variant, compiler=COMPILER))
-    starts, notes = measure_starts(task, leased, tmp_path, Limits(60.0), set(), processes)
+    starts, notes = measure_starts(task, leased, tmp_path, Limits(60.0), processes)
     assert not notes
     return starts
 
@@ -109,7 +109,7 @@ def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
     caches, cell = CompileCaches(), Cell(job=job(compiler=COMPILER))
     processes = Processes(deaths={dies: "exited with code 7"})
     with caches.lease(cell) as leased:
-        starts, (note,) = measure_starts(cell, leased, tmp_path, Limits(60.0), set(), processes)
+        starts, (note,) = measure_starts(cell, leased, tmp_path, Limits(60.0), processes)
     assert {kind for kind in ("cold", "warm", "portable") if getattr(starts, kind) is not None} == left
     log = f"cells/net.compile.{dies}_start.log"
     assert note == f"starts are incomplete: the {dies} start exited with code 7; see {log}"
