@@ -40,7 +40,7 @@ from profiling.results.jsonl import append_record
 from profiling.results.run_folder import keep_newest_lines, write_json
 from profiling.run.job import RunConfig, as_recipe
 from profiling.run.process import TORCH_TRACE
-from profiling.run.progress import Progress, make_progress
+from profiling.run.progress import Progress
 from profiling.run.revisions import module_states
 from profiling.run.runner import Run
 from profiling.variants.prepared import PreparedStep
@@ -136,7 +136,7 @@ def profile(
         ceilings=ceilings,
         trace=trace,
     )
-    progress = Progress(Console(quiet=True)) if quiet else make_progress()
+    progress = Progress(Console(stderr=True, quiet=quiet))
     folder = Path(mkdtemp(prefix="profiling-"))
     with held.holding(subject) as key, _unchanged_process(), ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)  # unless a result takes it over

@@ -152,11 +152,11 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
     """Run the cells of `config` into `folder`, print the report, and return the exit code, from `perform` if given."""
     # Imported here because they would be a third of the time of `--help` and of a wrong option, which need none.
     from profiling.report.render import write_report
-    from profiling.run.progress import make_progress
+    from profiling.run.progress import Progress
     from profiling.run.runner import Run
 
     let_interrupts_raise()
-    progress = make_progress()
+    progress = Progress()
     config = config.for_check() if config.settings.check else config
     started_by = command_line(target, folder if (folder / JOB_FILE).exists() else None)
     try:

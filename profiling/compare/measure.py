@@ -31,7 +31,7 @@ from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.run_folder import check_is_new, claimed, new_folder, remove_empty
 from profiling.run.checkouts import LETTERS, Checkout, opened
 from profiling.run.job import RunConfig
-from profiling.run.progress import Progress, make_progress
+from profiling.run.progress import Progress
 from profiling.run.runner import Run, execute
 
 TARGET = "generic_forward"
@@ -73,7 +73,7 @@ def measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path 
         configs = _configs(checkouts, kept, config_folder)
         base = _folder(given.get(_FOLDER))
         folders = [base / letter for letter, _ in zip(LETTERS, checkouts, strict=False)]
-        progress = make_progress()
+        progress = Progress()
         stack.callback(progress.close)
         stack.callback(remove_empty, base)
         for folder in folders:

@@ -36,10 +36,16 @@ COLUMNS = 100
 
 
 class Progress:
-    """Shows what the runner is doing in plain lines, for logs: one at each long phase of a cell, and one at its end."""
+    """Shows what the runner is doing, on standard error: a line at each long phase of a cell, and one at its end.
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    On a terminal a live line with the running time of the cell shows its phases, and only those in which something is
+    timed get a plain one.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._is_live = self._console.is_terminal and not self._console.quiet
+        self._live: progress.Progress | None = None
         self._cell, self._started = "", time.monotonic()
         self._said: set[str] = set()  # phases of the cell that have a line
         self._begun: dict[str, tuple[float, set[str]]] = {}  # when each cell began, and its phases that have a line
@@ -54,15 +60,23 @@ class Progress:
         if not again or cell not in self._begun:
             self._begun[cell] = time.monotonic(), set()
         self._started, self._said = self._begun[cell]
+        if self._is_live and not again:
+            self.close()
+            self._show(self._cell)
 
     def phase(self, phase: str) -> None:
-        """Print the phase and the seconds since the cell began; of what is done twice (loading), the first time."""
-        if phase not in SHORT_PHASES and (phase in TIMED or phase not in self._said):
+        """Show the phase; of what is done twice (loading), a plain line is printed the first time."""
+        line = f"{self._cell}: {PHASES.get(phase, phase)}"
+        if self._is_live and phase not in TIMED:
+            self._show(line)
+        elif phase not in SHORT_PHASES and (phase in TIMED or phase not in self._said):
             self._said.add(phase)
-            self.say(f"{self._cell}: {PHASES.get(phase, phase)} ({self._seconds()})")
+            self.close()
+            self.say(f"{line} ({self._seconds()})")
 
     def end(self, record: Record) -> None:
         """Print how the cell ended; a long reason is wrapped."""
+        self.close()
         line = f"{self._cell}: {ending(record)} ({self._seconds()})"
         self.say(textwrap.fill(line, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
 
@@ -74,59 +88,23 @@ class Progress:
         self._console.print("\n".join(parts), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Do nothing: there is no live line."""
-
-    def _seconds(self) -> str:
-        return f"{time.monotonic() - self._started:.1f} s"
-
-
-class LiveProgress(Progress):
-    """A live line with the running time of a cell, replaced by a plain line while it is timed and when it ends."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__(console)
-        self._live: progress.Progress | None = None
-
-    def begin(self, cell: str, number: int, total: int, *, again: bool = False) -> None:
-        """Start the live line."""
-        super().begin(cell, number, total, again=again)
-        if not again:
-            self._start()
-
-    def _start(self) -> progress.Progress:
-        self.close()
-        columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn())
-        # Twice a second: a display that refreshes often would take a core from the process that measures.
-        self._live = progress.Progress(*columns, console=self._console, transient=True, refresh_per_second=2)
-        self._live.add_task(escape(self._cell), total=None)
-        self._live.start()
-        return self._live
-
-    def phase(self, phase: str) -> None:
-        """Show the phase in the live line, or in a plain one if something is timed in it."""
-        if phase in TIMED:
-            self.close()
-            super().phase(phase)
-            return
-        live = self._live or self._start()
-        live.update(live.task_ids[0], description=escape(f"{self._cell}: {PHASES.get(phase, phase)}"))
-
-    def end(self, record: Record) -> None:
-        """Replace the live line by how the cell ended."""
-        self.close()
-        super().end(record)
-
-    def close(self) -> None:
         """Remove the live line."""
         if self._live is not None:
             self._live.stop()
             self._live = None
 
+    def _show(self, line: str) -> None:
+        """Show the live line."""
+        if self._live is None:
+            columns = progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn()
+            # Twice a second: a display that refreshes often would take a core from the process that measures.
+            self._live = progress.Progress(*columns, console=self._console, transient=True, refresh_per_second=2)
+            self._live.add_task("", total=None)
+            self._live.start()
+        self._live.update(self._live.task_ids[0], description=escape(line))
 
-def make_progress() -> Progress:
-    """Return the progress display that suits standard error: live on a terminal, plain elsewhere."""
-    console = Console(stderr=True)
-    return LiveProgress(console) if console.is_terminal else Progress(console)
+    def _seconds(self) -> str:
+        return f"{time.monotonic() - self._started:.1f} s"
 
 
 def ending(record: Record) -> str:

@@ -6,14 +6,14 @@ import threading
 from make_record import record
 from rich.console import Console
 
-from profiling.run.progress import LiveProgress, Progress
+from profiling.run.progress import Progress
 
 OK = record(p50=1.25)
 
 
-def printed(kind, *, terminal):
+def printed(*, terminal):
     text = io.StringIO()
-    progress = kind(Console(file=text, force_terminal=terminal, width=200))
+    progress = Progress(Console(file=text, force_terminal=terminal, width=200))
     progress.begin("run", 0, 0)
     progress.phase("probe")
     progress.begin("c · v", 1, 2)  # the probe has no line of its own at its end
@@ -27,7 +27,7 @@ def printed(kind, *, terminal):
 
 
 def test_plain_lines_elsewhere():
-    text = printed(Progress, terminal=False)
+    text = printed(terminal=False)
     assert text.startswith("run: probing the device")
     assert "[1/2] c · v: timing" in text
     assert "[1/2] c · v: ok, wall p50 1.25 ms" in text
@@ -47,7 +47,7 @@ def test_what_is_done_twice_has_one_line():
 
 
 def test_nothing_is_redrawn_while_calls_are_timed():
-    progress = LiveProgress(Console(file=io.StringIO(), force_terminal=True, width=200))
+    progress = Progress(Console(file=io.StringIO(), force_terminal=True, width=200))
     before, drawing = set(threading.enumerate()), []
     progress.begin("c · v", 1, 2)
     for phase in ("load", "latency", "memory", "turns", "frames"):
@@ -61,7 +61,7 @@ def test_nothing_is_redrawn_while_calls_are_timed():
 
 
 def test_a_live_line_on_a_terminal_leaves_its_ending():
-    text = printed(LiveProgress, terminal=True)
+    text = printed(terminal=True)
     assert "\x1b[2K" in text, "the line is rewritten"
     assert "[1/2] c · v: ok, wall p50 1.25 ms" in text
     assert "because of [this]" in text
