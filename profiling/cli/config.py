@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -13,25 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 from profiling.cli.variants import expanded
 from profiling.components.spec import ComponentSpec, Settings, check_target, decode
 from profiling.errors import InputError, printable
-from profiling.run.job import RunConfig, as_recipe
+from profiling.run.job import RunConfig, RunOptions, as_recipe
 from profiling.variants.steps import Step, read_steps
 
-
-@dataclass(frozen=True)
-class _Options:
-    """Options of a run that concern all cells, with the types of their values."""
-
-    isolation: Any  # `RunConfig` checks which
-    cell_timeout: float
-    prepare_timeout: float | None
-    resume: str | None
-    resume_changed: bool
-    details: bool
-    rounds: Any  # likewise
-    seconds: float | None
-
-
-_SETTINGS, _OPTIONS = (tuple(each.name for each in fields(kind)) for kind in (Settings, _Options))
+_SETTINGS, _OPTIONS = (tuple(each.name for each in fields(kind)) for kind in (Settings, RunOptions))
 #: Keys of a component that no YAML may have.
 SET_BY_THE_TOOL = {"name", "point", "extra_inputs", "scale"}
 #: Keys that each component has, with an example.
@@ -71,7 +56,7 @@ def read_config(cfg: DictConfig) -> RunConfig:
             )
         check_target(as_recipe(node), f"variant.{name}")
     settings = decode(Settings, {name: plain[name] for name in _SETTINGS}, "")
-    options = decode(_Options, {name: plain[name] for name in _OPTIONS}, "")
+    options = decode(RunOptions, {name: plain[name] for name in _OPTIONS}, "")
     return RunConfig(
         components=tuple(read_component(str(name), node) for name, node in groups["component"].items()),
         variants=groups["variant"],

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError, check_choice, check_number, check_whole, printable
@@ -136,25 +136,31 @@ def as_recipe(node: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"_target_": RECIPE, **node}
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Options of a run that concern all cells. `RunConfig` checks the values."""
+
+    isolation: Any  # "process": one for each cell; "none": all in this one
+    cell_timeout: float  # in seconds, in which a cell is active
+    resume: str | None
+    rounds: Any = 1  # number of times that each cell runs that is not timed in turns with others
+    seconds: float | None = None  # for timing the variants of a component in turns; None: by the limits of the metric
+    prepare_timeout: float | None = None  # in seconds, for preparing a cell's variant; None: cell_timeout alone
+    details: bool = False  # whether the console prints all tables
+    resume_changed: bool = False  # whether a resumed run may go on with other code than it began with
+
+
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(RunOptions):
     """The config of a run: its components × variants, in that order, and options that concern all cells."""
 
     components: tuple[ComponentSpec, ...]
     variants: Mapping[str, Mapping[str, Any]]  # without a `_target_`: a recipe
     metrics: Mapping[str, Mapping[str, Any]]
     settings: Settings
-    isolation: Literal["process", "none"]
-    cell_timeout: float
-    resume: str | None
     source: Mapping[str, Any]  # the composed config, for config.yaml
     procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
     files: CellFiles = field(default_factory=CellFiles)
-    rounds: int = 1  # number of times that each cell runs that is not timed in turns with others
-    seconds: float | None = None  # for timing the variants of a component in turns; None: by the limits of the metric
-    prepare_timeout: float | None = None  # in seconds, for preparing a cell's variant; None: cell_timeout alone
-    details: bool = False  # whether the console prints all tables
-    resume_changed: bool = False  # whether a resumed run may go on with other code than it began with
     waits: bool = False  # whether cells that take no windows wait, prepared, until they may be measured
     # Returns the components, and the options of their variants, that a variant of these options prepares one by one.
     parts: Callable[[Mapping[str, Any]], Sequence[tuple[ComponentSpec, Mapping[str, Any]]]] | None = None
