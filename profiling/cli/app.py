@@ -13,7 +13,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -55,8 +54,8 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 #: Config groups of which a run chooses several files.
 LISTS = ("component", "variant", "metric")
-#: Options of a sweep, with their defaults; its runs do not get them.
-SWEEP_OPTIONS: dict[str, Any] = {"launcher": "basic", "devices": None, "retries": 0, "job_timeout": None}
+#: Options of a sweep; its runs do not get them.
+SWEEP_OPTIONS = ("launcher", "devices", "retries", "job_timeout")
 #: Most bytes of a YAML file.
 MOST_BYTES = 2_000_000
 
@@ -203,7 +202,7 @@ def register_resolvers() -> None:
     def run_folder(target: str, resume: str | None) -> str:
         if resume:
             return resume
-        return str(new_folder(Path("runs") / target, datetime.now().strftime("%Y-%m-%d_%H-%M-%S")))
+        return str(new_folder(target))
 
     def names(group: str) -> str:
         stems = (

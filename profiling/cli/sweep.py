@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,7 @@ def sweep(
         validate(job)
     places = places_for(options, jobs)
     if folder is None:
-        folder = new_folder(Path("runs") / target, datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
+        folder = new_folder(target)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -169,7 +168,7 @@ def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[in
 
 def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Path | None, str | None]:
     """Return the options of the sweep, the overrides of each job, the folder where it is given, and `resume`."""
-    values: dict[str, Any] = dict(SWEEP_OPTIONS)
+    values: dict[str, Any] = {}
     own: dict[str, Any] = {}
     of_jobs: list[Override] = []
     of_all: list[str] = []
@@ -195,19 +194,19 @@ def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Pat
             raise InputError(f"{text} has no effect: the folders of a sweep are numbered. Leave it out.")
         elif not key.startswith("hydra.run."):
             of_jobs.append(each)
-    check_choice("launcher", values["launcher"], LAUNCHERS)
-    if values["devices"] is not None:
-        check_whole("devices", values["devices"], most=10_000)
-    check_whole("retries", values["retries"], least=0, most=100)
-    if values["job_timeout"] is not None:
-        check_number("job_timeout", values["job_timeout"], above=0)
+    options = SweepOptions(own=own, of_all=tuple(of_all), **values)
+    check_choice("launcher", options.launcher, LAUNCHERS)
+    if options.devices is not None:
+        check_whole("devices", options.devices, most=10_000)
+    check_whole("retries", options.retries, least=0, most=100)
+    if options.job_timeout is not None:
+        check_number("job_timeout", options.job_timeout, above=0)
     if resume is not None and folder is not None and folder.resolve() != Path(resume).resolve():
         raise InputError(f"resume={resume} and hydra.sweep.dir={folder} are different folders. Leave one out.")
     number = math.prod(len(list(each.sweep_string_iterator())) for each in of_jobs if each.is_discrete_sweep())
     if number > MOST_JOBS:
         raise InputError(f"the swept values make {number:,} jobs. Sweep fewer values: at most {MOST_JOBS:,} jobs.")
     (jobs,) = BasicSweeper.split_arguments(list(of_jobs), None)
-    options = SweepOptions(own=own, of_all=tuple(of_all), **values)
     return options, jobs, Path(resume) if resume is not None else folder, resume
 
 

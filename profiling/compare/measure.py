@@ -10,7 +10,6 @@ import contextlib
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +144,7 @@ def _with_weights(config: RunConfig, checkout: Checkout) -> RunConfig:
 def _folder(chosen: Any) -> Path:
     """Return the folder of the runs: the one that the user has chosen, or a new one below `runs/compare`."""
     if chosen is None:
-        return new_folder(Path("runs") / "compare", datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
+        return new_folder("compare")
     folder = Path(str(chosen))
     check_is_new(folder)
     return folder

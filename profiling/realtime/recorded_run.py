@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +77,7 @@ class RecordedRun:
 
         """
         if self._is_default:
-            self._folder = new_folder(Path("runs") / REALTIME, datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
+            self._folder = new_folder(REALTIME)
         self._folder = self._folder.absolute()
         self._journal = Journal(self._folder, CELL, _NAMES)
         planned = _record(self._loop).with_status("failed", "the process ended before FrameRecorder.save()")

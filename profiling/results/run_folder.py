@@ -44,8 +44,9 @@ class EarlierRun(NamedTuple):
     skipped_lines: int = 0  # of results.jsonl
 
 
-def new_folder(base: Path, stamp: str) -> Path:
-    """Create the folder `<base>/<stamp>`, or `<stamp>-2`, `-3`, … if it exists, and return it. May raise OSError."""
+def new_folder(target: str) -> Path:
+    """Create `runs/<target>/<time>`, or `<time>-2`, `-3`, … if it exists, and return it. May raise OSError."""
+    base, stamp = Path("runs") / target, datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     base.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:

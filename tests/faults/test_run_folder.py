@@ -17,7 +17,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ from profiling.components.spec import Settings
 from profiling.errors import InputError
 from profiling.report import render
 from profiling.report.__main__ import main as report
+from profiling.results import run_folder
 from profiling.results.environment import Environment, Git, read_environment
 from profiling.results.frames import Journal, read_journal, read_series
 from profiling.results.jsonl import append_record, encode_record, read_records
@@ -228,11 +231,13 @@ def test_a_linked_folder(start, tmp_path):
 
 
 @promise("shared folder")
-def test_runs_of_the_same_second(tmp_path):
+def test_runs_of_the_same_second(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_folder, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 2, 3, 4, 5)))
     with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(lambda _: new_folder(tmp_path / "runs", "2026-01-02_03-04-05"), range(24)))
+        folders = list(pool.map(new_folder, 24 * ["t"]))
     assert len(set(folders)) == 24
-    assert tmp_path / "runs" / "2026-01-02_03-04-05" in folders
+    assert Path("runs/t/2026-01-02_03-04-05") in folders
 
 
 HOLD = """
