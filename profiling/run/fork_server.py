@@ -86,7 +86,7 @@ class ForkServer:
             return None
 
         def reap() -> tuple[int, int | None]:
-            answer = os.read(status, 100).split() or (-signal.SIGKILL, 0)  # none: the server has died, too
+            answer = os.read(status, 100).split() or (-signal.SIGKILL, 0)  # none: what waited for it has died, too
             return int(answer[0]), int(answer[1]) or None
 
         return Child(int(pid), status, reap)
@@ -109,33 +109,20 @@ class ForkServer:
 def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str, int, int | None]:
     """Fork a process for each request; return there what `work_and_exit` of the worker takes. The server never returns.
 
-    A request for more modules than `imported` is passed on to a server that is forked to import the next of them, so
-    that each is imported once, whatever else is wanted with it.
+    Between it and the process is one that waits for the end of the latter, and says how that was. A request for more
+    modules than `imported` is passed on to a server that is forked to import the next of them, so that each is imported
+    once, whatever else is wanted with it.
     """
-    children = dict[int, int]()
     others: dict[tuple[str, ...], socket.socket] = {}
-    wakeup, ended = os.pipe()
-    os.set_blocking(wakeup, False)
-    os.set_blocking(ended, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # with the default, set_wakeup_fd writes nothing
-    signal.set_wakeup_fd(ended, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked here
 
     def leave() -> None:
         """Close in a forked process what belongs to the server."""
-        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for each in (channel, *others.values()):
             each.close()
-        _close(wakeup, ended, *children.values())
 
     while True:
-        ready = select.select([channel, wakeup], [], [])[0]
-        if wakeup in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(wakeup, 4096)
-            _reap(children)
-        if channel not in ready:
-            continue
         request, descriptors, _, _ = socket.recv_fds(channel, _REQUEST_BYTES, 4)
         if not request:
             raise SystemExit
@@ -154,31 +141,36 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str,
                 theirs.close()
                 if pid is not None:
                     others[wanted] = ours
-            with contextlib.suppress(OSError, KeyError):  # there is none: the caller starts a fresh process
+            with contextlib.suppress(OSError, KeyError):  # there is none
                 socket.send_fds(others[wanted], [request], descriptors)
-            _close(*descriptors)
-            continue
-        status, output, *rest = descriptors
-        pid = _forked()
-        if pid != 0:
-            if pid is None:
-                os.close(status)  # the caller starts a fresh process; those that were forked before go on
-            else:
-                children[pid] = status
-            _close(output, *rest)
-            continue
-        os.setsid()
-        leave()
-        for number in (1, 2):
-            os.dup2(output, number)
-        os.close(output)
-        os.chdir(folder)
-        for name in removed:
-            os.environ.pop(name, None)
-        os.environ.update(changed)
-        os.write(status, f"{os.getpid()}\n".encode())
-        os.close(status)
-        return task_file, rest[0], rest[1] if len(rest) > 1 else None
+        elif _forked() == 0:
+            leave()
+            status, output, *rest = descriptors
+            _fork_and_wait(status, output, *rest)
+            os.setsid()
+            for number in (1, 2):
+                os.dup2(output, number)
+            os.close(output)
+            os.chdir(folder)
+            for name in removed:
+                os.environ.pop(name, None)
+            os.environ.update(changed)
+            os.write(status, f"{os.getpid()}\n".encode())
+            os.close(status)
+            return task_file, rest[0], rest[1] if len(rest) > 1 else None
+        _close(*descriptors)  # a caller that nobody answers starts a fresh process
+
+
+def _fork_and_wait(status: int, *others: int) -> None:
+    """Return in a forked process; this one sends its exit code, and the most bytes that it held, when it has ended."""
+    if (pid := _forked()) == 0:
+        return
+    _close(*others)  # which end with the forked process
+    if pid is not None:
+        _, ended, usage = os.wait4(pid, 0)
+        with contextlib.suppress(OSError):  # nobody waits for it any more
+            os.write(status, f"{os.waitstatus_to_exitcode(ended)} {1024 * usage.ru_maxrss}".encode())
+    os._exit(0)
 
 
 def _close(*descriptors: int) -> None:
@@ -239,17 +231,6 @@ def _forked() -> int | None:
     with contextlib.suppress(OSError), warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         return os.fork()  # the warning is of threads of BLAS, which allows it
     return None
-
-
-def _reap(children: dict[int, int]) -> None:
-    """Send the exit code of each child that has ended, and the most bytes of memory that it held."""
-    for pid in tuple(children):
-        ended, status, usage = os.wait4(pid, os.WNOHANG)
-        if ended:
-            descriptor = children.pop(pid)
-            with contextlib.suppress(OSError):  # nobody waits for it any more
-                os.write(descriptor, f"{os.waitstatus_to_exitcode(status)} {1024 * usage.ru_maxrss}".encode())
-            os.close(descriptor)
 
 
 def main() -> None:
