@@ -412,19 +412,11 @@ class Orphans:
     def __init__(self) -> None:
         self._before = {child.pid for child in _children()}  # which are none of a cell's
         self._named: set[int] = set()
-        self._blocks = 0
 
-    @contextmanager
-    def adopted(self) -> Iterator[None]:
-        """Inside the block, adopt processes whose parent dies; blocks may overlap."""
-        _set_subreaper(True)
-        self._blocks += 1
-        try:
-            yield
-        finally:
-            self._blocks -= 1
-            if not self._blocks:
-                _set_subreaper(False)
+    def adopt(self) -> None:
+        """Become the parent of processes whose own parent dies, from now on."""
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
     def notes(self) -> tuple[str, ...]:
         """Return one line that names the processes still running after `ORPHAN_SECONDS`, each only once."""
@@ -450,11 +442,6 @@ class Orphans:
                 return child.pid in self._named
             os.waitpid(child.pid, os.WNOHANG)
         return True
-
-
-def _set_subreaper(on: bool) -> None:
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(_SUBREAPER, int(on), 0, 0, 0)
 
 
 def _children() -> list[psutil.Process]:
