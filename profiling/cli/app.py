@@ -28,7 +28,6 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from profiling.cli.config import read_config
 from profiling.cli.variants import CONF, is_expression, register, short_names, step_nodes
 from profiling.errors import (
     InputError,
@@ -135,10 +134,7 @@ def _launched(target: str, run: Target, started: float) -> int:
     if parsed.multirun:
         from profiling.cli.sweep import sweep
 
-        def validate(overrides: Sequence[str]) -> None:
-            read_config(compose_config(target, overrides, folders))
-
-        return sweep(target, sys.argv[1:], parsed, validate, started)
+        return sweep(target, sys.argv[1:], parsed, folders, started)
     cfg = _composed(target, parsed.overrides, folders)
     HydraConfig.instance().set_config(cfg)  # of which the folder is made
     folder = Path(cfg.hydra.run.dir)

@@ -26,7 +26,8 @@ from hydra.core.override_parser.types import Override, ValueType
 from msgspec.structs import replace
 from omegaconf import OmegaConf
 
-from profiling.cli.app import SWEEP_OPTIONS, let_interrupts_raise
+from profiling.cli.app import SWEEP_OPTIONS, compose_config, let_interrupts_raise
+from profiling.cli.config import read_config
 from profiling.cli.launchers import ENGINE, OWN, SweepOptions, launch, places_for
 from profiling.errors import (
     InputError,
@@ -67,14 +68,11 @@ _GLOB = ValueType.GLOB_CHOICE_SWEEP
 _FOLDER, _CHANGED = "hydra.sweep.dir", "resume_changed"
 
 
-def sweep(
-    target: str, arguments: Sequence[str], parsed: Any, validate: Callable[[Sequence[str]], None], started: float
-) -> int:
+def sweep(target: str, arguments: Sequence[str], parsed: Any, folders: Sequence[Path], started: float) -> int:
     """Run the sweep of a command line with --multirun; return the highest exit code of its runs.
 
     `arguments` are the words after `python -m profiling.TARGET`, and `parsed` is what Hydra's parser makes of them.
-    `validate` raises an InputError where the overrides of a job are wrong. `started` is when this process began
-    (`time.time`).
+    YAML files lie below `folders`. `started` is when this process began (`time.time`).
 
     Raises:
         InputError: a wrong option, a swept key or value that does not exist, a launcher that is not installed or does
@@ -84,7 +82,7 @@ def sweep(
     given = OverridesParser.create().parse_overrides(list(parsed.overrides))
     options, jobs, folder, resume = _plan(given)
     for job in _one_for_each_value(jobs):
-        validate(job)
+        read_config(compose_config(target, job, folders))  # which refuses wrong overrides
     places = places_for(options, jobs)
     if folder is None:
         folder = new_folder(target)

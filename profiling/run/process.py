@@ -34,7 +34,7 @@ from profiling.run.compile_caches import Cache, CompileCaches, compares_times
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import CounterPass, NoCountersError
-from profiling.run.starts import NoStartError, measure_starts
+from profiling.run.starts import measure_starts
 from profiling.run.task import Cell, Counters, Probe, Start, Task
 
 #: The variable that makes torch write its compile log into a folder.
@@ -200,11 +200,9 @@ class Isolated:
         if not cell.job.settings.starts:
             return ()
         on_event(Phase("starts"))
-        try:
-            section, notes = measure_starts(cell, cache, self._run, self._limits)
-        except NoStartError as error:
-            return (f"no starts: {error}",)
-        on_event(Sections(encode_sections(starts=section)))
+        section, notes = measure_starts(cell, cache, self._run, self._limits)
+        if section is not None:
+            on_event(Sections(encode_sections(starts=section)))
         return notes
 
     def _counted(

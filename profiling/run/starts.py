@@ -24,7 +24,7 @@ from profiling.run.events import End, Event, Started
 _TORCH_TRACE = "TORCH_TRACE"  # a second compile log would be read as that of the cell
 
 
-class NoStartError(Exception):
+class _NoStartError(Exception):
     """Why a start was not measured, in one line."""
 
 
@@ -34,15 +34,11 @@ def measure_starts(
     run: Path,
     limits: Limits,
     perform: Callable[..., child.Session] = child.perform,
-) -> tuple[Starts, tuple[str, ...]]:
-    """Return the section of a cell of the run in the folder `run`, and a note for a later start that failed.
+) -> tuple[Starts | None, tuple[str, ...]]:
+    """Return the section of a cell of the run in the folder `run`, and a note for a start that failed.
 
-    Such a failure costs only itself. Each start has its `limits`. The cold start fills the cell's cache where that is
-    shared and empty.
-
-    Raises:
-        NoStartError: the cold start failed.
-
+    Without the cold one there is no section; a later one costs only itself. Each start has its `limits`. The cold start
+    fills the cell's cache where that is shared and empty.
     """
 
     def start(kind: str, variables: Mapping[str, str], **files: str) -> Start:
@@ -57,7 +53,7 @@ def measure_starts(
             if isinstance(event, End):
                 death = f"failed: {event.reason}"
         log = f"cells/{files_of_start.name}.log"
-        raise NoStartError(f"the {kind} start {death}{'' if log in death else f'; see {log}'}")
+        raise _NoStartError(f"the {kind} start {death}{'' if log in death else f'; see {log}'}")
 
     with TemporaryDirectory(prefix="start-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
@@ -66,9 +62,9 @@ def measure_starts(
         artifacts = folder / "artifacts"
         try:
             starts = Starts(cold=start("cold", variables, save=str(artifacts)))
-        except NoStartError:
+        except _NoStartError as error:
             cache.empty()
-            raise
+            return None, (f"no starts: {error}",)
         if not starts.cold.graphs:
             return starts, ()
         if fills:
@@ -79,6 +75,6 @@ def measure_starts(
                 starts = replace(starts, artifact_bytes=artifacts.stat().st_size)
                 moved = cache_variables(str(folder / "moved"))
                 starts = replace(starts, portable=start("portable", moved, load=str(artifacts)))
-        except NoStartError as error:
+        except _NoStartError as error:
             return starts, (f"starts are incomplete: {error}",)
         return starts, ()
