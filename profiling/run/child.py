@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -224,28 +224,20 @@ class Limits:
     prepare_seconds: float | None = None
 
 
-#: How a process ended: by itself, at a limit, or because it lingered after its result.
-_Kind = Literal["exited", "timeout", "prepare_timeout", "lingered"]
+def _death(child: Child, overdue: str | None, log: Path) -> str:
+    """Say in one line which limit, exit code or signal ended a process, with the last lines of its log.
 
-
-def _death(kind: _Kind, child: Child, phase: str | None, limits: Limits, log: Path) -> str:
-    """Say in one line which limit, exit code or signal ended a process, with the last lines of its log."""
-    code = child.wait()
-    if kind == "timeout":
-        at = f", in the phase {phase}" if phase else ""
-        death = f"took longer than cell_timeout={limits.seconds:g} s and was killed{at}"
-    elif kind == "prepare_timeout":
-        death = f"preparing the variant took longer than prepare_timeout={limits.prepare_seconds:g} s: killed"
-    elif kind == "lingered":
-        death = f"did not exit within {EXIT_SECONDS:g} s and was killed"
+    `overdue` is the limit at which it was killed; None: it ended by itself.
+    """
+    code, (at, lines) = child.wait(), last_words(log)
+    if overdue is not None:
+        death = f"{overdue} at {at}" if at else overdue
     elif code < 0:
         death = f"was killed by {signal_name(-code)}{_held(child) if code == -signal.SIGKILL else ''}"
     elif code == 0:
         death = "exited with code 0 before its result arrived"
     else:
         death = f"exited with code {code}"
-    at, lines = last_words(log)
-    death = f"{death} at {at}" if at and kind in ("timeout", "prepare_timeout") else death
     return f"{death}; last lines of {log.parent.name}/{log.name}: {' | '.join(lines)}" if lines else death
 
 
@@ -302,11 +294,11 @@ def perform(
             finally:
                 os.close(write_end)
                 os.close(turn_read)
-            kind, phase = yield from _attended(child, pipe, turn_write, limits, reader, on_event)
+            overdue = yield from _attended(child, pipe, turn_write, limits, reader, on_event)
     finally:
         task_file.unlink(missing_ok=True)
-    code = child.wait() if kind == "exited" else None
-    death = None if code == 0 and reader.has_result else _death(kind, child, phase, limits, log)
+    code = child.wait() if overdue is None else None
+    death = None if code == 0 and reader.has_result else _death(child, overdue, log)
     return ProcessEnd(death, reader.lost, reader.notes, killed=code == -signal.SIGKILL)
 
 
@@ -317,11 +309,11 @@ def worker_command(task_file: Path, descriptors: Sequence[int] = ()) -> list[str
 
 def _attended(
     child: Child, pipe: Any, turn_write: int, limits: Limits, reader: EventReader, on_event: Emit
-) -> Generator[Pending | Waiting, Turn | None, tuple[_Kind, str | None]]:
+) -> Generator[Pending | Waiting, Turn | None, str | None]:
     """Read a child process's events and give it its turns, until it ends or exceeds a limit.
 
     A process that the child started and that keeps the pipe open does not delay the end. After its result the child has
-    `EXIT_SECONDS` to exit. Return how it ended, and the phase that it had reached.
+    `EXIT_SECONDS` to exit. Return in words at which limit it was killed; None: it ended by itself.
     """
     os.set_blocking(pipe.fileno(), False)
     deadline, phase = time.monotonic() + limits.seconds, None
@@ -354,7 +346,7 @@ def _attended(
                 yield from relayed(chunk)
                 rest -= len(chunk)
             reader.close()
-            return "exited", phase
+            return None
         else:
             chunk = _read(pipe.fileno())
             yield from relayed(chunk or b"")
@@ -367,8 +359,11 @@ def _attended(
         child.wait(_STACK_SECONDS)
     kill(child)
     if reader.has_result:
-        return "lingered", phase
-    return ("prepare_timeout" if prepared_by < deadline else "timeout"), phase
+        return f"did not exit within {EXIT_SECONDS:g} s and was killed"
+    if prepared_by < deadline:
+        return f"preparing the variant took longer than prepare_timeout={limits.prepare_seconds:g} s: killed"
+    in_phase = f", in the phase {phase}" if phase else ""
+    return f"took longer than cell_timeout={limits.seconds:g} s and was killed{in_phase}"
 
 
 def _read(descriptor: int) -> bytes | None:
