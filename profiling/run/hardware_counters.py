@@ -81,7 +81,11 @@ class CounterPass:
         self._metrics = self._metrics or nsight_compute.metrics_on(ncu, environment)
         files: TraceFiles | None = decode_section("trace", sections.get("trace"))
         calls = () if files is None else traced_calls(timeline(read_events(self.run / files.trace)))
-        killed = self._killed(ncu, task, kernels, calls, output, environment)
+        file = self.run / "cells" / f"{job.name}.counters.json"
+        functions, count = _wanted(kernels, calls)
+        command = nsight_compute.command(ncu, self._metrics, functions, count, output, worker_command(file))
+        write_task(task, file)
+        killed = _killed(command, file, environment)
         text = output.read_text(errors="replace") if output.is_file() else ""
         launches = nsight_compute.read_launches(text, self._metrics)
         if not launches:
@@ -101,33 +105,26 @@ class CounterPass:
             passes=sum(passes) / len(passes) if passes else None,
         )
 
-    def _killed(
-        self,
-        ncu: str,
-        task: Counters,
-        kernels: Sequence[Kernel],
-        calls: Sequence[TracedCall],
-        output: Path,
-        environment: Mapping[str, str],
-    ) -> bool:
-        """Run ncu, which writes to `output`; return whether it was killed at the timeout."""
-        file = self.run / "cells" / f"{task.job.name}.counters.json"
-        write_task(task, file)
-        names = {kernel.name for kernel in kernels}
-        work = [each for call in calls[-1:] for each in call.work]
-        full = [each.name for each in work if each.name[:_NAME_LENGTH] in names]
-        functions = tuple(dict.fromkeys(function_of(name) for name in (*full, *sorted(names))))
-        count = launches_to_measure(work, names, functions)
-        command = nsight_compute.command(ncu, self._metrics, functions, count, output, worker_command(file))
-        log = file.with_suffix(".log")
-        try:
-            with log.open("wb") as printed, started(command, printed, env=environment) as process:
-                process.wait(COUNTER_SECONDS)
-            return False
-        except subprocess.TimeoutExpired:
-            return True
-        finally:
-            file.unlink(missing_ok=True)
+
+def _wanted(kernels: Sequence[Kernel], calls: Sequence[TracedCall]) -> tuple[tuple[str, ...], int]:
+    """Return the functions of the kernels, and how many launches of each, with each grid and block, to measure."""
+    names = {kernel.name for kernel in kernels}
+    work = [each for call in calls[-1:] for each in call.work]
+    full = [each.name for each in work if each.name[:_NAME_LENGTH] in names]
+    functions = tuple(dict.fromkeys(function_of(name) for name in (*full, *sorted(names))))
+    return functions, launches_to_measure(work, names, functions)
+
+
+def _killed(command: Sequence[str], task_file: Path, environment: Mapping[str, str]) -> bool:
+    """Run ncu with the process that performs the task; return whether it was killed at the timeout."""
+    try:
+        with task_file.with_suffix(".log").open("wb") as log, started(command, log, env=environment) as process:
+            process.wait(COUNTER_SECONDS)
+        return False
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        task_file.unlink(missing_ok=True)
 
 
 def _times(calls: Sequence[TracedCall]) -> dict[Group, tuple[float, int]]:
