@@ -28,56 +28,12 @@ from profiling.trace.compile_log import CompileLogError, parse_compile_log
 from profiling.trace.generated_code import list_kernels
 
 
-@dataclass
-class CellEvents:
-    """The events that a cell's process has sent, from which a record is made even if the process died."""
-
-    measured: Record  # with the sections that have arrived
-    progress: Progress
-    process_end: ProcessEnd = field(default_factory=ProcessEnd)  # how the process ended
-    damage: list[str] = field(default_factory=list)  # what is missing in the record, and why
-    end: End | None = None
-
-    def receive(self, event: Event) -> None:
-        """Handle an event: the phase that the cell has reached, sections of its record, or its end."""
-        if isinstance(event, Phase):
-            self.progress.phase(printable(event.phase))
-        elif isinstance(event, Sections):
-            for name, content in event.sections.items():
-                try:
-                    self.measured = record_with(self.measured, {name: content})
-                except ValueError as error:
-                    self.damage.append(str(error))
-        elif isinstance(event, End):
-            self.end = event
-
-    def record(self) -> Record:
-        """Return the record, with everything that was measured, even if the process died or events are missing."""
-        process_end, end = self.process_end, self.end
-        damage = list(self.damage)
-        if process_end.lost_events:
-            damage.append(f"{process_end.lost_events} events of its process were lost")
-        notes = [*process_end.notes, *damage]
-        if end is None:
-            status, reason = "failed", f"the process {process_end.death}"
-        elif damage and end.status != "failed":
-            status, reason = "failed", f"the record is incomplete: {'; '.join(damage)}"
-        else:
-            status, reason = end.status, end.reason
-        if end is not None and process_end.death is not None:
-            notes.append(f"after the cell's end, its process {process_end.death}")
-        return replace(
-            self.measured,
-            status=status,
-            reason=reason,
-            bad_input=end is not None and end.bad_input,
-            notes=(*self.measured.notes, *notes),
-        )
-
-
 @dataclass(eq=False)
 class LiveCell:
-    """A cell from when it is due until its record is kept; its process is alive meanwhile, if it has one of its own."""
+    """A cell from when it is due until its record is kept; its process is alive meanwhile, if it has one of its own.
+
+    A record is made of what its process has sent, even if that died.
+    """
 
     records: CellRecords
     executor: Executor
@@ -85,13 +41,16 @@ class LiveCell:
     round_: int = 1
     is_control: bool = False  # a second process of a cell: it is timed, and has no record
     takes_turns: bool = True  # else it is measured at once
-    events: CellEvents = field(init=False)
-    notes: list[str] = field(default_factory=list, init=False)
-    number: int = field(default=0, init=False)  # in the progress display, once it has begun
+    measured: Record = field(init=False)  # with the sections that have arrived
+    damage: list[str] = field(init=False)  # what is missing in the record, and why
+    end: End | None = field(init=False)
+    process_end: ProcessEnd = field(init=False)  # how its process ended
+    notes: list[str] = field(init=False)
+    number: int = field(init=False)  # in the progress display, once it has begun
     session: Session | None = field(default=None, init=False)  # its process
-    pending: Pending | None = field(default=None, init=False)  # what that waits for
-    concurrent: int = field(default=0, init=False)  # most others that were prepared meanwhile
-    placement: Placement | None = field(default=None, init=False)  # once it has waited for its turn
+    pending: Pending | None = field(init=False)  # what that waits for
+    concurrent: int = field(init=False)  # most others that were prepared meanwhile
+    placement: Placement | None = field(init=False)  # once it has waited for its turn
     is_kept: bool = field(default=False, init=False)  # whether its record is on disk
 
     def __post_init__(self) -> None:
@@ -99,8 +58,9 @@ class LiveCell:
 
     def anew(self) -> None:
         """Forget what happened, so that the cell can begin once more."""
-        self.events, self.pending = CellEvents(self.records.base_record(self.job), self.records.progress), None
-        self.notes, self.placement, self.number, self.concurrent = [], None, 0, 0
+        self.measured, self.damage = self.records.base_record(self.job), []
+        self.end, self.process_end, self.pending, self.placement = None, ProcessEnd(), None, None
+        self.notes, self.number, self.concurrent = [], 0, 0
 
     @property
     def label(self) -> str:
@@ -110,7 +70,7 @@ class LiveCell:
     def start(self) -> None:
         """Start its session, in which it is prepared."""
         name = f"{self.job.name}.control" if self.is_control else self.job.name
-        self.session = self.executor.session(Cell(job=self.job), name, self._receive, turns=self.takes_turns)
+        self.session = self.executor.session(Cell(job=self.job), name, self.receive, turns=self.takes_turns)
 
     def resume(self) -> bool:
         """Let its process go on until there is nothing to read; return whether it has ended, or waits for its turn."""
@@ -118,20 +78,20 @@ class LiveCell:
         try:
             state = next(self.session)
         except StopIteration as end:
-            self.session, self.events.process_end = None, end.value
+            self.session, self.process_end = None, end.value
             return True
         if isinstance(state, Pending):
             self.pending = state
             return False
         assert state.ready is not None
-        measured = self.events.measured
+        measured = self.measured
         self.placement = Placement(
             *(self.label, state.ready, self.window, self.job.settings.device, is_captured(measured)),
             frames_per_call=1 if measured.frames_per_call is None else measured.frames_per_call,
         )
         if not self.is_control and self.concurrent and measured.prepare is not None and self.has_compiled:
             prepare = replace(measured.prepare, beside=self.concurrent)  # other processes, which lengthened that
-            self.events.measured = replace(measured, prepare=prepare)
+            self.measured = replace(measured, prepare=prepare)
         return True
 
     def window(self, turn: Turn) -> WindowSamples | None:
@@ -141,7 +101,7 @@ class LiveCell:
         try:
             return advance(self.session, turn).window
         except StopIteration as end:
-            self.session, self.events.process_end = None, end.value
+            self.session, self.process_end = None, end.value
             return None
 
     def finish(self) -> None:
@@ -165,18 +125,63 @@ class LiveCell:
     @property
     def has_compiled(self) -> bool:
         """Whether torch's compiler has made code for it."""
-        prepare = self.events.measured.prepare
+        prepare = self.measured.prepare
         return prepare is not None and bool(prepare.graphs)
 
     @property
     def ran_out_of_memory(self) -> bool:
         """Whether its process has ended for want of memory, as far as can be told."""
-        end = self.events.end
-        return end.out_of_memory if end is not None else self.events.process_end.killed
+        return self.end.out_of_memory if self.end is not None else self.process_end.killed
 
-    def _receive(self, event: Event) -> None:
-        if not (self.is_control and isinstance(event, Phase)):  # a control is not shown
-            self.events.receive(event)
+    def receive(self, event: Event) -> None:
+        """Handle an event: the phase that the cell has reached, sections of its record, or its end."""
+        if isinstance(event, Phase):
+            if not self.is_control:
+                self.records.progress.phase(printable(event.phase))
+        elif isinstance(event, Sections):
+            for name, content in event.sections.items():
+                try:
+                    self.measured = record_with(self.measured, {name: content})
+                except ValueError as error:
+                    self.damage.append(str(error))
+        elif isinstance(event, End):
+            self.end = event
+
+    def record(self) -> Record:
+        """Return the record, with everything that was measured, even if the process died or events are missing.
+
+        Where it died before it could send its times, these are those of its windows.
+        """
+        process_end, end = self.process_end, self.end
+        damage = list(self.damage)
+        if process_end.lost_events:
+            damage.append(f"{process_end.lost_events} events of its process were lost")
+        notes = [*self.notes, *self.measured.notes, *process_end.notes, *damage]
+        if end is None:
+            status, reason = "failed", f"the process {process_end.death}"
+        elif damage and end.status != "failed":
+            status, reason = "failed", f"the record is incomplete: {'; '.join(damage)}"
+        else:
+            status, reason = end.status, end.reason
+        if end is not None and process_end.death is not None:
+            notes.append(f"after the cell's end, its process {process_end.death}")
+        bad_input = end is not None and end.bad_input
+        record = replace(self.measured, status=status, reason=reason, bad_input=bad_input, notes=tuple(notes))
+        turns = None if self.placement is None else self.placement.section()
+        if self.placement is None or turns is None:
+            return record
+        if record.metrics.wall_ms is None:
+            clocks = summaries([window for _, window in self.placement.windows], None)
+            record = replace(record, metrics=replace(record.metrics, **clocks))
+        record = replace(record, turns=turns)
+        wall = record.metrics.wall_ms
+        assert wall is not None
+        metrics = replace(record.metrics, wall_ms=replace(wall, ci95=interval_of(record)))
+        return replace(record, metrics=metrics)
+
+    def record_so_far(self) -> Record:
+        """Return the record that the cell would have if it ended successfully now."""
+        return replace(self.record(), status="ok", reason=None)
 
 
 @dataclass
@@ -225,7 +230,7 @@ class CellRecords:
         """Keep the record of a cell whose process has ended; it is on disk before the cell's files are read."""
         job = cell.job
         cell.notes += [note] if note else []
-        record = self.merged(self._measured(cell), cell.round_)
+        record = self.merged(cell.record(), cell.round_)
         self.keep(record)
         cell.is_kept = True
         readers = [self._with_recovered, self._with_kernel_files]
@@ -240,31 +245,11 @@ class CellRecords:
         """Keep what a cell has measured that the user has interrupted; the rounds before it are not lost."""
         if cell.is_kept:
             return
-        if cell.events.end is None:
-            cell.events.process_end = ProcessEnd(death="was interrupted")
-        record = self._with_files(self._measured(cell), cell.job, [self._with_recovered])
-        if cell.events.end is not None or cell.job.cell not in self.by_cell:
+        if cell.end is None:
+            cell.process_end = ProcessEnd(death="was interrupted")
+        record = self._with_files(cell.record(), cell.job, [self._with_recovered])
+        if cell.end is not None or cell.job.cell not in self.by_cell:
             self.keep(self.merged(record, cell.round_))
-
-    def so_far(self, cell: LiveCell) -> Record:
-        """Return the record that a waiting cell would have if it ended successfully now."""
-        return replace(self._measured(cell), status="ok", reason=None)
-
-    def _measured(self, cell: LiveCell) -> Record:
-        """Return the record of a cell from its events, and from its windows where it died before it could send it."""
-        record = cell.events.record()
-        record = replace(record, notes=(*cell.notes, *record.notes))
-        turns = None if cell.placement is None else cell.placement.section()
-        if cell.placement is None or turns is None:
-            return record
-        if record.metrics.wall_ms is None:
-            clocks = summaries([window for _, window in cell.placement.windows], None)
-            record = replace(record, metrics=replace(record.metrics, **clocks))
-        record = replace(record, turns=turns)
-        wall = record.metrics.wall_ms
-        assert wall is not None
-        metrics = replace(record.metrics, wall_ms=replace(wall, ci95=interval_of(record)))
-        return replace(record, metrics=metrics)
 
     def base_record(self, job: Job) -> Record:
         """Return the record of a cell that was not run."""

@@ -229,14 +229,14 @@ class Search:
 
     def _records(self) -> list[Record]:
         """Return the records of all recipes with their speedups, those of waiting ones as of now."""
-        alive = {each.job.cell: self._run.cells.so_far(each) for each in self._alive.values()}
+        alive = {each.job.cell: each.record_so_far() for each in self._alive.values()}
         return [self._with_speedup(each) for each in {**self._run.records, **alive}.values()]
 
     def _with_speedup(self, record: Record) -> Record:
         """Return the record with its speedup over the baseline with which it took turns."""
         if record.speedup is not None or _EAGER not in self._alive:
             return record
-        return with_speedup(record, self._run.cells.so_far(self._alive[_EAGER]))
+        return with_speedup(record, self._alive[_EAGER].record_so_far())
 
     def _is_affordable(self, chosen: Chosen, best: Chosen | None) -> bool:
         """Return whether the budget suffices for the recipe, and for those without one step of it or of the `best`.
@@ -304,7 +304,7 @@ class Search:
             self._note_refused(chosen, self._ended(chosen, job))
         else:
             self._alive[chosen] = prepared
-            record = self._run.cells.so_far(prepared)
+            record = prepared.record_so_far()
             self._note_cache(chosen, record)
             parity = record.parity
             if parity is not None and not parity.passed:
@@ -432,9 +432,9 @@ class Search:
         """Return the fastest waiting recipe that more turns could show to be faster than `best`; None if none could."""
         if best not in self._alive:
             return None
-        record, gains = self._run.cells.so_far(self._alive[best]), self._gains()
+        record, gains = self._alive[best].record_so_far(), self._gains()
         others = [each for each in self._alive if each and each != best and each in gains]
-        pairs = {each: compare_records(self._run.cells.so_far(self._alive[each]), record) for each in others}
+        pairs = {each: compare_records(self._alive[each].record_so_far(), record) for each in others}
         undecided = [
             each
             for each, pair in pairs.items()

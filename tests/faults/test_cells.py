@@ -14,7 +14,7 @@ import numpy
 import pytest
 import torch
 from as_user import OUTSIDE
-from fake_cells import Silent
+from fake_cells import Silent, watched
 from make_job import SETTINGS, make_config, make_job
 from make_record import record as made_record
 from make_record import summary as made_summary
@@ -41,7 +41,6 @@ from profiling.results.jsonl import append_record, read_records
 from profiling.results.measured import Metrics
 from profiling.results.stats import summarize
 from profiling.run import process, worker
-from profiling.run.cell_records import CellEvents
 from profiling.run.events import End, EventReader
 from profiling.run.process import InProcess
 from profiling.run.runner import Run
@@ -65,7 +64,7 @@ def job(folder, *, module=None, variant=None, metrics=None):
 def record_of(folder, **parts):
     """Run a cell in this process, as isolation=none does, and return its record as it is read from the results."""
     cell = job(folder, **parts)
-    seen = CellEvents(made_record(variant="tried").with_status("skipped", "not run"), Silent())
+    seen = watched()
     seen.process_end = process.child.to_its_end(
         InProcess(folder, trace=False).session(Cell(job=cell), "cell", seen.receive, turns=False)
     )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from fake_cells import Silent
+from fake_cells import watched
 from hypothesis import given
 from hypothesis import strategies as st
 from make_record import record, summary
@@ -30,7 +30,6 @@ from profiling.results.environment import ENVIRONMENT_FILE, Environment, read_en
 from profiling.results.jsonl import Results, decode_record, encode_record, read_records
 from profiling.results.measured import Metrics
 from profiling.results.record import Record
-from profiling.run.cell_records import CellEvents
 from profiling.run.events import EventReader
 from profiling.shape_sweep import points_of
 
@@ -215,11 +214,10 @@ def test_arbitrary_bytes_between_events(data):
     end=st.fixed_dictionaries({"event": st.just("end")}, optional={"status": json_values, "reason": json_values}),
 )
 def test_arbitrary_events(sections, end):
-    events = CellEvents(record(status="skipped", reason="not run"), Silent())
-    reader = EventReader()
+    cell, reader = watched(), EventReader()
     for number, event in enumerate(({"event": "sections", "sections": sections}, end)):
         for decoded in reader.feed(json.dumps([number, event]).encode() + b"\n"):
-            events.receive(decoded)
-    made = events.record()
+            cell.receive(decoded)
+    made = cell.record()
     assert decode_record(encode_record(made)) is not None
     assert made.status != "ok" or not (set(sections) & {"status", "x"})

@@ -11,15 +11,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from as_user import ROOT, begun, command, environment, finished
-from fake_cells import Silent
+from fake_cells import watched
 from make_job import make_job
-from make_record import record as made_record
 from table import promise, rows
 
 from profiling.metrics.sampling import Turn
 from profiling.results.jsonl import read_records
 from profiling.run import child, events
-from profiling.run.cell_records import CellEvents
 from profiling.run.child import Orphans, ProcessEnd
 from profiling.run.events import EventReader, Phase, Sections
 from profiling.run.process import Isolated
@@ -74,7 +72,7 @@ def isolated(executor):
     """Perform a cell whose process is a script, to its end; return its record."""
 
     def run(script, **options):
-        seen = CellEvents(made_record(variant="tried").with_status("skipped", "not run"), Silent())
+        seen = watched()
         session = executor(script, **options).session(Cell(job=NET), "net.tried", seen.receive, turns=False)
         seen.process_end = child.to_its_end(session)
         return seen.record()

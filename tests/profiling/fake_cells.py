@@ -4,8 +4,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
+from typing import Any
 
-from make_job import SETTINGS, make_config
+from make_job import SETTINGS, make_config, make_job
+from make_record import record
 
 from profiling.metrics.sampling import Ready, WindowSamples, summaries
 from profiling.results.environment import Environment
@@ -13,6 +15,7 @@ from profiling.results.jsonl import read_records
 from profiling.results.measured import LatencyConditions, Metrics, Parity, Prepare
 from profiling.results.record import encode_sections
 from profiling.run import runner
+from profiling.run.cell_records import LiveCell
 from profiling.run.checkouts import Checkout
 from profiling.run.child import ProcessEnd
 from profiling.run.events import End, Probed, Sections, Waiting
@@ -140,6 +143,13 @@ class Silent(SimpleNamespace):
 
     def __getattr__(self, name):
         return self.said.append if name == "say" else lambda *_, **__: None
+
+
+def watched() -> LiveCell:
+    """Return a cell without a process, which events may be sent to."""
+    base = record(variant="tried").with_status("skipped", "not run")
+    records: Any = SimpleNamespace(base_record=lambda job: base, progress=Silent())
+    return LiveCell(records, FakeCells({}), make_job("tried"))
 
 
 def run_of(folder, cells, **options):
