@@ -183,38 +183,9 @@ def grouped(launches: Sequence[Launch], traced: Collection[Group]) -> dict[Group
 
 
 def longest(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Return the kernels that are worth measuring, the longest first; those of equal name are one."""
-    by_name: dict[str, list[Kernel]] = {}
-    for kernel in kernels:
-        if not kernel.name.startswith(_NO_KERNELS):
-            by_name.setdefault(kernel.name, []).append(kernel)
-    merged = sorted((_merged(same) for same in by_name.values()), key=lambda kernel: -kernel.ms)
-    return tuple(kernel for kernel in merged[:MOST_KERNELS] if (kernel.share or 0.0) >= LEAST_SHARE)
-
-
-def _merged(kernels: Sequence[Kernel]) -> Kernel:
-    """Return kernels whose names begin alike, and which a record cannot tell apart, as one."""
-    if len(kernels) == 1:
-        return kernels[0]
-    spent = sum(kernel.ms for kernel in kernels)
-    count = sum(kernel.count or 0.0 for kernel in kernels)
-
-    def rate(name: str) -> float | None:
-        known = [kernel for kernel in kernels if getattr(kernel, name) is not None]
-        ms = sum(kernel.ms for kernel in known)
-        return sum(getattr(kernel, name) * kernel.ms for kernel in known) / ms if 2 * ms > spent else None
-
-    return Kernel(
-        name=kernels[0].name,
-        kind=kernels[0].kind,
-        ms=spent,
-        share=sum(kernel.share or 0.0 for kernel in kernels),
-        count=count,
-        mean_us=1e3 * spent / count if count else None,
-        typical_us=rate("typical_us"),
-        gbps=rate("gbps"),
-        tflops=rate("tflops"),
-    )
+    """Return the kernels that are worth measuring, of those of a trace, the longest first."""
+    worth = (each for each in kernels if not each.name.startswith(_NO_KERNELS) and (each.share or 0.0) >= LEAST_SHARE)
+    return tuple(worth)[:MOST_KERNELS]
 
 
 def counted(

@@ -220,13 +220,14 @@ def kernels_by_name(
 ) -> tuple[Kernel, ...]:
     """Return the kernels of traced calls by name, the longest total first; times are per call, or per part of a call.
 
-    Rates cover only the launches whose bytes or FLOPs are known. Shares are of `whole_us`, the microseconds of all
-    calls, by default those of all kernels.
+    Kernels whose names a record cannot tell apart, since it holds their beginning, are one. Rates cover only the
+    launches whose bytes or FLOPs are known. Shares are of `whole_us`, the microseconds of all calls, by default those
+    of all kernels.
     """
     by_name: dict[str, list[KernelAttribution]] = {}
     for call in calls:
         for item in call:
-            by_name.setdefault(item.work.name, []).append(item)
+            by_name.setdefault(item.work.name[:_NAME_LENGTH], []).append(item)
     total_us = whole_us or sum(map(microseconds, calls))
     kernels = [_kernel(name, items, total_us, len(calls) * parts) for name, items in by_name.items()]
     return tuple(sorted(kernels, key=lambda kernel: -kernel.ms))
@@ -238,7 +239,7 @@ def _kernel(name: str, items: Sequence[KernelAttribution], total_us: float, call
     for item in items:
         by_kind[item.kind] = by_kind.get(item.kind, 0.0) + item.work.length
     return Kernel(
-        name=name[:_NAME_LENGTH],
+        name=name,
         kind=max(by_kind, key=lambda kind: by_kind[kind]),
         ms=spent / 1e3 / calls,
         share=spent / total_us if total_us else 0.0,

@@ -108,6 +108,10 @@ def test_a_name_has_one_class_and_rates_over_what_is_known():
     assert [each.kind for each in kernel_classes([row])] == ["gemm"]
     (row,) = kernels_by_name([[known, KernelAttribution(piece(20, 40, 2), "gemm")]])
     assert (row.gbps, row.tflops) == (None, None), "most of its time is not known"
+    names = [200 * "k" + end for end in "ab"]  # of which a record holds the same
+    long = [KernelAttribution(replace(piece(0, 10, 1), name=name), "gemm") for name in names]
+    (row,) = kernels_by_name([long])
+    assert (row.name, row.count, row.ms) == (200 * "k", 2, 0.02)
 
 
 def test_parents_hold_the_times_of_their_children():
