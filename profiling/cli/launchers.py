@@ -12,13 +12,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from profiling.errors import InputError, command
+from profiling.errors import InputError, missing_package
 from profiling.machine.places import visible_gpus
 from profiling.machine.run_queue import physical_cores
 from profiling.results.sweep import Launcher
@@ -96,12 +95,8 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
         if options.own:
             raise InputError(f"{next(iter(options.own))} belongs to a launcher. Add launcher=local, slurm or ray.")
         return Places()
-    package = PACKAGES[options.launcher]
-    if find_spec(package) is None:
-        raise InputError(
-            f"launcher={options.launcher} needs {package}, which is not installed. To install it: "
-            f"{command('-m', 'pip', 'install', package)}"
-        )
+    if missing := missing_package(PACKAGES[options.launcher]):
+        raise InputError(f"launcher={options.launcher}: {missing}")
     devices = {word.partition("=")[2] for job in jobs for word in job if word.startswith("device=")} or {"auto"}
     if numbered := sorted(each for each in devices if each.startswith("cuda:")):
         raise InputError(

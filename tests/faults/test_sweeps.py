@@ -12,12 +12,13 @@ from swept import CELLS
 from table import promise
 
 from profiling.cli import launchers
+from profiling.errors import install_hint
 from profiling.results.sweep import Sweep, SweepJob, read_sweep, write_job, write_sweep
 
 
 @pytest.fixture(autouse=True)
 def _launchers_are_installed(monkeypatch):
-    monkeypatch.setattr(launchers, "find_spec", lambda package: True)
+    monkeypatch.setattr(launchers, "missing_package", lambda package: None)
 
 
 #: Words of the command line of a sweep, and words of the error.
@@ -66,7 +67,7 @@ def test_without_multirun(started, words):
 
 @promise("missing package")
 def test_a_launcher_that_is_not_installed(start_sweep, monkeypatch):
-    monkeypatch.setattr(launchers, "find_spec", lambda name: None)
+    monkeypatch.setattr(launchers, "missing_package", install_hint)
     start_sweep("seed=0,1", "launcher=slurm").refused_with("-m pip install submitit")
 
 
