@@ -115,7 +115,7 @@ class Run:
 
     def count(self, round_: int) -> None:
         """Count the cells that are left, for the progress display."""
-        self.cells.total = self.cells.begun + sum(job.variant not in self.not_run for job in self._left(round_))
+        self.cells.total = self.cells.begun + len(self._left(round_))
 
     def _left(self, round_: int) -> list[Job]:
         """Return the jobs that must still run in this round and later ones, once for each round."""
@@ -226,6 +226,9 @@ def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | Non
 def _run_cells(runs: Sequence[Run]) -> None:
     for run in runs:
         run.say_resumed()
+        for job in run.jobs:
+            if job.variant in run.not_run and run.is_due(1, job):
+                run.cells.not_run(job, run.not_run[job.variant])
     if len(runs) == 1:
         components = groupby(runs[0].jobs, lambda job: job.row)
         groups = [[(runs[0], job) for job in jobs] for _, jobs in components]
@@ -246,10 +249,9 @@ def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None
     def take_turns(group: Sequence[LiveCell]) -> bool:
         return round_ == 1 and bool(group) and waits(group) and (len(group) > 1 or group[0].records.config.rounds == 1)
 
-    due = [[(run, job) for run, job in group if run.is_due(round_, job)] for group in groups]
     cells = [
-        [LiveCell(run.cells, run.executor, job, round_) for run, job in group if job.variant not in run.not_run]
-        for group in due
+        [LiveCell(run.cells, run.executor, job, round_) for run, job in group if run.is_due(round_, job)]
+        for group in groups
     ]
     again = list[LiveCell]()
     with CellsInTurns(again=again) as turns:
@@ -259,9 +261,6 @@ def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None
             else:
                 for cell in group:
                     turns.run_alone(cell)
-            for run, job in due[place]:
-                if job.variant in run.not_run:
-                    run.cells.not_run(job, run.not_run[job.variant])
     run_again(again)
 
 
