@@ -408,10 +408,14 @@ class Orphans:
         self._before = {child.pid for child in _children()}  # which are none of a cell's
         self._named: set[int] = set()
 
-    def adopt(self) -> None:
-        """Become the parent of processes whose own parent dies, from now on."""
-        with contextlib.suppress(AttributeError, OSError):
-            ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    @contextmanager
+    def adopted(self) -> Iterator[None]:
+        """Inside the block, be the parent of processes whose own parent dies."""
+        _set_subreaper(True)
+        try:
+            yield
+        finally:
+            _set_subreaper(False)
 
     def notes(self) -> tuple[str, ...]:
         """Return one line that names the processes still running after `ORPHAN_SECONDS`, each only once."""
@@ -437,6 +441,11 @@ class Orphans:
                 return child.pid in self._named
             os.waitpid(child.pid, os.WNOHANG)
         return True
+
+
+def _set_subreaper(on: bool) -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_SUBREAPER, int(on), 0, 0, 0)
 
 
 def _children() -> list[psutil.Process]:

@@ -141,7 +141,6 @@ class Isolated:
             files.parent.mkdir(exist_ok=True)
             server = None if settings.trace else self._server
             log = _compile_log(self._run / "torch_trace" / name, not_copied) if settings.trace else nullcontext({})
-            self._orphans.adopt()
             with log as trace, self._caches.lease(task) as cache:
                 notes = self._measure_starts(task, cache, on_event) if isinstance(task, Cell) else ()
                 if isinstance(task, Cell) and server is not None:

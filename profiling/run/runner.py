@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -210,8 +210,9 @@ def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | Non
 
     """
     orphans = Orphans()
+    adopted = orphans.adopted() if runs[0].config.isolation == "process" else nullcontext()
     procedures = (run.config.procedure["_target_"].rpartition(".")[0] for run in runs)
-    with closing(ForkServer((*procedures, IMPORTED_LATER))) as server:
+    with adopted, closing(ForkServer((*procedures, IMPORTED_LATER))) as server:
         for run in runs:
             run.begin(orphans, server)
         try:

@@ -64,7 +64,8 @@ def executor(monkeypatch, tmp_path):
         monkeypatch.setattr(child, "sys", SimpleNamespace(executable=str(program)))
         return Isolated(tmp_path, timeout=timeout, orphans=orphans, **options)
 
-    return make
+    with orphans.adopted():
+        yield make
 
 
 @pytest.fixture
