@@ -44,7 +44,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
         return [(spec, of_stage[name]) for name, spec in stages.items()]
 
     config = replace(config, variants=variants, procedure=procedure, files=FrameFiles())
-    config = replace(config, waits=True, parts=parts, loop=graph.name)
+    config = replace(config, parts=parts, loop=graph.name)
     return execute(TARGET, config, folder)
 
 

@@ -29,7 +29,6 @@ class Job:
     settings: Settings
     run: str
     procedure: Mapping[str, Any]
-    waits: bool = False  # prepared, until it may be measured, so that others can be prepared beside it
     parts: tuple[Job, ...] = ()  # that compile, one by one, the code that this cell compiles: the stages of a loop
     loop: str | None = None  # the name of a loop of several components, of which `component` is the first
 
@@ -48,6 +47,11 @@ class Job:
         """Whether it is timed in windows, in turns with others."""
         timed = any(node["_target_"] == LATENCY for node in self.metrics.values())
         return self.procedure["_target_"] == FORWARD["_target_"] and timed and not self.settings.check
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits, prepared, until it may be measured, so that others can be prepared beside it: a loop."""
+        return self.loop is not None and not self.settings.check
 
     @property
     def name(self) -> str:
@@ -161,7 +165,6 @@ class RunConfig(RunOptions):
     source: Mapping[str, Any]  # the composed config, for config.yaml
     procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
     files: CellFiles = field(default_factory=CellFiles)
-    waits: bool = False  # whether cells that take no windows wait, prepared, until they may be measured
     # Returns the components, and the options of their variants, that a variant of these options prepares one by one.
     parts: Callable[[Mapping[str, Any]], Sequence[tuple[ComponentSpec, Mapping[str, Any]]]] | None = None
     loop: str | None = None  # the name of the loop in which all components are played; None: a cell for each
@@ -225,7 +228,6 @@ class RunConfig(RunOptions):
         def job(component: ComponentSpec, name: str, options: Mapping[str, Any], procedure: Mapping[str, Any]) -> Job:
             return Job(
                 *(target, component.at(settings.scale), name, options, self.metrics, settings, run, procedure),
-                waits=self.waits and not settings.check,
                 loop=self.loop,
             )
 
