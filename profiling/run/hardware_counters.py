@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ COUNTER_SECONDS = 300.0
 #: Copies and fills by the driver, which are no kernels.
 _NO_KERNELS = ("Memcpy", "Memset")
 _NAME_LENGTH = 200  # of kernels in a record
+_metrics_on = cache(nsight_compute.metrics_on)  # ncu takes seconds for the answer
 
 
 class NoCountersError(Exception):
@@ -51,59 +52,54 @@ class Group(NamedTuple):
     block: tuple[int, ...] | None
 
 
-@dataclass
-class CounterPass:
-    """Measures the counters of the cells of the run in the folder `run`."""
+def measure_counters(
+    run: Path, task: Counters, sections: Mapping[str, Any], environment: Mapping[str, str]
+) -> HardwareCounters:
+    """Return the section for a cell of the run in the folder `run`; `sections` are those that the cell has sent.
 
-    run: Path
-    _metrics: dict[str, str] = field(default_factory=dict)  # those that this GPU has; empty until the first cell
+    Raises:
+        NoCountersError: nothing was measured.
+        OSError: a file cannot be read or written, or ncu not started.
+        ValueError: ncu printed what cannot be read.
 
-    def measure(self, task: Counters, sections: Mapping[str, Any], environment: Mapping[str, str]) -> HardwareCounters:
-        """Return the section for the cell of the task; `sections` are those that the cell has sent.
-
-        Raises:
-            NoCountersError: nothing was measured.
-            OSError: a file cannot be read or written, or ncu not started.
-            ValueError: ncu printed what cannot be read.
-
-        """
-        job = task.job
-        analysis: TraceAnalysis | None = decode_section("trace_analysis", sections.get("trace_analysis"))
-        kernels = () if analysis is None else longest(analysis.kernels)
-        if not kernels:
-            raise NoCountersError("no trace names the kernels")
-        ncu = nsight_compute.available()
-        if ncu is None:
-            raise NoCountersError("ncu is no longer on the PATH")
-        started, output = perf_counter(), self.run / "counters" / f"{job.name}.csv"
-        output.parent.mkdir(exist_ok=True)
-        output.unlink(missing_ok=True)
-        self._metrics = self._metrics or nsight_compute.metrics_on(ncu, environment)
-        files: TraceFiles | None = decode_section("trace", sections.get("trace"))
-        calls = () if files is None else traced_calls(timeline(read_events(self.run / files.trace)))
-        file = self.run / "cells" / f"{job.name}.counters.json"
-        functions, count = _wanted(kernels, calls)
-        command = nsight_compute.command(ncu, self._metrics, functions, count, output, worker_command(file))
-        write_task(task, file)
-        killed = _killed(command, file, environment)
-        text = output.read_text(errors="replace") if output.is_file() else ""
-        launches = nsight_compute.read_launches(text, self._metrics)
-        if not launches:
-            hung = f"ncu was killed after {COUNTER_SECONDS:.0f} s"
-            unknown = f"ncu printed no rows; see cells/{job.name}.counters.log"
-            raise NoCountersError(hung if killed else nsight_compute.failure_in(text) or unknown)
-        if not any(launch.has_counters for launch in launches):
-            raise NoCountersError(f"ncu printed none of the metrics that it was asked for; see counters/{output.name}")
-        ceilings = read_environment(self.run).ceilings
-        times = _times(calls)
-        groups = grouped(launches, times or [Group(kernel.name, None, None) for kernel in kernels])
-        passes = [launch.passes for launch in launches if launch.passes is not None]
-        return HardwareCounters(
-            file=output.relative_to(self.run).as_posix(),
-            kernels=tuple(counted(kernel, groups, times, ceilings) for kernel in kernels),
-            seconds=perf_counter() - started,
-            passes=sum(passes) / len(passes) if passes else None,
-        )
+    """
+    job = task.job
+    analysis: TraceAnalysis | None = decode_section("trace_analysis", sections.get("trace_analysis"))
+    kernels = () if analysis is None else longest(analysis.kernels)
+    if not kernels:
+        raise NoCountersError("no trace names the kernels")
+    ncu = nsight_compute.available()
+    if ncu is None:
+        raise NoCountersError("ncu is no longer on the PATH")
+    began, output = perf_counter(), run / "counters" / f"{job.name}.csv"
+    output.parent.mkdir(exist_ok=True)
+    output.unlink(missing_ok=True)
+    metrics = _metrics_on(ncu)
+    files: TraceFiles | None = decode_section("trace", sections.get("trace"))
+    calls = () if files is None else traced_calls(timeline(read_events(run / files.trace)))
+    file = run / "cells" / f"{job.name}.counters.json"
+    functions, count = _wanted(kernels, calls)
+    command = nsight_compute.command(ncu, metrics, functions, count, output, worker_command(file))
+    write_task(task, file)
+    killed = _killed(command, file, environment)
+    text = output.read_text(errors="replace") if output.is_file() else ""
+    launches = nsight_compute.read_launches(text, metrics)
+    if not launches:
+        hung = f"ncu was killed after {COUNTER_SECONDS:.0f} s"
+        unknown = f"ncu printed no rows; see cells/{job.name}.counters.log"
+        raise NoCountersError(hung if killed else nsight_compute.failure_in(text) or unknown)
+    if not any(launch.has_counters for launch in launches):
+        raise NoCountersError(f"ncu printed none of the metrics that it was asked for; see counters/{output.name}")
+    ceilings = read_environment(run).ceilings
+    times = _times(calls)
+    groups = grouped(launches, times or [Group(kernel.name, None, None) for kernel in kernels])
+    passes = [launch.passes for launch in launches if launch.passes is not None]
+    return HardwareCounters(
+        file=output.relative_to(run).as_posix(),
+        kernels=tuple(counted(kernel, groups, times, ceilings) for kernel in kernels),
+        seconds=perf_counter() - began,
+        passes=sum(passes) / len(passes) if passes else None,
+    )
 
 
 def _wanted(kernels: Sequence[Kernel], calls: Sequence[TracedCall]) -> tuple[tuple[str, ...], int]:

@@ -33,7 +33,7 @@ from profiling.run.child import Limits, Orphans, Pending, ProcessEnd, Session, m
 from profiling.run.compile_caches import Cache, CompileCaches, compares_times
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
-from profiling.run.hardware_counters import CounterPass, NoCountersError
+from profiling.run.hardware_counters import NoCountersError, measure_counters
 from profiling.run.starts import measure_starts
 from profiling.run.task import Cell, Counters, Probe, Start, Task
 
@@ -119,7 +119,6 @@ class Isolated:
         self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
         self._run, self._prepare_timeout, self._caches = run, prepare_timeout, caches or CompileCaches("shared")
         self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
-        self._counters = CounterPass(run)
 
     @property
     def _limits(self) -> Limits:
@@ -211,7 +210,8 @@ class Isolated:
         on_event(Phase("counters"))
         variables.pop(TORCH_TRACE, None)  # a second compile log would be read as that of the cell
         try:
-            section = self._counters.measure(Counters(job=cell.job, checkout=cell.checkout), sections, variables)
+            task = Counters(job=cell.job, checkout=cell.checkout)
+            section = measure_counters(self._run, task, sections, variables)
         except (NoCountersError, OSError, ValueError) as error:
             return (f"no hardware counters: {error}",)
         on_event(Sections(encode_sections(hardware_counters=section)))

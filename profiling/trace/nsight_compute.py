@@ -84,7 +84,7 @@ def available() -> str | None:
     return shutil.which(NCU)
 
 
-def metrics_on(ncu: str, environment: Mapping[str, str]) -> dict[str, str]:
+def metrics_on(ncu: str) -> dict[str, str]:
     """Return the metric that fills each field of `Launch`, of those that `ncu` can measure on this GPU.
 
     Where ncu does not list them, the first of each is returned: a measurement then says what is wrong.
@@ -92,9 +92,7 @@ def metrics_on(ncu: str, environment: Mapping[str, str]) -> dict[str, str]:
     listed: set[str] = set()
     with suppress(OSError, subprocess.SubprocessError):
         command = [ncu, "--config-file", "off", "--query-metrics"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=QUERY_SECONDS, env=environment, stdin=subprocess.DEVNULL
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_SECONDS, stdin=subprocess.DEVNULL)
         listed = set(re.findall(r"^[\w]+__[\w]+", done.stdout, re.MULTILINE))
     if not listed:
         return {field: names[0] for field, names in METRICS.items()}

@@ -15,7 +15,14 @@ from profiling.run import process
 from profiling.run.child import ProcessEnd
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Phase, Sections
-from profiling.run.hardware_counters import CounterPass, Group, NoCountersError, grouped, launches_to_measure, longest
+from profiling.run.hardware_counters import (
+    Group,
+    NoCountersError,
+    grouped,
+    launches_to_measure,
+    longest,
+    measure_counters,
+)
 from profiling.run.process import Isolated
 from profiling.run.task import Cell, Counters, Probe
 from profiling.trace.events import GpuWork
@@ -57,7 +64,7 @@ def traced(tmp_path):
 
 
 def measure(folder, sections):
-    return CounterPass(folder).measure(Counters(job=job(folder)), sections, os.environ)
+    return measure_counters(folder, Counters(job=job(folder)), sections, os.environ)
 
 
 def test_counters_are_weighted_by_the_time_of_their_launches(tmp_path, traced, monkeypatch):
@@ -169,7 +176,7 @@ def test_the_measured_process_builds_and_calls_the_cell(tmp_path, traced, monkey
     )
     install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=40))), "runs")
     task = Counters(job=job(tmp_path, "cpu", scale="full", checkpoint="random", threads=1))
-    section = CounterPass(tmp_path).measure(task, traced, os.environ)
+    section = measure_counters(tmp_path, task, traced, os.environ)
     assert section.kernels[0].launches == 1
     called = (tmp_path / "cells" / "net.baseline.counters.log").read_text().count("called")
     assert called == 5, "a warm call, one by the variant, and three of which the last is measured"

@@ -1,6 +1,5 @@
 """What ncu prints is read: numbers with units and commas, kernels by their names in a trace, errors in one line."""
 
-import os
 import shutil
 from contextlib import nullcontext
 
@@ -105,16 +104,16 @@ def test_metrics_are_those_that_the_gpu_has(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
     ncu = nsight_compute.available()
     assert ncu == str(tmp_path / "ncu")
-    assert sorted(metrics_on(ncu, os.environ).values()) == sorted(UNITS)
+    assert sorted(metrics_on(ncu).values()) == sorted(UNITS)
     older = LISTED.replace("sm__pipe_tensor_cycles_active", "sm__other").replace("sm__warps_active", "sm__more")
     install(tmp_path, monkeypatch, listed=older)
-    found = metrics_on(ncu, os.environ)
+    found = metrics_on(ncu)
     assert found["tensor"] == "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_elapsed"
     assert "occupancy" not in found
     install(tmp_path, monkeypatch, listed="==ERROR== unknown chip")
-    found = metrics_on(ncu, os.environ)
+    found = metrics_on(ncu)
     assert found["tensor"] == "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed", "the first are tried"
-    assert metrics_on(str(tmp_path / "missing"), os.environ) == found
+    assert metrics_on(str(tmp_path / "missing")) == found
 
 
 def test_the_command_leaves_clocks_alone_and_names_the_kernels(tmp_path):
@@ -129,4 +128,4 @@ def test_the_command_leaves_clocks_alone_and_names_the_kernels(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="ncu is not on the PATH")
 def test_this_gpu_has_every_metric():
-    assert set(metrics_on("ncu", os.environ)) == set(nsight_compute.METRICS)
+    assert set(metrics_on("ncu")) == set(nsight_compute.METRICS)
