@@ -129,7 +129,7 @@ _QUANTITIES: Mapping[float, tuple[Column[Record], ...]] = {
         Column("parity", lambda record: "not checked" if record.parity is None else "checked"),
         Column("FX graphs", lambda record: record.prepare and record.prepare.graphs, "count"),
         *columns(Record, "graph_breaks", "recompiles", "cudagraph_captures", "cudagraph_skips", at="prepare"),
-        *columns(Record, "trace.device_launches"),
+        *columns(Record, "trace_analysis.count"),
     ),
     0.01: (Column("peak memory", lambda record: record.peak_memory and record.peak_memory[1], "MiB"),),
     0.03: (

@@ -142,7 +142,6 @@ class CompileLog(Section, frozen=True, kw_only=True):
     """The log of torch.compile (TORCH_TRACE, parsed by tlparse)."""
 
     index: Annotated[str, about("the HTML report, relative to the run folder", title="report")]
-    phases: Annotated[Mapping[str, float], about("seconds of Dynamo and back end, by compiler phase", "s")] = {}
     graph_breaks: Annotated[tuple[CompileEvent, ...], about("graph breaks, each place once")] = ()
     recompiles: Annotated[tuple[CompileEvent, ...], about("functions that were compiled again")] = ()
     failures: Annotated[tuple[CompileEvent, ...], about("functions that did not compile")] = ()
@@ -150,14 +149,12 @@ class CompileLog(Section, frozen=True, kw_only=True):
 
 
 class TraceFiles(Section, frozen=True, kw_only=True):
-    """The profiler trace of the step and its totals."""
+    """The files of a profiler trace; `trace_analysis` is what it says."""
 
     trace: Annotated[str, about("Chrome trace, relative to the run folder")]
     operators: Annotated[
         str | None, about("table of operators, relative to the run folder", title="operator table")
     ] = None
-    device_ms: Annotated[float | None, about("summed duration of GPU work per iteration", "ms")] = None
-    device_launches: Annotated[float | None, about("kernels, copies and fills per iteration", "count")] = None
     seconds: Annotated[float | None, about("duration of profiling and of its analysis", "s")] = None
 
 
@@ -169,14 +166,6 @@ class MemorySnapshot(Section, frozen=True, kw_only=True):
     ]
     seconds: Annotated[float | None, about("duration of loading, preparing and calling once more", "s")] = None
     ended_by: Annotated[str | None, about("what ended it early, an allocation that failed for example")] = None
-
-
-class KernelFile(Section, frozen=True, kw_only=True):
-    """A file of code that inductor generated, kept in the run folder."""
-
-    name: Annotated[str, about("name of the kernel or graph, as in a trace", title="kernel")]
-    file: Annotated[str, about("path relative to the run folder")]
-    kind: Annotated[str, about("graph, triton or cpp")]
 
 
 #: Longest short kernel, in microseconds: most of its time is start-up and one access to memory.

@@ -82,7 +82,6 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     speedup: Annotated[measured.Speedup | None, about("against the baseline")] = None
     compile: Annotated[explanations.CompileLog | None, about("log of torch.compile")] = None
     trace: Annotated[explanations.TraceFiles | None, about("profiler trace")] = None
-    kernels: Annotated[tuple[explanations.KernelFile, ...] | None, about("code that inductor generated")] = None
     launches: Annotated[explanations.LaunchOverhead | None, about("launch_overhead: launch costs")] = None
     training: Annotated[measured.Training | None, about("training_step: log of the steps")] = None
     realtime: Annotated[Realtime | None, about("realtime: the loop over frames")] = None

@@ -25,7 +25,6 @@ from profiling.run.rounds import with_round, with_speedup
 from profiling.run.task import Cell
 from profiling.run.turns import Placement
 from profiling.trace.compile_log import CompileLogError, parse_compile_log
-from profiling.trace.generated_code import list_kernels
 
 
 @dataclass(eq=False)
@@ -233,7 +232,7 @@ class CellRecords:
         record = self.merged(cell.record(), cell.round_)
         self.keep(record)
         cell.is_kept = True
-        readers = [self._with_recovered, self._with_kernel_files]
+        readers = [self._with_recovered]
         if job.settings.trace and self.config.isolation == "process":  # otherwise all cells share one compile log
             readers.append(self._with_compile_log)
         complete = self._with_files(record, job, readers)
@@ -311,11 +310,6 @@ class CellRecords:
     def _with_recovered(self, record: Record, job: Job) -> Record:
         sections = encode_sections(**self.config.files.recover(self.folder, job))
         return record_with(record, {name: each for name, each in sections.items() if getattr(record, name) is None})
-
-    def _with_kernel_files(self, record: Record, job: Job) -> Record:
-        files = list_kernels(self.folder / "kernels" / job.name)
-        kernels = tuple(replace(each, file=f"kernels/{job.name}/{each.file}") for each in files)
-        return replace(record, kernels=kernels) if kernels else record
 
     def _with_compile_log(self, record: Record, job: Job) -> Record:
         self.progress.phase("parse")

@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -92,10 +91,8 @@ def _run_tlparse(log: Path, out: Path) -> None:
 def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> CompileLog:
     """Return the sum of tlparse's output folders, one a process, with `index` as the report.
 
-    `phases` add up to `entire_frame_compile_time_s` over the frames (`duration_us` for backward graphs): Dynamo, the
-    back end and waits for parallel Triton compiles, but not CUDA-graph capture or autotuning at run time. There are
-    none where the process died before its first frame was compiled. A graph break under `fullgraph=True` is listed in
-    `failures` only; one that made Dynamo skip its frame is listed in `failures` and in `graph_breaks`.
+    A graph break under `fullgraph=True` is listed in `failures` only; one that made Dynamo skip its frame is listed in
+    `failures` and in `graph_breaks`.
     """
     logs = [(folder, _entries(folder / "raw.jsonl")) for folder in folders]
     entries = [entry for _, log in logs for entry in log]
@@ -110,7 +107,6 @@ def read_compile_log(folders: Iterable[Path], root: Path, index: str) -> Compile
     skips = [str(metrics["cudagraph_skip_reason"]) for metrics in every if metrics.get("cudagraph_skip_reason")]
     return CompileLog(
         index=index,
-        phases=phases_of((metrics, _seconds(metrics)) for metrics in every),
         graph_breaks=tuple(dict.fromkeys(graph_break(text, root) for text in texts)),  # one for each caller
         recompiles=tuple(_recompile(metrics, root) for metrics in frames if metrics.get("recompile_reason")),
         failures=tuple(_failure(metrics, root) for metrics in frames if metrics.get("fail_type")),
@@ -135,40 +131,6 @@ def _with_files(frames: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         place = {key: known.get(key) for key in ("co_filename", "co_firstlineno")}
         named.append(metrics if metrics.get("co_filename") else {**metrics, **place})
     return named
-
-
-def _seconds(metrics: Mapping[str, Any]) -> float:
-    whole = metrics.get("entire_frame_compile_time_s")
-    return float(whole) if whole is not None else (metrics.get("duration_us") or 0) / 1e6
-
-
-#: Nested compile phases, outermost first. Each metric, in microseconds, includes the inner phases (torch 2.11, 2.13).
-_NESTED = (
-    ("aot autograd", "aot_autograd_cumulative_compile_time_us"),
-    ("inductor", "inductor_cumulative_compile_time_us"),
-    ("code generation", "inductor_code_gen_cumulative_compile_time_us"),
-    ("kernel compilation", "triton_compile_time_us"),
-)
-
-
-def phases_of(frames: Iterable[tuple[Mapping[str, Any], float]]) -> dict[str, float]:
-    """Return the seconds of each phase without its inner phases; their sum is the seconds of all `frames`.
-
-    `frames` are pairs of (metrics, seconds). `dynamo` is the remaining time of a forward frame, `kernel compilation`
-    the wait for Triton or the C++ compiler. `aot autograd` includes back ends other than inductor, and the remaining
-    time of a backward graph. Phases that no frame has are left out.
-    """
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for metrics, total in frames:
-        backward = metrics.get("backward_cumulative_compile_time_us") is not None
-        outer, remaining = "aot autograd" if backward else "dynamo", total
-        for phase, key in _NESTED:
-            if metrics.get(key) is not None:
-                inner = min(remaining, float(metrics[key]) / 1e6)  # parallel kernel compiles may add up to more
-                seconds[outer] += remaining - inner
-                outer, remaining = phase, inner
-        seconds[outer] += remaining
-    return dict(seconds)
 
 
 _AT = re.compile(r"Graph break in user code at (.+):(\d+)")

@@ -14,7 +14,6 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from profiling.results.explanations import TraceFiles
-from profiling.trace.events import GPU_WORK, read_events
 from profiling.trace.spans import cell_span, span
 
 
@@ -62,27 +61,18 @@ def trace_step(
             synchronize(device)
             profiler.step()
     averages = profiler.key_averages()
-    result = _summarize(trace, operators, iterations)
     title = f"{component}/{variant}: {iterations} profiled iterations on {device}; times are sums over all of them\n"
     operators.write_text(title + operator_tables(averages, on_device=device.type == "cuda"), encoding="utf-8")
-    return result
+    run_folder = folder.parent
+    return TraceFiles(
+        trace=trace.relative_to(run_folder).as_posix(), operators=operators.relative_to(run_folder).as_posix()
+    )
 
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device is idle; return at once on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _summarize(trace: Path, operators: Path, iterations: int) -> TraceFiles:
-    device_us = [event["dur"] for event in read_events(trace) if event.get("cat") in GPU_WORK]
-    run_folder = trace.parent.parent
-    return TraceFiles(
-        trace=trace.relative_to(run_folder).as_posix(),
-        operators=operators.relative_to(run_folder).as_posix(),
-        device_ms=sum(device_us) / 1e3 / iterations if device_us else None,
-        device_launches=len(device_us) / iterations if device_us else None,
-    )
 
 
 def operator_tables(averages: Any, *, on_device: bool) -> str:

@@ -30,13 +30,11 @@ def hostile_records(make: Callable[..., Record], loop: Mapping[str, Any]) -> lis
         "notes": list(ALL),
         "compile": {
             "index": "javascript:window.evil=5",
-            "phases": dict.fromkeys(ALL, 1.0),
             "graph_breaks": [{"reason": text, "file": text, "line": 1} for text in ALL],
             "recompiles": [{"compile_id": SCRIPT, "reason": CLOSING}],
             "cudagraph_skips": list(ALL),
         },
         "trace": {"trace": SCRIPT, "operators": "//example.org/x"},
-        "kernels": [{"name": SCRIPT, "kind": CLOSING, "file": "javascript:window.evil=6"}],
         "trace_analysis": {
             **{"span_ms": 1.0, "busy_ms": 1.0, "kernel_ms": 1.0, "modules_from": SCRIPT},
             "classes": [{"class": text, "ms": 0.2} for text in ALL],

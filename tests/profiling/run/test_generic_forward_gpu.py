@@ -68,22 +68,16 @@ def test_a_trace_of_a_replay_shows_its_kernels(profile):
     outcome = profile("component=[net]", "variant=[cuda_graph,compile]", "device=cuda", "trace=true")
     assert outcome.code == 0, outcome.err
     for record in outcome.records.values():
-        assert record.trace.device_launches >= 3
+        assert record.trace_analysis.count >= 3
         assert (outcome.folder / record.trace.trace).exists()
-    assert sum(outcome.records["net", "compile"].compile.phases.values()) > 0
     assert "CUDA" in (outcome.folder / "traces" / "net.cuda_graph.txt").read_text()
 
 
 def test_kept_kernels_can_be_run(profile):
     options = ("variant=[compile]", "step.compile.keep_kernels=true")
     outcome = profile("component=[net]", *options, "device=cuda")
-    (record,) = outcome.records.values()
-    kinds = {kernel.kind for kernel in record.kernels}
-    assert kinds == {"graph", "triton"}
-    for kernel in record.kernels:
-        assert (outcome.folder / kernel.file).exists()
-    files = [outcome.folder / kernel.file for kernel in record.kernels if kernel.kind == "triton"]
-    file = next(file for file in files if "__main__" in file.read_text())
+    files = {file: file.read_text() for file in (outcome.folder / "kernels" / "net.compile").glob("*/*.py")}
+    file = next(file for file, text in files.items() if "@triton.jit" in text and "__main__" in text)
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "GB/s" in done.stdout

@@ -35,7 +35,7 @@ def test_a_step_on_a_cpu(tmp_path):
     with torch.inference_mode():
         result = trace_step(step, iterations=3, stacks=True, **given)
     assert (result.trace, result.operators) == ("traces/planted.baseline.json.gz", "traces/planted.baseline.txt")
-    assert (len(calls), result.device_ms, result.device_launches) == (5, None, None)
+    assert len(calls) == 5
     found = events(tmp_path, result)
     names = [event.get("name") for event in found]
     assert [names.count(f"planted/baseline/trace/{index}") for index in range(4)] == [1, 1, 1, 0]
@@ -76,8 +76,6 @@ def test_a_graph_replay_shows_its_kernels(tmp_path):
     )
     kernels = [event for event in events(tmp_path, result) if event.get("cat") == "kernel"]
     assert len(kernels) >= 2 * 5, "iterations"
-    assert 0 < result.device_ms < 100
-    assert result.device_launches >= 2
     text = (tmp_path / result.operators).read_text()
     assert text.index("self device time") < text.index("self CPU time")
     assert any(str(kernel["name"])[:20] in text for kernel in kernels)
