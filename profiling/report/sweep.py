@@ -28,7 +28,7 @@ from profiling.report.run_data import linked_file, load_run, wrong_because
 from profiling.report.table import Column, Table, columns
 from profiling.results import overrides
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judge import RESOLUTION, Cell, Pair, Ranking, compare, rank
+from profiling.results.judge import RESOLUTION, Cell, Pair, Ranking, rank
 from profiling.results.record import NOT_ENDED, Record
 from profiling.results.run_folder import JOB_LOG
 from profiling.results.sweep import Sweep, SweepJob, read_sweep
@@ -133,18 +133,10 @@ class SweepAnswer:
 
     @property
     def speedup(self) -> Pair | None:
-        """The time of the baseline of the same jobs over that of the fastest; None for the baseline itself.
-
-        Its interval is the one by which the fastest leads, where the baseline is ranked with it.
-        """
-        both = [cell for cell in self.fastest if cell.baseline is not None and cell.baseline is not cell.judged]
-        baseline, own = _placed(cell.baseline for cell in both), _placed(cell.judged for cell in both)
-        if baseline is None or own is None or self.ranking is None:
-            return None
-        pair, baselines = compare(baseline, own), {id(cell.baseline) for cell in self.fastest}
-        names = [name for name, cells in self.recipes.items() if baselines & {id(cell.judged) for cell in cells}]
-        levels = [self.ranking.pairs[name].level for name in names if name in self.ranking.pairs]
-        return replace(pair, level=max(levels, default=pair.level))
+        """The time of the baseline of its jobs over that of the fastest, as they are ranked; None for the baseline."""
+        baselines = {id(cell.baseline) for cell in self.fastest}
+        names = (name for name, cells in self.recipes.items() if baselines & {id(cell.judged) for cell in cells})
+        return self.ranking.pairs.get(next(names, "")) if self.ranking is not None else None
 
     @property
     def holds(self) -> str | None:

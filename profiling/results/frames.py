@@ -62,18 +62,7 @@ def stage_names(series: Series) -> tuple[str, ...]:
 
 
 def check_series(series: Series, *, paced: bool) -> None:
-    """Raise a ValueError where a series is missing, since a misspelt name would be read as not measured.
-
-    And where one is of another length, or a frame has no valid time or, if `paced`, no due time.
-    """
-    required = (*NAMES, *(f"device_{stage}_ms" for stage in stage_names(series)))
-    missing = [name for name in required if name not in series]
-    if missing:
-        raise ValueError(f"series are missing: {', '.join(missing)}")
-    shape = (frame_count(series),)
-    uneven = [name for name, values in series.items() if values.shape != shape]
-    if uneven:
-        raise ValueError(f"series of other lengths than {shape[0]} frames: {', '.join(uneven)}")
+    """Raise a ValueError where a frame has no valid time or, if `paced`, no due time."""
     unknown = [name for name in (*TIMES, *(("due_ms",) if paced else ())) if not np.isfinite(series[name]).all()]
     if unknown:
         raise ValueError(f"a frame has no {', no '.join(unknown)}")
