@@ -36,8 +36,6 @@ from profiling.run.runner import Run, execute
 TARGET = "generic_forward"
 #: The option that names the folder of both runs.
 _FOLDER = "hydra.run.dir"
-#: Groups of YAML files that come from a checkout that has this tool in it.
-_OF_THE_CHECKOUT = ("component",)
 #: Options that have no meaning for two checkouts, with the reason.
 _REFUSED = {
     "resume": "an interrupted comparison is started again, because its runs must take turns",
@@ -114,11 +112,11 @@ def _configs(checkouts: Sequence[Checkout], overrides: Sequence[str], config_fol
 
 
 def _conf(checkout: Checkout, config_folder: Path | None, made: Path) -> list[Path]:
-    """Return the folders with the YAML files of a checkout; one that mixes the tool's and its own is `made`."""
+    """Return the folders with the YAML files of a checkout: `made` mixes those of the tool with its components."""
     conf, theirs = CONF, Path(checkout.counterpart(CONF))
     if theirs != CONF and theirs.is_dir():
         for entry in CONF.iterdir():
-            (made / entry.name).symlink_to(theirs / entry.name if entry.name in _OF_THE_CHECKOUT else entry)
+            (made / entry.name).symlink_to(theirs / entry.name if entry.name == "component" else entry)
         conf = made
     if config_folder is None:
         return [conf]

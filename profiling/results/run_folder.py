@@ -15,7 +15,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,9 +61,7 @@ def check_is_new(folder: Path) -> None:
     """Raise an InputError unless a folder in which a script saves a run is missing or empty."""
     if folder.is_dir() and (names := sorted(path.name for path in folder.iterdir())):
         what = "holds a run already" if RESULTS_FILE in names else f"is not empty: it holds {names[0]}"
-        others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
-        free = next(each for each in others if not each.exists())
-        raise InputError(f"{folder} {what}. Choose another folder, {free.name} for example.")
+        raise InputError(f"{folder} {what}. Choose another folder.")
 
 
 @contextmanager
@@ -230,14 +227,8 @@ def read_config(path: Path) -> Mapping[str, Any]:
     """Read `config.yaml` of a run. Raises InputError if it is missing, cannot be parsed, or is not a mapping."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):  # a run writes none, and a few can stand for gigabytes
-                raise yaml.YAMLError("it holds an alias")
-            return super().compose_node(parent, index)
-
     try:
-        content = yaml.load(read_file(path).decode(), Loader)
+        content = yaml.safe_load(read_file(path).decode())
     except Exception as error:  # PyYAML raises anything for a damaged file: KeyError, AttributeError, RecursionError, …
         content = " ".join(str(error).split())[:200]
     if isinstance(content, Mapping):
