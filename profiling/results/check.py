@@ -52,7 +52,6 @@ class CheckedCall(Section, frozen=True, kw_only=True):
 
     inputs: Annotated[tuple[TensorForm, ...], about("what the call reads")] = ()
     outputs: Annotated[tuple[TensorForm, ...], about("what it returns")] = ()
-    parameters: Annotated[int, about("number of parameters")] = 0
     parameter_bytes: Annotated[int, about("memory of the parameters", "bytes")] = 0
     parameter_dtypes: Annotated[Mapping[str, int], about("number of parameters by dtype")] = {}
     state: Annotated[tuple[StateForm, ...], about("buffers and other tensors that it keeps")] = ()
@@ -68,6 +67,5 @@ class CheckedCall(Section, frozen=True, kw_only=True):
 class Check(Section, frozen=True, kw_only=True):
     """A look at a call without timing: `check=true`."""
 
-    device: Annotated[str, about("device of the call: cpu or cuda:N")]
     calls: Annotated[Mapping[str, CheckedCall], about("by component; in a loop of frames by stage")] = {}
     seconds: Annotated[float | None, about("duration of loading and checking", "s")] = None

@@ -85,7 +85,7 @@ class Cell(ABC):
         """Run the cell and return its status; an exception of the code of the cell is not caught."""
         with span(self.job.row), span(self.job.variant):
             if self.job.settings.check:
-                self.add(check=Check(device=self.job.settings.device))  # also of a network that cannot be built
+                self.add(check=Check())  # also of a network that cannot be built
                 with torch.inference_mode(self.in_inference_mode):
                     self.check(self.components())
             else:
@@ -126,7 +126,7 @@ class Cell(ABC):
             InputError: a component fails on its inputs.
 
         """
-        started, check = perf_counter(), Check(device=self.job.settings.device)
+        started, check = perf_counter(), Check()
         weights = dict.fromkeys(component.weights for component in components.values())
         self.add(parameters=sum(each.parameters for each in components.values()), weights=", ".join(weights))
         for name, component in components.items():

@@ -61,7 +61,6 @@ def check_call(component: Component, nondeterminism: str | None = None) -> Check
     return CheckedCall(
         inputs=inputs,
         outputs=outputs,
-        parameters=component.parameters,
         parameter_bytes=sum(parameter.nbytes for parameter in component.module.parameters()),
         parameter_dtypes=parameter_dtypes(component.module),
         state=state,
