@@ -252,6 +252,7 @@ class Conditions:
     torch: str
     revision: str
     threads: int = 1
+    beside: str = ""  # what else ran on the machine, in words
 
     @staticmethod
     def of(options: argparse.Namespace) -> Conditions:
@@ -271,9 +272,14 @@ class Conditions:
         )
 
     @property
+    def is_beside(self) -> bool:
+        """Whether others ran on the machine."""
+        return bool(self.busy or self.beside)
+
+    @property
     def words(self) -> str:
         """They in one line."""
-        beside = f"beside {self.busy} busy processes" if self.busy else "nothing beside it"
+        beside = f"beside {self.beside or f'{self.busy} busy processes'}" if self.is_beside else "nothing beside it"
         threads = f" of {self.threads} threads" * (self.threads > 1)
         return (
             f"{self.kind} cells{threads}, {self.date}, {self.name}, torch {self.torch}, revision {self.revision}, "
@@ -326,14 +332,15 @@ def row_of(at: Conditions, pairs: Sequence[Judged]) -> Row:
     bars = [f"false: at most {allowed}"]
     met = false <= allowed
     least = {"a half": 0.9 if at.device == "cuda" and at.kind == "eager" else 0.95, "a tenth": 1.0}.get(work)
-    if at.kind == "captured" and not at.busy:
+    if at.kind == "captured" and not at.is_beside:
         least = {"equal": 0.8, "2% more": 0.8}.get(work, least)
     if least is not None:
         bars.append(f"found: at least {least:.0%}")
         met = met and found >= least * n
     words = ", ".join(f"{count_} {answer}" for answer, count_ in said.most_common())
     threads = f", {at.threads} threads" * (at.threads > 1)
-    cells = f"{at.device}, {at.kind}{threads}{', busy' * bool(at.busy)}"
+    device = at.name.split()[1] if at.device == "cuda" else "CPU"  # H100 of "NVIDIA H100 80GB HBM3"
+    cells = f"{device}, {at.kind}{threads}{', beside others' * at.is_beside}"
     seconds, others = sum(each.seconds for each in pairs) / n, median(each.taken for each in pairs)
     return Row(cells, work, n, words, false, "; ".join(bars), met, at.most_seconds, seconds, others)
 

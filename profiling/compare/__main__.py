@@ -198,6 +198,8 @@ def _answer(cells: Sequence[CellComparison], threshold: float) -> str:
     compared = sum(cell.verdict != "not compared" for cell in cells)
     number, missing = sum(cell.is_open(threshold) for cell in cells), sum(cell.unmatched for cell in cells)
     undecided = f"Undecided for {number} of {count_of(compared, 'cell')} whether B is slower by more than {limit}"
+    if less := sum(cell.is_open(threshold) and cell.verdict == "slower" for cell in cells):
+        undecided += f" ({less} of them {'is' if less == 1 else 'are'} slower)"
     lacking = f"B lacks what {count_of(missing, 'cell')} of A can be compared with"
     answer = "; ".join([undecided] * bool(number) + [lacking] * bool(missing))
     if all(cell.verdict == "not compared" for cell in cells):

@@ -12,8 +12,7 @@ from profiling.report.format import ABSENT, TIMES, Kind, count, estimate, number
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, columns
 from profiling.results.environment import Git, encode_environment
-from profiling.results.judge import compare_totals
-from profiling.results.measured import PRIOR_PAIRS, Spread
+from profiling.results.judge import ENERGY_SPREAD, compare_totals
 from profiling.results.record import Record
 from profiling.results.run_folder import FREE_KEYS, flat
 from profiling.results.verdicts import judged_rates
@@ -27,9 +26,6 @@ _LEAST: Mapping[Kind, float] = {"ms": 0.01, "s": 0.05, "percent": 0.05}
 #: The time of a kernel changed where it differs by more than the first fraction of itself, and by more than the
 #: second fraction of the time of all kernels.
 _KERNEL_CHANGE, _KERNEL_SHARE = 0.1, 0.01
-#: Of equal code the energy of two runs differs by up to 5%, by temperature or between two GPUs of one model: this
-#: standard deviation of each has 95% of the ratios within that.
-ENERGY_SPREAD = Spread(0.018, PRIOR_PAIRS)
 #: Rows of kernels in a cell, and characters of a name.
 _MOST_KERNELS, _LONGEST_NAME = 8, 48
 
@@ -93,7 +89,7 @@ def cell_changes(one: Record, two: Record) -> tuple[Difference, ...]:
 
 
 def _energy(one: Record, two: Record) -> Difference | None:
-    """Return the joules of a frame that both runs measured, with the judge's answer; None where runs differ as much."""
+    """Return the joules of a frame that both runs measured, with the judge's answer; None where one did not."""
     if one.energy is None or two.energy is None:
         return None
     try:
@@ -101,8 +97,6 @@ def _energy(one: Record, two: Record) -> Difference | None:
     except ValueError:  # a run could not measure it
         return None
     answer = pair.answer()
-    if answer == "same" or (answer == "undecided" and pair.noise <= pair.placement):
-        return None
     joules = [show(each.energy.joules_per_frame if each.energy else None, "number") for each in (one, two)]
     ratio = show(estimate(pair.ratio, pair.interval()), "ratio")
     words = {"faster": "less", "slower": "more"}.get(answer, answer)

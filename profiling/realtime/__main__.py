@@ -16,12 +16,13 @@ from profiling.components.spec import ComponentSpec, decode_options
 from profiling.errors import InputError
 from profiling.realtime.graph import Graph, parse_graph
 from profiling.realtime.plan import LoopOptions
+from profiling.results.record import MIXED
 from profiling.run.job import RunConfig, as_recipe
 from profiling.variants.steps import Step
 
 TARGET = "realtime"
 CELL = "profiling.realtime.cell.RealtimeCell"
-MIXED = "profiling.realtime.mix.Mixed"
+_MIXED_TARGET = "profiling.realtime.mix.Mixed"
 
 
 def run(cfg: DictConfig, folder: Path) -> int:
@@ -40,7 +41,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
     variants = mixed(config, graph, steps) or config.variants
 
     def parts(options: Mapping[str, Any]) -> list[tuple[ComponentSpec, Mapping[str, Any]]]:
-        of_stage = options["stages"] if options["_target_"] == MIXED else dict.fromkeys(stages, options)
+        of_stage = options["stages"] if options["_target_"] == _MIXED_TARGET else dict.fromkeys(stages, options)
         return [(spec, of_stage[name]) for name, spec in stages.items()]
 
     config = replace(config, variants=variants, procedure=procedure, files=FrameFiles())
@@ -97,7 +98,7 @@ def mixed(config: RunConfig, graph: Graph, steps: Mapping[str, Step]) -> dict[st
         except InputError as error:
             raise InputError(f"mix.{stage}={name}: {error}") from None
         recipes[stage] = as_recipe(recipe)
-    return {"mixed": {"_target_": MIXED, "stages": recipes}}
+    return {MIXED: {"_target_": _MIXED_TARGET, "stages": recipes}}
 
 
 if __name__ == "__main__":

@@ -35,11 +35,13 @@ from profiling.results.verdicts import by_component
 
 #: A ratio is called wide where its interval spans more than this factor.
 _WIDE = 1.3
-#: Most characters of a next step in the table; a longer one is printed below it.
+#: Most characters of a next step in the table.
 _SHORT = 26
-_INTERVALS, _RATIO = (
+_INTERVALS, _RATIO, _HOLDS, _PREDICTED = (
     "±, (low-high): 95% intervals.",
-    " vs baseline: of measurements one after the other, not of the medians.",
+    " vs baseline: from windows timed in turns, not from two p50.",
+    "holds: at most {late} of the calls are late.",
+    "~: predicted.",
 )
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: the time of the baseline over that of the "
@@ -154,19 +156,26 @@ def answer_section(data: RunData) -> Section:
     """Return the answer table, the table of cells, and what needs saying."""
     answers = answers_of(data)
     said = named_once(
-        (answer.component, remark)
-        for answer in answers
-        for remark in (*answer.remarks(), *([f"next: {answer.next[1]}"] if len(answer.next[0]) > _SHORT else []))
+        (answer.component, remark) for answer in answers for remark in (*answer.remarks(), *_next_in_full(answer))
     )
     remarks = [f"{listed(names)}: {sentence}." for sentence, names in said.items()]
     remarks = remarks if data.records else ["No cell has ended yet."]
     cells = [record for answer in answers for record in answer.group]
     ratio = _RATIO if any(answer.vs_baseline is not None for answer in answers) else ""
+    holds = [_HOLDS.format(late=allowed_late(cells))] * any(answer.holds is not None for answer in answers)
+    predicted = [_PREDICTED] * any("~" in answer.next[0] for answer in answers)
     notes = [_INTERVALS + ratio] if any(answer.p50 is not None for answer in answers) else []
+    notes += [" ".join([*holds, *predicted])] * bool(holds or predicted)
     tables = (Table("Answer", _columns(), answers, notes, keys=1), cells_table(cells, data.groups))
     is_cold = any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells)
     legend = (_LEGEND.format(late=allowed_late(cells)), CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
     return Section("answer", "Answer", tuple(map(printable, remarks)), legend, tables, leads=True)
+
+
+def _next_in_full(answer: Answer) -> list[str]:
+    """Return the next step as a sentence where the table has no room for its words, or these name no time."""
+    words, sentence = answer.next
+    return [f"next: {sentence}"] if len(words) > _SHORT or (words and ":" not in words) else []
 
 
 def status_section(data: RunData) -> Section:

@@ -11,11 +11,12 @@ from xml.etree import ElementTree
 
 from profiling.errors import printable
 from profiling.report.answer import Answer, answers_of, held_rate
-from profiling.report.cells import conditions_of, conditions_text, median_of
-from profiling.report.format import Estimate, Value, estimate, number_of
+from profiling.report.cells import UNDECIDED, conditions_of, conditions_text, median_of, ratio_value
+from profiling.report.format import Estimate, Value, number_of
 from profiling.report.roofline import deciding
 from profiling.report.run_data import RunData, wrong_because
 from profiling.results.jsonl import RESULTS_FILE
+from profiling.results.judge import Pair
 from profiling.results.record import Record
 from profiling.results.verdicts import answer_on, judged_rates, speedup
 
@@ -60,8 +61,6 @@ def cell_rows(data: RunData) -> list[dict[str, Cell]]:
 def cell_row(record: Record, group: Sequence[Record]) -> dict[str, Cell]:
     """Return the numbers of a cell of a component's `group`, under their keys in JSON and headers in CSV."""
     times, call = record.summary, deciding(record)
-    pair = None if record.is_realtime else speedup(record, group)
-    interval = pair.interval() if pair is not None else None
     memory_kind, memory_bytes = record.peak_memory or (None, None)
     return {
         "target": printable(record.target),
@@ -75,8 +74,8 @@ def cell_row(record: Record, group: Sequence[Record]) -> dict[str, Cell]:
         **with_ends("p50", median_of(record), "_ms"),
         "p99_ms": times.percentile("p99") if times is not None else None,
         "max_ms": times.max if times is not None else None,
-        **with_ends("speedup", pair and interval and estimate(pair.ratio, interval)),
-        "vs_baseline": answer_on(record, group),
+        **with_bounds("speedup", None if record.is_realtime else speedup(record, group)),
+        "vs_baseline": None if record.is_realtime else answer_on(record, group),
         "holds": held_rate(record) if record.is_correct else None,
         "rel_l2_error": record.parity.rel_l2 if record.parity is not None else None,
         "peak_memory_bytes": memory_bytes,
@@ -92,6 +91,15 @@ def with_ends(name: str, value: Value | None, unit: str = "") -> dict[str, Cell]
     """Return a number under its name, and the ends of its 95% interval; None for what is not known."""
     low, high = (value.low, value.high) if isinstance(value, Estimate) else (None, None)
     return {f"{name}{unit}": number_of(value), f"{name}_low{unit}": low, f"{name}_high{unit}": high}
+
+
+def with_bounds(name: str, pair: Pair | None) -> dict[str, Cell]:
+    """Return a ratio as `with_ends` does; beside other processes only the end of its interval that the screen shows."""
+    value, interval = ratio_value(pair), pair.interval() if pair is not None else None
+    ends = with_ends(name, value if isinstance(value, Estimate) else None)
+    if interval is not None and isinstance(value, str) and value != UNDECIDED:
+        ends |= {f"{name}_low": interval[0]} if interval[0] > 1 else {f"{name}_high": interval[1]}
+    return ends
 
 
 def as_junit(data: RunData) -> str:

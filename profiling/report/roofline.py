@@ -13,13 +13,15 @@ from profiling.report.run_data import RunData, cell_table
 from profiling.report.table import Column, columns
 from profiling.results.explanations import KernelFinding, NextStep, RooflinePart
 from profiling.results.field import described
-from profiling.results.record import Record
+from profiling.results.record import AND, BASELINE, MIXED, Record
 from profiling.results.verdicts import taken
 
 #: Title of the table of what bounds each cell.
 REASONS = "What bounds it, and why"
 #: Title of the table of kernels that could take less time.
 FINDINGS = "Findings: kernels that could take less"
+#: The steps of which a recipe has one at most, and the one that comes last.
+_COMPILE, _CAPTURE = "compile", "cuda_graph"
 _SAVES = (
     f"Saves: {described(KernelFinding, 'saves_ms').meaning}. Kernels that run side by side count each, so that "
     "their times may add up to more than the call's."
@@ -81,12 +83,17 @@ def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
     if (way_out := _way_out(call.record)) is not None:
         return way_out
     for step in call.roofline.steps:
-        tried = [other for other in group if other.variant.partition("@")[0] == step.variant]
+        tried = _tried(call.record, step, group)
         if tried and not any(_helps(call, other) for other in tried):
             continue
         known = [ms for other in tried if _helps(call, other) and (ms := stage_ms(other, call.stage)) is not None]
         of_stage = f"{call.stage}: " if call.stage else ""
-        words, advice = printable(of_stage + step.words), printable(of_stage + step.advice)
+        words, advice = step.words, step.advice
+        if step.variant is not None:
+            whole = with_steps(call.record, step.variant)
+            words = whole if words == step.variant else words
+            advice = advice.replace(f"({step.variant})", f"({whole})")
+        words, advice = printable(of_stage + words), printable(of_stage + advice)
         if known:
             return f"{words}: {significant(min(known), 2)} ms", f"{advice}, measured {significant(min(known), 3)} ms"
         if step.wall_ms is not None:
@@ -96,6 +103,24 @@ def _step_of(call: Judged, group: Sequence[Record]) -> tuple[str, str]:
             return f"{words}: ~{expected} ms", f"{advice}, {bound} {expected} ms{stage}"
         return words, advice
     return "", ""
+
+
+def with_steps(record: Record, variant: str) -> str:
+    """Return the recipe of a record with the steps of `variant` that it lacks; a record that has a compiler keeps it.
+
+    A loop whose stages have recipes of their own has none to which steps could be added.
+    """
+    name = record.variant.partition("@")[0]
+    own = [] if name in (BASELINE, MIXED) else name.split(AND)
+    has_compiler = any(each.kind == "compiler" for each in record.recipe or ())
+    added = [each for each in variant.split(AND) if each not in own and not (has_compiler and each == _COMPILE)]
+    return AND.join(sorted((*own, *added), key=lambda each: each == _CAPTURE))
+
+
+def _tried(record: Record, step: NextStep, group: Sequence[Record]) -> list[Record]:
+    """Return the records of the group whose recipe is that of a record with a step."""
+    wanted = {*with_steps(record, step.variant or "").split(AND)}
+    return [each for each in group if step.variant and {*each.variant.partition("@")[0].split(AND)} == wanted]
 
 
 def _way_out(record: Record) -> tuple[str, str] | None:
@@ -136,11 +161,11 @@ def roofline_section(data: RunData) -> Section:
 
 def _predictions(calls: Sequence[Judged], records: Sequence[Record]) -> list[_Predicted]:
     """Return each step whose time was predicted, with what its variant took if it was measured and is correct."""
-    correct = {record.cell: record for record in records if record.is_correct}
     found = []
     for call in calls:
+        group = [each for each in records if each.is_correct and each.component == call.record.component]
         for step in (step for step in call.roofline.steps if step.variant is not None and step.wall_ms is not None):
-            other = correct.get((call.record.component, step.variant or ""))
+            other = next(iter(_tried(call.record, step, group)), None)
             found.append((call.record, step, call.stage, other and stage_ms(other, call.stage)))
     return found
 

@@ -20,7 +20,7 @@ from typing import Any
 from profiling.errors import LONGEST_COMMAND, InputError, printable, reason_of, shell_words
 from profiling.report.answer import failure_lines, held_rate, judged_columns, leader_name, ranking_remarks
 from profiling.report.cells import conditions_of, median_of, ratio_value, speedup_of
-from profiling.report.export import cell_rows, csv_text, with_ends
+from profiling.report.export import cell_rows, csv_text, with_bounds, with_ends
 from profiling.report.format import Estimate, Link, Value, count_of, estimate, few, named_once, number_of, percent
 from profiling.report.page import PAGE_FILE, Section
 from profiling.report.render import Report, built
@@ -32,7 +32,7 @@ from profiling.results.judge import RESOLUTION, Cell, Pair, Ranking, rank
 from profiling.results.record import NOT_ENDED, Record
 from profiling.results.run_folder import JOB_LOG
 from profiling.results.sweep import Sweep, SweepJob, read_sweep
-from profiling.results.verdicts import by_component, cell_of, correct_baseline, work_of
+from profiling.results.verdicts import as_shown, by_component, cell_of, correct_baseline, work_of
 
 #: Most rows of a table on the console.
 _CONSOLE = 30
@@ -136,7 +136,8 @@ class SweepAnswer:
         """The time of the baseline of its jobs over that of the fastest, as they are ranked; None for the baseline."""
         baselines = {id(cell.baseline) for cell in self.fastest}
         names = (name for name, cells in self.recipes.items() if baselines & {id(cell.judged) for cell in cells})
-        return self.ranking.pairs.get(next(names, "")) if self.ranking is not None else None
+        pair = self.ranking.pairs.get(next(names, "")) if self.ranking is not None else None
+        return None if pair is None else as_shown(pair)
 
     @property
     def holds(self) -> str | None:
@@ -384,15 +385,13 @@ def _answer(answer: SweepAnswer) -> dict[str, Any]:
     content["remarks"] = list(answer.remarks())
     if answer.ranking is None:
         return content | {"fastest_correct": None}
-    pair = answer.speedup
-    interval = pair.interval() if pair is not None else None
     return content | {
         "fastest_correct": answer.ranking.leader,
         "same": answer.ranking.named("same"),
         "undecided": answer.ranking.named("undecided"),
         "jobs": [cell.job.job.number for cell in answer.fastest],
         **with_ends("p50", answer.p50, "_ms"),
-        **with_ends("speedup", pair and interval and estimate(pair.ratio, interval)),
+        **with_bounds("speedup", answer.speedup),
         "holds": answer.holds,
     }
 

@@ -148,7 +148,10 @@ def _tree(record: Record) -> Node:
         words = f"{significant(unattributed_ms)} ms that belong to no submodule for certain"
         inner.append(Node("no module", words, unattributed_ms))
     name = cell_words(record, component=True)
-    return Node(name, f"{name}: {significant(whole_ms)} ms of {noun}s", own_ms[""], inner)
+    words = f"{name}: {significant(whole_ms)} ms of {noun}s"
+    if record.wall_p50 is not None and whole_ms > record.wall_p50:
+        words += f", side by side in a call of {significant(record.wall_p50)} ms"
+    return Node(name, words, own_ms[""], inner)
 
 
 def _parent(path: str, kept: set[str]) -> str:

@@ -12,7 +12,7 @@ from profiling.report.format import Marked, Value, count_of, listed
 from profiling.report.page import Section
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
-from profiling.results.judge import Pair
+from profiling.results.judge import Pair, judged
 from profiling.results.record import AND, BASELINE, Record
 from profiling.results.verdicts import by_component, compare_records, fastest_correct
 
@@ -31,16 +31,16 @@ def steps_of(record: Record) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What `steps` contribute to a recipe: `recipe` has them, `without` is the measured recipe with all others."""
+    """What `steps` contribute to a recipe: `recipe` has them, `without` is the measured recipe with all others.
+
+    `ratio` is the time without them over the time with them, judged with those of the other steps; None where one of
+    the two is not correct.
+    """
 
     steps: tuple[str, ...]
     recipe: Record
     without: Record
-
-    @property
-    def ratio(self) -> Pair | None:
-        """The time without the steps over the time with them; None where one of the two is not correct."""
-        return compare_records(self.without, self.recipe)
+    ratio: Pair | None
 
 
 def contributions(records: Iterable[Record], recipe: Record) -> list[Contribution]:
@@ -53,8 +53,10 @@ def contributions(records: Iterable[Record], recipe: Record) -> list[Contributio
             nearest = max(without, key=lambda each: len(steps_of(each)))
             found.setdefault(steps - steps_of(nearest), nearest)
     named = recipe.variant.split(AND)
+    pairs = {removed: compare_records(without, recipe) for removed, without in found.items()}
+    ratios = judged({removed: pair for removed, pair in pairs.items() if pair is not None})
     return [
-        Contribution(tuple(step for step in named if step in removed), recipe, without)
+        Contribution(tuple(step for step in named if step in removed), recipe, without, ratios.get(removed))
         for removed, without in found.items()
     ]
 

@@ -97,6 +97,9 @@ DEFAULT_SPREADS: Mapping[str, Spread] = {
 }
 #: Spread of windows in one process.
 ONE_PROCESS = Spread(0.0, PRIOR_PAIRS)
+#: Of the energy of equal code in two runs: 95% of the ratios are within 5%, by temperature or between two GPUs of one
+#: model.
+ENERGY_SPREAD = Spread(0.018, PRIOR_PAIRS)
 #: What two runs add to the spread of each cell: another host, GPU, temperature.
 BETWEEN_RUNS = 0.006
 

@@ -31,6 +31,8 @@ from profiling.results.loop import Realtime
 SCHEMA = 2
 #: The variant that speedups refer to.
 BASELINE = "baseline"
+#: The variant of a loop in which each stage has a recipe of its own.
+MIXED = "mixed"
 #: What joins the names of steps in the name of a recipe: `compile+cuda_graph`.
 AND = "+"
 #: The target that runs a loop of frames.

@@ -162,6 +162,12 @@ def speedup(record: Record, group: Sequence[Record]) -> Pair | None:
     return judge.judged({cell: each for cell, each in found.items() if each is not None}, tests=tests)[record.cell]
 
 
+def as_shown(pair: Pair) -> Pair:
+    """Return a pair that was judged among others with the interval that it has alone, where its answer is the same."""
+    alone = replace(pair, level=1 - judge.FALSE)
+    return alone if alone.answer() == pair.answer() else pair
+
+
 def ranking(group: Iterable[Record]) -> Ranking | None:
     """Rank the correct records of a component by variant; None where none was timed."""
     cells = {record.variant: cell for record in group if (cell := cell_of(record)) is not None}
@@ -225,6 +231,8 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     if loop is not None and loop.too_slow_fps(deadline.fps) is not None:
         return replace(said, answer="no")
     others = taken(record.conditions)
+    if said.answer == "undecided" and said.late and others is not None and others.is_named:
+        return replace(said, wanted=0)  # they may have caused the late ones: more calls beside them would not tell
     lengthened = others is not None and others.is_named and summary.min * (1 - others.share) <= deadline.budget_ms
     if said.answer != "no" or not lengthened:
         return said

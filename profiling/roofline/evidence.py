@@ -229,7 +229,9 @@ def _scaled(rate: float | None, unit: str, thousand: str) -> str:
         return ""
     if rate < 0.1:
         return f"under 0.1 {unit}"
-    return f"{rate:.2g} {unit}" if rate < 100 else f"{rate / 1e3:.2g} {thousand}"
+    if rate >= 100:
+        rate, unit = rate / 1e3, thousand
+    return f"{rate:.2g} {unit}" if rate < 99.5 else f"{rate:.0f} {unit}"
 
 
 def _short_name(kernel: str) -> str:

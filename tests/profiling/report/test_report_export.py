@@ -46,6 +46,10 @@ def test_csv_has_a_row_for_each_cell_with_units_in_the_headers(three):
     assert (loop["target"], loop["p50_ms"], loop["holds"]) == ("realtime", "9.0", "60 FPS")
     _, few = cells(*(in_turns(name, ms, windows=3) for name, ms in (("baseline", 20.0), ("compile", 2.0))))
     assert (few["vs_baseline"], few["speedup"]) == ("undecided", ""), "without an interval no estimate"
+    for baseline, ends in ((20.0, ("11.9", "")), (0.2, ("", "0.100"))):
+        _, busy = cells(in_turns("baseline", baseline, taken=0.4), in_turns("compile", 1.0 if baseline > 1 else 2.0))
+        assert busy["speedup"] == ""
+        assert (busy["speedup_low"][:4], busy["speedup_high"][:5]) == ends, "beside others what the screen says"
 
 
 def test_csv_says_what_was_measured_on_what():

@@ -85,6 +85,29 @@ def test_the_best_step_that_the_run_has_not_refuted_is_next(other, said):
     assert ("compile" in why["next"]) == said.startswith("compile"), "the table names no other step"
 
 
+def test_a_step_is_added_to_the_recipe_that_it_is_proposed_for():
+    fuse = {"words": "compile+cuda_graph", "advice": "fuse operators (compile+cuda_graph)", "wall_ms": 2.0}
+    tune = {"words": "max_autotune", "advice": "tune GEMMs (compile+max_autotune+cuda_graph)"}
+    given = [each | {"variant": each["advice"].partition("(")[2][:-1]} for each in (fuse, tune)]
+    last = build("channels_last+cuda_graph", 3.0, roofline=roofline(*given))
+    plain = build("compile+cuda_graph", 9.0), build("compile+max_autotune+cuda_graph", 8.0)  # without channels_last
+    words = next_step(last, [last, *plain])
+    assert words == (
+        "channels_last+compile+cuda_graph: ~2.0 ms",
+        "fuse operators (channels_last+compile+cuda_graph), expected 2.0 ms",
+    )
+    slower = build("channels_last+compile+cuda_graph", 3.5)
+    tuned = "tune GEMMs (channels_last+compile+max_autotune+cuda_graph)"
+    assert next_step(last, [last, slower, *plain]) == ("max_autotune", tuned)
+    regional = build(
+        "regional+cuda_graph",
+        3.0,
+        roofline=roofline(given[1]),
+        recipe=[{"kind": "compiler", "name": "Inductor", "seconds": 1.0}],
+    )
+    assert next_step(regional, [regional])[1] == "tune GEMMs (regional+max_autotune+cuda_graph)"
+
+
 def test_a_prediction_says_whose_it_is_and_wrong_cells_fulfil_none():
     again = build("swapped", 27.0, roofline=roofline(CAPTURE | {"wall_ms": 2.5}))
     wrong = build("cuda_graph", 2.5, status="failed", reason="parity", roofline=roofline())

@@ -161,6 +161,10 @@ def test_a_rate_is_held_by_the_bound_of_late_calls():
     # Threads that wait for each other lose more than the share that is measured: the shortest call shows it.
     assert said([1.0, *[136.0] * 599], cpu_lost_share=0.5)[0] == "undecided"
     assert said([1.0, *[136.0] * 599], cpu_lost_share=0.0)[0] == "no"
+    beside, alone = (calls([10.0, 300.0] + [10.0] * 98, cpu_lost_share=share) for share in (0.6, 0.0))
+    wanted = [holds_rate(each, each.deadlines[0]).wanted for each in (beside, alone)]
+    assert wanted[0] == 0, "others may have caused the late call: more calls beside them tell nothing"
+    assert wanted[1] > 0
     quick = calls([10.0] * 600)
     at_24 = quick.deadlines[0]
     assert holds_rate(replace(quick, late=0.001), at_24).answer == "undecided", "how many calls may be late"
