@@ -26,7 +26,7 @@ from profiling.report.render import Report, check_page_path, parse_options, show
 from profiling.report.run_data import RunData
 from profiling.report.table import Column, Table
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.judge import Cell, Pair, compare, judged
+from profiling.results.judge import Cell, Pair, compare_runs, judged
 from profiling.results.overrides import concerns, is_work, recipe_of, setting, swept_keys, values_of
 from profiling.results.record import Record
 from profiling.results.sweep import is_sweep, read_sweep
@@ -147,7 +147,7 @@ def _ordered(series: Sequence[HistoryPoint]) -> tuple[HistoryPoint, ...]:
     points = sorted(series, key=lambda point: (point.date or "", point.run))
     pairs = judged(
         {
-            (before, after): compare(points[before].cell, points[after].cell)
+            (before, after): compare_runs(points[before].cell, points[after].cell)
             for after in range(1, len(points))
             for before in {0, after - 1}
             if points[before].variants == points[after].variants

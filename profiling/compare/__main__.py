@@ -53,6 +53,7 @@ Two revisions
 """
 #: Most rows of a table on the console. A comparison of more than `_FITTING` cells omits those that are the same there.
 _CONSOLE, _FITTING = 40, 12
+_NOTE = "B / A: from the windows of all processes, not from the two p50."
 #: Characters of a value before the console breaks it.
 _WRAP = 28
 _LEGEND = (
@@ -185,7 +186,7 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
     rows += [(cell.name, each) for cell in cells for each in cell.changes]
     changes = Table("What differs", _CHANGES, rows, few=_CONSOLE)
     sections = (
-        Section("verdict", "Cells", answer, _LEGEND, (Table("Cells", _CELLS, both, few=shown),)),
+        Section("verdict", "Cells", answer, _LEGEND, (Table("Cells", _CELLS, both, [_NOTE], few=shown),)),
         Section("differences", "What differs", lines, tables=(changes,)),
     )
     one, other = (path.resolve().name for path in paths)

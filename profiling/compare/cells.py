@@ -18,7 +18,7 @@ from profiling.results import judge
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judge import Answer, Pair
 from profiling.results.record import Record
-from profiling.results.verdicts import compare_records, placements_of, taken, work_of
+from profiling.results.verdicts import cell_of, taken, work_of
 
 Verdict = Answer | Literal["not compared"]
 
@@ -61,8 +61,8 @@ class CellComparison:
 
     def is_open(self, threshold: float) -> bool:
         """Return whether B may be slower by more than the threshold."""
-        if self.verdict == "not compared" or (self.verdict == "same" and self.interval is None):
-            return False  # the latter: one measurement, which both runs have
+        if self.verdict == "not compared":
+            return False
         return not self.is_worse(threshold) and (self.interval is None or self.interval[1] > 1 + threshold)
 
 
@@ -128,15 +128,15 @@ def _matched(cell: CellComparison, one: Record | None, two: Record | None) -> Ce
         return replace(cell, reason=f"no times in {' and '.join(without)}", unmatched=without == ["B"])
     if difference := different_work(one, two):
         return replace(cell, reason=f"different work: {printable(difference, 300)}", other_work=True, unmatched=True)
-    windows = [[each.ms.tolist() for each in placements_of(record)] for record in (one, two)]
-    if windows[0] == windows[1] and any(len(each) > 1 for each in windows[0]):
-        return replace(cell, verdict="same", reason="one measurement, in both runs")
     others = [
         f"{known.words} in {run}"
         for run, record in (("A", one), ("B", two))
         if (known := taken(record.conditions)) is not None and known.is_named
     ]
-    pair = compare_records(two, one)
+    judged = [each for record in (two, one) if (each := cell_of(record)) is not None]
+    pair = judge.compare_runs(*judged) if len(judged) == 2 else None
+    if pair is not None and not pair.noise and not pair.placement:
+        others = ["one measurement, in both runs"]
     if pair is None:
         others = ["the records have no windows", *others]
     return replace(cell, verdict="undecided", reason="; ".join(others), pair=pair, changes=cell_changes(one, two))

@@ -28,7 +28,7 @@ from profiling.report.roofline import deciding, next_step
 from profiling.report.run_data import RunData, wrong_because
 from profiling.report.table import Column, Table
 from profiling.results import judge, verdicts
-from profiling.results.judge import RESOLUTION, Holds, Pair, Ranking
+from profiling.results.judge import NAMED_SHARE, RESOLUTION, Holds, Pair, Ranking
 from profiling.results.measured import LATE
 from profiling.results.record import BASELINE, FAILED, Record
 from profiling.results.verdicts import by_component
@@ -133,7 +133,8 @@ class Answer:
         interval = pair.interval() if pair is not None else None
         if pair is None or interval is None or pair.answer() in ("same", UNDECIDED):
             return  # what is said of it already, among the others
-        if pair.placement > pair.noise and interval[1] > _WIDE * interval[0]:
+        is_bound = pair.taken > NAMED_SHARE  # beside other processes; then it is they who widen it
+        if not is_bound and pair.placement > pair.noise and interval[1] > _WIDE * interval[0]:
             wide = max((baseline, fastest), key=lambda each: verdicts.spread_of(each).std)
             share = percent(verdicts.spread_of(wide).std)
             yield f"{wide.variant} differs by {share} between processes (standard deviation), which widens the ratio"

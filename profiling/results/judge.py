@@ -95,6 +95,8 @@ DEFAULT_SPREADS: Mapping[str, Spread] = {
     "CPU, pinned": Spread(0.01, PRIOR_PAIRS),
     "CPU": Spread(0.04, 6.0),
 }
+#: Degrees of freedom of what is known.
+_CERTAIN = 1e6
 #: Spread of windows in one process.
 ONE_PROCESS = Spread(0.0, PRIOR_PAIRS)
 #: Of the energy of equal code in two runs: 95% of the ratios are within 5%, by temperature or between two GPUs of one
@@ -294,7 +296,7 @@ class Pair:
             return "a quiet machine"
         often = f"over {MOST_TIMES:.0f}" if times > MOST_TIMES else f"{int(np.ceil(max(2.0, times)))}"
         if self.placement > self.noise:
-            how = " (--multirun seed=0,1,2)" if self.in_turns else ", in turns"
+            how = " (--multirun seed=0,1,2)" if self.in_turns else " (rounds=), or in turns"
             return f"measuring in {often} times as many processes{how}"
         return f"{often} times the windows (seconds=, metric.latency.max_iterations=)"
 
@@ -323,7 +325,7 @@ class Pair:
     def _freedom(self) -> float:
         parts = ((self.noise, self.noise_freedom), (self.placement, self.placement_freedom))
         below = sum(variance**2 / freedom for variance, freedom in parts)
-        return max(1.0, (self.noise + self.placement) ** 2 / below) if below else 1e6
+        return max(1.0, (self.noise + self.placement) ** 2 / below) if below else _CERTAIN
 
     def _placement_reach(self, level: float) -> float:
         from scipy.special import stdtrit
@@ -384,6 +386,14 @@ class _Run:
     spread: Spread
     removed_one: float  # logarithms of what is left without others
     removed_other: float = 0.0
+
+
+def compare_runs(one: Cell, other: Cell) -> Pair:
+    """Return what `compare` does of cells of two runs; one measurement that both hold is the same for certain."""
+    windows = [[each.ms.tolist() for each in cell.placements] for cell in (one, other)]
+    if windows[0] == windows[1] and any(len(each) > 1 for each in windows[0]):
+        return Pair(0.0, 0.0, _CERTAIN, 0.0, _CERTAIN, in_turns=False)
+    return compare(one, other)
 
 
 def _by_session(cell: Cell) -> dict[str, list[Windows]]:

@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +62,9 @@ def check_is_new(folder: Path) -> None:
     """Raise an InputError unless a folder in which a script saves a run is missing or empty."""
     if folder.is_dir() and (names := sorted(path.name for path in folder.iterdir())):
         what = "holds a run already" if RESULTS_FILE in names else f"is not empty: it holds {names[0]}"
-        raise InputError(f"{folder} {what}. Choose another folder.")
+        others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+        free = next(each for each in others if not each.exists())
+        raise InputError(f"{folder} {what}. Choose another folder, {free.name} for example.")
 
 
 @contextmanager

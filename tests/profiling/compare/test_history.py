@@ -53,6 +53,13 @@ def test_runs_with_other_variants_have_no_ratio(runs):
     assert disturbed.vs_previous.startswith("undecided: ")
 
 
+def test_one_measurement_in_two_runs_is_the_same_however_noisy(tmp_path):
+    for day, name in enumerate("ab", 1):
+        write_run(tmp_path / name, cell("v", noisy(5, spread=0.2)), environment=dated(f"2026-01-0{day}T00:00:00", "a"))
+    ((_, again),) = read_history(tmp_path).values()
+    assert again.vs_previous.startswith("same: 1.00×")
+
+
 @pytest.mark.parametrize(("other_ms", "others"), [(5.0, "same: w"), (5.045, "undecided: w"), (6.0, None)])
 def test_those_that_may_be_as_fast_are_named_with_the_leader(other_ms, others, tmp_path):
     write_run(tmp_path / "run", *(cell(name, noisy(ms)) for name, ms in (("v", 5.0), ("w", other_ms))))
