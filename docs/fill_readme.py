@@ -52,13 +52,11 @@ def models_block() -> str:
 
 
 def loop_block() -> str:
-    """Return frame times and verdicts of runs of the default pipeline, the second with faster kernels, and where."""
-    blocks = list[str]()
-    for name in ("h200_realtime", "h200_realtime_steps"):
-        run = load_run(RESULTS / name)
-        lines = "\n".join(f"- {escaped(line)}" for line in realtime_section(run).lines)
-        blocks += [markdown(answer_section(run).tables[1], "console"), lines, measured_on(run)]
-    return "\n\n".join(blocks)
+    """Return frame times of runs of the default pipeline, the second with faster kernels, and verdicts on the first."""
+    runs = [load_run(RESULTS / name) for name in ("h200_realtime", "h200_realtime_steps")]
+    tables = [f"{markdown(answer_section(run).tables[1], 'console')}\n\n{measured_on(run)}" for run in runs]
+    lines = "\n".join(f"- {escaped(line)}" for line in realtime_section(runs[0]).lines)
+    return "\n\n".join([*tables, lines])
 
 
 def decoder_block() -> str:

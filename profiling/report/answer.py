@@ -37,11 +37,11 @@ from profiling.results.verdicts import by_component
 _WIDE = 1.3
 #: Most characters of a next step in the table.
 _SHORT = 26
-_INTERVALS, _RATIO, _HOLDS, _PREDICTED = (
+_INTERVALS, _RATIO, _HOLDS, _OTHERS = (
     "±, (low-high): 95% intervals.",
     " vs baseline: from windows timed in turns, not from two p50.",
-    "holds: at most {late} of the calls are late.",
-    "~: predicted.",
+    "holds: at most {late} of the calls are late. ",
+    "rel. L2: distance from float32 eager. ~: estimated.",
 )
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: the time of the baseline over that of the "
@@ -163,10 +163,9 @@ def answer_section(data: RunData) -> Section:
     remarks = remarks if data.records else ["No cell has ended yet."]
     cells = [record for answer in answers for record in answer.group]
     ratio = _RATIO if any(answer.vs_baseline is not None for answer in answers) else ""
-    holds = [_HOLDS.format(late=allowed_late(cells))] * any(answer.holds is not None for answer in answers)
-    predicted = [_PREDICTED] * any("~" in answer.next[0] for answer in answers)
-    notes = [_INTERVALS + ratio] if any(answer.p50 is not None for answer in answers) else []
-    notes += [" ".join([*holds, *predicted])] * bool(holds or predicted)
+    holds = _HOLDS.format(late=allowed_late(cells)) if any(answer.holds is not None for answer in answers) else ""
+    is_timed = any(answer.p50 is not None for answer in answers)
+    notes = [_INTERVALS + ratio, holds + _OTHERS] if is_timed else []
     tables = (Table("Answer", _columns(), answers, notes, keys=1), cells_table(cells, data.groups))
     is_cold = any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells)
     legend = (_LEGEND.format(late=allowed_late(cells)), CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()
@@ -176,7 +175,7 @@ def answer_section(data: RunData) -> Section:
 def _next_in_full(answer: Answer) -> list[str]:
     """Return the next step as a sentence where the table has no room for its words, or these name no time."""
     words, sentence = answer.next
-    return [f"next: {sentence}"] if len(words) > _SHORT or (words and ":" not in words) else []
+    return [f"next: {sentence}"] if len(words) > _SHORT or (words and not words.endswith(" ms")) else []
 
 
 def status_section(data: RunData) -> Section:

@@ -33,7 +33,6 @@ _IN_DETAIL = (
     "Device: by CUDA events. Host: until the call returns. rel. L2 allowed: twice that of eager in this dtype, more "
     "where an output has few values, or what a recipe's tolerance says."
 )
-_NOTE = "rel. L2: distance from a float32 eager reference. prepare: from empty caches; ~: estimated."
 COLD = "Cold: the last-level cache was flushed before each sample."
 _LOOPS = (
     "Late: frames that miss their deadline. Underruns, N: frames that a player at the target rate misses if it starts "
@@ -67,7 +66,7 @@ def cells_table(records: Sequence[Record], groups: Mapping[str, Sequence[Record]
         Column[Record]("pays after", lambda r: pays_after(r, groups[r.component]), "count", unit="calls"),
     )
     doubts, details = ([replace(each, depth="report") for each in group] for group in (doubts, details))
-    return cell_table("Cells", (*doubts, *shown, *details), rows, [_NOTE])
+    return cell_table("Cells", (*doubts, *shown, *details), rows)
 
 
 def cells_section(data: RunData) -> Section:
