@@ -28,9 +28,10 @@ from profiling.results.measured import LATE, LEAST_VALUES, Control, Spread, Turn
 from profiling.results.stats import rates_of_calls
 from profiling.results.verdicts import kind_of
 
-#: Shortest and longest window, in seconds; between them it has room for `WINDOW_CALLS` calls.
+#: Shortest and longest window, in seconds; between them it has room for `WINDOW_CALLS` calls, a few more than the 10 of
+#: each window with which the first look has the 60 samples that a cell wants.
 SHORTEST, LONGEST = 0.1, 0.5
-WINDOW_CALLS = 10
+WINDOW_CALLS = 12
 #: Fewest windows that the limits of a cell leave room for, and those over which the samples of a fast cell are spread.
 LEAST, SPREAD = 8, 20
 #: Blocks after which controls are prepared. A cell near the best one has a control, too: within 3%, or within so many
@@ -44,12 +45,13 @@ RATES_SHARE = 0.1
 MEMORY_MARGIN = 1.2
 
 
-@dataclass(frozen=True)
+@dataclass
 class Start:
     """When the cells of a component began to take turns: UTC for the record, seconds on the clock of the windows."""
 
     utc: str = field(default_factory=lambda: datetime.now(UTC).isoformat())
     seconds: float = field(default_factory=time.perf_counter)  # CLOCK_MONOTONIC, which all processes share
+    turns: int = 0  # that have been given since, also to a cell alone
 
 
 @dataclass(eq=False)
@@ -173,8 +175,8 @@ def take_turns(
         each.others |= dict.fromkeys(other.name for other in placements if other is not each)
     spreads = Spreads() if spreads is None else spreads
     budget = sum(each.ready.max_seconds for each in placements) if seconds is None else seconds
-    first = 1 + max((turn for each in placements for turn, _ in each.windows), default=-1)
-    rng, spent, turn = random.Random(seed), 0.0, first
+    rng, spent, first = random.Random(seed), 0.0, start.turns
+    turn = first
     order = [*placements, *(control for each in placements for control in each.controls)]
     alive, stopped_by = list(placements), None
     while alive and stopped_by is None:
@@ -195,7 +197,8 @@ def take_turns(
         stopped_by = _stopped_by(alive, first, turn - first, budget, spent, spreads, late) if alive else None
     if stopped_by in ("decided", "time") and alive:
         fastest = min(alive, key=lambda each: each.cell(ONE_PROCESS).log_ms)  # as the judge sees them
-        _settle_rates(fastest, turn, max(budget - spent, RATES_SHARE * budget), late, now)
+        turn = _settle_rates(fastest, turn, max(budget - spent, RATES_SHARE * budget), late, now)
+    start.turns = turn
     for each in placements:
         each.stopped_by = stopped_by
         if each.spread is None:  # else it was kept when turns ended before, beside other cells
@@ -235,20 +238,21 @@ def _stopped_by(
     return "time" if spent >= budget and enough else None
 
 
-def _settle_rates(leader: Placement, turn: int, seconds: float, late: float, now: Callable[[], float]) -> None:
+def _settle_rates(leader: Placement, turn: int, seconds: float, late: float, now: Callable[[], float]) -> int:
     """Let the best cell alone make the calls that tell if it holds a frame rate, where `seconds` suffice for them.
 
-    It is looked at no more often than the looks at a comparison: each may be wrong.
+    It is looked at no more often than the looks at a comparison: each may be wrong. Return the number of the next turn.
     """
     began = now()
     for _ in range(len(LOOKS) - 1):
         wanted, calls = _wanted_calls(leader, late), leader.samples()
         left = min(leader.ready.max_iterations, (seconds - (now() - began)) * 1e3 / leader.median_ms)
         if not 0 < wanted <= left:
-            return
+            break
         while leader.samples() - calls < wanted and not leader.has_ended:
             leader.take(turn)
             turn += 1
+    return turn
 
 
 def _wanted_calls(leader: Placement, late: float) -> int:

@@ -108,11 +108,11 @@ def test_turns_with_the_next_cell_have_limits_of_their_own():
     assert baseline.samples() == 4000
 
 
-def test_a_window_has_room_for_ten_calls_within_bounds_and_a_short_budget_for_an_interval():
+def test_a_window_has_room_for_its_calls_within_bounds_and_a_short_budget_for_an_interval():
     def seconds(call_s, **limits):
         return window_of(Ready(call_s=call_s, used={}, free={}, **(LIMITS | limits))).seconds
 
-    assert [seconds(call_s) for call_s in (1e-5, 0.02, 3.0)] == [SHORTEST, 0.2, LONGEST]
+    assert [seconds(call_s) for call_s in (1e-5, 0.02, 3.0)] == [SHORTEST, 0.24, LONGEST]
     assert LEAST_VALUES * seconds(1.0, max_seconds=0.3) <= 0.3
 
 
@@ -256,8 +256,8 @@ def test_where_the_memory_holds_two_cells_the_baseline_stays_for_each_of_the_oth
     base, one, two = read_records(run.folder).records
     assert (base.turns.beside, one.turns.beside, two.turns.beside) == (("v", "w"), ("baseline",), ("baseline",))
     assert [one.speedup.wall, two.speedup.wall] == pytest.approx([1, 1], rel=0.01)
-    assert blocks_of(one).isdisjoint(blocks_of(two))
-    assert blocks_of(base) >= blocks_of(one) | blocks_of(two)
+    assert blocks_of(one).isdisjoint(blocks_of(two)), "also where the leader had windows alone, for its frame rates"
+    assert min(len(blocks_of(base) & blocks_of(each)) for each in (one, two)) >= min(LOOKS)
     assert base.metrics.wall_ms.n == sum(window.n for window in base.turns.windows)
 
 

@@ -95,7 +95,7 @@ def test_a_step_that_changes_nothing_falls_out_before_it_is_timed(end, says, tmp
     assert prepared(again) == []
 
 
-@pytest.mark.parametrize(("noise", "is_close"), [(0.5, True), (0.001, False)])
+@pytest.mark.parametrize(("noise", "is_close"), [(0.65, True), (0.001, False)])
 def test_what_is_left_of_the_budget_tells_the_first_two_apart(noise, is_close, tmp_path):
     """They differ by 6%, and their windows by far more: a few show no difference."""
     options = {"prepare_s": 3.0, "noise": noise, "limits": {"pinned": True}}
