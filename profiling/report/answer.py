@@ -39,9 +39,9 @@ _WIDE = 1.3
 _SHORT = 26
 _INTERVALS, _RATIO, _HOLDS, _OTHERS = (
     "±, (low-high): 95% intervals.",
-    " vs baseline: from windows timed in turns, not from two p50.",
-    "holds: at most {late} of the calls are late. ",
-    "rel. L2: distance from float32 eager. ~: estimated.",
+    " vs baseline: of calls timed alternately, not p50 / p50.",
+    "holds: at most {late} of calls late. ",
+    "rel. L2: from float32 eager. ~: estimated; next: of the call.",
 )
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: the time of the baseline over that of the "
@@ -137,7 +137,7 @@ class Answer:
         if not is_bound and pair.placement > pair.noise and interval[1] > _WIDE * interval[0]:
             wide = max((baseline, fastest), key=lambda each: verdicts.spread_of(each).std)
             share = percent(verdicts.spread_of(wide).std)
-            yield f"{wide.variant} differs by {share} between processes (standard deviation), which widens the ratio"
+            yield f"the ratio is wide: calls like {wide.variant}'s vary by {share} (std) between processes"
 
 
 def answers_of(data: RunData) -> list[Answer]:
