@@ -33,12 +33,14 @@ def without_paths(text: str) -> str:
 
 def with_short_samples(value: Any) -> Any:
     """Return a record, or a part of it, with six digits of each sample."""
-    if isinstance(value, dict):
-        return {
-            key: [float(f"{sample:.6g}") for sample in part] if key == "samples" and part else with_short_samples(part)
-            for key, part in value.items()
-        }
-    return [with_short_samples(part) for part in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [with_short_samples(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    shortened = {key: with_short_samples(part) for key, part in value.items()}
+    if samples := value.get("samples"):
+        shortened["samples"] = [float(f"{sample:.6g}") for sample in samples]
+    return shortened
 
 
 def merged_command(commands: list[str]) -> str:

@@ -135,7 +135,7 @@ def _matched(cell: CellComparison, one: Record | None, two: Record | None) -> Ce
     ]
     judged = [each for record in (two, one) if (each := cell_of(record)) is not None]
     pair = judge.compare_runs(*judged) if len(judged) == 2 else None
-    if pair is not None and not pair.noise and not pair.placement:
+    if pair is not None and pair.is_certain:
         others = ["one measurement, in both runs"]
     if pair is None:
         others = ["the records have no windows", *others]

@@ -41,7 +41,7 @@ _CONVOLUTION_ARGUMENTS = (
 _TABLE_ARGUMENTS = ("x", "bias", "partial", "gain", "shift", "groups", "eps", "about_mean", "subtract_mean")
 #: Calls that turn a sequence [n, c, t] into a picture of one row, and back.
 _VIEWS = ("unsqueeze", "squeeze", "contiguous")
-#: Calls that change the shape of a tensor, and not the order of its elements.
+#: Calls that reshape a tensor without reordering its elements.
 _RESHAPES = ("unflatten", "flatten", "unsqueeze", "reshape")
 #: Calls that fail where the memory of a tensor is in another order; `view` with sizes is a `reshape` in a traced graph.
 _BY_STRIDES = ("view", "view_as", torch.view_as_complex)

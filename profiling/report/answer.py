@@ -137,7 +137,7 @@ class Answer:
         if not is_bound and pair.placement > pair.noise and interval[1] > _WIDE * interval[0]:
             wide = max((baseline, fastest), key=lambda each: verdicts.spread_of(each).std)
             share = percent(verdicts.spread_of(wide).std)
-            yield f"the ratio is wide: calls like {wide.variant}'s vary by {share} (std) between processes"
+            yield f"the interval is wide: {wide.variant} varies by {share} (std) from process to process"
 
 
 def answers_of(data: RunData) -> list[Answer]:

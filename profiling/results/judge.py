@@ -269,6 +269,11 @@ class Pair:
         return claim(self.log_ratio, self.interval(level), resolution)
 
     @property
+    def is_certain(self) -> bool:
+        """Whether nothing about it is random: both cells hold one measurement (`compare_runs`)."""
+        return not self.noise and not self.placement
+
+    @property
     def p_value(self) -> float:
         """Two-sided p-value of the hypothesis that the times are equal.
 

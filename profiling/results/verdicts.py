@@ -163,7 +163,7 @@ def speedup(record: Record, group: Sequence[Record]) -> Pair | None:
 
 
 def as_shown(pair: Pair) -> Pair:
-    """Return a pair that was judged among others with the interval that it has alone, where its answer is the same."""
+    """Return a pair that was judged among several with its own 95% interval, unless that gives another answer."""
     alone = replace(pair, level=1 - judge.FALSE)
     return alone if alone.answer() == pair.answer() else pair
 

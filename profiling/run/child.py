@@ -53,7 +53,7 @@ ORPHAN_SECONDS = 5.0
 #: Share of the machine's memory (0 to 1) from which a killed process is likely to have been killed for it.
 _MOST_MEMORY = 0.5
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
-#: Ids of the processes that were started here and have not ended: no cell has left them behind.
+#: Ids of the live processes that were started here; other children of this process were left behind by a cell.
 _STARTED: set[int] = set()
 
 
@@ -225,7 +225,7 @@ class Limits:
 
 
 def _death(child: Child, overdue: str | None, log: Path) -> str:
-    """Say in one line which limit, exit code or signal ended a process, with the last lines of its log.
+    """Return one line: the limit, exit code or signal that ended a process, and the last lines of its log.
 
     `overdue` is the limit at which it was killed; None: it ended by itself.
     """

@@ -109,9 +109,9 @@ class ForkServer:
 def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str, int, int | None]:
     """Fork a process for each request; return there what `work_and_exit` of the worker takes. The server never returns.
 
-    Between it and the process is one that waits for the end of the latter, and says how that was. A request for more
-    modules than `imported` is passed on to a server that is forked to import the next of them, so that each is imported
-    once, whatever else is wanted with it.
+    A second forked process waits for the first one and reports its end (`_fork_and_wait`). A request for more modules
+    than `imported` is passed on to a server that is forked to import the next of them, so that each is imported once,
+    whatever else is wanted with it.
     """
     others: dict[tuple[str, ...], socket.socket] = {}
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked here
@@ -158,11 +158,11 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str,
             os.write(status, f"{os.getpid()}\n".encode())
             os.close(status)
             return task_file, rest[0], rest[1] if len(rest) > 1 else None
-        _close(*descriptors)  # a caller that nobody answers starts a fresh process
+        _close(*descriptors)  # without an answer the caller starts a fresh process
 
 
 def _fork_and_wait(status: int, *others: int) -> None:
-    """Return in a forked process; this one sends its exit code, and the most bytes that it held, when it has ended."""
+    """Fork and return in the child. The parent waits, sends exit code and peak bytes of memory, and exits."""
     if (pid := _forked()) == 0:
         return
     _close(*others)  # which end with the forked process

@@ -97,7 +97,7 @@ class Progress:
         """Show the live line."""
         if self._live is None:
             columns = progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn()
-            # Twice a second: a display that refreshes often would take a core from the process that measures.
+            # Refreshed twice a second: more often, it would take a core from the process that is timed.
             self._live = progress.Progress(*columns, console=self._console, transient=True, refresh_per_second=2)
             self._live.add_task("", total=None)
             self._live.start()

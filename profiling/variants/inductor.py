@@ -6,6 +6,7 @@ The default mode has no CUDA graphs, so that `compile` differs from `baseline` b
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from collections import Counter
@@ -26,6 +27,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._inductor import config, cpp_builder, exc
 from torch._inductor.async_compile import maybe_warm_pool
 from torch._inductor.cpu_vec_isa import pick_vec_isa
+from torch._inductor.utils import clear_caches
 
 from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, NothingChangedError, SkippedError, did_you_mean, printable
@@ -38,7 +40,6 @@ from profiling.trace.counters import (
     snapshot,
     unsupported,
 )
-from profiling.trace.generated_code import kept_kernels
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.recipe import AnyTransform, Compiler, Outcome
 
@@ -399,3 +400,36 @@ def _new_step(module: Callable[..., Any], /, **inputs: Any) -> Any:
     # Without this mark inductor's graph trees continue the last call and keep its outputs alive.
     torch.compiler.cudagraph_mark_step_begin()
     return module(**inputs)
+
+
+@contextmanager
+def kept_kernels(folder: Path) -> Iterator[None]:
+    """Inside the block, make inductor write generated code into `folder`, with benchmark code and unique kernel names.
+
+    The folder is inductor's cache meanwhile, so that the compile is a cold start. A Triton kernel's file times itself
+    when it is run (`python FILE` prints ms, GB and GB/s), that of a graph times the graph. The block must contain
+    everything that compiles, including the first calls, because `torch.compile` is lazy.
+    Inductor's flags, cache folders and in-memory caches are restored at its end; compiled code stays usable.
+
+    Raises:
+        InputError: `folder` is not empty: inductor would load that code from it and compile nothing.
+
+    """
+    folder = folder.absolute()
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InputError(
+            f"Generated code cannot be kept in {folder}: the folder is not empty. Delete it, or use a new run folder."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    # Triton's folder is set too: inductor would set it, and leave it set.
+    folders = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    before = {name: os.environ.get(name) for name in folders}
+    clear_caches()  # code that this process has loaded would not be written again
+    try:
+        os.environ.update(folders)
+        with config.patch({"benchmark_kernel": True, "triton.unique_kernel_names": True}):
+            yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        clear_caches()

@@ -263,7 +263,7 @@ def test_the_lowest_estimate_leads_and_the_others_are_tested_against_it():
 
 
 def test_cells_that_took_turns_with_the_baseline_only_are_compared_by_it():
-    """Equal code, one after the other: threads starved while the first was timed, and 5% less work in a third."""
+    """Cells timed one after the other: equal code twice, the first time with starved threads, and 5% less work."""
     rng, busy = np.random.default_rng(0), np.repeat([0.5, 0.0], (10, 20))
 
     def timed(ms, turns):

@@ -10,7 +10,7 @@ import torch
 from torch._inductor import config
 
 from profiling.errors import InputError
-from profiling.trace.generated_code import kept_kernels
+from profiling.variants.inductor import kept_kernels
 
 
 def wave(x):
