@@ -44,6 +44,7 @@ class Scene:
     starved: float = 0.0  # probability of a window 3 to 400 times as long, of which 50 to 70% are measured as taken
     slow: float = 1.0  # factor on its time while a process runs slowly: for 6 windows of 12 on average, at random
     stored: bool = False  # the noise is that of windows of committed runs, in their order
+    budget: int = BLOCKS  # blocks for which there is time
 
 
 @dataclass
@@ -68,7 +69,7 @@ def simulate(scene: Scene, rng: np.random.Generator) -> Outcome:
             ms, share = next(windows)
             return WindowSamples(start_s=0.0, wall_ms=(ms,), host_ms=(ms,), cpu_lost_share=share)
 
-        ready = Ready(used={}, free={}, max_iterations=1_000_000, max_seconds=BLOCKS)
+        ready = Ready(used={}, free={}, max_iterations=1_000_000, max_seconds=scene.budget)
         device = "cpu" if scene.kind == "CPU" else "cuda"
         return Placement(str(ratio), ready, window, device, is_captured=scene.kind == "captured")
 
@@ -77,7 +78,7 @@ def simulate(scene: Scene, rng: np.random.Generator) -> Outcome:
     ticks = itertools.count()
     # With a share of 1 no rate asks for further calls.
     take_turns(
-        *(cells, BLOCKS, int(rng.integers(2**31)), lambda: float(next(ticks))),
+        *(cells, scene.budget, int(rng.integers(2**31)), lambda: float(next(ticks))),
         again=lambda cell: place(ratios[id(cell)], begin=len(cell.windows)),
         late=1.0,
     )
@@ -185,6 +186,8 @@ SCENES = (
     Scene("captured, 0.8% slower", (1.0, 1.008), 0.002, "captured", 0.001),
     Scene("captured, 2% slower", (1.0, 1.02), 0.002, "captured", 0.001),
     Scene("captured, 12 equal", (1.0,) * 12, 0.002, "captured", 0.001),
+    Scene("captured, 5 equal, 10 s", (1.0,) * 5, 0.002, "captured", 0.012, budget=8),
+    Scene("captured, 4 of 5 are 8% slower, 10 s", (1.0, *(1.08,) * 4), 0.002, "captured", 0.012, budget=8),
     Scene("noise of 10%, equal", (1.0, 1.0), 0.002, "captured", 0.1),
     Scene("noise of 10%, 4 equal", (1.0,) * 4, 0.002, "captured", 0.1),
     Scene("long tails, equal", (1.0,) * 3, 0.002, "captured", 0.003, tails=True),

@@ -70,15 +70,16 @@ TREND_P = 1e-5
 END_P = 0.01
 #: Windows of each cell after which turns may end, and the level of the intervals at each of these looks.
 LOOKS: Mapping[int, float] = {6: 0.999, 15: 0.999, 75: 0.95}
-#: Fewest windows from which noise is estimated; slow calls beside other processes may leave a run with no more. The
-#: correlation of neighbours cannot be estimated from fewer than `LEAST_VALUES`: it is taken as 0.5, which multiplies
-#: the variance of the mean by `FEW_INFLATION`.
-FEWEST, FEW_INFLATION = 4, 3.0
+#: Fewest windows from which noise is estimated; slow calls beside other processes may leave a run with no more.
+FEWEST = 4
+#: The correlation of neighbours is at least this over the number of windows, since few windows cannot show one. Of
+#: fewer than `LEAST_VALUES` it is that.
+FEW = 2.0
 #: Share of the windows that is trimmed at either end.
 TRIM = 0.2
-#: Standard errors in the largest difference of windows that are apart (99.9%), the degrees of freedom of that, and the
-#: fewest windows: that all of 8 err to one side has a probability of 0.8%.
-APART, BOUNDED, APART_WINDOWS = 3.29, 1e6, 8
+#: Standard errors in the largest difference of windows that are apart (99.9%), and the fewest windows: that all of 8
+#: err to one side has a probability of 0.8%.
+APART, APART_WINDOWS = 3.29, 8
 #: Other processes are reported with a time if they took more than this share of it (0 to 1). For an undecided pair
 #: `wants` states how many times as much would have to be measured, and "over 10 times" where it is more than that.
 NAMED_SHARE, MOST_TIMES = 0.02, 10.0
@@ -410,10 +411,21 @@ def _by_session(cell: Cell) -> dict[str, list[Windows]]:
 
 
 def _run_in_turns(ones: Sequence[Windows], others: Sequence[Windows], one: Spread, other: Spread) -> _Run | None:
-    """Return the ratio by the turns that all placements had, else by those of each pair of them; None: too few."""
-    together = _in_turns(ones, others, LEAST_VALUES)
+    """Return the ratio by the turns that all placements had, else by those of each pair of them; None: too few.
+
+    Where second placements had few turns, only the first ones count if the noise of so few costs more than they teach.
+    """
+
+    def placed(numbers: tuple[int, int]) -> Spread:
+        return _total((_shared(one, numbers[0]), _shared(other, numbers[1])), alike=one == other)
+
+    together, numbers = _in_turns(ones, others, LEAST_VALUES), (len(ones), len(others))
     if together is not None:
-        known, numbers = [together], (len(ones), len(others))
+        known = [together]
+        turns, more = _turns_of(ones, others).size, _turns_of(ones[:1], others[:1]).size
+        first, taught = _in_turns(ones[:1], others[:1]), placed((1, 1)).std ** 2 - placed(numbers).std ** 2
+        if first is not None and turns < APART_WINDOWS <= more and first[1] * (more / turns - 1) > taught:
+            known, numbers = [first], (1, 1)
     else:
         pairs = {(i, j): _in_turns([a], [b]) for i, a in enumerate(ones) for j, b in enumerate(others)}
         found = {at: pair for at, pair in pairs.items() if pair is not None and pair[1] < np.inf}
@@ -422,8 +434,7 @@ def _run_in_turns(ones: Sequence[Windows], others: Sequence[Windows], one: Sprea
         return None
     log, freedom, *removed = (float(np.mean([each[i] for each in known])) for i in (0, 2, 3, 4))
     noise = float(np.mean([np.sqrt(each[1]) for each in known])) ** 2  # they share windows: as if wholly correlated
-    spread = _total((_shared(one, numbers[0]), _shared(other, numbers[1])), alike=one == other)
-    return _Run(log, noise, freedom, spread, *removed)
+    return _Run(log, noise, freedom, placed(numbers), *removed)
 
 
 def _run_alone(placements: Sequence[Windows], spread: Spread) -> _Run:
@@ -487,7 +498,7 @@ def _in_turns(
     every = (*ones, *others)
     if not (ones and others and ones[0].session) or any(each.session != ones[0].session for each in every):
         return None
-    turns = reduce(np.intersect1d, [each.turns for each in every])
+    turns = _turns_of(ones, others)
     if turns.size < least:
         return None
 
@@ -503,8 +514,13 @@ def _in_turns(
     apart = next(lows) > np.max(other) or next(lows) > np.max(one)
     bound = float(np.abs(one - other - centre).max() / APART) ** 2
     if apart and one.size >= APART_WINDOWS and bound < variance:
-        variance, freedom = bound, BOUNDED
+        variance, freedom = bound, one.size - 1.0
     return centre, variance, freedom, *removed
+
+
+def _turns_of(ones: Sequence[Windows], others: Sequence[Windows]) -> NDArray[np.int64]:
+    """Return the turns that all of these placements had."""
+    return reduce(np.intersect1d, [each.turns for each in (*ones, *others)])
 
 
 def _removed(taken: Array) -> float:
@@ -520,7 +536,7 @@ def _trimmed(values: Array) -> tuple[float, float, float]:
     if values.size < FEWEST:
         return centre, np.inf, 1.0
     variance = float(np.clip(values, ordered[cut], ordered[-1 - cut]).var(ddof=1))
-    inflation = _inflation(values) if values.size >= LEAST_VALUES else FEW_INFLATION
+    inflation = _inflation(values)
     return centre, variance * values.size * inflation / kept**2, max(2.0, (kept - 1) / inflation)
 
 
@@ -530,12 +546,14 @@ def _inflation(values: Array) -> float:
     The correlation is corrected for bias (Marriott and Pope, Bias in the estimation of autocorrelations, 1954), and
     half of its standard error is added, since what few windows hide would make intervals too narrow.
     """
-    ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (values.size - 1) / 2
-    if np.ptp(values) == 0 or values.size <= 4:
+    if np.ptp(values) == 0:
         return 1.0
-    lag_1 = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
-    unbiased = (values.size * lag_1 + 1) / (values.size - 4)
-    correlation = min(max(unbiased + 0.5 / np.sqrt(values.size), 0.0), 0.8)
+    correlation = FEW / values.size
+    if values.size >= LEAST_VALUES:
+        ranks = np.argsort(np.argsort(values, kind="stable"), kind="stable") - (values.size - 1) / 2
+        lag_1 = float((ranks[1:] * ranks[:-1]).sum() / (ranks**2).sum())
+        unbiased = (values.size * lag_1 + 1) / (values.size - 4)
+        correlation = min(max(unbiased + 0.5 / np.sqrt(values.size), correlation), 0.8)
     return float((1 + correlation) / (1 - correlation))
 
 

@@ -197,6 +197,16 @@ def test_a_process_without_common_turns_does_not_make_the_others_better_known():
     assert compare(Cell((other,), EQUAL), Cell((first, control), EQUAL)) == alone
 
 
+def test_a_second_process_with_few_turns_does_not_hide_what_many_turns_of_the_first_ones_show():
+    noisy = {"n": 8, "noise": 0.01}
+    slow, fast, again = cell(1.08, seed=1, **noisy), cell(1.0, seed=2, **noisy), cell(1.0, seed=3, **noisy)
+    late = replace(again.placements[0], ms=again.placements[0].ms[2:], turns=np.arange(2, 8), taken=np.zeros(6))
+    both = replace(fast, placements=(*fast.placements, replace(late, least=late.ms)))
+    assert compare(slow, both) == compare(slow, fast), "noise dominates"
+    one, two = (replace(each, spread=Spread(0.15, 6.0)) for each in (fast, both))
+    assert compare(slow, two).placement < compare(slow, one).placement, "what processes differ by dominates"
+
+
 @pytest.mark.parametrize("placements", [1, 10])
 def test_more_processes_of_two_runs_do_not_remove_what_two_hosts_differ_by(placements):
     noise = np.random.default_rng(0).normal(1, 1e-4, (2, placements, 24))
@@ -378,8 +388,8 @@ def test_the_noise_of_two_totals_adds_up():
     noisy, exact = [9.0, 11.0] * 4, [10.0] * 8
     calls, spread = [1.0] * 8, Spread(0.018, 30.0)
     once, twice = (compare_totals((noisy, calls), (other, calls), spread) for other in (exact, noisy))
-    # Cochran: n / (n - 1) of the squares over the square of the sum
-    assert once.noise == pytest.approx(8 / 7 * 8 / 80**2)
+    # Cochran: n / (n - 1) of the squares over the square of the sum; of eight windows, correlated by 2 / 8.
+    assert once.noise == pytest.approx(8 / 7 * 8 / 80**2 * (1 + 0.25) / (1 - 0.25))
     assert twice.noise == pytest.approx(2 * once.noise)
     assert once.placement == pytest.approx(2 * 0.018**2)
 
