@@ -186,7 +186,9 @@ class RealtimeCell(Cell):
         plan, run, device = self._plan, Path(self.job.run), torch.device(self.job.settings.device)
         paced = plan.options.pace == "realtime"
         period = plan.graph.frames_per_tick / plan.target_fps if paced else None
-        monitor, journal = FrameMonitor(device, calibrate=True), Journal(run, self.job.name, series_names(pipeline))
+        # A query of the driver takes milliseconds. Where frames overlap, the next one would wait for it.
+        monitor = FrameMonitor(device, calibrate=True, apart=pipeline.depth > 1)
+        journal = Journal(run, self.job.name, series_names(pipeline))
         loop = FrameLoop(pipeline, Clock(), monitor, period=period)
         before: dict[str, int] = {}
 
