@@ -6,11 +6,12 @@ The report.md of each run is rendered again from its records. A page gets a bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from profiling.report.answer import answer_section
-from profiling.report.cells import median_of, prepare_seconds
+from profiling.report.cells import median_of, prepare_seconds, ratio_value
 from profiling.report.format import escaped
 from profiling.report.heading import heading_lines
 from profiling.report.realtime import realtime_section
@@ -22,9 +23,17 @@ from profiling.report.time_split import call_parts
 from profiling.results.explanations import Kernel
 from profiling.results.record import Record
 from profiling.results.sweep import is_sweep
+from profiling.results.verdicts import by_component, compare_records
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
+#: Runs with and without the steps that replace kernels, without 8-bit weights.
+STEPS = frozenset({"fused_norm", "grouped_conv", "pointwise_conv", "interpolation", "fold_upsampling", "merged_linear"})
+PLAIN = frozenset({"channels_last", "compile", "cuda_graph"})
+STEPPED = (
+    *("h200_decoder_steps", "h200_sd_vae_decoder", "h200_wan_vae_decoder", "h200_drawn_decoders"),
+    *("h200_quantised", "h200_merged_linear", "h200_realtime_steps"),
+)
 #: Runs of the components of other libraries.
 MODELS = ("h200_clip_text", "h200_diffusion", "h200_wan_vae_decoder", "h200_language")
 
@@ -77,6 +86,60 @@ def decoder_block() -> str:
     return "\n\n".join((markdown(Table("Variants", shown, rows)), markdown(longest), measured_on(run)))
 
 
+class Gain(NamedTuple):
+    """A network as the better of its plain forms, compiled and captured, and with steps that replace kernels."""
+
+    plain: Record
+    stepped: Record
+    revision: str
+
+
+def gains() -> Iterator[Gain]:
+    """Yield each network of `STEPPED` for which a correct recipe replaces kernels."""
+    for run in map(load_run, (RESULTS / name for name in STEPPED)):
+        for group in by_component(record for record in run.records if record.is_correct).values():
+            recipes = [(frozenset(record.variant.split("+")), record) for record in group]
+            plain = [record for parts, record in recipes if {"compile", "cuda_graph"} <= parts <= PLAIN]
+            stepped = [
+                record
+                for parts, record in recipes
+                if record.variant == "mixed" or (parts & STEPS and parts <= STEPS | PLAIN)
+            ]
+            if plain and stepped:
+                best, fastest = (min(each, key=lambda record: record.median_ms or 0.0) for each in (plain, stepped))
+                yield Gain(best, fastest, run.environment.revision or "?")
+
+
+def steps_block() -> str:
+    """Return tables of what the steps that replace kernels gain, and of the longest kernels that are left of two."""
+    found = list(gains())
+    left = [
+        (gain.stepped.component, kernel)
+        for gain in found
+        if gain.stepped.component in ("audio_decoder", "world_model_step") and gain.stepped.roofline
+        for kernel in gain.stepped.roofline.kernels[:5]
+    ]
+    kernels = (
+        Column[tuple[str, Kernel]]("network", lambda row: row[0]),
+        Column[tuple[str, Kernel]]("kernel", lambda row: row[1].name),
+        Column[tuple[str, Kernel]]("count", lambda row: row[1].count, "count"),
+        Column[tuple[str, Kernel]]("total", lambda row: row[1].ms, "ms"),
+        Column[tuple[str, Kernel]]("mean", lambda row: row[1].mean_us, "us"),
+    )
+    shown = (
+        Column[Gain]("network", lambda gain: gain.plain.component),
+        Column[Gain]("compiled, captured", lambda gain: median_of(gain.plain), "ms"),
+        Column[Gain]("with steps", lambda gain: median_of(gain.stepped), "ms"),
+        Column[Gain]("ratio", lambda gain: ratio_value(compare_records(gain.plain, gain.stepped)), "ratio"),
+        Column[Gain]("over roofline", lambda gain: (line := gain.stepped.roofline) and line.over_roofline, "ratio"),
+        Column[Gain]("rel. L2", lambda gain: gain.plain.parity and gain.plain.parity.rel_l2, "error"),
+        Column[Gain]("with steps", lambda gain: gain.stepped.parity and gain.stepped.parity.rel_l2, "error"),
+        Column[Gain]("recipe", lambda gain: gain.stepped.variant),
+        Column[Gain]("code", lambda gain: gain.revision),
+    )
+    return f"{markdown(Table('Steps', shown, found))}\n\n{markdown(Table('Kernels', kernels, left))}"
+
+
 def _ms_of(record: Record, label: str) -> float | None:
     return next((part.ms for part in call_parts(record) if part.label == label), None)
 
@@ -91,6 +154,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "models": models_block,
     "loop": loop_block,
     "decoder": decoder_block,
+    "steps": steps_block,
 }
 
 

@@ -44,7 +44,7 @@ def unfolded(page):
 @pytest.mark.parametrize(
     ("committed", "width", "scheme"),
     [
-        *(("h200_main", 1400, "light"), ("h100_quantised", 800, "dark")),
+        *(("h200_main", 1400, "light"), ("h200_quantised", 800, "dark")),
         *(("h200_realtime", 800, "light"), ("h200_tune_image_decoder", 1400, "dark")),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_narrow_page_shows_each_doubt_of_a_cell_without_scrolling(write_page, 
 
 
 def test_a_label_of_a_bar_that_is_cut_is_shown_whole_or_not_at_all(shown):
-    page = shown("h100_quantised", width=800)
+    page = shown("h200_quantised", width=800)
     for bar in page.locator(".bar.cut").all():
         (edge,), parts, labels = (boxes(bar.locator(kind)) for kind in (".beyond", ".part", ".part > span"))
         for part, label in zip(parts, labels, strict=True):
