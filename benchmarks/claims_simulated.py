@@ -201,6 +201,8 @@ SCENES = (
     Scene("eager, two speeds, five times", (1.0, 0.2), 0.05, "host-bound", 0.05, slow=1.8),
     Scene("CPU, equal", (1.0, 1.0), 0.03, "CPU", 0.01),
     Scene("CPU, bursts, equal", (1.0,) * 3, 0.03, "CPU", 0.01, bursts=0.1),
+    Scene("CPU, 5% taken, equal", (1.0,) * 3, 0.01, "CPU, pinned", 0.01, bursts=1.0, burst_share=0.05),
+    Scene("CPU, 5% taken, twice as fast", (1.0, 0.5), 0.01, "CPU, pinned", 0.01, bursts=1.0, burst_share=0.05),
     Scene("CPU, always busy, equal", (1.0, 1.0), 0.03, "CPU", 0.05, bursts=1.0),
     Scene("CPU, always busy, tenfold", (1.0, 0.1), 0.03, "CPU", 0.05, bursts=1.0, burst_share=0.5),
     Scene("CPU, threads starve, 3 equal", (1.0,) * 3, 0.03, "CPU", 0.05, starved=0.4),

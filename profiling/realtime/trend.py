@@ -6,7 +6,7 @@ import numpy as np
 from scipy.ndimage import median_filter
 
 from profiling.results.frames import Array, Series, stage_names
-from profiling.results.judge import ONE_PROCESS, Cell, Line, Windows, compare, fit_line
+from profiling.results.judge import ONE_PROCESS, Cell, Line, Windows, compare, drift, fit_line
 from profiling.results.loop import Slope, StageGrowth, Steady
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.stats import batch_medians
@@ -91,11 +91,11 @@ def unsteady_times(frame_ms: Array, steady: Steady, warmup: int, option: str) ->
         longer = option.format(warmup + steady.from_frame)
         signs.append(f"frame times settle only at timed frame {steady.from_frame}: use {longer}")
     part = frame_ms[steady.from_frame :]
-    line = line_of(part)
-    if line is not None and line.slope < 0 and line.is_claimed():
-        fall = -line.slope * (part.size - 1) / float(np.median(part))
+    moved = drift(Windows.of(batch_medians(part))) if part.size else None
+    if moved is not None and moved.slope < 0:
         longer = option.format(warmup + frame_ms.size)
-        signs.append(f"frame times still fall, by {fall:.1%} over the timed frames: use a longer warm-up, {longer}")
+        falls = f"from {moved.begin:.4g} to {moved.end:.4g} ms"
+        signs.append(f"frame times still fall, {falls} over the timed frames: use a longer warm-up, {longer}")
     return signs
 
 

@@ -38,7 +38,7 @@ _WIDE = 1.3
 #: Most characters of a next step in the table.
 _SHORT = 26
 _INTERVALS, _RATIO, _HOLDS, _OTHERS = (
-    "±, (low-high): 95% intervals.",
+    "±, (low-high): 95% intervals or wider.",
     " vs baseline: of calls timed alternately, not p50 / p50.",
     "holds: at most {late} of calls late. ",
     "rel. L2: from float32 eager. ~: estimated; next: of the call.",
@@ -134,10 +134,15 @@ class Answer:
         if pair is None or interval is None or pair.answer() in ("same", UNDECIDED):
             return  # what is said of it already, among the others
         is_bound = pair.taken > NAMED_SHARE  # beside other processes; then it is they who widen it
-        if not is_bound and pair.placement > pair.noise and interval[1] > _WIDE * interval[0]:
+        if is_bound or interval[1] <= _WIDE * interval[0]:
+            return
+        if pair.placement > pair.noise:
             wide = max((baseline, fastest), key=lambda each: verdicts.spread_of(each).std)
             share = percent(verdicts.spread_of(wide).std)
             yield f"the interval is wide: {wide.variant} varies by {share} (std) from process to process"
+        elif baseline.turns is not None:
+            least, most = (of(window.p50 for window in baseline.turns.windows) for of in (min, max))
+            yield f"the interval is wide: windows of {BASELINE} took {least:.4g} to {most:.4g} ms"
 
 
 def answers_of(data: RunData) -> list[Answer]:

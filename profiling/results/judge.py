@@ -24,13 +24,14 @@ are tested against it. The leader was chosen by the same data, so that Holm's me
 
 **Disturbance widens.** What other processes took of a window is measured. The interval of a ratio reaches from where
 all of that is removed from the slower cell to where all is removed from the faster one; no window is dropped. Threads
-that wait for each other lose more than is measured, so that windows may differ a hundredfold. But others only lengthen:
-where no call of one cell, without what was measured, is as short as many windows of the other, that bounds the ratio
-(`Shortest`; by the chance that so many of the shortest are of one cell, as in Wilcoxon's rank-sum test, 1945). Beside
-others nothing else shows which is faster.
+that wait for each other lose more than is measured, the more the more is taken (`STARVED`), so that windows may differ
+a hundredfold. But others only lengthen: where no call of one cell, without what was measured, is as short as many
+windows of the other, that bounds the ratio (`Shortest`; by the chance that so many of the shortest are of one cell, as
+in Wilcoxon's rank-sum test, 1945). Of both the narrower end holds.
 
 **Drift.** A cell whose windows have a trend is timed longer. If that does not end it, the cell says so, and the
-interval of its time holds both ends.
+interval of its time holds both ends; that of a ratio holds both ends of the ratio, in which a shared drift cancels.
+Six windows can show no trend: where they rise or fall in order, turns go on to the next look.
 
 **Rates.** A cell holds a frame rate if at most 1% of its calls are late. That is said by the one-sided 95% bound of
 Clopper and Pearson (1934) on k late of n calls. Late calls come in bursts: k and n are divided by the mean length of a
@@ -85,16 +86,20 @@ APART, APART_WINDOWS = 3.29, 8
 NAMED_SHARE, MOST_TIMES = 0.02, 10.0
 #: Most that can be removed from a window, as a share of it.
 MOST_TAKEN = 0.999
+#: A window of which others took a share x may be longer by (1 + x / STARVED) times that: twice at 2%, 6 times at 10%.
+STARVED = 0.02
+#: Least rank correlation with time (p < 5%) at which six windows, which are too few for a trend, go on.
+IN_ORDER = 0.88
 #: Spreads where nothing was learned, by what sets the pace of a call. GPU, captured or device-bound: between processes
 #: on an H100 0.08% to 0.26%; compiled or eager, with kernels that set the pace: second processes of an image decoder
 #: differed by 0.7 to 8.6%. Host-bound: eager took 12.0 to 13.8 ms in four processes and 23 ms in a fifth. CPU: equal
 #: pairs with one pinned thread differed by up to 2.5%, others by up to 11%.
 DEFAULT_SPREADS: Mapping[str, Spread] = {
-    "captured": Spread(0.0025, PRIOR_PAIRS),
-    "device-bound": Spread(0.035, 6.0),
-    "host-bound": Spread(0.15, 6.0),
-    "CPU, pinned": Spread(0.01, PRIOR_PAIRS),
-    "CPU": Spread(0.04, 6.0),
+    "captured": Spread(0.0025, PRIOR_PAIRS, kind="captured"),
+    "device-bound": Spread(0.035, 6.0, kind="device-bound"),
+    "host-bound": Spread(0.15, 6.0, kind="host-bound"),
+    "CPU, pinned": Spread(0.01, PRIOR_PAIRS, kind="CPU, pinned"),
+    "CPU": Spread(0.04, 6.0, kind="CPU"),
 }
 #: Degrees of freedom of what is known.
 _CERTAIN = 1e6
@@ -262,7 +267,7 @@ class Pair:
         low, high = self.log_ratio + self.low_removed - reach, self.log_ratio + self.high_removed + reach
         if self.shortest is not None:
             above, below = (each.bound(level) - self._placement_reach(level) for each in self.shortest)
-            low, high = max(min(low, 0.0), min(above, self.log_ratio)), min(max(high, 0.0), max(-below, self.log_ratio))
+            low, high = max(low, min(above, self.log_ratio)), min(high, max(-below, self.log_ratio))
         return float(np.exp(low)), float(np.exp(high))
 
     def answer(self, level: float | None = None, resolution: float = RESOLUTION) -> Answer:
@@ -284,13 +289,14 @@ class Pair:
 
         if not np.isfinite(self.noise):
             return 1.0
+        known = 1.0
         if self.shortest is not None:
-            return self.shortest[0 if self.log_ratio > 0 else 1].p_value(self.placement, self.placement_freedom)
+            known = self.shortest[0 if self.log_ratio > 0 else 1].p_value(self.placement, self.placement_freedom)
         towards_1, error = self.log_ratio, self._error
         towards_1 += self.low_removed if self.log_ratio > 0 else self.high_removed
         if towards_1 * self.log_ratio <= 0:
-            return 1.0
-        return float(2 * stdtr(self._freedom, -abs(towards_1) / error)) if error else 0.0
+            return known
+        return min(known, float(2 * stdtr(self._freedom, -abs(towards_1) / error)) if error else 0.0)
 
     def wants(self) -> str:
         """Return what would decide an undecided pair: a quiet machine, more placements, or more windows."""
@@ -317,7 +323,11 @@ class Pair:
         Then the noise is small, the pair would be undecided at `level` even without it, and its answer at the usual
         level is the same with and without it.
         """
-        removed = (self.high_removed - self.low_removed) / 4
+        farthest = max(each.logs[0] for each in self.shortest) if self.shortest is not None else 0.0
+        if farthest > self._placement_reach(1 - FALSE) and self.answer() == "undecided":
+            return False  # more windows make it less probable that those of one cell are the shortest by chance
+        measured = -float(np.log1p(-min(self.taken, MOST_TAKEN))) / 2
+        removed = min(measured, (self.high_removed - self.low_removed) / 4)
         if not np.isfinite(self.noise) or self.noise > max(self.placement / 4, removed**2):
             return False
         without = replace(self, noise=0.0)
@@ -375,7 +385,7 @@ def compare(one: Cell, other: Cell) -> Pair:
         taken=max(one.taken, other.taken),
         in_turns=bool(runs),
     )
-    if len(runs) != 1 or len(theirs) != 1 or pair.taken <= NAMED_SHARE:
+    if len(runs) != 1 or len(theirs) != 1 or not pair.taken or pair.high_removed - pair.low_removed < RESOLUTION:
         return pair
     shortest = Shortest.of(one, other), Shortest.of(other, one)
     low, high = shortest[0].bound(pair.level), -shortest[1].bound(pair.level)
@@ -413,19 +423,23 @@ def _by_session(cell: Cell) -> dict[str, list[Windows]]:
 def _run_in_turns(ones: Sequence[Windows], others: Sequence[Windows], one: Spread, other: Spread) -> _Run | None:
     """Return the ratio by the turns that all placements had, else by those of each pair of them; None: too few.
 
-    Where second placements had few turns, only the first ones count if the noise of so few costs more than they teach.
+    Where second placements had few turns, only the first ones count if the ratio is better known by these alone.
     """
 
     def placed(numbers: tuple[int, int]) -> Spread:
         return _total((_shared(one, numbers[0]), _shared(other, numbers[1])), alike=one == other)
 
+    def reach(known: tuple[float, ...], numbers: tuple[int, int]) -> float:
+        spread = placed(numbers)
+        return Pair(known[0], known[1], known[2], spread.std**2, spread.freedom).reach(1 - FALSE)
+
     together, numbers = _in_turns(ones, others, LEAST_VALUES), (len(ones), len(others))
     if together is not None:
         known = [together]
-        turns, more = _turns_of(ones, others).size, _turns_of(ones[:1], others[:1]).size
-        first, taught = _in_turns(ones[:1], others[:1]), placed((1, 1)).std ** 2 - placed(numbers).std ** 2
-        if first is not None and turns < APART_WINDOWS <= more and first[1] * (more / turns - 1) > taught:
-            known, numbers = [first], (1, 1)
+        if _turns_of(ones, others).size < APART_WINDOWS <= _turns_of(ones[:1], others[:1]).size:
+            first = _in_turns(ones[:1], others[:1])
+            if first is not None and reach(first, (1, 1)) < reach(together, numbers):
+                known, numbers = [first], (1, 1)
     else:
         pairs = {(i, j): _in_turns([a], [b]) for i, a in enumerate(ones) for j, b in enumerate(others)}
         found = {at: pair for at, pair in pairs.items() if pair is not None and pair[1] < np.inf}
@@ -489,6 +503,8 @@ def _in_turns(
 ) -> tuple[float, float, float, float, float] | None:
     """Return (log ratio, variance, freedom, log removed from one, from other) of neighbouring windows.
 
+    Where the ratio has a trend, what is removed reaches to its ends.
+
     Of several placements it is the ratio of their means in the turns that each had. None: there are fewer than `least`
     of these, or they are of several sessions or of none.
 
@@ -509,13 +525,17 @@ def _in_turns(
     one, other = (mean(each, lambda windows: np.log(windows.ms)) for each in (ones, others))
     taken_one, taken_other = (mean(each, lambda windows: windows.taken) for each in (ones, others))
     centre, variance, freedom = _trimmed(one - other)
-    removed = _removed(taken_one), _removed(taken_other)
+    from_one, from_other = _removed(taken_one, STARVED), _removed(taken_other, STARVED)
+    moved = fit_line(np.exp(one - other), turns.astype(np.float64))
+    if moved is not None and moved.is_claimed():
+        ends = np.clip(np.log([moved.begin, moved.end]), (one - other).min(), (one - other).max()) - centre
+        from_one, from_other = from_one + min(ends.min(), 0.0), from_other - max(ends.max(), 0.0)
     lows = (np.min(each + np.log1p(-taken)) for each, taken in ((one, taken_one), (other, taken_other)))
     apart = next(lows) > np.max(other) or next(lows) > np.max(one)
     bound = float(np.abs(one - other - centre).max() / APART) ** 2
     if apart and one.size >= APART_WINDOWS and bound < variance:
         variance, freedom = bound, one.size - 1.0
-    return centre, variance, freedom, *removed
+    return centre, variance, freedom, from_one, from_other
 
 
 def _turns_of(ones: Sequence[Windows], others: Sequence[Windows]) -> NDArray[np.int64]:
@@ -523,9 +543,12 @@ def _turns_of(ones: Sequence[Windows], others: Sequence[Windows]) -> NDArray[np.
     return reduce(np.intersect1d, [each.turns for each in (*ones, *others)])
 
 
-def _removed(taken: Array) -> float:
-    """Return the logarithm of what is left of a typical window without what others took."""
-    return _trimmed(np.log1p(-taken))[0] if taken.any() else 0.0
+def _removed(taken: Array, starved: float = np.inf) -> float:
+    """Return the logarithm of what is left of a typical window without others, which took these shares.
+
+    With `starved`, of what may be left where threads wait for each other (`STARVED`).
+    """
+    return _trimmed(np.log1p(-taken) * (1 + taken / starved))[0] if taken.any() else 0.0
 
 
 def _trimmed(values: Array) -> tuple[float, float, float]:
@@ -617,6 +640,15 @@ def _compare_among(cells: Mapping[str, Cell], one: str, other: str) -> Pair:
     return direct
 
 
+def fewest_windows(cells: int) -> int:
+    """Return the fewest windows at which cells beside others can be told apart: by chance all of one are the shortest.
+
+    That must be as improbable as Holm's method asks for among the pairs of so many cells.
+    """
+    tests = max(1, cells * (cells - 1) // 2)
+    return next(n for n in range(FEWEST, 100) if 2 / comb(2 * n, n) <= FALSE / tests)
+
+
 def judged(pairs: Mapping[Name, Pair], resolution: float = RESOLUTION, tests: int = 0) -> dict[Name, Pair]:
     """Return pairs at levels at which a difference is claimed falsely of any of them in 5% (Holm).
 
@@ -641,7 +673,7 @@ def is_settled(cells: Sequence[Cell], level: float) -> bool:
     is chosen by them, so that looking at them often makes none of them false. A cell alone is settled where its own
     time is known to the resolution.
     """
-    if any(drift(windows) is not None for cell in cells for windows in cell.placements):
+    if any(drift(windows) is not None or _may_drift(windows) for cell in cells for windows in cell.placements):
         return False
     if len(cells) == 1:
         known = time_interval(cells[0].placements[0])
@@ -670,6 +702,15 @@ def drift(windows: Windows) -> Line | None:
     alike = alone is not None and alone.is_claimed() and (alone.slope > 0) == (line.slope > 0)
     begin, end = np.clip([line.begin, line.end], windows.ms.min(), windows.ms.max())  # it may end beyond all windows
     return replace(line, begin=float(begin), end=float(end)) if alike else None
+
+
+def _may_drift(windows: Windows) -> bool:
+    """Return whether windows that are too few for a trend rise or fall in order, by more than the resolution."""
+    if not LEAST_VALUES <= windows.ms.size < LEAST_VALUES + 2:
+        return False
+    ranks = np.argsort(np.argsort(windows.ms[np.argsort(windows.turns)], kind="stable"), kind="stable")
+    in_order = abs(float(np.corrcoef(ranks, np.arange(ranks.size))[0, 1])) >= IN_ORDER
+    return in_order and float(np.ptp(np.log(windows.ms))) > np.log1p(RESOLUTION)
 
 
 @dataclass(frozen=True)
@@ -788,9 +829,9 @@ class Holds:
 
 
 def bursts(late: Sequence[bool] | NDArray[np.bool_]) -> int:
-    """Return how many groups of late calls in a row there are; `late` is [n] in the order of the calls."""
-    flags = np.asarray(late, dtype=bool)
-    return int(flags[:1].sum()) + int((flags[1:] & ~flags[:-1]).sum())
+    """Return how many groups of late calls there are, with at most one in time between two; `late` is [n] in order."""
+    places = np.flatnonzero(np.asarray(late, dtype=bool))
+    return int(places.size > 0) + int((np.diff(places) > 2).sum())
 
 
 def holds(late: int, groups: int, n: int, allowed: float = LATE) -> Holds:

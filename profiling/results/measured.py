@@ -60,7 +60,7 @@ class Deadline(Section, frozen=True, kw_only=True):
     budget_ms: Annotated[float, about("time for the frames of a call, or of a chunk: 1000 / fps for each", "ms")]
     misses: Annotated[int, about("late calls or frames")]
     alone: Annotated[int | None, about("of these, late even without what others took of each")] = None
-    bursts: Annotated[int, about("groups of consecutive late calls or frames")]
+    bursts: Annotated[int, about("groups of late calls or frames, with at most one in time between two")]
     longest_stall_ms: Annotated[float, about("largest delay beyond the budget", "ms")]
 
 
@@ -434,6 +434,7 @@ class Spread(Section, frozen=True):
     std: Annotated[float, about("relative standard deviation between processes", "0 to 1")]
     freedom: Annotated[float, about("degrees of freedom of that number")]
     learned: Annotated[int, about("pairs of processes of this device that taught it; 0: a default")] = 0
+    kind: Annotated[str | None, about("what sets the pace of the calls that it is of")] = None
 
     def taught(self, pairs: Sequence[tuple[float, float]]) -> Spread:
         """Return this spread, corrected by pairs of placements of equal code.
@@ -446,7 +447,8 @@ class Spread(Section, frozen=True):
         prior = min(self.freedom, PRIOR_PAIRS)
         found = sum(max(0.0, difference**2 - variance) / 2 for difference, variance in pairs)
         freedom = prior + len(pairs)
-        return Spread(math.sqrt((prior * self.std**2 + found) / freedom), freedom, self.learned + len(pairs))
+        std = math.sqrt((prior * self.std**2 + found) / freedom)
+        return Spread(std, freedom, self.learned + len(pairs), self.kind)
 
 
 class Turns(Section, frozen=True, kw_only=True):

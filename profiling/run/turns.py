@@ -23,7 +23,7 @@ import numpy as np
 
 from profiling.machine.spreads import Spreads
 from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
-from profiling.results.judge import FEWEST, LOOKS, ONE_PROCESS, Cell, Windows, control_pairs, holds, is_settled
+from profiling.results.judge import LOOKS, ONE_PROCESS, Cell, Windows, control_pairs, fewest_windows, holds, is_settled
 from profiling.results.measured import LATE, LEAST_VALUES, Control, Spread, Turns, Window
 from profiling.results.stats import rates_of_calls
 from profiling.results.verdicts import kind_of
@@ -233,7 +233,7 @@ def _stopped_by(
     if any(each.samples(first) >= each.ready.max_iterations for each in placements):
         return "iterations"
     # Beside other processes a window may take much longer than its cell asked for: fewer windows would say nothing.
-    fewest = FEWEST if budget else 1
+    fewest = fewest_windows(len(placements)) if budget else 1
     enough = turns >= ENOUGH or (turns >= fewest and spent >= MOST_BUDGETS * budget)
     return "time" if spent >= budget and enough else None
 

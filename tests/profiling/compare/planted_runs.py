@@ -31,7 +31,7 @@ WRONG = replace(PARITY, passed=False, rel_l2=3.0)
 
 
 #: The spread that planted runs have stored: equal code in two of their processes differs by 0.1%.
-KNOWN = Spread(0.001, 1000.0)
+KNOWN = Spread(0.001, 1000.0, kind="CPU")
 
 
 def noisy(centre: float, *, spread: float = 0.002, n: int = 24, seed: int = 0) -> list[float]:

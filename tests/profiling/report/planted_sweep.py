@@ -35,7 +35,7 @@ def turns(p50: float, noise: float = 5e-4, taken: float = 0.0, blocks: int = 12)
         {"block": n, "start_s": float(n), "n": 10, "p50": p50 * (1 + noise * (-1) ** n), "cpu_lost_share": taken}
         for n in range(blocks)
     ]
-    spread = {"std": 0.0025, "freedom": 8.0}
+    spread = {"std": 0.0025, "freedom": 8.0, "kind": "captured"}
     return {"began": "now", "beside": [], "windows": windows, "spread": spread}
 
 

@@ -81,7 +81,7 @@ def in_turns(
     """
     draw = np.random.default_rng(list(variant.encode()))
     medians = p50 * np.exp(noise * draw.standard_normal(windows) + np.log(drift) * np.linspace(-0.5, 0.5, windows))
-    spread = {"std": std, "freedom": freedom, "learned": 3}
+    spread = {"std": std, "freedom": freedom, "learned": 3, "kind": "CPU"}
     timed = [
         {"block": place, "start_s": place, "n": 400 // windows, "p50": ms, "cpu_lost_share": taken}
         for place, ms in enumerate(medians.tolist())

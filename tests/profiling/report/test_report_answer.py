@@ -68,7 +68,7 @@ def test_a_speedup_has_the_interval_between_processes_and_a_bound_beside_others(
     for slow, fast, shown in (
         ({}, {}, "10.0× ±0.1%"),
         ({"taken": 0.4}, {}, "≥ 5.99×"),
-        ({}, {"taken": 0.4}, "≥ 9.99×"),
+        ({}, {"taken": 0.4}, "≥ 10.0×"),
         ({"std": 0.15, "freedom": 6.0}, {}, "10× (6.9-14)"),
         ({"taken": 0.95}, {}, "10× (0.50-10)"),
         ({"taken": 0.9995}, {}, "undecided"),

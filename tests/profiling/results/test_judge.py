@@ -19,6 +19,7 @@ from profiling.results.judge import (
     compare_totals,
     control_pairs,
     drift,
+    fewest_windows,
     fit_line,
     holds,
     is_settled,
@@ -159,6 +160,47 @@ def test_what_differs_between_processes_widens_the_interval_whatever_the_windows
     assert pair(2.0, spread=eager).answer() == "slower"
 
 
+def test_what_others_take_widens_step_by_step_and_hides_no_difference_beyond_it():
+    said = []
+    for taken in (0.0, 0.01, 0.019, 0.021, 0.05, 0.1):
+        found = pair(1.3, n=15, noise=0.005, taken=taken)
+        said.append(found.interval()[0])
+        assert found.answer() == "slower", taken
+    steps = -np.diff(np.log(said))
+    assert (steps >= 0).all()
+    assert steps[2] < 0.02, "no cliff at 2%"
+    few = cell(1.08, n=75, seed=1, noise=0.005)
+    share = np.where(np.arange(75) % 20 == 7, 0.4, 0.0)
+    few = Cell((replace(few.placements[0], taken=share),), TIGHT)
+    assert compare(few, cell(1.0, n=75, seed=2, noise=0.005)).answer() == "slower", "four disturbed windows of 75"
+
+
+def test_the_interval_of_a_ratio_that_drifts_holds_both_of_its_ends():
+    falls = Cell((Windows.of(np.linspace(18.0, 12.7, 15), session="turns"),), TIGHT)
+    low, high = compare(falls, cell(2.0, n=15)).interval()
+    assert low < 12.7 / 2 * 1.02
+    assert high > 9 * 0.98
+    both = Cell((Windows.of(np.linspace(9.0, 6.35, 15), session="turns"),), TIGHT)
+    low, high = compare(falls, both).interval()
+    assert high / low < 1.02, "a shared drift cancels"
+
+
+def test_six_windows_that_rise_in_order_are_not_settled():
+    steady, rising = cell(1.0, n=6), Cell((Windows.of([14.9, 14.4, 16.4, 16.2, 19.0, 19.1], session="turns"),), TIGHT)
+    other = Cell((Windows.of([14.9, 19.0, 16.4, 14.4, 19.1, 16.2], session="turns"),), TIGHT)
+    assert [is_settled([each, steady], 0.95) for each in (rising, other)] == [False, True]
+
+
+@pytest.mark.parametrize("cells", [2, 3, 6])
+def test_a_tenth_of_the_work_beside_others_is_found_with_the_fewest_windows_among_several(cells):
+    n = fewest_windows(cells)
+    group = {f"v{place}": starved(10.0, place, n=n) for place in range(1, cells)} | {
+        "fast": starved(1.0, 0, n=n, share=0)
+    }
+    assert set(rank(group).answers.values()) == {"slower"}
+    assert [fewest_windows(number) for number in (1, 2, 3, 4, 6, 9)] == [4, 4, 5, 5, 6, 7]
+
+
 def test_a_tenfold_difference_beside_other_processes_is_claimed_with_a_wide_interval():
     low, high = (found := pair(10.0, noise=0.1, taken=0.5)).interval()
     assert found.answer() == "slower"
@@ -198,8 +240,7 @@ def test_a_process_without_common_turns_does_not_make_the_others_better_known():
 
 
 def test_a_second_process_with_few_turns_does_not_hide_what_many_turns_of_the_first_ones_show():
-    noisy = {"n": 8, "noise": 0.01}
-    slow, fast, again = cell(1.08, seed=1, **noisy), cell(1.0, seed=2, **noisy), cell(1.0, seed=3, **noisy)
+    slow, fast, again = cell(1.08, n=8, seed=1), cell(1.0, n=8, seed=2), cell(1.0, n=8, seed=3, noise=0.05)
     late = replace(again.placements[0], ms=again.placements[0].ms[2:], turns=np.arange(2, 8), taken=np.zeros(6))
     both = replace(fast, placements=(*fast.placements, replace(late, least=late.ms)))
     assert compare(slow, both) == compare(slow, fast), "noise dominates"
@@ -373,7 +414,7 @@ def test_what_would_decide_a_rate_is_said_in_calls_and_one_burst_says_less():
     for late in (0, 2):
         assert holds(late, late, 100 + holds(late, late, 100).wanted).answer == "yes"
     assert [holds(1, 1, 1000, allowed=share).answer for share in (0.01, 0.001)] == ["yes", "undecided"]
-    assert (bursts([True] * 20), bursts([True, False, True, True])) == (1, 2)
+    assert [bursts(late) for late in ([True] * 20, [1, 0, 1, 1], [1, 0, 0, 1])] == [1, 1, 2]
     assert [holds(20, groups, 1000).answer for groups in (20, 1)] == ["no", "undecided"], "one burst says less"
 
 

@@ -51,10 +51,10 @@ def windows(ms, n=20, seed=0, noise=0.002, taken=0.0, first=0):
 def timed(variant, ms, *, began="now", taken=0.0, std=0.002, noise=0.002, seed=0, controls=(), **more):
     """A record in turns, whose windows take about `ms`."""
     of = windows(ms, seed=seed, noise=noise, taken=taken)
-    spread = Spread(std=std, freedom=20.0)
-    turns = Turns(began=began, beside=(), windows=of, spread=spread, controls=controls)
+    turns = Turns(began=began, beside=(), windows=of, controls=controls)
     metrics = Metrics(wall_ms=summary(ms), latency=replace(CONDITIONS, cpu_lost_share=taken))
-    return record(variant, ms, turns=turns, **{"metrics": metrics, **more})
+    made = record(variant, ms, turns=turns, **{"metrics": metrics, **more})
+    return replace(made, turns=replace(turns, spread=Spread(std=std, freedom=20.0, kind=spread_kind(made))))
 
 
 def test_records_that_took_turns_are_compared_by_their_windows():
@@ -124,7 +124,10 @@ def test_what_decides_how_much_processes_differ():
         metrics = Metrics(wall_ms=summary(10.0), host_ms=host and summary(host), latency=latency)
         made = record("a", device=device, recipe=recipe, metrics=metrics)
         assert (spread_kind(made), spread_of(made)) == (kind, DEFAULT_SPREADS[kind])
-    assert spread_of(timed("a", 1.0, std=0.5)).std == 0.5, "what the run has stored"
+    stored = timed("a", 1.0, std=0.5)
+    assert spread_of(stored).std == 0.5, "what the run has stored"
+    of_older_code = replace(stored, turns=replace(stored.turns, spread=Spread(std=0.5, freedom=20.0)))
+    assert spread_of(of_older_code) == DEFAULT_SPREADS["CPU"]
 
 
 def test_beside_others_the_interval_reaches_down_to_the_shortest_call_without_what_others_took():
