@@ -213,6 +213,10 @@ def console(table: AnyTable, width: int = WIDTH, depth: Depth = "console") -> st
             for row in whole
         ]
     widths = _widths(columns, texts)
+    for place, column in enumerate(columns):  # where there is room, a header stands on one line
+        more = len(column.header) - widths[place]
+        if 0 < more <= width - sum(widths) - 2 * (len(columns) - 1):
+            widths[place] += more
     headers = [_wrapped(column.header, space) for column, space in zip(columns, widths, strict=True)]
     if any("\n" in header for header in headers):  # then every unit stands below its title
         headers = [

@@ -23,7 +23,17 @@ import numpy as np
 
 from profiling.machine.spreads import Spreads
 from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
-from profiling.results.judge import LOOKS, ONE_PROCESS, Cell, Windows, control_pairs, fewest_windows, holds, is_settled
+from profiling.results.judge import (
+    LOOKS,
+    ONE_PROCESS,
+    Cell,
+    Windows,
+    control_pairs,
+    fewest_windows,
+    holds,
+    is_settled,
+    rank,
+)
 from profiling.results.measured import LATE, LEAST_VALUES, Control, Spread, Turns, Window
 from profiling.results.stats import rates_of_calls
 from profiling.results.verdicts import kind_of
@@ -196,7 +206,7 @@ def take_turns(
             order += _add_controls(alive, again, spreads)
         stopped_by = _stopped_by(alive, first, turn - first, budget, spent, spreads, late) if alive else None
     if stopped_by in ("decided", "time") and alive:
-        fastest = min(alive, key=lambda each: each.cell(ONE_PROCESS).log_ms)  # as the judge sees them
+        fastest = alive[int(rank({str(n): each.cell(ONE_PROCESS) for n, each in enumerate(alive)}).leader)]
         turn = _settle_rates(fastest, turn, max(budget - spent, RATES_SHARE * budget), late, now)
     start.turns = turn
     for each in placements:
