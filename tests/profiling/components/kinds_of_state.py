@@ -115,12 +115,6 @@ def flag(m, x):
     return x if m.flag else -x
 
 
-@kind("`steps`", steps=())
-def tuple_that_grows(m, x):
-    m.steps = (*m.steps, 1)
-    return x * len(m.steps)
-
-
 @kind("`seen`", seen=set)
 def set_that_grows(m, x):
     m.seen.add(len(m.seen))
@@ -172,6 +166,18 @@ def length_of_a_list(m, x):
 def length_of_a_dict(m, x):
     m.by_name["more"][len(m.by_name["more"])] = x.clone()
     return x * len(m.by_name["more"])
+
+
+@kind(weights=lambda: dict.fromkeys(map(float, range(1, 6))))
+def order_of_a_dict(m, x):
+    weight = next(iter(m.weights))
+    m.weights[weight] = m.weights.pop(weight)
+    return x * weight
+
+
+@kind(weights=lambda: dict.fromkeys(torch.full((8,), number) for number in range(1, 6)))
+def order_of_a_dict_by_tensors(m, x):
+    return order_of_a_dict(m, x)
 
 
 # --- memory that calls write to: a replay does so, too

@@ -1,5 +1,7 @@
 """What calls change beside the kinds of kinds_of_state.py: weights, inputs, what is written with equal values."""
 
+from types import SimpleNamespace
+
 import numpy
 import pytest
 import torch
@@ -61,7 +63,7 @@ def test_an_input_that_is_kept_and_read_is_named():
 
 
 def test_everything_that_is_written_to_is_listed_and_put_back():
-    def forward(self, x, cache, history):
+    def forward(self, x, cache, history, store):
         self.weight.mul_(1.5)
         self.kept.add_(x)
         self.quiet.copy_(self.quiet.clone())
@@ -69,19 +71,21 @@ def test_everything_that_is_written_to_is_listed_and_put_back():
         self.array += 1
         cache.add_(torch.rand(4, 8, generator=self.generator))
         history.append(x + cache)
-        return x * self.weight, self.kept[0], len(history)
+        store.items.append(x + 0)
+        return x * self.weight, self.kept[0], len(history), sum(store.items)
 
     parts = {"weight": nn.Parameter(torch.ones(8)), "empty": nn.Parameter(torch.empty(0)), "kept": torch.zeros(4, 8)}
     parts |= {"array": numpy.zeros(4, dtype="float32"), "generator": torch.Generator(), "quiet": torch.ones(3)}
     module = Net(forward, **parts)
-    component = component_of(module, lambda generator: {**cached(generator), "history": []})
+    objects = lambda: {"history": [], "store": SimpleNamespace(items=[])}  # noqa: E731
+    component = component_of(module, lambda generator: {**cached(generator), **objects()})
     with torch.inference_mode():
         first = learn(component)
         effects = component.kept.effects
         assert set(effects.written) == {"kept", "array", "quiet"}, "one with the values that were there"
         assert (effects.inputs, effects.parameters) == (("inputs['cache']",), ("weight",))
         assert effects.generators == ("generator",)
-        assert effects.assigned == ("inputs['history']",)
+        assert set(effects.assigned) == {"inputs['history']", "inputs['store'].items"}
         assert effects.aliases == ("output 1 is kept",)
         text = "\n".join(effects.lines())
         assert "inputs that the call writes to (state: carried over from call to call): inputs['cache']" in text

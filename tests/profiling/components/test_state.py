@@ -1,9 +1,7 @@
 """State: found wherever a module keeps it, put back exactly, and refused by name where a replay cannot follow it."""
 
-import gc
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,7 +38,12 @@ def test_every_kind_of_state_is_put_back_and_refused_where_a_replay_cannot_follo
     component.feed(0)
     again = to_host(output=component.call(), inputs=component.kept.drawn())
     assert (difference(again, first[0]).error > 0) is KINDS[kind].moves, "planted: a call changes the next one"
+    component.reset()
+    places = {path: tensor.data_ptr() for path, tensor in component.kept.named_tensors()}
     assert_equal(outputs_of(component), first)
+    component.reset()
+    if refused is None:
+        assert {path: tensor.data_ptr() for path, tensor in component.kept.named_tensors()} == places
     cold = learned(Stateful(kind), warm_calls=0)
     assert refused is None or cold.refusal() is not None
     assert_equal(outputs_of(cold), outputs_of(cold))
@@ -102,17 +105,6 @@ def test_tensors_of_any_form_in_a_module_do_no_harm():
     assert_equal(outputs_of(component), outputs_of(component))
 
 
-@pytest.mark.parametrize("kind", ["buffer", "views of one storage", "lazy memory", "cycle"])
-def test_memory_keeps_its_address(kind):
-    component = learned(Stateful(kind))
-    component.reset()
-    before = {path: tensor.data_ptr() for path, tensor in component.kept.named_tensors()}
-    component.call()
-    component.reset()
-    gc.collect()
-    assert {path: tensor.data_ptr() for path, tensor in component.kept.named_tensors()} == before
-
-
 def test_what_the_warm_calls_made_stays():
     component = learned(Stateful("lazy mask"))
     mask = component.module.mask
@@ -131,38 +123,6 @@ def test_warm_calls_go_on_until_the_structure_repeats(kind, calls):
         component = component_of(Stateful(kind), warm_calls=asked)
         component.reset()
         assert component.kept.warm_calls == made
-
-
-def test_a_trajectory_is_followed_by_another_from_the_same_state():
-    component = learned(Stateful("lazy memory"))
-    calls = component.place.calls
-    component.reset()
-    outputs = []
-    for _ in range(2 * calls):
-        component.advance()
-        outputs.append(component.call())
-    assert all(torch.equal(first, second) for first, second in zip(outputs, outputs[calls:], strict=False))
-    assert not torch.equal(outputs[0], outputs[1])
-
-
-@pytest.mark.parametrize("key", [float, lambda number: torch.full((8,), number)], ids=["number", "tensor"])
-def test_the_order_of_a_dict_is_put_back(key):
-    class Turns(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weights = dict.fromkeys(map(key, (1.0, 2.0, 3.0, 4.0, 5.0)))
-
-        def forward(self, x):
-            weight = next(iter(self.weights))
-            self.weights[weight] = self.weights.pop(weight)
-            return x * weight
-
-    component = learned(Turns())
-    component.reset()
-    order = [*map(id, component.module.weights)]
-    component.call()
-    assert [*map(id, component.module.weights)] != order
-    assert_equal(outputs_of(component), outputs_of(component))
 
 
 def test_large_tensors_that_calls_leave_alone_are_not_kept_twice():
@@ -216,6 +176,7 @@ def test_which_values_count_as_unchanged():
     assert not same(math.nan, 5.0)
     assert not same(5.0, math.nan)
     assert not same((math.nan, 1), (5.0, 1))
+    assert not same((1,), (1, 1))
     assert not same(1, True)
 
 
@@ -270,22 +231,6 @@ def test_a_cache_of_transformers(cache, place):
     if cache == "static":
         assert made.layers[0].keys.data_ptr() == keys, "a captured graph reads it there"
     assert (component.refusal() is None) is (cache == "static")
-
-
-def test_lists_and_objects_among_the_inputs_are_state():
-    def forward(self, x, history, store):
-        history.append(x + 0)
-        store.items.append(x + 0)
-        return x * len(history) + sum(store.items)
-
-    def make(generator):
-        return {"x": torch.randn(3, generator=generator), "history": [], "store": SimpleNamespace(items=[])}
-
-    component = learned(Net(forward), make)
-    assert set(component.kept.effects.assigned) == {"inputs['history']", "inputs['store'].items"}
-    first = outputs_of(component)
-    assert len(component.inputs["history"]) == component.kept.warm_calls + 3, "carried over from call to call"
-    assert_equal(outputs_of(component), first)
 
 
 def test_the_engine_that_stands_for_forward_is_no_state():
