@@ -82,8 +82,6 @@ def test_what_is_incomplete_or_does_not_fit_is_refused(whole, tmp_path):
         build_clip_text(str(tmp_path))
     with pytest.raises(FileNotFoundError, match="no_such"):
         build_clip_vision("no_such")
-    with pytest.raises(ValueError, match="no key 'hidden_sizes'; did you mean 'hidden_size'"):
-        build_clip_text(hidden_sizes=32)
     for tokens in (1, 78):
         with pytest.raises(ValueError, match=f"tokens={tokens}: must be 2"):
             inputs_of("clip_text", tiny_tower("clip_text"), tokens=tokens)

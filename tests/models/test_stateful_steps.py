@@ -57,18 +57,6 @@ def test_a_cache_that_has_read_tokens_is_read_like_one_of_that_length(window):
 
 
 @torch.inference_mode()
-def test_a_cast_and_a_move_keep_the_cache_attached():
-    module: Any = build_llama_step(batch=1, cache_length=4, filled=2, **LLAMA).eval()
-    ids = torch.tensor([[3]])
-    before = module(ids)
-    module.bfloat16()
-    assert module.cache.layers[1].keys is module.get_buffer("keys_1")
-    module.reset()
-    assert relative_error(module(ids).float(), before) < 0.05
-    assert module.cache.layers[1].keys.dtype == torch.bfloat16
-
-
-@torch.inference_mode()
 def test_moshis_codes_are_those_of_its_depth_decoder_and_it_takes_those_it_is_given():
     module: Any = build_moshi_step(batch=1, cache_length=8, filled=3, **MOSHI).eval()
     randomise_moshi(module, 0)

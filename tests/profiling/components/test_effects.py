@@ -33,17 +33,15 @@ def test_the_sequence_of_values_begins_before_the_first_call_and_a_line_names_ei
         assert Effects(written=places).lines() == [f"written in place: {', '.join(places[:8])}{more}"]
 
 
-class KeepsInputs(nn.Module):
-    """Keeps the input itself, or the cache that it writes to."""
-
-    def __init__(self, *, reads):
-        super().__init__()
-        self.prev, self.cache, self.reads = torch.zeros(4, 8), None, reads
+def keeps_inputs(reads):
+    """Return a module that keeps the input itself, and the cache that it writes to."""
 
     def forward(self, x, cache):
-        y, self.prev, self.cache = x + self.reads * self.prev, x, cache
+        y, self.prev, self.cache = x + reads * self.prev, x, cache
         self.cache.add_(1)
         return y + self.cache
+
+    return Net(forward, prev=torch.zeros(4, 8), cache=None)
 
 
 def cached(generator):
@@ -53,12 +51,12 @@ def cached(generator):
 def test_an_input_that_is_kept_and_read_is_named():
     """The inputs of the next call lie in its memory: `x + prev` would be `x + x`, in a prepared step, too."""
     with pytest.raises(InputError, match=r"`prev` holds an input, and a later call reads it.*Keep a copy"):
-        learned(KeepsInputs(reads=1), cached)  # not the cache, which is state
-    effects = learned(KeepsInputs(reads=0), cached).kept.effects
+        learned(keeps_inputs(1), cached)  # not the cache, which is state
+    effects = learned(keeps_inputs(0), cached).kept.effects
     assert (effects.held, effects.unread, effects.overwritten) == (("prev",), ("prev",), None)
     with pytest.raises(InputError, match=r"`prev` holds an input.*Keep a copy"):
-        profiling.prepare(KeepsInputs(reads=1), cached(torch.Generator()), variant="baseline")
-    with profiling.prepare(KeepsInputs(reads=0), cached(torch.Generator()), variant="baseline") as step:
+        profiling.prepare(keeps_inputs(1), cached(torch.Generator()), variant="baseline")
+    with profiling.prepare(keeps_inputs(0), cached(torch.Generator()), variant="baseline") as step:
         assert torch.equal(step(x=torch.ones(4, 8), cache=torch.ones(4, 8)), torch.full((4, 8), 3.0))
 
 

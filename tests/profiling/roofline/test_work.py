@@ -88,24 +88,17 @@ def test_kernels_of_attention_count_alike():
         assert flops.by_class == {"attention": 2 * (2 * 8) * pairs * (16 + 16)}
 
 
-class _Flex(nn.Module):
-    """FlexAttention over 300 tokens, in blocks of 128."""
-
-    def __init__(self, compiles, mask):
-        super().__init__()
-        self.attend = torch.compile(flex_attention, fullgraph=True) if compiles else flex_attention
-        self.mask = create_block_mask(mask, None, None, 300, 300, device="cpu") if mask is not None else None
-
-    def forward(self, q, k, v):
-        return self.attend(q, k, v, block_mask=self.mask).transpose(1, 2).flatten(-2)
-
-
 def test_flex_attention_counts_the_blocks_of_its_mask():
+    """Of 300 tokens, in blocks of 128."""
     given = {name: torch.randn(2, 4, 300, 16) for name in "qkv"}
     size, tokens = given["q"].nbytes, 4 * (2 * 4 * 16)
 
     def work(mask, *, compiles=False):
-        return work_of(component(_Flex(compiles, mask), **given))
+        attend = torch.compile(flex_attention, fullgraph=True) if compiles else flex_attention
+        blocks = create_block_mask(mask, None, None, 300, 300, device="cpu") if mask is not None else None
+        module = Net(lambda self, q, k, v: attend(q, k, v, block_mask=self.blocks).transpose(1, 2).flatten(-2))
+        module.blocks = blocks
+        return work_of(component(module, **given))
 
     blocks = 128 * 128 + 128 * 256 + 44 * (128 + 44)  # of the diagonal, and one left of it
     for compiles in (False, True):

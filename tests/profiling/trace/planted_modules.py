@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from fixed_component import fixed_component
 from torch import nn
 from torch.nn import functional as F
 
@@ -97,7 +98,6 @@ def line_of(mark: str) -> int:
 
 def component(module: nn.Module, device: str = "cpu", rows: int = 256) -> Component:
     """Make a component of `module` that always has the same input."""
-    made = module.to(device).eval()
-    width = next(made.parameters()).shape[0]
-    given = {"x": torch.randn(rows, width, generator=torch.Generator().manual_seed(0)).to(device)}
-    return Component("planted", made, given, lambda _: given, torch.device(device), torch.float32, 1, "random")
+    width = next(module.parameters()).shape[0]
+    x = torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
+    return fixed_component(module.to(device), x.to(device))

@@ -5,7 +5,6 @@ import json
 
 import pytest
 from hand_made_events import host, span, work
-from stored_traces import calls_of, stored
 
 from profiling.trace.device_work import summarize
 from profiling.trace.events import read_events, timeline, traced_calls
@@ -28,15 +27,6 @@ def test_what_is_no_whole_trace_is_refused(tmp_path, text):
     (tmp_path / "trace.json").write_text(text)
     with pytest.raises(ValueError, match=r"no whole Chrome trace .* Trace the cell again"):
         read_events(tmp_path / "trace.json")
-
-
-@pytest.mark.parametrize("name", ["net.eager", "world_model_step.cuda_graph"])
-def test_calls_of_a_trace_have_the_same_work(name):
-    first, *rest = calls_of(name)
-    assert rest
-    for call in rest:
-        assert [work.name for work in call.work] == [work.name for work in first.work]
-    assert sum(len(call.work) for call in (first, *rest)) == len(stored(name).work)
 
 
 @pytest.mark.parametrize("fault", [{"args": None}, {"dur": float("nan")}, {"dur": -3.0}])

@@ -48,32 +48,25 @@ class Named(NamedTuple):
 _register_namedtuple(Named, serialized_type_name="test.Named")
 
 
-class Remembers(nn.Module):
-    """Shifts each input into a cache, counts its calls, and returns what depends on both."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("cache", torch.zeros(3, 4))
-        self.register_buffer("at", torch.zeros((), dtype=torch.long), persistent=False)
-        self.register_buffer("table", torch.ones(4))
-
-    def forward(self, x):
-        row = F.relu(self.table + self.linear(x), inplace=True)
-        self.cache[:2] = self.cache[1:].clone()
-        self.cache.view(-1).split(4)[2].copy_(row[0])
-        self.at.add_(1)
-        return {"y": (self.cache.sum(0) * self.at, [x * 2], None), "named": Named(x), "none": []}
+def remembers(self, x):
+    """Shift the input into a cache, count the call, and return what depends on both."""
+    row = F.relu(self.table + self.linear(x), inplace=True)
+    self.cache[:2] = self.cache[1:].clone()
+    self.cache.view(-1).split(4)[2].copy_(row[0])
+    self.at.add_(1)
+    return {"y": (self.cache.sum(0) * self.at, [x * 2], None), "named": Named(x), "none": []}
 
 
 @pytest.mark.slow
 def test_a_package_follows_the_buffers_that_calls_change(tmp_path):
     """A position and a cache go on from call to call, and a reset of the module is one of the package."""
-    net, step = prepared(Remembers(), torch.randn(1, 4), folder=tmp_path)
+    module = Net(remembers, linear=nn.Linear(4, 4), cache=torch.zeros(3, 4), table=torch.ones(4))
+    module.register_buffer("at", torch.zeros((), dtype=torch.long), persistent=False)
+    net, step = prepared(module, torch.randn(1, 4), folder=tmp_path)
     (row,) = step.recipe
     (package,) = row.packages
     assert (row.name, row.changed, package.dynamic) == ("AOTInductor", 1, ())
-    assert package.file == "kernels/net.aot/Remembers.pt2"
+    assert package.file == "kernels/net.aot/Net.pt2"
     assert package.bytes == (tmp_path / package.file).stat().st_size
     assert min(package.export_s, package.compile_s, package.load_s) > 0
     assert row.seconds > package.export_s + package.compile_s + package.load_s
@@ -90,25 +83,19 @@ def test_a_package_follows_the_buffers_that_calls_change(tmp_path):
     step.close()
 
 
-class Counts(nn.Module):
-    """Keeps state as a Python number, or in tensors that are no buffers."""
-
-    def __init__(self, number):
-        super().__init__()
-        self.calls, self.inner = 0 if number else torch.zeros(4), nn.Identity()
-        self.inner.caches = [torch.zeros(4)]
-
-    def forward(self, x):
-        self.calls += 1
-        return x * self.calls if isinstance(self.calls, int) else x + self.inner.caches[0].add_(x[0]) + self.calls
+def counts(self, x):
+    self.calls += 1
+    return x * self.calls
 
 
 @pytest.mark.parametrize("compiler", [AOTInductor(), AOTTensorRT()])
 def test_state_that_a_file_would_keep_is_refused_before_the_export(tmp_path, compiler):
     with pytest.raises(SkippedError, match=f"{type(compiler).__name__} cannot follow .* `calls` is a Python number"):
-        prepared(Counts(True), torch.ones(2), folder=tmp_path, compiler=compiler)
-    with pytest.raises(SkippedError, match=r"state: calls write to inner\.caches\[0\], calls\. Make each a buffer"):
-        prepared(Counts(False), torch.randn(1, 4), folder=tmp_path)
+        prepared(Net(counts, calls=0), torch.ones(2), folder=tmp_path, compiler=compiler)
+    no_buffers = Net(lambda self, x: x + self.inner.caches[0].add_(x[0]) + self.held[0].add_(1), inner=nn.Identity())
+    no_buffers.held, no_buffers.inner.caches = [torch.zeros(4)], [torch.zeros(4)]
+    with pytest.raises(SkippedError, match=r"calls write to inner\.caches\[0\], held\[0\]\. Make each a buffer"):
+        prepared(no_buffers, torch.randn(1, 4), folder=tmp_path)
 
 
 @pytest.mark.slow

@@ -140,27 +140,16 @@ def test_steps_run_in_their_order_and_are_closed_in_reverse(captures, tmp_path):
     assert log == ["flags", "restored"], "a failed step leaves no flags"
 
 
-class Resetting(nn.Module):
-    """Starts again by writing to its buffer, or by making another one."""
-
-    def __init__(self, replaces):
-        super().__init__()
-        self.replaces = replaces
-        self.register_buffer("position", torch.zeros(4))
-
-    def reset(self):
-        if self.replaces:
-            self.position = torch.zeros(4)
-        else:
-            self.position.zero_()
-
-    def forward(self, x):
-        return x
-
-
 @pytest.mark.usefixtures("_without_a_gpu")
 def test_a_reset_that_replaces_what_a_graph_reads_is_refused(tmp_path):
-    keeps, replaces = (replace(component(Resetting(each), torch.ones(2)), policy="reset") for each in (False, True))
+    def resetting(reset):
+        module = Wrapped(nn.Identity(), 0)
+        module.position = nn.Buffer(torch.zeros(4))
+        module.reset = lambda: reset(module)
+        return replace(component(module, torch.ones(2)), policy="reset")
+
+    keeps = resetting(lambda module: module.position.zero_())
+    replaces = resetting(lambda module: setattr(module, "position", torch.zeros(4)))
     recipe = Recipe(capture=FakeCapture(log=[]))
     assert recipe.prepare(keeps, tmp_path).run().tolist() == [1, 1]
     with pytest.raises(CaptureError, match=r"replaces tensors that the CUDA graph reads \(position; 1 in"):
@@ -294,14 +283,9 @@ def test_channels_last_changes_convolutions_only(dimensions, tmp_path):
     assert [each.changed for each in step.recipe] == [3]
 
 
-class Halved(nn.Module):
-    def forward(self, weight):
-        return weight / 2
-
-
 def test_channels_last_counts_parametrised_convolutions_only_if_their_weight_follows(tmp_path):
     layers = [nn.Conv2d(8, 8, 3) for _ in range(4)]
-    parametrize.register_parametrization(layers[1], "weight", Halved())
+    parametrize.register_parametrization(layers[1], "weight", nn.Tanh())
     parametrizations.weight_norm(layers[2])  # computes its weight contiguous
     nn.utils.spectral_norm(layers[3])  # a hook computes the weight
     kept = [each for layer in layers[2:] for each in layer.parameters()]
@@ -434,25 +418,20 @@ def test_the_parts_between_blocks_are_compiled_too(tmp_path):
     assert not any("_compiled_call_impl" in vars(block) or block._forward_pre_hooks for block in net.module.modules())
 
 
-class Loop(nn.Module):
-    """Calls its blocks, or only their layers, in a loop, and more in the same function."""
-
-    def __init__(self, layers):
-        super().__init__()
-        self.layers, self.blocks = layers, nn.ModuleList(Block(4) for _ in range(3))
-
-    def forward(self, x):
-        x = torch.sin(x)
-        for block in self.blocks:
-            x = block.up(x) if self.layers else block(x)
-        return torch.cos(x)
-
-
 @torch.inference_mode()
 def test_that_no_part_between_blocks_is_compiled_is_said_and_without_blocks_nothing_is(tmp_path):
-    step = Recipe(compiler=Inductor(regional=True, rest=True)).prepare(
-        component(Loop(False), torch.ones(2, 4)), tmp_path
-    )
+    def loop(call):
+        """Call the blocks, or only their layers, in a loop, and more in the same function."""
+
+        def forward(self, x):
+            x = torch.sin(x)
+            for block in self.blocks:
+                x = call(block, x)
+            return torch.cos(x)
+
+        return component(Net(forward, blocks=nn.ModuleList(Block(4) for _ in range(3))), torch.ones(2, 4))
+
+    step = Recipe(compiler=Inductor(regional=True, rest=True)).prepare(loop(Block.__call__), tmp_path)
     step.close()
     (row,) = step.recipe
     eager = "the rest is eager, although rest: true: what calls blocks in a loop is not compiled"
@@ -460,8 +439,8 @@ def test_that_no_part_between_blocks_is_compiled_is_said_and_without_blocks_noth
     regional = Recipe(compiler=Inductor(regional=True))
     with pytest.raises(SkippedError, match=r"Linear has none .* Write regional: false"):
         regional(component(nn.Linear(4, 4), input=torch.ones(1, 4)), tmp_path)
-    with pytest.raises(SkippedError, match=r"a call of Loop reaches the forward of none of them \(Block\)"):
-        regional(component(Loop(True), torch.ones(1, 4)), tmp_path)
+    with pytest.raises(SkippedError, match=r"a call of Net reaches the forward of none of them \(Block\)"):
+        regional(loop(lambda block, x: block.up(x)), tmp_path)
     with pytest.raises(InputError, match="rest: true needs regional: true"):
         Inductor(rest=True)
 
