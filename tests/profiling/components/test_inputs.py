@@ -161,17 +161,11 @@ def test_a_sweep_reaches_a_nested_input(spec):
     cfg.axis = f"{TEXT}.1"
     (point,) = points_of(cfg, spec)
     assert point.inputs["cond"]["embed"]["text"]["shape"] == [2, 4]
-    assert point.at("tiny").inputs["cond"]["embed"]["text"] == {"shape": [2, 4], "low": 0}
+    assert (spec.at("tiny").scale, point.at("tiny").scale) == ("full", "tiny"), "only what has a tiny form is tiny"
+    assert point.at("tiny").inputs["cond"] == {"embed": {"text": {"shape": [2, 4], "low": 0}}, "weight": 0.5}
     cfg.axis = "cond.embed.txt.1"
     with pytest.raises(InputError, match=r"Choose one of: batch, x\.0, x\.1, cond\.embed\.text\.0"):
         points_of(cfg, spec)
-
-
-def test_only_a_component_with_a_tiny_form_is_tiny(spec):
-    assert spec.at("tiny").scale == "full"
-    small = replace(spec, tiny={"inputs": {"cond": {"embed": {"text": {"low": 0}}}}}).at("tiny")
-    assert small.scale == "tiny"
-    assert small.inputs["cond"] == {"embed": {"text": {"shape": [2, 8], "low": 0}}, "weight": 0.5}
 
 
 def test_the_examples_of_the_docs_are_read():

@@ -15,12 +15,6 @@ def outer(x):
     return leaf(y) + 1
 
 
-def printing(x):
-    y = x + 1
-    print("planted")  # planted: print
-    return y * 2
-
-
 def loop(x):
     for _ in range(2):
         x = x + 1
@@ -59,7 +53,6 @@ def attempt(function, *args):
 if __name__ == "__main__":
     with torch.inference_mode():
         torch.compile(outer, backend="eager")(torch.ones(3))
-        torch.compile(printing, backend="eager")(torch.ones(3))
         torch.compile(loop, backend="eager")(torch.ones(3))
         model = Scaled()
         scaled = torch.compile(model, backend="eager", dynamic=False)

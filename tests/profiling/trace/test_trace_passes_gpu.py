@@ -53,22 +53,23 @@ def stack(request, tmp_path_factory):
     return request.param, *analyzed(Stack(width=256), request.param, run)
 
 
-def test_a_call_adds_up(stack):
-    _, found, durations_us = stack
+def test_a_call_adds_up_has_rates_and_does_not_wait_for_the_host(stack):
+    name, found, durations_us = stack
     assert found.busy_ms + found.idle.host_ms + found.idle.between_ms == pytest.approx(found.span_ms, rel=0.01)
     assert found.kernel_ms == pytest.approx(sum(durations_us) / 1e3, rel=0.01)
     assert found.count == len(durations_us) / 5
     assert sum(row.ms for row in found.classes) == pytest.approx(found.kernel_ms)
-
-
-def test_products_have_rates(stack):
-    _, found, _ = stack
     products = [row for row in found.kernels if row.kind == "gemm"]
     assert sum(row.count for row in products) >= len(LINEARS)
     rates = [row.tflops for row in products if row.tflops is not None]
     assert rates
     assert all(0 < rate < 2000 for rate in rates)
     assert all(0 < row.gbps < 20_000 for row in found.kernels if row.gbps is not None)
+    if "graph" in name:
+        assert found.idle.between_ms > 0
+        assert found.count > 5
+    assert found.waits == ()
+    assert found.copies == ()
 
 
 def test_submodules_have_their_time(stack):
@@ -85,15 +86,6 @@ def test_submodules_have_their_time(stack):
     if name == "cuda_graph":  # the input's copy and the output's clone are the step's, not the network's
         assert found.unattributed_ms < 0.5 * found.kernel_ms
         assert rows["blocks.0"].count == rows["blocks.1"].count
-
-
-def test_a_replay_does_not_wait_for_the_host(stack):
-    name, found, _ = stack
-    if "graph" in name:
-        assert found.idle.between_ms > 0
-        assert found.count > 5
-    assert found.waits == ()
-    assert found.copies == ()
 
 
 def test_waits_and_copies_name_their_lines(tmp_path):

@@ -19,10 +19,6 @@ def test_recipes_of_the_shipped_steps_can_be_made_and_merge_them_in_their_order(
         assert isinstance(instantiate(as_recipe(node), name), Recipe)
     chosen = frozenset(("cuda_graph", "compile", "pdl", "channels_last", "freezing"))
     assert space.name(chosen) == "channels_last+compile+freezing+pdl+cuda_graph"
-    recipe = space.recipe(chosen)
-    assert [each["_target_"] for each in recipe["transforms"]] == ["profiling.variants.transforms.ChannelsLast"]
-    assert recipe["compiler"]["options"] == {"freezing": True, "triton.enable_pdl": True}
-    assert recipe["capture"]["warmup"] == 3
     assert space.chosen(space.name(chosen)) == chosen
 
 
