@@ -40,6 +40,17 @@ def assert_same(output, reference, tolerance):
         assert (actual.double() - expected.double()).norm() <= tolerance * expected.double().norm()
 
 
+def assert_as_exact_in_bfloat16(a_pass, module, x):
+    """Check that the pass leaves an error of at most twice the library's, against float64."""
+    x = x.bfloat16()
+    expected = module.bfloat16().double()(x=x.double()).detach()
+    module.bfloat16()
+    traced, counts = applied([a_pass], module, 1e-2, x=x)
+    own, library = (float((each.double() - expected).norm()) for each in (traced(x=x), module(x=x)))
+    assert (counts, traced(x=x).dtype) == ([1], torch.bfloat16)
+    assert own < 2 * library
+
+
 def calls(traced):
     """Count a graph's calls by the name of what is called."""
     return Counter(getattr(n.target, "__name__", n.target) for n in traced.graph.nodes if n.op.startswith("call"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fixed_component import Net
-from fx_networks import applied, calls, f32
+from fx_networks import applied, assert_as_exact_in_bfloat16, calls, f32
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,39 +23,30 @@ def as_in_float32(x):
     return F.interpolate(x.float(), scale_factor=(2.0, 2.0), mode="nearest-exact").type_as(x)
 
 
+def one_row(x):
+    return last(F.pad(repeated(7)(x), (6, 7)).unsqueeze(2))
+
+
 def last(x):
-    return x.contiguous(memory_format=torch.channels_last)
+    """Return a tensor or a module with its channels last."""
+    return x.to(memory_format=torch.channels_last)
 
 
+UP, PICTURE = interpolated(scale_factor=2), (2, 6, 5, 4)
 #: Convolution, what is before it, the shape of the input, and the weight of the convolution that replaces it.
 FOLDED = {
-    "3x3 of a picture": (nn.Conv2d(6, 4, 3, padding=1), interpolated(scale_factor=2), (2, 6, 5, 4), (16, 6, 2, 2)),
-    "channels last": (
-        nn.Conv2d(6, 4, 3, padding=1).to(memory_format=torch.channels_last),
-        lambda x: F.interpolate(last(x), scale_factor=2),
-        (2, 6, 5, 4),
-        (16, 6, 2, 2),
-    ),
-    "casts": (nn.Conv2d(6, 4, 3, padding=1), as_in_float32, (2, 6, 5, 4), (16, 6, 2, 2)),
-    "rounded before": (
-        nn.Conv2d(6, 4, 3),
-        lambda x: F.interpolate(x.bfloat16(), scale_factor=2).float(),
-        (2, 6, 5, 4),
-        (16, 6, 2, 2),
-    ),
+    "3x3 of a picture": (nn.Conv2d(6, 4, 3, padding=1), UP, PICTURE, (16, 6, 2, 2)),
+    "channels last": (last(nn.Conv2d(6, 4, 3, padding=1)), lambda x: UP(last(x)), PICTURE, (16, 6, 2, 2)),
+    "casts": (nn.Conv2d(6, 4, 3, padding=1), as_in_float32, PICTURE, (16, 6, 2, 2)),
+    "rounded before": (nn.Conv2d(6, 4, 3), lambda x: UP(x.bfloat16()).float(), PICTURE, (16, 6, 2, 2)),
     "valid": (nn.Conv2d(6, 4, 3, bias=False), interpolated(size=(10, 12)), (1, 6, 5, 4), (24, 6, 2, 2)),
-    "same": (nn.Conv2d(6, 4, (5, 4), padding="same"), interpolated(scale_factor=2), (1, 6, 5, 4), (16, 6, 3, 3)),
+    "same": (nn.Conv2d(6, 4, (5, 4), padding="same"), UP, (1, 6, 5, 4), (16, 6, 3, 3)),
     "in one dim": (nn.Conv2d(6, 4, 3, padding=2), interpolated(scale_factor=(1, 3)), (1, 6, 5, 4), (12, 6, 3, 2)),
     "sequence": (nn.Conv1d(6, 4, 14), lambda x: F.pad(repeated(7)(x), (6, 7)), (2, 6, 9), (28, 6, 3)),
     "causal": (nn.Conv1d(6, 4, 8), lambda x: F.pad(x.repeat_interleave(4, -1), (7, 0)), (2, 6, 9), (16, 6, 3)),
     "wide padding": (nn.Conv1d(6, 4, 5, padding=9), interpolated(scale_factor=3), (2, 6, 4), (12, 6, 3)),
-    "video": (nn.Conv3d(6, 4, 3, padding=1), interpolated(scale_factor=2), (1, 6, 3, 4, 2), (32, 6, 2, 2, 2)),
-    "as a picture": (
-        nn.Conv2d(6, 4, (1, 14)),
-        lambda x: last(F.pad(repeated(7)(x), (6, 7)).unsqueeze(2)),
-        (2, 6, 9),
-        (28, 6, 1, 3),
-    ),
+    "video": (nn.Conv3d(6, 4, 3, padding=1), UP, (1, 6, 3, 4, 2), (32, 6, 2, 2, 2)),
+    "as a picture": (nn.Conv2d(6, 4, (1, 14)), one_row, (2, 6, 9), (28, 6, 1, 3)),
 }
 
 
@@ -75,7 +66,7 @@ def test_a_pointwise_convolution_moves_before_the_upsampling():
     for conv, up, shape in (
         (nn.Conv1d(6, 4, 1), repeated(2), (1, 6, 5)),
         (nn.Conv1d(6, 4, 1), repeated(41), (1, 6, 5)),  # for which torch's nearest takes wrong neighbours
-        (nn.Conv2d(6, 4, 1, bias=False), interpolated(scale_factor=2), (2, 6, 4, 4)),
+        (nn.Conv2d(6, 4, 1, bias=False), UP, (2, 6, 4, 4)),
     ):
         module = Net(lambda self, x, up=up: self.conv(up(x)), conv=conv)
         traced, counts = applied([FoldUpsampling()], module, 1e-6, x=f32(*shape))
@@ -85,25 +76,17 @@ def test_a_pointwise_convolution_moves_before_the_upsampling():
 
 #: Convolutions that stay, and the reason that is counted; None: what is before them is no upsampling.
 STAY = {
-    "as many products": (
-        nn.Conv2d(6, 4, 2),
-        interpolated(scale_factor=2),
-        "before the upsampling it takes as many products",
-    ),
-    "zeros": (nn.Conv2d(6, 4, 1, padding=1), interpolated(scale_factor=2), "zeros are added before it"),
-    "stride": (
-        nn.Conv2d(6, 4, 3, stride=2),
-        interpolated(scale_factor=2),
-        "it has groups, or a stride or dilation of more than 1",
-    ),
+    "as many products": (nn.Conv2d(6, 4, 2), UP, "before the upsampling it takes as many products"),
+    "zeros": (nn.Conv2d(6, 4, 1, padding=1), UP, "zeros are added before it"),
+    "stride": (nn.Conv2d(6, 4, 3, stride=2), UP, "it has groups, or a stride or dilation of more than 1"),
     "bilinear": (nn.Conv2d(6, 4, 3), interpolated(scale_factor=2, mode="bilinear"), None),
     "smaller": (nn.Conv2d(6, 4, 1), interpolated(scale_factor=0.5), None),
     "uneven": (nn.Conv2d(6, 4, 3), interpolated(size=(7, 9)), None),
-    "replicated": (nn.Conv2d(6, 4, 3), lambda x: F.pad(F.interpolate(x, scale_factor=2), (1,) * 4, "replicate"), None),
+    "replicated": (nn.Conv2d(6, 4, 3), lambda x: F.pad(UP(x), (1,) * 4, "replicate"), None),
     "tiled": (nn.Conv2d(6, 4, 3), lambda x: x.repeat(1, 1, 2, 2), None),
     "plain": (nn.Conv2d(6, 4, 3), lambda x: x, None),
-    "cropped": (nn.Conv2d(6, 4, 3), lambda x: F.pad(F.interpolate(x, scale_factor=2), (-8, 8)), None),
-    "constant": (nn.Conv2d(6, 4, 3), lambda x: F.interpolate(torch.ones(2, 6, 4, 4), scale_factor=2), None),
+    "cropped": (nn.Conv2d(6, 4, 3), lambda x: F.pad(UP(x), (-8, 8)), None),
+    "constant": (nn.Conv2d(6, 4, 3), lambda x: UP(torch.ones(2, 6, 4, 4)), None),
 }
 
 
@@ -138,15 +121,9 @@ def test_upsampling_of_what_is_written_to_stays():
 
 
 def test_bfloat16_is_rounded_once():
-    conv = nn.Conv2d(64, 32, 3, padding=1)
-    module = Net(lambda self, x: self.conv(F.interpolate(x, scale_factor=2)), conv=conv)
-    x = f32(1, 64, 8, 8).bfloat16()
-    expected = module.bfloat16().double()(x=x.double()).detach()
-    module.bfloat16()
-    traced, _ = applied([FoldUpsampling()], module, 1e-2, x=x)
-    assert traced(x=x).dtype == torch.bfloat16
-    own, library = (float((each.double() - expected).norm() / expected.norm()) for each in (traced(x=x), module(x=x)))
-    assert own < 2 * library, "sums of weights are rounded as each weight was"
+    """Sums of weights are rounded as each weight was."""
+    module = Net(lambda self, x: self.conv(UP(x)), conv=nn.Conv2d(64, 32, 3, padding=1))
+    assert_as_exact_in_bfloat16(FoldUpsampling(), module, f32(1, 64, 8, 8))
 
 
 def taken(form, device, rows, columns):

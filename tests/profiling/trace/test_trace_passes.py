@@ -9,6 +9,7 @@ import pytest
 import torch
 from planted_modules import Borrowing, Stack, Waiting, component, line_of
 from stored_traces import FOLDER, stored
+from torch import nn
 
 from profiling.results.record import decode_section
 from profiling.run import trace_passes
@@ -182,14 +183,8 @@ def lines_of(trace, name):
     return [line.rpartition("/")[2] for _, line in spans_of(trace, trace.lines, name) if line is not None]
 
 
-def test_submodules_have_spans_while_the_pass_lasts():
+def test_submodules_have_no_spans_after_a_pass_that_failed():
     planted = component(Stack())
-    trace = profiled_once(planted.call, lambda: module_spans(planted.module))
-    block = ["", ".norm", ".up", ".down"]
-    expected = ["", *(f"blocks.{n}{part}" for n in range(2) for part in block), "head"]
-    assert [span.name.removeprefix("module: ") for span in trace.modules] == expected
-    inside = [path for _, path in spans_of(trace, trace.modules, "aten::addmm")]
-    assert inside == ["blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down", "head"]
 
     def fail(*_):
         raise ValueError("planted")
@@ -197,7 +192,9 @@ def test_submodules_have_spans_while_the_pass_lasts():
     planted.module.blocks[1].up.register_forward_pre_hook(fail)
     with pytest.raises(ValueError, match="planted"), module_spans(planted.module):
         planted.call()
-    assert sum(len(part._forward_hooks) for part in planted.module.modules()) == 0
+    hooks = nn.modules.module
+    assert not hooks._global_forward_pre_hooks
+    assert not hooks._global_forward_hooks
 
 
 def test_operators_that_borrow_weights_belong_to_the_module_that_has_them():
