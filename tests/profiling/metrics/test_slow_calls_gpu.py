@@ -1,7 +1,8 @@
-"""Slow calls on a GPU: allocations and captures inside a timed call are their causes, where they took long enough."""
+"""Timed calls on a GPU: allocations and captures inside are causes where they took long enough, and a cold cache is."""
 
 from __future__ import annotations
 
+import statistics
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from test_slow_calls import named, timed
 
 from profiling.graphs import CudaGraphed
+from profiling.metrics.clocks import CacheFlush, clock_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
@@ -52,3 +54,23 @@ def test_a_capture_inside_a_timed_call_of_a_gpu() -> None:
 
 def test_a_step_without_faults_has_no_cause_of_its_own() -> None:
     assert named(timed(lambda: None, DEVICE)) == set()
+
+
+def test_cold_is_slower_than_hot_where_the_weights_fit_in_the_cache():
+    """Hot and cold samples take turns, so that whatever else the GPU does falls on both."""
+    matrices = torch.randn(4, 2048, 2048, device=DEVICE, dtype=torch.bfloat16)  # 32 MiB of a last-level cache of 50
+    vector = torch.randn(2048, 1, device=DEVICE, dtype=torch.bfloat16)
+    output = torch.empty(2048, 1, device=DEVICE, dtype=torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    torch.mm(matrices[0], vector, out=output)
+    with torch.cuda.graph(graph):
+        for matrix in matrices:  # each read once
+            torch.mm(matrix, vector, out=output)
+    clock, flush = clock_of(torch.device(DEVICE)), CacheFlush(torch.device(DEVICE))
+    hot, cold = [], []
+    for _ in range(40):
+        graph.replay()
+        hot.append(clock.sample(graph.replay).device)
+        flush()
+        cold.append(clock.sample(graph.replay).device)
+    assert statistics.median(cold) > statistics.median(hot)

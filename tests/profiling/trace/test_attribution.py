@@ -68,8 +68,7 @@ def test_eager_work_is_attributed_whole():
 
 def test_the_helpers_of_a_convolution_have_the_bytes_of_what_they_convert():
     """An H200 counted 257, 256 and 257 MB in DRAM for input, output and input of 256 channels of 512 x 512."""
-    trace, costs = stored("main_job/image_decoder.baseline"), OperatorCosts()
-    items = Attributor(trace, costs).of(traced_calls(trace)[0])
+    items = attributions("main_job/image_decoder.baseline")
     largest = [item for item in items if item.arguments.get("Input Dims", [0])[0] == [1, 256, 512, 512]]
     given = [item.bytes for item in largest if "nchwToNhwc" in item.work.name]
     assert sorted(set(given)) == [2 * 2 * 256 * 16 * 9, 2 * 2 * 256 * 512 * 512], "weights and input"
@@ -79,8 +78,7 @@ def test_the_helpers_of_a_convolution_have_the_bytes_of_what_they_convert():
 
 def test_a_convolution_with_a_kernel_for_each_of_64_groups():
     """Each kernel has its part of the work; an H200 counted 0.11 MB in DRAM as the mean of the groups' copies."""
-    trace = stored("main_job/audio_decoder.baseline")
-    items = Attributor(trace, OperatorCosts()).of(traced_calls(trace)[0])
+    items = attributions("main_job/audio_decoder.baseline")
     largest = [item for item in items if item.arguments.get("Input Dims", [0])[0] == [1, 1024, 1, 5880]]
     grouped = [item for item in largest if "cutlass_tensorop" in item.work.name]
     assert len(grouped) == 64
@@ -109,11 +107,9 @@ def test_a_replay_takes_everything_from_the_step_before_its_capture():
 @pytest.mark.parametrize(("capture", "launched"), [("cuda_graph", "baseline"), ("compile_cuda_graph", "compile")])
 def test_recorded_replays_have_the_exact_order_of_their_capture(component, capture, launched):
     """Traces of an H200; a graph of the audio decoder has branches on nine streams."""
-    trace, costs = stored(f"main_job/{component}.{launched}"), OperatorCosts()
-    items = Attributor(trace, costs).of(traced_calls(trace)[-1])
+    items = attributions(f"main_job/{component}.{launched}")
     reference = sorted(items, key=lambda item: item.work.launch.begin)
-    replay = stored(f"main_job/{component}.{capture}")
-    result, unmatched = completed(replay, reference)
+    result, unmatched = completed(stored(f"main_job/{component}.{capture}"), reference)
     assert unmatched == 0
     assert sum(item.flops or 0 for item in result) == sum(item.flops or 0 for item in reference)
 
