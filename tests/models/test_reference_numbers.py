@@ -17,6 +17,8 @@ from reference_data import (
     small_sample,
 )
 
+from profiling.machine.tf32 import strict_float32
+
 
 @pytest.mark.parametrize("name", STATE_DICTS)
 def test_names_and_shapes_are_the_published_ones(name):
@@ -52,18 +54,6 @@ def test_small_autoencoder(name):
         torch.testing.assert_close(module.encoder(tensors["encode.in.x"]), tensors["encode.out.z"], **TOLERANCE)
 
 
-@pytest.fixture
-def without_tf32():
-    """Disable TF32; the settings have no `__delattr__`, so monkeypatch cannot restore them from pytest 9.2 on."""
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [backend.allow_tf32 for backend in backends]
-    for backend in backends:
-        backend.allow_tf32 = False
-    yield
-    for backend, allowed in zip(backends, before, strict=True):
-        backend.allow_tf32 = allowed
-
-
 def outputs_by_name(name, module, inputs):
     output = flat(module(**inputs))
     if name.startswith("world_model"):
@@ -87,10 +77,9 @@ def test_full_size_on_the_cpu(name):
 @pytest.mark.gpu
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", FULL_SIZE)
-@pytest.mark.usefixtures("without_tf32")
 def test_full_size_on_the_gpu(name, capsys):
     module, inputs, expected = full_size_sample(name, "cuda")
-    with torch.inference_mode():
+    with torch.inference_mode(), strict_float32():
         exact = outputs_by_name(name, module, inputs)
         for key, value in expected.items():
             torch.testing.assert_close(exact[key], value, **TOLERANCE)

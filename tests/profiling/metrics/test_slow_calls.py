@@ -54,14 +54,21 @@ class Counted:
         return sums
 
 
-def explained(planted: dict[int, dict[str, float]], walls: list[float], **clocks: float) -> Any:
-    """Return what a monitor says of calls of these times, in which causes were planted, and how often it read."""
-    counted = Counted(planted, {FAULT: clocks.get("clock", 1980.0)})
+def explained(planted: dict[int, dict[str, float]], walls: list[float], others: Any = (None,), **clocks: float) -> Any:
+    """Return what a monitor says of calls in which causes were planted, and how often it read in the last window.
+
+    There is a window for each share of `others` on the GPU.
+    """
+    counted, size = Counted(planted, {FAULT: clocks.get("clock", 1980.0)}), len(walls) // len(others)
     with closing(CallMonitor(torch.device("cpu"))) as calls:
         calls._monitor.close()
         calls._monitor = counted  # type: ignore[assignment]
-        for counted.call, wall in enumerate(walls, 1):
-            calls(wall)
+        for window, share in enumerate(others):
+            counted.readings = 0
+            calls.begin()
+            for counted.call in range(window * size + 1, (window + 1) * size + 1):
+                calls(walls[counted.call - 1])
+            calls.end(share)
         return calls.slow_calls(walls, walls if clocks else ()), counted.readings
 
 
@@ -90,17 +97,7 @@ def test_a_lower_clock_explains_what_it_can_of_a_call(clock: float, cause: str) 
 @pytest.mark.parametrize(("share", "cause"), [(0.9, "another process on the GPU"), (0.3, "not attributed")])
 def test_other_processes_explain_the_calls_of_the_windows_in_which_they_ran(share: float, cause: str) -> None:
     """The driver is asked after each window: cells that wait for their turn must not run a thread."""
-    walls = late()
-    with closing(CallMonitor(torch.device("cpu"))) as calls:
-        calls._monitor.close()
-        calls._monitor = counted = Counted({}, {})  # type: ignore[assignment]
-        for window, others in enumerate((0.0, 0.0, share)):
-            counted.readings = 0
-            calls.begin()
-            for wall in walls[100 * window : 100 * (window + 1)]:
-                calls(wall)
-            calls.end(others)
-        slow = calls.slow_calls(walls)
+    slow, _ = explained({}, late(), others=(0.0, 0.0, share))
     assert (slow.count, slow.causes) == (1, {cause: 1})
 
 
