@@ -244,16 +244,11 @@ def lazy_memory(m, x):
     return m.allocated.keys.sum(0)
 
 
-@kind(generator=None)
-def generator(m, x):
+@kind(generator=None, python=lambda: random.Random(3), numpy=lambda: numpy.random.default_rng(3))
+def generators(m, x):
     if m.generator is None:
         m.generator = torch.Generator()
-    return x + torch.rand(4, 8, generator=m.generator)
-
-
-@kind(python=lambda: random.Random(3), numpy=lambda: numpy.random.default_rng(3))
-def other_generators(m, x):
-    return x + m.python.random() + float(m.numpy.random())
+    return x + torch.rand(4, 8, generator=m.generator) + m.python.random() + float(m.numpy.random())
 
 
 # --- what no later call reads, or only the first calls change

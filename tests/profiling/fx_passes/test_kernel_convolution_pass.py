@@ -246,32 +246,27 @@ class Scale(nn.Module):
         return scaled * self.gain.view(-1, 1, 1) + self.shift.view(-1, 1, 1)
 
 
-class Scaled(nn.Module):
-    def __init__(self, activation=lambda x: F.leaky_relu(x, 0.1), norm=Scale, last=lambda x: x):
-        super().__init__()
-        self.one, self.three = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 8, 1)
-        self.two = nn.Conv2d(32, 32, 3, padding=1, groups=2)
-        self.norms = nn.ModuleList(norm() for _ in range(2))
-        self.activation, self.last = activation, last
-
+def scaled_by(activation=lambda x: F.leaky_relu(x, 0.1), norm=Scale, last=lambda x: x):
     def forward(self, x):
-        h = self.activation(self.norms[0](self.one(x)))
-        h = self.activation(self.norms[1](self.last(self.two(h))))
-        return self.three(h)
+        h = activation(self.first(self.one(x)))
+        return self.three(activation(self.second(last(self.two(h)))))
+
+    convs = {"one": nn.Conv2d(32, 32, 1), "two": nn.Conv2d(32, 32, 3, padding=1, groups=2)}
+    return Net(forward, **convs, three=nn.Conv2d(32, 8, 1), first=norm(), second=norm())
 
 
 @pytest.mark.parametrize(
     ("module", "width", "scaled"),
     [
-        (Scaled(), 40, 2),
-        (Scaled(F.relu), 40, 2),
-        (Scaled(), 33, 2),
-        (Scaled(F.silu), 40, 0),
-        (Scaled(norm=lambda: Scale(shift=0.1)), 40, 0),
-        (Scaled(norm=lambda: Scale(gain=-1.0)), 40, 0),
-        (Scaled(norm=lambda: nn.GroupNorm(2, 32)), 40, 0),
-        (Scaled(last=lambda x: x + x.amax()), 40, 1),
-        (Scaled(), 32, 1),
+        (scaled_by(), 40, 2),
+        (scaled_by(F.relu), 40, 2),
+        (scaled_by(), 33, 2),
+        (scaled_by(F.silu), 40, 0),
+        (scaled_by(norm=lambda: Scale(shift=0.1)), 40, 0),
+        (scaled_by(norm=lambda: Scale(gain=-1.0)), 40, 0),
+        (scaled_by(norm=lambda: nn.GroupNorm(2, 32)), 40, 0),
+        (scaled_by(last=lambda x: x + x.amax()), 40, 1),
+        (scaled_by(), 32, 1),
     ],
     ids=[
         *("leaky ReLU", "ReLU", "ragged", "SiLU", "with a shift", "negative", "less the mean"),
