@@ -81,17 +81,14 @@ def test_a_known_factor_is_found_in_either_direction(runs, factor, options, verd
     assert back.pair.ratio == pytest.approx(1 / compared.pair.ratio)
 
 
-def test_slower_by_less_than_the_threshold_passes(runs):
-    a, b = runs(*pair(1.03))
-    (compared,) = compared_cells(a, b)
-    assert compared.verdict == "slower"
-    assert [exit_code([compared], threshold) for threshold in (0.02, 0.03, 0.05)] == [1, 2, 0]
-
-
-def test_the_same_within_one_percent_may_be_slower_by_more_than_a_smaller_threshold(runs):
-    (compared,) = compared_cells(*runs(*pair(1.004)))
-    assert compared.verdict == "same"
-    assert [exit_code([compared], threshold) for threshold in (0.0041, 0.01)] == [2, 0], compared.interval
+@pytest.mark.parametrize(
+    ("factor", "verdict", "codes"),
+    [(1.03, "slower", {0.02: 1, 0.03: 2, 0.05: 0}), (1.004, "same", {0.0041: 2, 0.01: 0})],  # the same within 1%
+)
+def test_a_threshold_decides_which_slowdown_passes(runs, factor, verdict, codes):
+    (compared,) = compared_cells(*runs(*pair(factor)))
+    assert compared.verdict == verdict
+    assert {threshold: exit_code([compared], threshold) for threshold in codes} == codes, compared.interval
 
 
 def test_a_run_compared_with_itself_is_the_same_however_noisy(runs):

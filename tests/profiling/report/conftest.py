@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from open_page import browser, heard, show
 from report_records import RESULTS, build, faster
 
 from profiling.report.render import PAGE_FILE, run_report
 from profiling.report.run_data import load_run
 from profiling.results.jsonl import append_record
 from profiling.results.record import Record
-
-__all__ = ["browser", "heard", "show"]
 
 COMMITTED = sorted(path.parent for path in RESULTS.glob("*/results.jsonl"))
 
