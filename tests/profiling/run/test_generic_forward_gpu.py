@@ -1,5 +1,6 @@
-"""The main job on a GPU: three clocks, captured variants, and faults that only a GPU has."""
+"""The main job on a GPU: three clocks, captured variants, their state, faults that only a GPU has, deeper looks."""
 
+import pickle
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ pytestmark = pytest.mark.gpu
 ALL = "variant=[baseline,compile,cuda_graph,compile+cuda_graph,compile+inductor_graphs]"
 
 
-def test_every_variant_of_a_nested_module_is_right(profile):
+def test_every_variant_of_a_nested_module_is_right_and_the_record_tells_what_was_captured(profile):
     outcome = profile("component=[net]", ALL, "device=cuda")
     assert outcome.code == 0, outcome.err
     for record in outcome.records.values():
@@ -20,6 +21,11 @@ def test_every_variant_of_a_nested_module_is_right(profile):
         assert 0 < clocks.host_ms.p50 <= clocks.wall_ms.p50
         assert record.memory.peak_held >= record.memory.peak_allocated > 0
         assert (record.memory.graph_pool > 0) == (record.variant not in ("baseline", "compile"))
+    captured = outcome.records["net", "cuda_graph"]
+    assert captured.graphs.held == 1
+    assert 0 < captured.graphs.capture_seconds <= captured.prepare.seconds
+    assert captured.graphs.pool_bytes == captured.memory.graph_pool
+    assert list(captured.graphs.memory) == ["before static input", "static input", "capture"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -55,15 +61,6 @@ def test_breaks_are_captured_as_one_graph(profile):
     assert graphs.host_launches.after <= 3, "the input's copy, the graph, the output's clone"
 
 
-def test_the_record_tells_what_was_captured(profile):
-    outcome = profile("component=[net]", "variant=[cuda_graph]", "device=cuda")
-    (record,) = outcome.records.values()
-    assert record.graphs.held == 1
-    assert 0 < record.graphs.capture_seconds <= record.prepare.seconds
-    assert record.graphs.pool_bytes == record.memory.graph_pool
-    assert list(record.graphs.memory) == ["before static input", "static input", "capture"]
-
-
 def test_a_trace_of_a_replay_shows_its_kernels(profile):
     outcome = profile("component=[net]", "variant=[cuda_graph,compile]", "device=cuda", "trace=true")
     assert outcome.code == 0, outcome.err
@@ -84,3 +81,47 @@ def test_kept_kernels_can_be_run(profile):
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "GB/s" in done.stdout
+
+
+def test_a_look_tries_a_capture(profile):
+    names = "component=[net,syncs,host_tensor,counts,broken_up]"
+    outcome = profile(names, "device=cuda", "check=true")
+    assert outcome.code == 0, outcome.err
+    calls = {name: record.check.calls[name] for (name, _), record in outcome.records.items()}
+    captured = {name: call.captured for name, call in calls.items()}
+    assert captured == {"net": True, "syncs": False, "host_tensor": False, "counts": False, "broken_up": True}
+    for name in ("syncs", "host_tensor", "counts"):
+        (obstacle,) = (each for each in calls[name].obstacles if each.hinders == "cuda_graph")
+        assert obstacle.file.endswith("faulty_modules.py")
+        assert obstacle.line
+        assert obstacle.advice
+    assert [each.hinders for each in calls["broken_up"].obstacles] == ["compile"] * 2
+
+
+def test_a_memory_snapshot_names_the_lines_that_allocate(profile):
+    outcome = profile("component=[net]", "variant=[baseline,cuda_graph]", "device=cuda", "memory_snapshot=true")
+    assert outcome.code == 0, outcome.err
+    for record in outcome.records.values():
+        snapshot = pickle.loads((outcome.folder / record.memory_snapshot.file).read_bytes())
+        frames = [frame for trace in snapshot["device_traces"] for event in trace for frame in event.get("frames", ())]
+        assert any(frame["filename"].endswith("outside_net.py") for frame in frames)
+
+
+def with_state(profile, kind):
+    module = f"+component.steps.module={{_target_: stateful_nets.Steps, kind: {kind}}}"
+    inputs = "+component.steps.inputs={x: {shape: [2, 8]}}"
+    return profile("component=[]", module, inputs, "device=cuda", "variant=[baseline,cuda_graph,compile+cuda_graph]")
+
+
+def test_a_cache_that_the_first_call_makes(profile):
+    done = with_state(profile, "cache")
+    assert done.code == 0, done.out + done.err
+    assert {record.status for record in done.records.values()} == {"ok"}
+
+
+def test_a_hidden_state_that_each_call_assigns(profile):
+    records = with_state(profile, "hidden").records
+    assert records["steps", "baseline"].status == "ok"
+    refused = records["steps", "cuda_graph"]
+    assert refused.status == "skipped"
+    assert "`hidden` is assigned anew by each call, and a later call reads it" in (refused.reason or "")
