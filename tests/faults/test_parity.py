@@ -17,6 +17,8 @@ from playing import component_of
 from table import bounded, promise
 from torch import nn
 
+import profiling
+from profiling.components import reference
 from profiling.components.component import Component
 from profiling.components.outputs import OutputLog, leaf_errors, to_host
 from profiling.components.reference import Reference, eager_reference
@@ -29,7 +31,8 @@ from profiling.results.record import encode_sections
 from profiling.training_step.options import TrainingOptions
 from profiling.training_step.step import Snapshot, TrainingStep
 from profiling.training_step.trajectory import Trajectory, compare_trajectories
-from profiling.variants.variant import Step
+from profiling.variants.recipe import Recipe
+from profiling.variants.variant import Step, Variant
 
 
 def problem_of(
@@ -478,3 +481,48 @@ def test_training_of_complex_weights():
         ends.append(Trajectory([1.0], Snapshot(step).vectors(), ()))
     assert compare_trajectories(ends[0], ends[0], start, TrainingOptions()).passed
     assert not compare_trajectories(ends[1], ends[0], start, TrainingOptions()).passed
+
+
+class Halves(nn.Module):
+    """Layers in bfloat16, whose forward may refuse float32."""
+
+    def __init__(self, only: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)  # the tolerance follows from eager's own error
+        self.layers, self.only = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).bfloat16(), only
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.only and x.dtype == torch.float32:
+            raise RuntimeError("planted: only half precision is supported")
+        return self.layers(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Off(Variant):
+    """Return the module's output with an error of 5% in each number."""
+
+    def __call__(self, component, folder) -> Step:
+        return Step(run=lambda: component.call() * 1.05)
+
+
+@promise("no float32")
+@pytest.mark.parametrize(
+    ("only", "free", "kind", "says"),
+    [
+        (False, 10_000, "fp32 eager on bfloat16 weights", "an fp32 copy (3.3e-05 GB) does not fit"),
+        (True, 10**12, "eager bfloat16", "RuntimeError: planted: only half precision is supported"),
+    ],
+)
+def test_without_a_float32_copy_the_report_says_what_a_result_was_compared_with(monkeypatch, only, free, kind, says):
+    monkeypatch.setattr(reference, "free_bytes", lambda device: free)
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    options = {"metrics": {"parity": Parity()}, "ceilings": "off", "quiet": True}
+    result = profiling.profile(Halves(only), {"x": x}, {"baseline": Recipe(), "off": Off()}, **options)
+    record, off = result.records
+    assert (record.status, record.parity.reference, off.status) == ("ok", kind, "failed")
+    assert kind in str(result)
+    (note,) = (note for note in record.notes if note.startswith(f"parity against {kind}: "))
+    assert says in note
+    if only:
+        assert record.parity.tolerance == 4 * torch.finfo(torch.bfloat16).eps / 2
+        assert "against the eager bfloat16 reference, allowed 0.01" in off.reason
