@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 import torch
 from as_user import OUTSIDE
+from fixed_component import Net as Planted
 from test_api import QUICK, Net, inputs
 from torch import nn
 
@@ -26,16 +27,10 @@ from profiling.variants.recipe import Compiler, Outcome, Recipe
 from profiling.variants.variant import Step, Variant
 
 
-class Shared(nn.Module):
-    """Returns its input, a view of its input, and a buffer that each call overwrites."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("out", torch.zeros(4, 8))
-
-    def forward(self, x, scale=1.0):
-        self.out.copy_(x * scale)
-        return x, {"view": x[:2]}, self.out
+def shared(self, x):
+    """Return the input, a view of it, and a buffer that each call overwrites."""
+    self.out.copy_(x)
+    return x, {"view": x[:2]}, self.out
 
 
 def test_a_prepared_step_runs_on_new_inputs_and_leaves_the_module_in_its_mode():
@@ -56,11 +51,12 @@ def test_a_prepared_step_runs_on_new_inputs_and_leaves_the_module_in_its_mode():
 
 
 def test_outputs_stay_unless_they_are_not_cloned():
-    step = profiling.prepare(Shared(), inputs(), variant=Recipe())
+    module = Planted(shared, out=torch.zeros(4, 8))
+    step = profiling.prepare(module, inputs(), variant=Recipe())
     first, second = step(x=torch.ones(4, 8)), step(x=torch.zeros(4, 8))
     for one, zero in ((first[0], second[0]), (first[1]["view"], second[1]["view"]), (first[2], second[2])):
         assert (one.min(), zero.max(), one.is_inference()) == (1, 0, False)
-    raw = profiling.prepare(Shared(), inputs(), variant="baseline", clone=False)
+    raw = profiling.prepare(module, inputs(), variant="baseline", clone=False)
     assert raw(x=torch.ones(4, 8))[0].data_ptr() == raw(x=torch.zeros(4, 8))[0].data_ptr()
 
 
@@ -102,23 +98,17 @@ def test_a_wrong_call_of_a_prepared_step_is_one_line():
     assert note.startswith("parity was checked with the same options['gain'][0] that")
 
 
-class Remembers(nn.Module):
-    """Writes a row into a memory among its inputs, and updates a state among them."""
-
-    def __init__(self):
-        super().__init__()
-        self.key = nn.Linear(4, 4, bias=False)
-
-    def forward(self, x, memory, at, states):
-        states[0].mul_(0.5).add_(x[0])
-        memory.index_copy_(0, at, self.key(x))
-        return memory.mean(0) + states[0]
+def remembers(self, x, memory, at, states):
+    """Write a row into a memory among the inputs, and update a state among them."""
+    states[0].mul_(0.5).add_(x[0])
+    memory.index_copy_(0, at, self.key(x))
+    return memory.mean(0) + states[0]
 
 
 def test_inputs_that_a_call_writes_to_are_written_to_by_a_prepared_step():
     """Of zeros the written row is zeros, too: preparing sees that the memory is written to, but no other values."""
     torch.manual_seed(0)
-    module = Remembers().eval()
+    module = Planted(remembers, key=nn.Linear(4, 4, bias=False)).eval()
     given = {"x": torch.zeros(1, 4), "memory": torch.zeros(8, 4), "at": torch.tensor([0]), "states": [torch.zeros(4)]}
     mine, theirs = copy.deepcopy(given), copy.deepcopy(given)
     with profiling.prepare(module, given, variant="baseline") as step, torch.no_grad():
@@ -132,13 +122,8 @@ def test_inputs_that_a_call_writes_to_are_written_to_by_a_prepared_step():
     assert not given["states"][0].any()
 
 
-class Caches(nn.Module):
-    """Makes a table in its first call, and adds to a cache in each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.table, self.made = nn.Linear(8, 8), None, 0
-        self.register_buffer("cache", torch.zeros(8, 8))
+def caches():
+    """Return a module that makes a table in its first call, and adds to a cache in each."""
 
     def forward(self, x):
         if self.table is None:
@@ -146,11 +131,13 @@ class Caches(nn.Module):
         self.cache.add_(x.mean() * self.table)
         return self.layer(x) @ self.table + self.cache[0]
 
+    return Planted(forward, layer=nn.Linear(8, 8), table=None, made=0, cache=torch.zeros(8, 8))
+
 
 def test_a_prepared_step_is_the_one_that_is_measured_also_where_the_first_call_makes_state():
-    (record,) = profiling.profile(Caches(), inputs(), ["compile"], **QUICK).records
+    (record,) = profiling.profile(caches(), inputs(), ["compile"], **QUICK).records
     assert record.status == "ok"
-    module, given = Caches(), inputs()
+    module, given = caches(), inputs()
     torch.manual_seed(5)
     random_state = torch.random.get_rng_state()
     before = snapshot()
@@ -163,48 +150,41 @@ def test_a_prepared_step_is_the_one_that_is_measured_also_where_the_first_call_m
         outputs = [step(**given) for _ in range(3)]
         assert snapshot().since(before).graphs == 0
         assert module.table is table
-        fresh = Caches()
+        fresh = caches()
         fresh.load_state_dict(module.state_dict() | {"cache": torch.zeros(8, 8)})
         for output in outputs:
             torch.testing.assert_close(output, fresh(**given))
 
 
-class Streams(nn.Module):
-    """Counts calls in a number and a parameter, and adds its inputs up in a buffer that it had, and in a new one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.pos, self.made = nn.Linear(4, 4), 0, None
-        self.register_buffer("total", torch.zeros(4))
-        self.calls = nn.Parameter(torch.zeros(1), requires_grad=False)
-
-    def forward(self, x):
-        if self.made is None:
-            self.made = x.new_zeros(4)
-        self.pos += 1
-        self.calls += 1
-        self.total += x.mean(0)
-        self.made += x.mean(0)
-        return self.layer(x) + self.total + self.made + self.pos + self.calls
+def streams(self, x):
+    """Count calls in a number and a parameter, and add inputs up in a buffer that was there, and in a new one."""
+    if self.made is None:
+        self.made = x.new_zeros(4)
+    self.pos += 1
+    self.calls += 1
+    self.total += x.mean(0)
+    self.made += x.mean(0)
+    return self.layer(x) + self.total + self.made + self.pos + self.calls
 
 
 def test_a_session_of_a_prepared_step():
     torch.manual_seed(0)
-    module, x = Streams(), torch.randn(2, 4)
+    kept = {"pos": 0, "made": None, "total": torch.zeros(4), "calls": nn.Parameter(torch.zeros(1), requires_grad=False)}
+    module, x = Planted(streams, layer=nn.Linear(4, 4), **kept), torch.randn(2, 4)
     other = copy.deepcopy(module)
     state = lambda: (module.pos, module.calls.item(), module.total.tolist(), module.made.tolist())  # noqa: E731
     with torch.inference_mode():
-        module(x), other(x)
+        module(x=x), other(x=x)
     begun = state()
     with profiling.prepare(module, {"x": x}, variant="baseline") as step, torch.inference_mode():
         assert state() == begun
-        expected = [other(x) for _ in range(3)]
+        expected = [other(x=x) for _ in range(3)]
         for _ in range(2):
-            torch.testing.assert_close([step(x) for _ in range(3)], expected)
+            torch.testing.assert_close([step(x=x) for _ in range(3)], expected)
             assert module.pos == 4
             step.reset()
             assert state() == begun
-        step(x)
+        step(x=x)
     assert module.pos == 2, "closing leaves the session where it is"
 
 
@@ -218,17 +198,6 @@ class Repeats(Variant):
 
 
 CALLS = 0
-
-
-class CountsOutside(nn.Module):
-    """Counts its calls in a global variable, or in that of a closure: no walk of its attributes finds either."""
-
-    def __init__(self, scale) -> None:
-        super().__init__()
-        self.layer, self.scale = nn.Linear(4, 4), scale
-
-    def forward(self, x):
-        return self.layer(x) * self.scale()
 
 
 def in_a_global():
@@ -250,110 +219,89 @@ def in_a_closure():
 
 @pytest.mark.parametrize("scale", [in_a_global, in_a_closure()], ids=["global", "closure"])
 def test_a_step_that_repeats_a_number_outside_of_the_module_is_refused(scale):
+    """It counts calls in a global variable, or in that of a closure: no walk of its attributes finds either."""
+    module = Planted(lambda self, x: self.layer(x) * self.scale(), layer=nn.Linear(4, 4), scale=scale)
     with pytest.raises(WrongOutputError, match="the prepared step is refused: "):
-        profiling.prepare(CountsOutside(scale), {"x": torch.ones(2, 4)}, Repeats())
+        profiling.prepare(module, {"x": torch.ones(2, 4)}, Repeats())
 
 
 def test_a_first_value_that_is_not_zero_is_refused():
-    class Largest(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.largest = nn.Linear(4, 4), None
-            nn.init.constant_(self.layer.bias, -9.0)  # its outputs are below 0
+    def forward(self, x):
+        if self.largest is None:
+            self.largest = torch.full((2, 4), -100.0)
+        self.largest.copy_(torch.maximum(self.largest, self.layer(x)))
+        return self.largest.clone()
 
-        def forward(self, x):
-            if self.largest is None:
-                self.largest = torch.full((2, 4), -100.0)
-            self.largest.copy_(torch.maximum(self.largest, self.layer(x)))
-            return self.largest.clone()
-
+    module = Planted(forward, layer=nn.Linear(4, 4), largest=None)
+    nn.init.constant_(module.layer.bias, -9.0)  # its outputs are below 0
     with pytest.raises(WrongOutputError, match=r"`largest` is made in the first call.*register_buffer"):
-        profiling.prepare(Largest(), {"x": torch.ones(2, 4)}, variant="baseline")
+        profiling.prepare(module, {"x": torch.ones(2, 4)}, variant="baseline")
 
 
-class Grows(nn.Module):
-    """Keeps its inputs in a list of rows, the first one without a copy."""
-
-    def __init__(self, copies):
-        super().__init__()
-        self.layer, self.rows, self.copies = nn.Linear(4, 4), None, copies
+def grows(*, copies):
+    """Return a module that keeps its inputs in a list of rows, the first one perhaps without a copy."""
 
     def forward(self, x):
-        new = x.clone() if self.copies else x
+        new = x.clone() if copies else x
         self.rows = new if self.rows is None else torch.cat((self.rows, new))
         return self.layer(self.rows.mean(0, keepdim=True))
+
+    return Planted(forward, layer=nn.Linear(4, 4), rows=None)
 
 
 @pytest.mark.parametrize("variant", ["baseline", "compile"])
 def test_a_first_call_that_keeps_its_input_itself_is_refused(variant):
     with pytest.raises(WrongOutputError, match=r"from a fresh state, call 2 .*x\.clone\(\)"):
-        profiling.prepare(Grows(copies=False), {"x": torch.randn(1, 4)}, variant=variant)
+        profiling.prepare(grows(copies=False), {"x": torch.randn(1, 4)}, variant=variant)
 
 
 def test_what_the_first_call_computes_from_its_input_is_no_state_to_keep():
-    class Anchored(nn.Module):
-        anchor = None
-
-        def forward(self, x):
-            self.anchor = x.clone() if self.anchor is None else self.anchor
-            return x - self.anchor + x.mean()
+    def forward(self, x):
+        self.anchor = x.clone() if self.anchor is None else self.anchor
+        return x - self.anchor + x.mean()
 
     with pytest.raises(WrongOutputError, match=r"from a fresh state, call 1 .*make that state in __init__"):
-        profiling.prepare(Anchored(), {"x": torch.randn(1, 4)}, variant="baseline")
+        profiling.prepare(Planted(forward, anchor=None), {"x": torch.randn(1, 4)}, variant="baseline")
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-2])
 def test_noise_hides_no_step_that_leaves_out_what_the_first_call_does(noise):
-    class Adds(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer, self.is_new = nn.Linear(4, 4), True
-            self.register_buffer("mean", torch.zeros(()))
+    def later(self, x):
+        return self.layer(x) + self.mean + noise * torch.randn(4)
 
-        def forward(self, x):
-            if self.is_new:
-                self.is_new = False
-                self.mean.copy_(50 * x.mean())
-            return self.layer(x) + self.mean + noise * torch.randn(4)
+    def first(self, x):
+        if self.is_new:
+            self.is_new = False
+            self.mean.copy_(50 * x.mean())
+        return later(self, x)
 
-    class Later(nn.Module):
-        def __init__(self, module):
-            super().__init__()
-            self.module = module
-
-        def forward(self, x):
-            return self.module.layer(x) + self.module.mean + noise * torch.randn(4)
-
+    module = Planted(first, layer=nn.Linear(4, 4), is_new=True, mean=torch.zeros(()))
+    replaced = Recipe(transforms=[lambda module: Planted(lambda self, x: later(self.module, x), module=module)])
     with pytest.raises(WrongOutputError, match="from a fresh state, call 1 "):
-        profiling.prepare(Adds(), {"x": torch.randn(1, 4)}, variant=Recipe(transforms=[lambda m: Later(m)]))
+        profiling.prepare(module, {"x": torch.randn(1, 4)}, variant=replaced)
 
 
-class FirstCall(nn.Module):
-    """Does something else in the first call of a session."""
-
-    def __init__(self, first):
-        super().__init__()
-        self.layer, self.first, self.is_new = nn.Linear(4, 4), first, True
-        self.register_buffer("given", torch.zeros(1, 4))
+def first_call(first):
+    """Return a module that does something else in the first call of a session."""
 
     def forward(self, x):
         if self.is_new:
             self.is_new = False
-            if self.first == "kept":  # by a buffer that only this call writes to
+            if first == "kept":  # by a buffer that only this call writes to
                 self.given.copy_(x)
-            elif self.first == "nan":
+            elif first == "nan":
                 return x * math.nan
-            elif self.first == "random":
+            elif first == "random":
                 return x + torch.randn_like(x)
         return self.layer(x) + self.given
 
+    return Planted(forward, layer=nn.Linear(4, 4), is_new=True, given=torch.zeros(1, 4))
 
-class Sums(nn.Module):
-    """Keeps a sum in a container that is an input."""
 
-    def forward(self, x, state):
-        state["sum"] = state.get("sum", 0) + x
-        return state["sum"] * 2
+def sums(self, x, state):
+    """Keep a sum in a container that is an input."""
+    state["sum"] = state.get("sum", 0) + x
+    return state["sum"] * 2
 
 
 class AssignsAnew(nn.Module):
@@ -387,11 +335,11 @@ class AssignsAnew(nn.Module):
 
 
 SESSIONS = {
-    **{first: (partial(FirstCall, first), {}) for first in ("kept", "nan", "random")},
-    "input": (Sums, {"state": {}}),
+    **{first: (partial(first_call, first), {}) for first in ("kept", "nan", "random")},
+    "input": (partial(Planted, sums), {"state": {}}),
     **{kind: (partial(AssignsAnew, kind), {}) for kind in ("dict", "number in a dict", "copied list", "copied dict")},
     "latest of a dict": (partial(AssignsAnew, "latest of a dict"), {}),
-    "rows": (partial(Grows, copies=True), {}),
+    "rows": (partial(grows, copies=True), {}),
 }
 
 
@@ -413,7 +361,7 @@ def test_sessions_of_a_step_are_those_of_a_module_that_does_something_else_in_th
             for call in range(4):
                 x = torch.randn(1, 4)
                 output, expected = step(x=x, **inputs), alone(x=x, **kept)
-                if call or getattr(alone, "first", None) != "random":
+                if call or name != "random":
                     torch.testing.assert_close(output, expected, equal_nan=True)
             step.reset()
 
@@ -421,53 +369,47 @@ def test_sessions_of_a_step_are_those_of_a_module_that_does_something_else_in_th
 LATEST = {}
 
 
-class KeepsInAGlobal(nn.Module):
-    def forward(self, x):
-        before = LATEST.get("x", torch.zeros_like(x))
-        LATEST["x"] = x.clone()
-        return x + before
+def kept_in_a_global(self, x):
+    before = LATEST.get("x", torch.zeros_like(x))
+    LATEST["x"] = x.clone()
+    return x + before
 
 
 def test_state_in_a_global_is_refused():
     LATEST.clear()
     with pytest.raises(WrongOutputError, match=r"the module's own call 1, made twice .* a global variable"):
-        profiling.prepare(KeepsInAGlobal(), {"x": torch.randn(2, 4)}, variant="baseline")
-
-
-class Noise(nn.Module):
-    def forward(self, x):
-        return torch.randn_like(x)
+        profiling.prepare(Planted(kept_in_a_global), {"x": torch.randn(2, 4)}, variant="baseline")
 
 
 def test_of_random_outputs_a_compiled_step_is_handed_out_with_a_warning():
+    noise, given = Planted(lambda self, x: torch.randn_like(x)), {"x": torch.ones(2, 4)}
     with (
         pytest.warns(UserWarning, match=r"undecided: .*fallback_random"),
-        profiling.prepare(Noise(), {"x": torch.ones(2, 4)}, variant="compile") as step,
+        profiling.prepare(noise, given, variant="compile") as step,
     ):
-        assert step(torch.ones(2, 4)).shape == (2, 4)
+        assert step(**given).shape == (2, 4)
 
 
 def test_a_second_thread_is_refused():
-    inside, go_on = threading.Event(), threading.Event()
+    inside, go_on, given = threading.Event(), threading.Event(), {"x": torch.ones(2)}
 
-    class Waits(nn.Module):
-        def forward(self, x):
-            inside.set()
-            go_on.wait(20)
-            return x * 2
+    def waits(self, x):
+        inside.set()
+        go_on.wait(20)
+        return x * 2
 
     go_on.set()
-    with profiling.prepare(Waits(), {"x": torch.ones(2)}, variant="baseline") as step:
+    with profiling.prepare(Planted(waits), given, variant="baseline") as step:
         inside.clear()
         go_on.clear()
-        first = threading.Thread(target=step, args=(torch.ones(2),))
+        first = threading.Thread(target=step, kwargs=given)
         first.start()
         inside.wait(20)
         with pytest.raises(RuntimeError, match=r"another thread is in a call of this step"):
-            step(torch.ones(2))
+            step(**given)
         go_on.set()
         first.join()
-        assert step(torch.ones(2)).tolist() == [2, 2]
+        assert step(**given).tolist() == [2, 2]
 
 
 @dataclass(frozen=True)
@@ -480,26 +422,21 @@ class Replayed(Compiler):
         return Outcome(lambda x: module.layer(x), changed=1)
 
 
-class CountsCalls(nn.Module):
-    """Counts its calls for statistics."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.calls = nn.Linear(4, 4), 0
-
-    def forward(self, x):
-        self.calls += 1
-        return self.layer(x)
+def counts_calls(self, x):
+    """Count calls for statistics."""
+    self.calls += 1
+    return self.layer(x)
 
 
 def test_a_counter_that_outputs_do_not_depend_on_is_allowed():
     given, recipe = {"x": torch.ones(2, 4)}, Recipe(compiler=Replayed())
+    module = Planted(counts_calls, layer=nn.Linear(4, 4), calls=0)
     refusal = r"Replayed cannot follow the module's state: `calls` is a Python number that each call changes \(\d → \d"
     with pytest.raises(InputError, match=refusal):
-        profiling.prepare(CountsCalls(), given, recipe)
-    profiling.prepare(CountsCalls(), given, recipe, allow=["calls"]).close()
+        profiling.prepare(module, given, recipe)
+    profiling.prepare(module, given, recipe, allow=["calls"]).close()
     for allow, status in (((), "skipped"), (["calls"], "ok")):
-        both = profiling.profile(CountsCalls(), given, {"baseline": Recipe(), "mine": recipe}, allow=allow, **QUICK)
+        both = profiling.profile(module, given, {"baseline": Recipe(), "mine": recipe}, allow=allow, **QUICK)
         assert {record.variant: record.status for record in both.records} == {"baseline": "ok", "mine": status}
 
 
