@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from fixed_component import Net as Planted
 from recorded_frames import ROOT, script
 from table import promise
 from test_api import ONE, Net, inputs, rescaled
@@ -148,17 +149,14 @@ class PositionsOnly(nn.Module):
         return x
 
 
-class Guided(nn.Module):
-    """Returns the gradient of its output with respect to its input, as classifier guidance needs it."""
+def guided(self, x):
+    """Return the gradient of an output with respect to the input, as classifier guidance needs it."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.layer(x).sum(), x)[0]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 1)
 
-    def forward(self, x):
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            return torch.autograd.grad(self.layer(x).sum(), x)[0]
+GUIDED = Planted(guided, layer=nn.Linear(8, 1))
 
 
 class Unchanged:
@@ -204,7 +202,7 @@ SAME = Net()
         (given(dtype=torch.bfloat16, autocast=torch.bfloat16), "Give one of them"),
         (given(module=Net().double()), r"module computes in float64.* Pass dtype=torch\.float32, which casts copies"),
         (given(module=PositionsOnly()), r"inputs do not fit .* Arguments are passed by name: wrap the module"),
-        (given(module=Guided()), r"raised RuntimeError: .* Calls run under torch\.inference_mode\(\): begin"),
+        (given(module=GUIDED), r"raised RuntimeError: .* Calls run under torch\.inference_mode\(\): begin"),
         (given(device="cuda:99"), "device=cuda:99: (torch .* Use device=cpu, or|this machine has)"),
         (given(fps=0), "fps=0 must be a number above 0"),
         (given(seconds=0), "seconds=0"),

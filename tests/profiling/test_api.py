@@ -1,6 +1,7 @@
 """From Python: a module that a script holds is measured as by the command, and is left as it was."""
 
 import gc
+import itertools
 import os
 import random
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fixed_component import Net as Planted
 from make_record import record as made_record
 from torch import nn
 
@@ -167,26 +169,12 @@ def unchanged(module):
     return module
 
 
-class CountsInAClosure(nn.Module):
-    """Multiplies by the number of its calls, which nothing that is put back holds."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, calls = nn.Linear(8, 8), [0]
-
-        def count():
-            calls[0] += 1
-            return calls[0]
-
-        self.count = lambda: count()
-
-    def forward(self, x):
-        return self.linear(x) * self.count()
-
-
 def test_equal_code_is_not_called_wrong_where_eager_is_as_wrong_after_the_timing():
+    """It multiplies by the number of its calls, which nothing that is put back holds."""
+    calls = itertools.count(1)
+    module = Planted(lambda self, x: self.linear(x) * next(calls), linear=nn.Linear(8, 8))
     variants = {"baseline": Recipe(), "same": Recipe(transforms=[unchanged])}
-    result = profiling.profile(CountsInAClosure(), {"x": torch.ones(2, 8)}, variants, **QUICK)
+    result = profiling.profile(module, {"x": torch.ones(2, 8)}, variants, **QUICK)
     reasons = [record.reason for record in result.records]
     assert all("undecided: " in reason for reason in reasons), reasons
     assert not any("wrong after it" in reason for reason in reasons), reasons
@@ -314,37 +302,24 @@ def test_a_cache_among_the_inputs_is_copied_and_each_module_begins_with_it_as_it
         profiling.profile(Decoder(), {"x": torch.ones(1, 8), "cache": cache}, **ONE)
 
 
-class Hungry(nn.Module):
-    def forward(self, x):
-        return x + torch.empty(2**60).sum()
-
-
 def test_a_module_that_runs_out_of_memory_is_no_wrong_input():
-    (record,) = profiling.profile(Hungry(), {"x": torch.ones(4)}, **ONE).records
+    hungry = Planted(lambda self, x: x + torch.empty(2**60).sum())
+    (record,) = profiling.profile(hungry, {"x": torch.ones(4)}, **ONE).records
     assert (record.status, record.bad_input) == ("failed", False)
     assert "DefaultCPUAllocator" in record.reason
-
-
-class Product(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 4))
-
-    def forward(self, a):
-        return a @ self.weight
 
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize("layout", [torch.strided, torch.sparse_coo, torch.sparse_csr])
 def test_where_the_check_has_no_other_inputs_a_note_says_so(layout):
     """A mask, and a sparse tensor, stay as they are."""
-    mask = torch.eye(4)
+    mask, product = torch.eye(4), Planted(lambda self, a: a @ self.weight, weight=nn.Parameter(torch.randn(4, 4)))
     given = {"a": mask if layout == torch.strided else mask.to_sparse(layout=layout)}
-    one = profiling.profile(Product(), given, **ONE)
+    one = profiling.profile(product, given, **ONE)
     assert any("give other ones as check_inputs" in note for note in one.records[0].notes)
     assert "check_inputs" in str(one)
     if layout == torch.strided:
-        assert measured(Product(), given, check_inputs={"a": 1 - mask}).notes == ()
+        assert measured(product, given, check_inputs={"a": 1 - mask}).notes == ()
 
 
 def test_inputs_drawn_from_a_seed_and_a_function_that_builds_the_module():
@@ -473,25 +448,16 @@ def test_shuffled_keeps_the_values_of_dtypes_that_torch_compares_not(name):
     assert (values == kept) == name.startswith("float4")
 
 
-class Mixed(nn.Module):
-    """A module in two dtypes, which casts between them by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(64, 64).bfloat16(), nn.Linear(64, 8)
-
-    def forward(self, x):
-        return self.head(self.body(x.to(torch.bfloat16)).float())
-
-
 class MakesFloats(nn.Linear):
     def forward(self, input):
         return super().forward(input * torch.ones(64))
 
 
 def test_a_module_is_measured_in_the_dtypes_that_it_has():
-    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    record = measured(Mixed(), {"x": x})
+    """It casts between its two dtypes by name."""
+    parts = {"body": nn.Linear(64, 64).bfloat16(), "head": nn.Linear(64, 8)}
+    mixed = Planted(lambda self, x: self.head(self.body(x.to(torch.bfloat16)).float()), **parts)
+    record = measured(mixed, {"x": torch.randn(4, 64, generator=torch.Generator().manual_seed(0))})
     assert (record.cast, record.dtype) == ("none", "bfloat16")
     assert record.parameter_dtypes == {"bfloat16": 64 * 65, "float32": 8 * 65}
     # Cast to float32, it would give its half a tensor in bfloat16.

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixed_component import Net
 from planted_stages import SHAPE, delivered, pipeline_of, planted
 from playing import component_of
 from torch import nn
@@ -125,12 +126,10 @@ def test_a_hand_over_neither_broadcasts_nor_casts_nor_changes_its_shape(outputs,
         delivered(pipeline_of(graph, components), range(2))
 
 
-class Nested(nn.Module):
-    """Takes tensors and numbers in dicts, lists and tuples, and mutates none of them."""
-
-    def forward(self, x, cond):
-        assert type(cond["pair"]) is tuple
-        return x + 10 * cond["pair"][0] + 100 * cond["list"][1] + cond["gain"]
+def nested(self, x, cond):
+    """Take tensors and numbers in dicts, lists and tuples, and mutate none of them."""
+    assert type(cond["pair"]) is tuple
+    return x + 10 * cond["pair"][0] + 100 * cond["list"][1] + cond["gain"]
 
 
 def nested_inputs(generator):
@@ -150,7 +149,7 @@ def test_edges_fill_tensors_inside_arguments():
         },
     }
     graph = parse_graph({"stages": stages, "sources": COUNT, "deliver": ["a", "b"]}, ["nested"])
-    parts = {name: replace(component_of(Nested(), nested_inputs), name=name) for name in stages}
+    parts = {name: replace(component_of(Net(nested), nested_inputs), name=name) for name in stages}
     before = 0.0
     for number, tick in enumerate(delivered(pipeline_of(graph, parts), range(3))):
         a = number + 10 * number + 100 * before + 0.5
