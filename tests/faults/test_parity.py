@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from fixed_component import Net
 from hypothesis import given
 from hypothesis import strategies as st
 from playing import component_of
@@ -483,18 +484,16 @@ def test_training_of_complex_weights():
     assert not compare_trajectories(ends[1], ends[0], start, TrainingOptions()).passed
 
 
-class Halves(nn.Module):
-    """Layers in bfloat16, whose forward may refuse float32."""
+def halves(*, only: bool) -> nn.Module:
+    """Return layers in bfloat16, whose forward may refuse float32."""
 
-    def __init__(self, only: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)  # the tolerance follows from eager's own error
-        self.layers, self.only = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).bfloat16(), only
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.only and x.dtype == torch.float32:
+    def forward(self, x):
+        if only and x.dtype == torch.float32:
             raise RuntimeError("planted: only half precision is supported")
         return self.layers(x)
+
+    torch.manual_seed(0)  # the tolerance follows from eager's own error
+    return Net(forward, layers=nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).bfloat16())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -517,7 +516,7 @@ def test_without_a_float32_copy_the_report_says_what_a_result_was_compared_with(
     monkeypatch.setattr(reference, "free_bytes", lambda device: free)
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     options = {"metrics": {"parity": Parity()}, "ceilings": "off", "quiet": True}
-    result = profiling.profile(Halves(only), {"x": x}, {"baseline": Recipe(), "off": Off()}, **options)
+    result = profiling.profile(halves(only=only), {"x": x}, {"baseline": Recipe(), "off": Off()}, **options)
     record, off = result.records
     assert (record.status, record.parity.reference, off.status) == ("ok", kind, "failed")
     assert kind in str(result)

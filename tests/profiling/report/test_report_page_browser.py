@@ -115,23 +115,20 @@ def boxes(places):
     return places.evaluate_all("all => all.map(each => each.getBoundingClientRect().toJSON())")
 
 
-def test_parts_of_a_bar_lie_side_by_side_and_have_its_length(write_page, show):
-    chart = show(write_page([build("baseline", 2.0, trace_analysis=trace())])).locator("#chart-time")
-    parts, bar = boxes(chart.locator(".part")), chart.locator(".bar").bounding_box()
+def test_parts_of_a_bar_lie_side_by_side_and_modules_are_as_wide_as_their_share(write_page, show):
+    """Also below a millisecond; the bar is as long as its parts."""
+    page = show(write_page([build("baseline", 2.0, trace_analysis=trace())]))
+    time, modules = page.locator("#chart-time"), page.locator("#chart-modules")
+    parts, bar = boxes(time.locator(".part")), time.locator(".bar").bounding_box()
     assert [part["width"] / bar["width"] for part in parts] == pytest.approx(
         [ms * 1.48 / 1.5 / 2 for ms in (0.8, 0.4, 0.2, 0.1)] + [0.26], abs=0.005
     )
     assert parts[0]["x"] == pytest.approx(bar["x"], abs=1)
     for left, right in pairwise(parts):
         assert right["x"] == pytest.approx(left["x"] + left["width"], abs=1)
-
-
-def test_a_module_is_as_wide_as_its_share_also_below_a_millisecond(write_page, show):
-    chart = show(write_page([build("baseline", 2.0, trace_analysis=trace())])).locator("#chart-modules")
-    whole = chart.locator(".icicle").bounding_box()["width"]
-    widths = {"blocks.0": 0.5, "attn": 0.4, "blocks.1": 0.6, "head": 0.3}  # of 1.5 ms
-    for label, ms in widths.items():
-        node = chart.locator(".node", has=chart.page.get_by_text(label, exact=True)).last.bounding_box()
+    whole = modules.locator(".icicle").bounding_box()["width"]
+    for label, ms in {"blocks.0": 0.5, "attn": 0.4, "blocks.1": 0.6, "head": 0.3}.items():  # of 1.5 ms
+        node = modules.locator(".node", has=page.get_by_text(label, exact=True)).last.bounding_box()
         assert node["width"] / whole == pytest.approx(ms / 1.5, abs=0.005), label
 
 
