@@ -19,11 +19,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from table import promise, rows
-from unprivileged import as_nobody, reachable_folder
 
 from profiling import checkpoints
 from profiling.components import manifest, weights
-from profiling.components.checkpoint import load_into, read
+from profiling.components.checkpoint import load_into
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError
 
@@ -378,6 +377,7 @@ def test_checkpoint_that_is_cut(tmp_path, form):
     rows(
         (os.mkfifo, "not a regular file", "a pipe"),
         (lambda path: path.symlink_to(path), "w.pt", "a link to itself"),
+        (lambda path: path.symlink_to("/proc/self/mem"), "cannot be read: Input/output error", "an error of the disk"),
         (os.mkdir, "holds no safetensors", "a folder without weights"),
         (lambda path: (path.parent / "v.pt").touch(), "'v.pt'?", "a file that is missing"),
         (lambda path: torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), path), "not a checkpoint", "TorchScript"),
@@ -399,12 +399,3 @@ def test_path_of_a_checkpoint():
         spec = ComponentSpec("mine", {"_target_": "torch.nn.Linear"}, {"input": {"shape": [2]}}, checkpoint=path)
         with pytest.raises(InputError, match=r"does not exist|cannot be read: File name too long"):
             weights.give_weights(torch.nn.Linear(2, 2), spec, Settings())
-
-
-@promise("damaged checkpoint")
-def test_checkpoint_without_read_permission():
-    with reachable_folder() as folder:
-        path = saved(folder, STATE)
-        path.chmod(0)
-        with as_nobody(), pytest.raises(InputError, match="cannot be read: Permission denied"):
-            read(path)
