@@ -100,6 +100,7 @@ REFUSED = {
     ),
     "realtime": (
         ("loop=5", "loop"),
+        ("checkpoint=required", "checkpoint=required, but caches has none"),  # before any cell
         ("loop.frames=many", "loop.frames"),
         ("loop.actions=5", "loop.actions"),
         ("+loop.frame=3", "Did you mean 'frames'"),
@@ -356,6 +357,7 @@ ROWS = {
         ),
     ),
     "realtime": (
+        ("metric=[latency]", "metric.latency times single steps, and the loop has its own clocks. Use metric"),
         ("+pipeline.sources.camera.file=no.npz", "numpy.savez(path, image=[n, 2, 8])"),
         (f"~{SECOND}.inputs.gain", "net also takes gain. Give it an edge"),
         (f"+{SECOND}.inputs.y=first", "net has no such input, only x, gain"),

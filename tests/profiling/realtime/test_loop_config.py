@@ -1,7 +1,6 @@
 """A wrong configuration of the loop: one line that says what to type next."""
 
 import numpy as np
-import pytest
 
 from profiling.cli.app import CONF, compose_config
 from profiling.cli.config import steps_of
@@ -34,20 +33,12 @@ def test_options_of_a_component_that_was_replaced_are_dropped():
     assert graph.work == {"steps": 1, "commit": "fused", "guidance": None, "sound_latents": None}
 
 
-@pytest.mark.parametrize(
-    ("override", "isolation", "message"),
-    [
-        ("pipeline.sources.action.file=narrow.npz", "process", "its values are [5, 3]. Give [n, 1, 2]"),
-        ("metric=[latency]", "none", "metric.latency times single steps, and the loop has its own clocks. Use metric"),
-        ("checkpoint=required", "none", "checkpoint=required, but world_model_frame has none"),
-    ],
-)
-def test_input_that_only_a_cell_or_its_files_can_refuse(realtime, tmp_path, override, isolation, message):
-    """Exit code 2 and the reason on the terminal; checkpoints of all stages are looked for before any cell."""
+def test_a_file_that_only_a_cell_can_refuse(realtime, tmp_path):
+    """Exit code 2 and the reason on the terminal. What else is wrong input of the loop is in `tests/faults`."""
     np.savez(tmp_path / "narrow.npz", mouse=np.zeros((5, 3)), btn=np.zeros((5, 11)))
-    outcome = realtime(*FEW, override, f"isolation={isolation}")
+    outcome = realtime(*FEW, "pipeline.sources.action.file=narrow.npz", "isolation=process")
     assert outcome.code == 2, outcome.out + outcome.err
-    assert message in " ".join((outcome.err + outcome.out).split()), "also where the console wraps the line"
-    # With isolation=none the log of the cell is on the terminal too.
-    assert "Traceback" not in outcome.err or isolation == "none"
-    assert (outcome.folder / "results.jsonl").exists() == ("checkpoint" not in override)
+    said = " ".join((outcome.err + outcome.out).split())
+    assert "its values are [5, 3]. Give [n, 1, 2]" in said, "also where the console wraps the line"
+    assert "Traceback" not in outcome.err
+    assert (outcome.folder / "results.jsonl").exists()
