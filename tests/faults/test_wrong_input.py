@@ -88,6 +88,7 @@ REFUSED = {
         ("resume=no_run", "no such folder"),
         ("resume=[a]", "no such folder"),
         ("hydra.run.dir=null", "hydra.run.dir"),
+        ("hydra.run.dir=/proc/run", "hydra.run.dir=FOLDER"),
         # words that are no KEY=VALUE
         ([""], "--help"),
         ("seed", "cannot read seed. Write KEY=VALUE"),

@@ -101,31 +101,23 @@ def test_runs_without_a_common_cell_say_that_nothing_was_compared(tmp_path, caps
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error"),
+    ("words", "error"),
     [
-        *((["--threshold", "2"], "2%"), (["--cells", "nothing.*"], "There are: net.baseline")),
-        (["--html", "nowhere/page.html"], "in a folder that exists"),
-        (["--html", "folder.html"], "a file"),
-        (["--html", "b/results.jsonl"], "ends in .html"),
+        *(("a b --threshold 2", "2%"), ("a b --cells nothing.*", "There are: net.baseline")),
+        ("a b --html nowhere/page.html", "in a folder that exists"),
+        ("a b --html folder.html", "a file"),
+        ("a b --html b/results.jsonl", "ends in .html"),
+        ("a component=[net]", "B is missing"),
+        ("a HEAD", "HEAD is none: there is no such folder"),
     ],
 )
-def test_wrong_input_is_one_line_and_code_two_and_writes_nothing(tmp_path, capsys, monkeypatch, runs, arguments, error):
+def test_wrong_input_is_one_line_and_code_two_and_writes_nothing(tmp_path, capsys, monkeypatch, runs, words, error):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.html").mkdir()
     before = (tmp_path / "b" / RESULTS_FILE).read_bytes()
-    assert main([*runs, *arguments]) == 2
+    assert main(words.split()) == 2
     assert error in only_line(capsys)
     assert (tmp_path / "b" / RESULTS_FILE).read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [(["a", "component=[net]"], "B is missing"), (["a", "HEAD"], "HEAD is none: there is no such folder")],
-)
-def test_what_is_no_run_and_cannot_be_measured_is_named(tmp_path, capsys, monkeypatch, runs, arguments, error):
-    monkeypatch.chdir(tmp_path)
-    assert main(arguments) == 2
-    assert error in only_line(capsys)
 
 
 def only_line(capsys):

@@ -41,13 +41,6 @@ def test_a_checkpoint_is_loaded_or_its_row_says_why_not(profile, tmp_path):
         assert record.weights == str(path) if status == "ok" else path.name in record.reason
 
 
-def test_a_run_folder_below_a_file(profile, tmp_path):
-    (tmp_path / "file").write_text("x")
-    outcome = profile(COMPONENT, BASELINE, folder=tmp_path / "file" / "run")
-    assert outcome.code == 2
-    assert "hydra.run.dir=FOLDER" in outcome.err
-
-
 #: The help of each target, and the large libraries that were imported for it or one before it.
 HELP = """
 import contextlib, io, json, runpy, sys

@@ -1,5 +1,6 @@
 """Checkouts: worktrees of revisions come and go, and a process imports the user's code from one of them only."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -31,14 +32,19 @@ def is_clean(repository):
     return len(git(repository, "worktree", "list").splitlines()) == 1 and not git(repository, "status", "--porcelain")
 
 
-def test_revisions_are_in_worktrees_while_they_are_open(repository):
-    with opened(("HEAD~1", "main")) as checkouts:
-        assert texts(checkouts) == ["one", "two"]
-        assert [checkout.name for checkout in checkouts] == ["A (HEAD~1)", "B (main)"]
-        assert len(git(repository, "worktree", "list").splitlines()) == 3
-        folders = [checkout.root for checkout in checkouts]
-    assert not any(map(os.path.exists, folders))
-    assert is_clean(repository)
+def test_revisions_are_in_worktrees_while_they_are_open_whatever_ends_that(repository):
+    ends = (contextlib.nullcontext(), pytest.raises(KeyboardInterrupt), pytest.raises(OSError, match="planted"))
+    for end, error in zip(ends, (None, KeyboardInterrupt(), OSError("planted")), strict=True):
+        with end, opened(("HEAD~1", "main")) as checkouts:
+            assert texts(checkouts) == ["one", "two"]
+            assert [checkout.name for checkout in checkouts] == ["A (HEAD~1)", "B (main)"]
+            assert len(git(repository, "worktree", "list").splitlines()) == 3
+            folders = [checkout.root for checkout in checkouts]
+            Path(folders[0], "made_by_the_cell").write_text("")
+            if error is not None:
+                raise error
+        assert not any(map(os.path.exists, folders))
+        assert is_clean(repository)
 
 
 def test_a_folder_is_used_as_it_is_and_each_revision_has_the_working_directory(repository, monkeypatch):
@@ -62,23 +68,6 @@ def test_two_folders_need_no_git(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
     with opened(("a", "b")) as checkouts:
         assert [checkout.root for checkout in checkouts] == [str(tmp_path / "a"), str(tmp_path / "b")]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError()], ids=repr)
-def test_worktrees_are_removed_whatever_ends_the_block(repository, error):
-    folders = []
-
-    def fail():
-        with opened(("HEAD~1", "HEAD")) as checkouts:
-            folders.extend(checkout.root for checkout in checkouts)
-            (Path(folders[0]) / "made_by_the_cell").write_text("")
-            raise error
-
-    with pytest.raises(type(error)):
-        fail()
-    assert len(folders) == 2
-    assert not any(map(os.path.exists, folders))
-    assert is_clean(repository)
 
 
 def test_hooks_of_the_user_do_not_run_and_it_works_inside_a_hook_of_another_repository(repository, monkeypatch):
