@@ -124,6 +124,7 @@ def get(published, capsys):
         printed = capsys.readouterr()
         assert printed.err.count("\n") == (code != 0)
         assert published.file.exists() is (code == 0) or code == 2
+        assert code != 0 or published.file.read_bytes() == published.body
         return code, printed.out + printed.err
 
     return get
@@ -144,7 +145,6 @@ def until(condition) -> None:
 
 def test_a_download_is_whole_recorded_and_not_repeated(published, get):
     assert "sha256 recorded in lock.yaml" in get("vae_decoder")[1]
-    assert published.file.read_bytes() == BODY
     assert published.lock.read_text() == f"vae: {SHA256}\n"
     assert "sha256 verified" in get()[1]
     assert published.lock.read_text() == f"vae: {SHA256}\n"
@@ -156,7 +156,6 @@ def test_a_download_is_whole_recorded_and_not_repeated(published, get):
 def test_cut_body_is_resumed(published, get):
     published.cuts = [HALF]
     assert get()[0] == 0
-    assert published.file.read_bytes() == BODY
     assert sum(published.sent) < SIZE + 300_000  # what was in the buffer of the cut connection is sent again
 
 
@@ -169,7 +168,6 @@ def test_cut_body_is_resumed_by_the_next_run(published, get):
     kept = published.part.stat().st_size
     assert HALF - 300_000 < kept <= HALF
     assert get()[0] == 0
-    assert published.file.read_bytes() == BODY
     assert published.sent[-1] == SIZE - kept
 
 
@@ -188,7 +186,6 @@ def test_what_cannot_be_resumed(published, get, changed):
     assert get()[0] == 1
     vars(published).update(changed)
     assert get()[0] == 0
-    assert published.file.read_bytes() == published.body
     assert SIZE in published.sent, "the whole file, in one answer; one that the client gave up may end after it"
     assert published.partial_files() == []
 
@@ -199,7 +196,6 @@ def test_a_part_that_is_whole_and_a_server_that_is_busy(published, get):
     published.part.write_bytes(BODY)
     Path(f"{published.part}.etag").write_text('"v1"')
     assert get()[0] == 0
-    assert published.file.read_bytes() == BODY
     assert published.sent == [0]
     published.file.unlink()
     published.statuses = [503]
@@ -262,7 +258,6 @@ def test_write_fails(published, get):
     assert "File too large" in process.communicate(timeout=60)[0]
     assert process.returncode == 1
     assert get()[0] == 0
-    assert published.file.read_bytes() == BODY
     assert published.sent[1] == SIZE - HALF
 
 
@@ -279,7 +274,6 @@ def test_stopped_download(published, get, how):
     assert how == signal.SIGKILL or (process.returncode == 130 and "error: interrupted. To go on" in output)
     published.seconds_per_chunk, kept = 0.0, published.part.stat().st_size
     assert get()[0] == 0
-    assert published.file.read_bytes() == BODY
     assert published.sent[-1] == SIZE - kept
 
 

@@ -17,11 +17,15 @@ def three(**plans):
     return FakeCells({name: plans.get(name, Plan()) for name in ("baseline", "v", "w")})
 
 
+def ended(folder, cells, code):
+    """Return the records of a run of these cells, which ends with this code."""
+    assert run_of(folder, cells).execute() == code
+    return rows(folder)
+
+
 @promise("dies")
 def test_a_resident_dies(tmp_path):
-    run = run_of(tmp_path / "run", three(v=Plan(happens={3: dies})))
-    assert run.execute() == 1
-    records = rows(run.folder)
+    records = ended(tmp_path / "run", three(v=Plan(happens={3: dies})), 1)
     assert [record.status for record in records.values()] == ["ok", "failed", "ok"]
     assert "SIGSEGV" in records["v"].reason
     assert len(records["v"].turns.windows) == 2
@@ -32,10 +36,8 @@ def test_a_resident_dies(tmp_path):
 @promise("dies")
 @pytest.mark.parametrize("step", [1, 3])
 def test_all_residents_die(tmp_path, step):
-    dying = FakeCells({name: Plan(happens={step: dies}) for name in ("baseline", "v", "w")})
-    run = run_of(tmp_path / "run", dying)
-    assert run.execute() == 1
-    for record in rows(run.folder).values():
+    dying = dict.fromkeys(("baseline", "v", "w"), Plan(happens={step: dies}))
+    for record in ended(tmp_path / "run", three(**dying), 1).values():
         assert "SIGSEGV" in record.reason
         assert len(record.turns.windows if record.turns else ()) == step - 1
 
@@ -43,9 +45,7 @@ def test_all_residents_die(tmp_path, step):
 @promise("dies")
 @pytest.mark.parametrize("others", [("v",), ("v", "w")])
 def test_cells_that_are_never_ready(tmp_path, others):
-    run = run_of(tmp_path / "run", three(**{name: Plan(happens={"ready": dies}) for name in others}))
-    assert run.execute() == 1
-    records = rows(run.folder)
+    records = ended(tmp_path / "run", three(**dict.fromkeys(others, Plan(happens={"ready": dies}))), 1)
     assert {(records[name].status, records[name].turns) for name in others} == {("failed", None)}
     baseline = records["baseline"]
     assert (baseline.status, baseline.turns.stopped_by) == ("ok", "decided"), "the last one is timed alone"
@@ -129,18 +129,15 @@ def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, variants):
 
 @promise("memory")
 def test_out_of_memory_alone(tmp_path):
-    run = run_of(tmp_path / "run", three(baseline=Plan(happens={"ready": OUT_OF_MEMORY})))
-    assert run.execute() == 1
-    assert [record.status for record in rows(run.folder).values()] == ["failed", "ok", "ok"]
+    records = ended(tmp_path / "run", three(baseline=Plan(happens={"ready": OUT_OF_MEMORY})), 1)
+    assert [record.status for record in records.values()] == ["failed", "ok", "ok"]
 
 
 @promise("memory")
 def test_no_memory_beside_another(tmp_path):
     cells = three()
     cells.memory = 1.5e9
-    run = run_of(tmp_path / "run", cells)
-    assert run.execute() == 0
-    records = rows(run.folder)
+    records = ended(tmp_path / "run", cells, 0)
     assert [record.turns.beside for record in records.values()] == [()] * 3
     assert not compare_records(records["baseline"], records["v"]).in_turns
     assert records["v"].notes == (
