@@ -167,14 +167,11 @@ def test_a_page_is_whole_and_small_and_names_no_path_of_the_machine(page, commit
     ids = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert set(parsed.charts()) <= set(ids)
-
-
-def test_all_rows_of_the_report_stand_on_the_page_and_tables_are_on_demand(committed, parsed):
     report = (committed / "report.md").read_text(encoding="utf-8")
     rows = sum(line.startswith("|") and not re.fullmatch(r"[|\-: ]+", line) for line in report.splitlines())
-    assert len(parsed.all("tr")) >= rows
+    assert len(parsed.all("tr")) >= rows, "all of the report"
     folds = sum(attributes.get("class") == "fold" for attributes in parsed.all("details"))
-    assert len(parsed.all("table")) - folds <= 1, "but for the answer"
+    assert len(parsed.all("table")) - folds <= 1, "tables are on demand, but for the answer"
 
 
 def test_nothing_on_a_page_is_fetched(page, parsed):

@@ -70,6 +70,12 @@ def test_turns_go_on_while_the_ratio_is_not_known():
     assert quiet.seconds < noisy.seconds <= 21
 
 
+def records_of(folder, cells, **options):
+    run = run_of(folder, cells, **options)
+    assert run.execute() == 0
+    return run, rows(run.folder)
+
+
 def busy(share):
     """Others take that share of the CPU all the time."""
     return lambda seconds: share
@@ -79,9 +85,7 @@ def busy(share):
 def test_on_a_busy_machine_turns_end_and_only_what_others_cannot_explain_is_claimed(tmp_path, factor, said):
     plans = {name: Plan(ms, lost=busy(0.4)) for name, ms in (("baseline", 1.0), ("v", 1.0 / factor))}
     cells = FakeCells(plans)
-    run = run_of(tmp_path / "run", cells)
-    assert run.execute() == 0
-    base, fast = read_records(run.folder).records
+    base, fast = records_of(tmp_path / "run", cells)[1].values()
     assert base.turns.stopped_by == "decided"
     assert len(base.turns.windows) == min(LOOKS), "more windows would not tell more"
     assert answer_on(fast, (base, fast)) == said
@@ -118,13 +122,11 @@ def test_a_window_has_room_for_its_calls_within_bounds_and_a_short_budget_for_an
 
 def test_a_run_prepares_all_variants_then_gives_turns_then_lets_each_finish(tmp_path):
     cells = FakeCells({"baseline": Plan(10.0), "fast": Plan(5.0), "slow": Plan(20.0)})
-    run = run_of(tmp_path / "run", cells)
-    assert run.execute() == 0
+    _, records = records_of(tmp_path / "run", cells)
     steps = [step for _, step in cells.log]
     assert steps[:3] == ["ready"] * 3
     assert steps[-3:] == ["finish"] * 3
     assert [variant for variant, _ in cells.log[-3:]] == ["baseline", "fast", "slow"]
-    records = rows(run.folder)
     base, fast, slow = (records[name] for name in cells.plans)
     assert fast.turns.beside == ("baseline", "slow")
     assert fast.turns.began == base.turns.began
@@ -150,19 +152,11 @@ def test_lines_of_a_finished_run_are_in_the_order_of_its_cells(tmp_path, monkeyp
 def test_a_drift_of_the_machine_does_not_change_the_speedup(tmp_path):
     """Both get twice as slow in a minute: one cell after the other would compare an early with a late one."""
     plans = {name: Plan(ms, drift=1.0) for name, ms in (("baseline", 10.0), ("v", 8.0))}
-    run = run_of(tmp_path / "run", FakeCells(plans))
-    run.execute()
-    record = read_records(run.folder).records[1]
-    assert record.speedup.wall == pytest.approx(1.25, rel=0.01)
+    _, records = records_of(tmp_path / "run", FakeCells(plans))
+    assert records["v"].speedup.wall == pytest.approx(1.25, rel=0.01)
 
 
 NEAR = {"baseline": Plan(10.0), "best": Plan(5.0), "near": Plan(5.5), "far": Plan(7.0)}
-
-
-def records_of(folder, cells, **options):
-    run = run_of(folder, cells, **options)
-    assert run.execute() == 0
-    return run, rows(run.folder)
 
 
 def test_the_baseline_the_best_and_those_that_may_be_as_fast_have_a_second_process(tmp_path):
@@ -241,9 +235,8 @@ def test_seconds_are_those_of_a_component_however_many_cells_the_memory_holds(tm
         cells = FakeCells(plans, memory=memory)
         clock = partial(in_turns.CellsInTurns, now=lambda cells=cells: cells.seconds)
         monkeypatch.setattr(runner, "CellsInTurns", clock)
-        run = run_of(tmp_path / f"{memory:g}", cells, seconds=10.0)
-        assert run.execute() == 0
-        turns = [record.turns for record in read_records(run.folder).records]
+        _, records = records_of(tmp_path / f"{memory:g}", cells, seconds=10.0)
+        turns = [record.turns for record in records.values()]
         windows = [window for each in turns for timed in (each, *each.controls) for window in timed.windows]
         spent.append(sum(window.n * window.p50 for window in windows) / 1e3)
     assert spent == pytest.approx([10.0, 10.0], rel=0.3)
@@ -251,9 +244,7 @@ def test_seconds_are_those_of_a_component_however_many_cells_the_memory_holds(tm
 
 def test_where_the_memory_holds_two_cells_the_baseline_stays_for_each_of_the_others(tmp_path):
     cells = FakeCells({name: Plan() for name in ("baseline", "v", "w")}, memory=3 * 10**9)
-    run = run_of(tmp_path / "run", cells)
-    assert run.execute() == 0
-    base, one, two = read_records(run.folder).records
+    base, one, two = records_of(tmp_path / "run", cells)[1].values()
     assert (base.turns.beside, one.turns.beside, two.turns.beside) == (("v", "w"), ("baseline",), ("baseline",))
     assert [one.speedup.wall, two.speedup.wall] == pytest.approx([1, 1], rel=0.01)
     assert blocks_of(one).isdisjoint(blocks_of(two)), "also where the leader had windows alone, for its frame rates"
