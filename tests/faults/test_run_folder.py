@@ -26,6 +26,7 @@ import pytest
 from as_user import OUTSIDE, ROOT
 from make_record import record
 from msgspec import convert
+from planted_repository import git
 from table import promise
 
 from profiling import generic_forward, history
@@ -33,12 +34,14 @@ from profiling.cli import app
 from profiling.compare.__main__ import main as compare
 from profiling.components.spec import Settings
 from profiling.errors import InputError
+from profiling.realtime.recovery import FrameFiles
 from profiling.report import render
 from profiling.report.__main__ import main as report
 from profiling.results import run_folder
 from profiling.results.environment import Environment, Git, read_environment
 from profiling.results.frames import Journal, read_journal, read_series
 from profiling.results.jsonl import append_record, encode_record, read_records
+from profiling.results.loop import Realtime
 from profiling.results.measured import Metrics
 from profiling.results.record import encode_sections
 from profiling.results.run_folder import LOCK_FILE, claimed, new_folder
@@ -365,9 +368,6 @@ def test_resume_of_a_damaged_run(start, interrupted, file, text):
 
 @promise("changed code")
 def test_resume_with_other_code(start, tmp_path, monkeypatch):
-    def git(*words):
-        subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e@example.org", *words], check=True)
-
     def is_refused(words):
         before = content(tmp_path / "run")
         start(resume, probe=probe).refused_with("has changed", words, "resume_changed=true")
@@ -376,11 +376,11 @@ def test_resume_with_other_code(start, tmp_path, monkeypatch):
     def probe():
         return {"module_git": {"outside_net.Net": {"revision": revision, "dirty": False}}}
 
-    git("init", "-q")
+    git(tmp_path, "init", "-q")
     code, resume, revision = tmp_path / "net.py", f"resume={tmp_path / 'run'}", "a" * 40
     code.write_text("one")
-    git("add", "net.py")
-    git("commit", "-qm", "one")
+    git(tmp_path, "add", "net.py")
+    git(tmp_path, "commit", "-qm", "one")
     code.write_text("two")
     start(cell=second_is(interrupts), probe=probe)
     with monkeypatch.context() as patch:
@@ -392,7 +392,7 @@ def test_resume_with_other_code(start, tmp_path, monkeypatch):
     code.write_text("three")
     is_refused("your code ")
     code.write_text("two")
-    git("commit", "-qam", "two")
+    git(tmp_path, "commit", "-qam", "two")
     is_refused("your code ")
     ended = start(resume, "resume_changed=true", probe=probe)
     assert ended.code == 0, ended.err
@@ -531,9 +531,6 @@ def test_a_killed_loop(realtime, tmp_path, capsys):
     ],
 )
 def test_a_cut_journal(tmp_path, capsys, damage):
-    from profiling.realtime.recovery import FrameFiles
-    from profiling.results.loop import Realtime
-
     journal = Journal(tmp_path, "net.baseline", ("frame_ms", "latency_ms", "action_ms", "delivered_ms"))
     for frame in range(4):
         journal.append({"frame_ms": 5.0, "latency_ms": 6.0, "action_ms": 5.0 * frame, "delivered_ms": 5.0 * frame + 5})

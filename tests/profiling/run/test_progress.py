@@ -26,13 +26,17 @@ def printed(*, terminal):
     return text.getvalue()
 
 
-def test_plain_lines_elsewhere():
-    text = printed(terminal=False)
-    assert text.startswith("run: probing the device")
-    assert "[1/2] c · v: timing" in text
-    assert "[1/2] c · v: ok, wall p50 1.25 ms" in text
-    assert "[2/2] c · w [x]: failed: because of [this]" in text.splitlines()[-1]
-    assert "\x1b" not in text
+def test_plain_lines_elsewhere_and_a_live_line_on_a_terminal_that_leaves_its_ending():
+    plain, live = printed(terminal=False), printed(terminal=True)
+    assert plain.startswith("run: probing the device")
+    assert "[1/2] c · v: timing" in plain
+    assert "[2/2] c · w [x]: failed: because of [this]" in plain.splitlines()[-1]
+    assert "\x1b" not in plain
+    assert "\x1b[2K" in live, "the line is rewritten"
+    for text in (plain, live):
+        assert "[1/2] c · v: ok, wall p50 1.25 ms" in text
+        assert "because of [this]" in text
+    assert live.rstrip().endswith("s)")
 
 
 def test_what_is_done_twice_has_one_line():
@@ -58,11 +62,3 @@ def test_nothing_is_redrawn_while_calls_are_timed():
         drawing.append(any(thread.is_alive() for thread in threads))
     assert drawing == [True, False, True, False, False]
     progress.close()
-
-
-def test_a_live_line_on_a_terminal_leaves_its_ending():
-    text = printed(terminal=True)
-    assert "\x1b[2K" in text, "the line is rewritten"
-    assert "[1/2] c · v: ok, wall p50 1.25 ms" in text
-    assert "because of [this]" in text
-    assert text.rstrip().endswith("s)")

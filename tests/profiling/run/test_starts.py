@@ -95,26 +95,25 @@ def test_starts_that_would_show_nothing_are_left_out(tmp_path, processes, ran):
     assert (starts.warm is not None) == ("warm" in ran)
 
 
-def test_a_start_that_fails_leaves_an_empty_cache(tmp_path):
-    caches = CompileCaches()
-    with caches.lease(Cell(job=job(compiler=COMPILER))) as leased:
-        task, processes = Cell(job=job(compiler=COMPILER)), Processes(deaths={"cold": "was killed"})
-        starts, notes = measure_starts(task, leased, tmp_path, Limits(60.0), processes)
-        assert starts is None
-        assert notes == ("no starts: the cold start was killed; see cells/net.compile.cold_start.log",)
-        assert leased.is_fillable
-        assert not list(Path(leased.variables["TORCHINDUCTOR_CACHE_DIR"]).iterdir())
-
-
-@pytest.mark.parametrize(("dies", "left"), [("warm", {"cold"}), ("portable", {"cold", "warm"})])
-def test_a_later_start_that_dies_costs_only_itself(tmp_path, dies, left):
+@pytest.mark.parametrize(
+    ("dies", "left", "said"),
+    [
+        ("cold", set(), "no starts"),
+        ("warm", {"cold"}, "starts are incomplete"),
+        ("portable", {"cold", "warm"}, "starts are incomplete"),
+    ],
+)
+def test_a_start_that_dies_costs_only_itself_and_what_needs_it(tmp_path, dies, left, said):
+    """Where the cold one dies, there is no warm one, and the cell finds an empty cache."""
     caches, cell = CompileCaches(), Cell(job=job(compiler=COMPILER))
     processes = Processes(deaths={dies: "exited with code 7"})
     with caches.lease(cell) as leased:
-        starts, (note,) = measure_starts(cell, leased, tmp_path, Limits(60.0), processes)
-    assert {kind for kind in ("cold", "warm", "portable") if getattr(starts, kind) is not None} == left
+        starts, notes = measure_starts(cell, leased, tmp_path, Limits(60.0), processes)
+        assert leased.is_fillable == (dies == "cold")
+        assert bool(list(Path(leased.variables["TORCHINDUCTOR_CACHE_DIR"]).iterdir())) == (dies != "cold")
+    assert {kind for kind in ("cold", "warm", "portable") if getattr(starts, kind, None) is not None} == left
     log = f"cells/net.compile.{dies}_start.log"
-    assert note == f"starts are incomplete: the {dies} start exited with code 7; see {log}"
+    assert notes == (f"{said}: the {dies} start exited with code 7; see {log}",)
     caches.clear()
 
 
