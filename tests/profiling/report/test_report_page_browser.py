@@ -61,6 +61,10 @@ def test_every_view_of_every_chart_is_drawn_inside_its_frame(committed, width, s
         for text in boxes(chart.locator(".name, .words, svg text, .key li")):
             assert frame["x"] <= text["x"]
             assert text["x"] + text["width"] <= frame["x"] + frame["width"] + 1
+    for bar in page.locator(".bar.cut").all():
+        (edge,), parts, labels = (boxes(bar.locator(kind)) for kind in (".beyond", ".part", ".part > span"))
+        for part, label in zip(parts, labels, strict=True):
+            assert label["right"] <= edge["left"] or label["top"] >= part["bottom"] - 1, "whole or not at all"
 
 
 def test_a_table_is_on_demand_and_the_answer_is_not(shown):
@@ -170,14 +174,6 @@ def test_a_narrow_page_shows_each_doubt_of_a_cell_without_scrolling(write_page, 
     for header in ("speedup vs baseline", "conditions"):
         for box in boxes(table.locator(f"tr > :nth-child({place_of(table, header)})")):
             assert box["right"] <= edge["x"] + edge["width"]
-
-
-def test_a_label_of_a_bar_that_is_cut_is_shown_whole_or_not_at_all(shown):
-    page = shown("h200_quantised", width=800)
-    for bar in page.locator(".bar.cut").all():
-        (edge,), parts, labels = (boxes(bar.locator(kind)) for kind in (".beyond", ".part", ".part > span"))
-        for part, label in zip(parts, labels, strict=True):
-            assert label["right"] <= edge["left"] or label["top"] >= part["bottom"] - 1
 
 
 def test_medians_stand_at_their_share_of_the_axis(write_page, show):

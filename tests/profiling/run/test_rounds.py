@@ -7,21 +7,18 @@ from msgspec.structs import replace
 
 from profiling.compare.__main__ import main as compare
 from profiling.results.jsonl import decode_record, encode_record
-from profiling.results.loop import Realtime
 from profiling.results.measured import (
-    Calls,
     FrameRate,
     LatencyConditions,
     Metrics,
     Prepare,
-    RoundSummary,
     SlowFrame,
     SlowFrames,
 )
 from profiling.results.record import Record
 from profiling.results.stats import summarize
 from profiling.results.verdicts import samples_by_round
-from profiling.run.rounds import break_even_calls, rounds_done, with_round, with_speedup
+from profiling.run.rounds import rounds_done, with_round, with_speedup
 
 
 def record(variant="v", **fields) -> Record:
@@ -88,13 +85,6 @@ def test_a_round_that_is_not_ok_replaces_the_record_of_the_cell():
     assert cell.metrics == failed.metrics
 
 
-def test_a_round_of_a_loop_keeps_the_summary_of_its_frames():
-    loop = Realtime(frames=3, target_fps=60.0, pace="free", frame_ms=summarize([9.0, 10.0, 11.0]))
-    (kept,) = with_round(None, record(realtime=loop), 1, 2).rounds
-    assert kept.frame_ms == RoundSummary(n=3, p50=10.0)
-    assert kept.wall_ms is None
-
-
 def of_no_time(variant):
     return record(variant, metrics=Metrics(wall_ms=summarize([0.0, 0.0]), fps=FrameRate(mean=0, min=0, max=0)))
 
@@ -104,24 +94,13 @@ def test_a_speedup_is_the_ratio_of_medians_of_two_cells_that_are_ok_and_timed():
     speedup = with_speedup(faster, baseline).speedup
     assert (speedup.vs, speedup.wall) == ("baseline", 2.0)
     assert speedup.break_even_calls == 0, "it was prepared in less time"
+    assert with_speedup(measured([8.0] * 20), baseline).speedup.break_even_calls is None, "it never pays"
     failed, zero = baseline.with_status("failed", "planted"), of_no_time("baseline")
     for one, other in ((faster, None), (faster, failed), (baseline, baseline), (record(), baseline), (faster, zero)):
         assert with_speedup(one, other).speedup is None
     assert with_speedup(of_no_time("v"), baseline).speedup is None
     merged = with_round(with_round(None, zero, 1, 2), zero, 2, 2)
     assert merged.metrics.wall_ms.n == 4
-
-
-def prepared(variant, seconds, call_s):
-    metrics = Metrics(calls=Calls(points=(), seconds_per_call=call_s))
-    return record(variant, metrics=metrics, prepare=Prepare(seconds=seconds))
-
-
-def test_the_break_even_is_where_the_totals_cross():
-    baseline, compiled = prepared("baseline", 0.5, 0.010), prepared("compile", 20.5, 0.004)
-    assert break_even_calls(compiled, baseline) == 3334, "20 s at 6 ms a call"
-    assert break_even_calls(prepared("slow", 20.5, 0.010), baseline) is None
-    assert break_even_calls(record(), baseline) is None
 
 
 #: The second keeps tensors of its first call, which the reference in float32 must not find.
@@ -151,7 +130,8 @@ def test_a_loop_keeps_the_frames_of_every_round(realtime):
     assert outcome.code == 0, outcome.err
     (record,) = outcome.records.values()
     assert record.roofline is None, "ceilings=off"
-    assert [part.frame_ms.n for part in record.rounds] == [8, 8]
+    assert [(part.frame_ms.n, part.wall_ms) for part in record.rounds] == [(8, None)] * 2
+    assert record.rounds[1].frame_ms.p50 == pytest.approx(record.realtime.frame_ms.p50)
     cells = outcome.folder / "cells"
     names = {"mine.baseline.frames.npz", "mine.baseline.round1.frames.npz"}  # the last round has the cell's name
     assert {path.name for path in cells.glob("*.npz")} == names
