@@ -18,7 +18,7 @@ from profiling.results.measured import (
 from profiling.results.record import Record
 from profiling.results.stats import summarize
 from profiling.results.verdicts import samples_by_round
-from profiling.run.rounds import rounds_done, with_round, with_speedup
+from profiling.run.rounds import break_even_calls, rounds_done, with_round, with_speedup
 
 
 def record(variant="v", **fields) -> Record:
@@ -94,7 +94,8 @@ def test_a_speedup_is_the_ratio_of_medians_of_two_cells_that_are_ok_and_timed():
     speedup = with_speedup(faster, baseline).speedup
     assert (speedup.vs, speedup.wall) == ("baseline", 2.0)
     assert speedup.break_even_calls == 0, "it was prepared in less time"
-    assert with_speedup(measured([8.0] * 20), baseline).speedup.break_even_calls is None, "it never pays"
+    for never in (measured([8.0] * 20), baseline, record()):
+        assert break_even_calls(never, baseline) is None
     failed, zero = baseline.with_status("failed", "planted"), of_no_time("baseline")
     for one, other in ((faster, None), (faster, failed), (baseline, baseline), (record(), baseline), (faster, zero)):
         assert with_speedup(one, other).speedup is None
