@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixed_component import fixed_component
 from table import promise
 from torch import nn
 
 from models.skinny_linear import SkinnyLinear
-from profiling.components.component import Component
 from profiling.errors import InputError, NothingChangedError, missing_package
 from profiling.realtime.mix import Mixed, check_variant
 from profiling.realtime.plan import LoopOptions
@@ -27,9 +27,7 @@ INT8 = "Int8WeightOnlyConfig"
 
 @pytest.fixture
 def net():
-    x = torch.randn(2, 64)
-    module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 30)).eval()
-    return Component("net", module, {"input": x}, lambda _: {"input": x}, x.device, x.dtype, 1, "random")
+    return fixed_component(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 30)), input=torch.randn(2, 64))
 
 
 @promise("missing package")

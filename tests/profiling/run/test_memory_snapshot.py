@@ -4,11 +4,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from fixed_component import Net, fixed_component
 from make_job import make_job
 from make_record import record
 from torch import nn
 
-from profiling.components.component import Component
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.report.recipes import recipes_section
 from profiling.report.run_data import load_run
@@ -17,18 +17,6 @@ from profiling.results.record import record_with
 from profiling.run import cell as cell_module
 from profiling.run.cell import Cell
 from profiling.run.events import Sections
-
-
-class Loud(nn.Linear):
-    """Says when it is called."""
-
-    def __init__(self, events):
-        super().__init__(2, 2)
-        self.say = lambda: events.append("call")  # the list itself would be state of the module
-
-    def forward(self, x):
-        self.say()
-        return super().forward(x)
 
 
 @pytest.fixture
@@ -48,6 +36,10 @@ def planted(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cell_module, "memory_history", history)
 
+    def called(self, x):
+        events.append("call")
+        return self.layer(x)
+
     class Planted(Cell):
         def measure(self):
             events.append("measured")
@@ -56,8 +48,7 @@ def planted(tmp_path, monkeypatch):
 
         def components(self):
             events.append("built again")
-            inputs, cpu = {"x": torch.zeros(1, 2)}, torch.device("cpu")
-            return {"net": Component("net", Loud(events), inputs, lambda _: inputs, cpu, torch.float32, 1, "")}
+            return {"net": fixed_component(Net(called, layer=nn.Linear(2, 2)), x=torch.zeros(1, 2))}
 
     def run(name="net", *, device="cuda:0"):
         spec = ComponentSpec(name=name, module={"_target_": "torch.nn.Linear"}, inputs={"x": {"shape": [1]}})
