@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fixed_component import Net as Planted
-from recorded_frames import ROOT, script
+from recorded_frames import script
 from table import promise
 from test_api import ONE, Net, inputs, rescaled
 from torch import nn
@@ -47,8 +47,7 @@ for _ in range(3):
 
 
 @promise("killed run")
-def test_a_killed_process_keeps_its_frames(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_a_killed_process_keeps_its_frames(tmp_path, capsys):
     assert script(KILLED, tmp_path).returncode == -9
     assert report([str(tmp_path / "killed")]) == 0
     assert "60 frames" in capsys.readouterr().out
@@ -64,8 +63,7 @@ def test_a_killed_process_keeps_its_frames(tmp_path, monkeypatch, capsys):
 
 
 @promise("killed run")
-def test_frames_that_were_never_saved_are_said_to_be_there(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_frames_that_were_never_saved_are_said_to_be_there(tmp_path):
     done = script(UNSAVED, tmp_path)
     (run,) = (tmp_path / "runs" / "realtime").iterdir()
     assert done.stderr == f"3 frames were not saved. To save them: profiling.FrameRecorder.recover({str(run)!r})\n"

@@ -1,5 +1,6 @@
 """A planted clock and device for a FrameRecorder, and scripts that record frames, for the tests of both folders."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -88,4 +89,5 @@ def saved(recorder, folder):
 
 
 def script(code, folder):
-    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, env=None)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, env=environment)

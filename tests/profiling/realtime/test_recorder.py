@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from recorded_frames import ROOT, saved, script
+from recorded_frames import saved, script
 
 from profiling import FrameRecorder
 from profiling.compare.__main__ import main as compare
@@ -312,8 +312,7 @@ def test_a_recompile_is_named_in_its_frame_where_an_earlier_one_is_written_later
     assert [(slow.frame, slow.causes) for slow in record.realtime.slow.frames] == [(4, ("recompile 1/0",))]
 
 
-def test_a_forked_process_records_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_a_forked_process_records_nothing(tmp_path):
     done = script(FORKS, tmp_path)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "100"), done.stderr
     assert "save(): this process was forked from the one that records" in done.stdout
