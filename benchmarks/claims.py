@@ -59,6 +59,7 @@ from profiling.metrics.sampling import (
 from profiling.report.table import Column, Table, markdown
 from profiling.results.judge import Cell, Windows, compare
 from profiling.results.measured import Spread
+from profiling.results.verdicts import kind_of
 from profiling.run.revisions import TOOL, git_state
 from profiling.run.turns import Placement, take_turns
 from profiling.trace.counters import snapshot
@@ -219,10 +220,11 @@ class Session:
             tuple(tuple(windows(placement) for placement in cell.placements) for cell in cells),
         )
 
-    def judged(self) -> list[Judged]:
+    def judged(self, at: Conditions) -> list[Judged]:
         """Return what is said of each cell beside the first one."""
+        kind = kind_of(at.device, captured=at.kind == "captured", pinned=at.threads == 1, host_share=1.0)
         first, *others = (
-            Cell(tuple(_windows(each) for each in placements), Spread(*spread))
+            Cell(tuple(_windows(each) for each in placements), Spread(*spread, kind=kind))
             for placements, spread in zip(self.cells, self.spreads, strict=True)
         )
         found = list[Judged]()
@@ -375,7 +377,7 @@ def read(files: Sequence[Path]) -> dict[Conditions, list[Judged]]:
         first, *lines = file.read_text().splitlines()
         sessions_ = (msgspec.json.decode(line, type=Session) for line in lines)
         at = msgspec.json.decode(first, type=Conditions)
-        found.setdefault(at, []).extend(pair for session in sessions_ for pair in session.judged())
+        found.setdefault(at, []).extend(pair for session in sessions_ for pair in session.judged(at))
     return found
 
 
@@ -403,8 +405,8 @@ def measure(at: Conditions, options: argparse.Namespace) -> list[Judged]:
             print(msgspec.json.encode(at).decode(), file=out, flush=True)
         for seed, works in enumerate(sessions(at.kind, options.pairs, options.planted)):
             session = timed(at, works, spreads, seed)
-            results += session.judged()
-            for pair in session.judged():
+            results += session.judged(at)
+            for pair in session.judged(at):
                 print(f"{time.monotonic() - began:.0f} s: {pair}", file=sys.stderr, flush=True)
             if out is not None:
                 print(msgspec.json.encode(session).decode(), file=out, flush=True)

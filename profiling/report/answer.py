@@ -38,10 +38,10 @@ _WIDE = 1.3
 #: Most characters of a next step in the table.
 _SHORT = 26
 _INTERVALS, _RATIO, _HOLDS, _OTHERS = (
-    "±, (low-high): 95% intervals or wider.",
-    " vs baseline: of calls timed alternately, not p50 / p50.",
-    "holds: at most {late} of calls late. ",
-    "rel. L2: from float32 eager. ~: estimated; next: of the call.",
+    "±, (low-high): intervals, at least 95%.",
+    " vs baseline: of windows in turns, not p50 / p50.",
+    "holds: at most {late} late. ",
+    "rel. L2: from float32 eager. next: what a call would take. ~: estimated.",
 )
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: the time of the baseline over that of the "
@@ -142,7 +142,7 @@ class Answer:
             yield f"the interval is wide: {wide.variant} varies by {share} (std) from process to process"
         elif baseline.turns is not None:
             least, most = (of(window.p50 for window in baseline.turns.windows) for of in (min, max))
-            yield f"the interval is wide: windows of {BASELINE} took {least:.4g} to {most:.4g} ms"
+            yield f"the interval is wide: median calls of {BASELINE} took {least:.4g} to {most:.4g} ms"
 
 
 def answers_of(data: RunData) -> list[Answer]:

@@ -22,12 +22,13 @@ and the estimate is beyond the resolution: *faster* or *slower*. Else *undecided
 answer goes from same to undecided to faster. Of several cells the one with the lowest estimate leads, and the others
 are tested against it. The leader was chosen by the same data, so that Holm's method counts all pairs.
 
-**Disturbance widens.** What other processes took of a window is measured. The interval of a ratio reaches from where
-all of that is removed from the slower cell to where all is removed from the faster one; no window is dropped. Threads
-that wait for each other lose more than is measured, the more the more is taken (`STARVED`), so that windows may differ
-a hundredfold. But others only lengthen: where no call of one cell, without what was measured, is as short as many
-windows of the other, that bounds the ratio (`Shortest`; by the chance that so many of the shortest are of one cell, as
-in Wilcoxon's rank-sum test, 1945). Of both the narrower end holds.
+**Disturbance widens.** What other processes took of a window is measured; no window is dropped. One thread loses what
+is measured: the interval of a ratio holds the one with that removed from both cells. Threads that wait for each other
+lose more, the more the more is taken (`STARVED`), so that windows may differ a hundredfold: the interval reaches from
+where that is removed from the slower cell to where it is removed from the faster one. But others only lengthen: where
+no call of one cell, without what was measured, is as short as many windows of the other, that bounds the ratio
+(`Shortest`; by the chance that so many of the shortest are of one cell, as in Wilcoxon's rank-sum test, 1945). Of both
+the narrower end holds.
 
 **Drift.** A cell whose windows have a trend is timed longer. If that does not end it, the cell says so, and the
 interval of its time holds both ends; that of a ratio holds both ends of the ratio, in which a shared drift cancels.
@@ -86,8 +87,9 @@ APART, APART_WINDOWS = 3.29, 8
 NAMED_SHARE, MOST_TIMES = 0.02, 10.0
 #: Most that can be removed from a window, as a share of it.
 MOST_TAKEN = 0.999
-#: A window of which others took a share x may be longer by (1 + x / STARVED) times that: twice at 2%, 6 times at 10%.
-STARVED = 0.02
+#: Kinds of cells that compute in several threads. A window of theirs of which others took a share x may be longer by
+#: (1 + x / STARVED) times that: twice at 2%, 6 times at 10%.
+THREADED, STARVED = frozenset({"CPU", None}), 0.02
 #: Least rank correlation with time (p < 5%) at which six windows, which are too few for a trend, go on.
 IN_ORDER = 0.88
 #: Spreads where nothing was learned, by what sets the pace of a call. GPU, captured or device-bound: between processes
@@ -433,15 +435,16 @@ def _run_in_turns(ones: Sequence[Windows], others: Sequence[Windows], one: Sprea
         spread = placed(numbers)
         return Pair(known[0], known[1], known[2], spread.std**2, spread.freedom).reach(1 - FALSE)
 
-    together, numbers = _in_turns(ones, others, LEAST_VALUES), (len(ones), len(others))
+    starved = STARVED if {one.kind, other.kind} & THREADED else np.inf
+    together, numbers = _in_turns(ones, others, LEAST_VALUES, starved), (len(ones), len(others))
     if together is not None:
         known = [together]
         if _turns_of(ones, others).size < APART_WINDOWS <= _turns_of(ones[:1], others[:1]).size:
-            first = _in_turns(ones[:1], others[:1])
+            first = _in_turns(ones[:1], others[:1], starved=starved)
             if first is not None and reach(first, (1, 1)) < reach(together, numbers):
                 known, numbers = [first], (1, 1)
     else:
-        pairs = {(i, j): _in_turns([a], [b]) for i, a in enumerate(ones) for j, b in enumerate(others)}
+        pairs = {(i, j): _in_turns([a], [b], starved=starved) for i, a in enumerate(ones) for j, b in enumerate(others)}
         found = {at: pair for at, pair in pairs.items() if pair is not None and pair[1] < np.inf}
         known, numbers = list(found.values()), (len({i for i, _ in found}), len({j for _, j in found}))
     if not known:
@@ -499,7 +502,7 @@ def _total(parts: tuple[Spread, Spread], *, alike: bool) -> Spread:
 
 
 def _in_turns(
-    ones: Sequence[Windows], others: Sequence[Windows], least: int = 1
+    ones: Sequence[Windows], others: Sequence[Windows], least: int = 1, starved: float = np.inf
 ) -> tuple[float, float, float, float, float] | None:
     """Return (log ratio, variance, freedom, log removed from one, from other) of neighbouring windows.
 
@@ -525,7 +528,9 @@ def _in_turns(
     one, other = (mean(each, lambda windows: np.log(windows.ms)) for each in (ones, others))
     taken_one, taken_other = (mean(each, lambda windows: windows.taken) for each in (ones, others))
     centre, variance, freedom = _trimmed(one - other)
-    from_one, from_other = _removed(taken_one, STARVED), _removed(taken_other, STARVED)
+    from_one, from_other = _removed(taken_one, starved), _removed(taken_other, starved)
+    if starved == np.inf:  # of both at the same time
+        from_one, from_other = min(0.0, from_one - from_other), min(0.0, from_other - from_one)
     moved = fit_line(np.exp(one - other), turns.astype(np.float64))
     if moved is not None and moved.is_claimed():
         ends = np.clip(np.log([moved.begin, moved.end]), (one - other).min(), (one - other).max()) - centre

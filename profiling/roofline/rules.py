@@ -100,7 +100,7 @@ def _mend(e: Evidence) -> _Steps:
         if saved >= WORTH * e.wall_ms:
             cure = _CURES.get(found.kind, "use faster kernels")
             if e.few_blocks(found.blocks):
-                cure = f"launch a block for each of the {e.here.multiprocessors} SMs, not {found.blocks:.0f} in all"
+                cure = f"launch {e.here.multiprocessors} thread blocks or more, not {found.blocks:.0f} on average"
             advice = f"{found.what}: {cure} (saves at most {milliseconds(saved)} of their {milliseconds(spent)} ms)"
             yield NextStep(words=found.what, advice=advice, wall_ms=e.wall_ms - saved)
 

@@ -175,6 +175,17 @@ def test_what_others_take_widens_step_by_step_and_hides_no_difference_beyond_it(
     assert compare(few, cell(1.0, n=75, seed=2, noise=0.005)).answer() == "slower", "four disturbed windows of 75"
 
 
+def test_one_thread_beside_others_loses_what_is_measured():
+    """A factor of 2 while others take two thirds of the CPU, and equal cells of which one was disturbed alone."""
+    pinned = Spread(0.01, 10.0, kind="CPU, pinned")
+    slow, fast = (cell(ms, n=12, noise=0.05, seed=int(ms), taken=0.66, spread=pinned) for ms in (6.0, 3.0))
+    assert compare(slow, fast).answer() == "slower"
+    assert compare(replace(slow, spread=Spread(0.01, 10.0, kind="CPU")), fast).interval()[0] < 1, "threads may wait"
+    alone = cell(1.6, n=12, noise=0.05, seed=1, taken=0.4, spread=pinned)
+    low, high = compare(alone, cell(1.0, n=12, noise=0.05, seed=2, spread=pinned)).interval()
+    assert low < 1.6 * 0.6 < 1.6 < high
+
+
 def test_the_interval_of_a_ratio_that_drifts_holds_both_of_its_ends():
     falls = Cell((Windows.of(np.linspace(18.0, 12.7, 15), session="turns"),), TIGHT)
     low, high = compare(falls, cell(2.0, n=15)).interval()

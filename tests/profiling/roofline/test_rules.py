@@ -213,7 +213,7 @@ def test_one_slow_reduction_is_named_with_its_share_rate_and_grid():
     assert verdict.steps[0].words == "group norm reductions"
     assert verdict.steps[0].wall_ms == pytest.approx(10 - 5.2)
     saves = "(saves at most 5.2 of their 5.6 ms)"
-    cure = f"launch a block for each of the 132 SMs, not 32 in all {saves}"
+    cure = f"launch 132 thread blocks or more, not 32 on average {saves}"
     assert verdict.steps[0].advice == f"group norm reductions: {cure}"
     filled = judged(CAPTURED, findings=(reduction,), multiprocessors=30).steps[0].advice
     assert filled == f"group norm reductions: use faster kernels {saves}", "no cure is known"
