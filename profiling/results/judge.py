@@ -239,8 +239,8 @@ class Pair:
     """The ratio of two times, one over other, above 1 where `one` takes longer.
 
     `noise` and `placement` are the variances of its logarithm. `low_removed` and `high_removed` (logarithms, at most
-    and at least 0) move the ends of the interval to where all that others took is removed. `shortest`: bounds of one
-    over other, and of other over one, beside other processes.
+    and at least 0) move the ends of the interval to where what others took is removed, and to the ends of a trend.
+    `shortest`: bounds of one over other, and of other over one, beside other processes.
     """
 
     log_ratio: float

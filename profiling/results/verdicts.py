@@ -19,8 +19,8 @@ from profiling.results.measured import LATE, LEAST_VALUES, Deadline, Interferenc
 from profiling.results.record import BASELINE, Record
 from profiling.results.stats import BATCHES, batch_medians
 
-#: The host sets the pace where a call returns after this share of its wall time. Of eager calls on H200s that returned
-#: after 60% of it or more, kernels filled 75% of the time at most; of those that returned after 40%, 92% or more.
+#: The host sets the pace where a call returns after this share of its wall time. Of eager forward passes on H200s that
+#: returned after 60% of it or more, kernels filled 75% of the time at most; of those that returned after 40%, over 90%.
 _HOST_SHARE = 0.5
 
 
