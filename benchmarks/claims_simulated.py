@@ -69,8 +69,8 @@ def simulate(scene: Scene, rng: np.random.Generator) -> Outcome:
             ms, share = next(windows)
             return WindowSamples(start_s=0.0, wall_ms=(ms,), host_ms=(ms,), cpu_lost_share=share)
 
-        ready = Ready(used={}, free={}, max_iterations=1_000_000, max_seconds=scene.budget)
-        device = "cpu" if scene.kind == "CPU" else "cuda"
+        pinned, device = scene.kind == "CPU, pinned", "cpu" if scene.kind.startswith("CPU") else "cuda"
+        ready = Ready(used={}, free={}, max_iterations=1_000_000, max_seconds=scene.budget, pinned=pinned)
         return Placement(str(ratio), ready, window, device, is_captured=scene.kind == "captured")
 
     cells = [place(ratio) for ratio in scene.ratios]
@@ -116,7 +116,8 @@ def _windows(
         changes = rng.random(BLOCKS) < 1 / 6
         noise += np.log(scene.slow) / scene.noise * ((np.cumsum(changes) + rng.integers(2)) % 2)
     taken = np.clip(lasting * rng.uniform(0.7, 1.3, BLOCKS), 0.0, 0.95)
-    lengthened = -np.log1p(-taken * rng.uniform(0.5, 1.0))  # a part of what is measured was in nobody's way
+    # Of one thread all that is measured was in its way; else a part of it.
+    lengthened = -np.log1p(-taken * (1.0 if scene.kind == "CPU, pinned" else rng.uniform(0.5, 1.0)))
     if scene.starved:
         lasts = rng.random(BLOCKS) < scene.starved
         lengthened += lasts * rng.uniform(np.log(3), np.log(400), BLOCKS)
@@ -186,8 +187,8 @@ SCENES = (
     Scene("captured, 0.8% slower", (1.0, 1.008), 0.002, "captured", 0.001),
     Scene("captured, 2% slower", (1.0, 1.02), 0.002, "captured", 0.001),
     Scene("captured, 12 equal", (1.0,) * 12, 0.002, "captured", 0.001),
-    Scene("captured, 5 equal, 10 s", (1.0,) * 5, 0.002, "captured", 0.012, budget=8),
-    Scene("captured, 4 of 5 are 8% slower, 10 s", (1.0, *(1.08,) * 4), 0.002, "captured", 0.012, budget=8),
+    Scene("captured, 5 equal, 8 blocks", (1.0,) * 5, 0.002, "captured", 0.012, budget=8),
+    Scene("captured, 4 of 5 are 8% slower, 8 blocks", (1.0, *(1.08,) * 4), 0.002, "captured", 0.012, budget=8),
     Scene("noise of 10%, equal", (1.0, 1.0), 0.002, "captured", 0.1),
     Scene("noise of 10%, 4 equal", (1.0,) * 4, 0.002, "captured", 0.1),
     Scene("long tails, equal", (1.0,) * 3, 0.002, "captured", 0.003, tails=True),
@@ -201,8 +202,11 @@ SCENES = (
     Scene("eager, two speeds, five times", (1.0, 0.2), 0.05, "host-bound", 0.05, slow=1.8),
     Scene("CPU, equal", (1.0, 1.0), 0.03, "CPU", 0.01),
     Scene("CPU, bursts, equal", (1.0,) * 3, 0.03, "CPU", 0.01, bursts=0.1),
-    Scene("CPU, 5% taken, equal", (1.0,) * 3, 0.01, "CPU, pinned", 0.01, bursts=1.0, burst_share=0.05),
-    Scene("CPU, 5% taken, twice as fast", (1.0, 0.5), 0.01, "CPU, pinned", 0.01, bursts=1.0, burst_share=0.05),
+    Scene("GPU, 30% taken, equal", (1.0,) * 3, 0.002, "captured", 0.01, bursts=1.0, burst_share=0.3),
+    Scene("CPU, pinned, 30% taken, equal", (1.0,) * 3, 0.01, "CPU, pinned", 0.01, bursts=1.0, burst_share=0.3),
+    Scene("CPU, pinned, 30% taken, half", (1.0, 0.5), 0.01, "CPU, pinned", 0.01, bursts=1.0, burst_share=0.3),
+    Scene("CPU, 5% taken, equal", (1.0,) * 3, 0.03, "CPU", 0.01, bursts=1.0, burst_share=0.05),
+    Scene("CPU, 5% taken, twice as fast", (1.0, 0.5), 0.03, "CPU", 0.01, bursts=1.0, burst_share=0.05),
     Scene("CPU, always busy, equal", (1.0, 1.0), 0.03, "CPU", 0.05, bursts=1.0),
     Scene("CPU, always busy, tenfold", (1.0, 0.1), 0.03, "CPU", 0.05, bursts=1.0, burst_share=0.5),
     Scene("CPU, threads starve, 3 equal", (1.0,) * 3, 0.03, "CPU", 0.05, starved=0.4),

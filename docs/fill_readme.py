@@ -87,7 +87,7 @@ def decoder_block() -> str:
 
 
 class Gain(NamedTuple):
-    """A network as the better of its plain forms, compiled and captured, and with steps that replace kernels."""
+    """The fastest record of a network that is compiled and captured only, and its fastest with `STEPS`."""
 
     plain: Record
     stepped: Record
@@ -95,7 +95,7 @@ class Gain(NamedTuple):
 
 
 def gains() -> Iterator[Gain]:
-    """Yield each network of `STEPPED` for which a correct recipe replaces kernels."""
+    """Yield each network of the runs in `STEPPED` that has a correct recipe with one of `STEPS`."""
     for run in map(load_run, (RESULTS / name for name in STEPPED)):
         for group in by_component(record for record in run.records if record.is_correct).values():
             recipes = [(frozenset(record.variant.split("+")), record) for record in group]
@@ -111,7 +111,7 @@ def gains() -> Iterator[Gain]:
 
 
 def steps_block() -> str:
-    """Return tables of what the steps that replace kernels gain, and of the longest kernels that are left of two."""
+    """Return a table of the speedups by steps that replace kernels, and one of the longest kernels of two networks."""
     found = list(gains())
     left = [
         (gain.stepped.component, kernel)

@@ -39,7 +39,7 @@ _WIDE = 1.3
 _SHORT = 26
 _INTERVALS, _RATIO, _HOLDS, _OTHERS = (
     "±, (low-high): intervals, at least 95%.",
-    " vs baseline: of windows in turns, not p50 / p50.",
+    " vs baseline: of calls timed in turns, not p50 / p50.",
     "holds: at most {late} late. ",
     "rel. L2: from float32 eager. next: what a call would take. ~: estimated.",
 )

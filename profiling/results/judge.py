@@ -22,13 +22,14 @@ and the estimate is beyond the resolution: *faster* or *slower*. Else *undecided
 answer goes from same to undecided to faster. Of several cells the one with the lowest estimate leads, and the others
 are tested against it. The leader was chosen by the same data, so that Holm's method counts all pairs.
 
-**Disturbance widens.** What other processes took of a window is measured; no window is dropped. One thread loses what
-is measured: the interval of a ratio holds the one with that removed from both cells. Threads that wait for each other
-lose more, the more the more is taken (`STARVED`), so that windows may differ a hundredfold: the interval reaches from
-where that is removed from the slower cell to where it is removed from the faster one. But others only lengthen: where
-no call of one cell, without what was measured, is as short as many windows of the other, that bounds the ratio
-(`Shortest`; by the chance that so many of the shortest are of one cell, as in Wilcoxon's rank-sum test, 1945). Of both
-the narrower end holds.
+**Disturbance widens.** What other processes took of a window is measured; no window is dropped. One thread on a core of
+its own waits exactly as long as is measured: the interval of a ratio holds the one with that removed from both cells.
+What others took of a GPU may have slowed one cell and not the other: the interval reaches from where all of it is
+removed from the slower cell to where all is removed from the faster one. Threads that wait for each other lose more
+than is measured, the more the more is taken (`STARVED`), so that windows may differ a hundredfold. But others only
+lengthen: where no call of one cell, without what was measured, is as short as many windows of the other, that bounds
+the ratio (`Shortest`; by the chance that so many of the shortest are of one cell, as in Wilcoxon's rank-sum test,
+1945). Of both the narrower end holds.
 
 **Drift.** A cell whose windows have a trend is timed longer. If that does not end it, the cell says so, and the
 interval of its time holds both ends; that of a ratio holds both ends of the ratio, in which a shared drift cancels.
@@ -47,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from itertools import combinations, pairwise
 from math import comb, inf
 from typing import Any, Literal, TypeVar
@@ -97,11 +98,14 @@ IN_ORDER = 0.88
 #: differed by 0.7 to 8.6%. Host-bound: eager took 12.0 to 13.8 ms in four processes and 23 ms in a fifth. CPU: equal
 #: pairs with one pinned thread differed by up to 2.5%, others by up to 11%.
 DEFAULT_SPREADS: Mapping[str, Spread] = {
-    "captured": Spread(0.0025, PRIOR_PAIRS, kind="captured"),
-    "device-bound": Spread(0.035, 6.0, kind="device-bound"),
-    "host-bound": Spread(0.15, 6.0, kind="host-bound"),
-    "CPU, pinned": Spread(0.01, PRIOR_PAIRS, kind="CPU, pinned"),
-    "CPU": Spread(0.04, 6.0, kind="CPU"),
+    kind: Spread(std, freedom, kind=kind)
+    for kind, std, freedom in (
+        ("captured", 0.0025, PRIOR_PAIRS),
+        ("device-bound", 0.035, 6.0),
+        ("host-bound", 0.15, 6.0),
+        ("CPU, pinned", 0.01, PRIOR_PAIRS),
+        ("CPU", 0.04, 6.0),
+    )
 }
 #: Degrees of freedom of what is known.
 _CERTAIN = 1e6
@@ -176,7 +180,7 @@ class Cell:
         """The 95% interval of its time in ms, over processes and runs; None where the windows are too few for one."""
         run = self.of_all_windows
         spread = run.spread.std**2, run.spread.freedom
-        return Pair(run.log, run.noise, run.freedom, *spread, low_removed=min(0.0, run.removed_one)).interval()
+        return Pair(run.log, run.noise, run.freedom, *spread, low_shift=min(0.0, run.shorter_one)).interval()
 
 
 def claim(log_ratio: float, interval: tuple[float, float] | None, resolution: float = RESOLUTION) -> Answer:
@@ -238,7 +242,7 @@ class Shortest:
 class Pair:
     """The ratio of two times, one over other, above 1 where `one` takes longer.
 
-    `noise` and `placement` are the variances of its logarithm. `low_removed` and `high_removed` (logarithms, at most
+    `noise` and `placement` are the variances of its logarithm. `low_shift` and `high_shift` (logarithms, at most
     and at least 0) move the ends of the interval to where what others took is removed, and to the ends of a trend.
     `shortest`: bounds of one over other, and of other over one, beside other processes.
     """
@@ -248,8 +252,8 @@ class Pair:
     noise_freedom: float
     placement: float
     placement_freedom: float
-    low_removed: float = 0.0
-    high_removed: float = 0.0
+    low_shift: float = 0.0
+    high_shift: float = 0.0
     taken: float = 0.0  # the larger mean share of the two that others took
     in_turns: bool = True
     level: float = 1 - FALSE  # of its interval, and of what it claims; higher among several (`judged`)
@@ -266,7 +270,7 @@ class Pair:
         reach = self.reach(level)
         if not np.isfinite(reach):
             return None
-        low, high = self.log_ratio + self.low_removed - reach, self.log_ratio + self.high_removed + reach
+        low, high = self.log_ratio + self.low_shift - reach, self.log_ratio + self.high_shift + reach
         if self.shortest is not None:
             above, below = (each.bound(level) - self._placement_reach(level) for each in self.shortest)
             low, high = max(low, min(above, self.log_ratio)), min(high, max(-below, self.log_ratio))
@@ -295,7 +299,7 @@ class Pair:
         if self.shortest is not None:
             known = self.shortest[0 if self.log_ratio > 0 else 1].p_value(self.placement, self.placement_freedom)
         towards_1, error = self.log_ratio, self._error
-        towards_1 += self.low_removed if self.log_ratio > 0 else self.high_removed
+        towards_1 += self.low_shift if self.log_ratio > 0 else self.high_shift
         if towards_1 * self.log_ratio <= 0:
             return known
         return min(known, float(2 * stdtr(self._freedom, -abs(towards_1) / error)) if error else 0.0)
@@ -306,7 +310,7 @@ class Pair:
             return "a quiet machine" if self.taken > NAMED_SHARE else "more time (seconds=)"
         times = self.times_wanted()
         is_hopeless = self.taken > NAMED_SHARE and times > MOST_TIMES
-        if is_hopeless or self.high_removed - self.low_removed > 2 * self.reach(self.level):
+        if is_hopeless or self.high_shift - self.low_shift > 2 * self.reach(self.level):
             return "a quiet machine"
         often = f"over {MOST_TIMES:.0f}" if times > MOST_TIMES else f"{int(np.ceil(max(2.0, times)))}"
         if self.placement > self.noise:
@@ -329,7 +333,7 @@ class Pair:
         if farthest > self._placement_reach(1 - FALSE) and self.answer() == "undecided":
             return False  # more windows make it less probable that those of one cell are the shortest by chance
         measured = -float(np.log1p(-min(self.taken, MOST_TAKEN))) / 2
-        removed = min(measured, (self.high_removed - self.low_removed) / 4)
+        removed = min(measured, (self.high_shift - self.low_shift) / 4)
         if not np.isfinite(self.noise) or self.noise > max(self.placement / 4, removed**2):
             return False
         without = replace(self, noise=0.0)
@@ -377,17 +381,17 @@ def compare(one: Cell, other: Cell) -> Pair:
         spread = _total((first.spread, second.spread), alike=one.spread == other.spread)
         found = _Run(
             *(first.log - second.log, first.noise + second.noise, min(first.freedom, second.freedom)),
-            *(spread, first.removed_one, second.removed_one),
+            *(spread, first.shorter_one, second.shorter_one),
         )
-    # Others lengthen times: without them one was shorter by `removed_one` at most, and other by `removed_other`.
+    # Others lengthen times: without them one was shorter by `shorter_one` at most, and other by `shorter_other`.
     pair = Pair(
         *(found.log, found.noise, found.freedom, found.spread.std**2, found.spread.freedom),
-        low_removed=min(0.0, found.removed_one),
-        high_removed=max(0.0, -found.removed_other),
+        low_shift=min(0.0, found.shorter_one),
+        high_shift=max(0.0, -found.shorter_other),
         taken=max(one.taken, other.taken),
         in_turns=bool(runs),
     )
-    if len(runs) != 1 or len(theirs) != 1 or not pair.taken or pair.high_removed - pair.low_removed < RESOLUTION:
+    if len(runs) != 1 or len(theirs) != 1 or not pair.taken or pair.high_shift - pair.low_shift < RESOLUTION:
         return pair
     shortest = Shortest.of(one, other), Shortest.of(other, one)
     low, high = shortest[0].bound(pair.level), -shortest[1].bound(pair.level)
@@ -402,8 +406,8 @@ class _Run:
     noise: float
     freedom: float  # of the noise
     spread: Spread
-    removed_one: float  # logarithms of what is left without others
-    removed_other: float = 0.0
+    shorter_one: float  # logarithms of what is left without others
+    shorter_other: float = 0.0
 
 
 def compare_runs(one: Cell, other: Cell) -> Pair:
@@ -435,16 +439,17 @@ def _run_in_turns(ones: Sequence[Windows], others: Sequence[Windows], one: Sprea
         spread = placed(numbers)
         return Pair(known[0], known[1], known[2], spread.std**2, spread.freedom).reach(1 - FALSE)
 
-    starved = STARVED if {one.kind, other.kind} & THREADED else np.inf
-    together, numbers = _in_turns(ones, others, LEAST_VALUES, starved), (len(ones), len(others))
+    kinds = {one.kind, other.kind}
+    in_turns = partial(_in_turns, starved=STARVED if kinds & THREADED else np.inf, one_thread=kinds == {"CPU, pinned"})
+    together, numbers = in_turns(ones, others, LEAST_VALUES), (len(ones), len(others))
     if together is not None:
         known = [together]
         if _turns_of(ones, others).size < APART_WINDOWS <= _turns_of(ones[:1], others[:1]).size:
-            first = _in_turns(ones[:1], others[:1], starved=starved)
+            first = in_turns(ones[:1], others[:1])
             if first is not None and reach(first, (1, 1)) < reach(together, numbers):
                 known, numbers = [first], (1, 1)
     else:
-        pairs = {(i, j): _in_turns([a], [b], starved=starved) for i, a in enumerate(ones) for j, b in enumerate(others)}
+        pairs = {(i, j): in_turns([a], [b]) for i, a in enumerate(ones) for j, b in enumerate(others)}
         found = {at: pair for at, pair in pairs.items() if pair is not None and pair[1] < np.inf}
         known, numbers = list(found.values()), (len({i for i, _ in found}), len({j for _, j in found}))
     if not known:
@@ -471,7 +476,7 @@ def _mean(runs: Sequence[_Run]) -> _Run:
         *(float(np.mean([run.log for run in runs])), sum(run.noise for run in runs) / len(runs) ** 2),
         min(run.freedom for run in runs),
         _shared(_seen(before, [step for step in steps if step[1] < np.inf]), len(runs)),
-        *(float(np.mean([getattr(run, name) for run in runs])) for name in ("removed_one", "removed_other")),
+        *(float(np.mean([getattr(run, name) for run in runs])) for name in ("shorter_one", "shorter_other")),
     )
 
 
@@ -502,7 +507,12 @@ def _total(parts: tuple[Spread, Spread], *, alike: bool) -> Spread:
 
 
 def _in_turns(
-    ones: Sequence[Windows], others: Sequence[Windows], least: int = 1, starved: float = np.inf
+    ones: Sequence[Windows],
+    others: Sequence[Windows],
+    least: int = 1,
+    starved: float = np.inf,
+    *,
+    one_thread: bool = False,
 ) -> tuple[float, float, float, float, float] | None:
     """Return (log ratio, variance, freedom, log removed from one, from other) of neighbouring windows.
 
@@ -529,7 +539,7 @@ def _in_turns(
     taken_one, taken_other = (mean(each, lambda windows: windows.taken) for each in (ones, others))
     centre, variance, freedom = _trimmed(one - other)
     from_one, from_other = _removed(taken_one, starved), _removed(taken_other, starved)
-    if starved == np.inf:  # of both at the same time
+    if one_thread:  # it is removed from both at the same time
         from_one, from_other = min(0.0, from_one - from_other), min(0.0, from_other - from_one)
     moved = fit_line(np.exp(one - other), turns.astype(np.float64))
     if moved is not None and moved.is_claimed():
@@ -549,9 +559,9 @@ def _turns_of(ones: Sequence[Windows], others: Sequence[Windows]) -> NDArray[np.
 
 
 def _removed(taken: Array, starved: float = np.inf) -> float:
-    """Return the logarithm of what is left of a typical window without others, which took these shares.
+    """Return the logarithm (at most 0) of how much shorter a typical window is without what other processes took.
 
-    With `starved`, of what may be left where threads wait for each other (`STARVED`).
+    `taken` is their share of each window. With `starved`, threads may have waited for each other (`STARVED`).
     """
     return _trimmed(np.log1p(-taken) * (1 + taken / starved))[0] if taken.any() else 0.0
 
@@ -638,8 +648,8 @@ def _compare_among(cells: Mapping[str, Cell], one: str, other: str) -> Pair:
                 first.log_ratio + second.log_ratio,
                 *(first.noise + second.noise, min(first.noise_freedom, second.noise_freedom)),
                 *(spread.std**2, spread.freedom),
-                low_removed=first.low_removed + second.low_removed,
-                high_removed=first.high_removed + second.high_removed,
+                low_shift=first.low_shift + second.low_shift,
+                high_shift=first.high_shift + second.high_shift,
                 taken=max(first.taken, second.taken),
             )
     return direct

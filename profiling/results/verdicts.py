@@ -170,7 +170,7 @@ def speedup(record: Record, group: Sequence[Record]) -> Pair | None:
 
 
 def as_shown(pair: Pair) -> Pair:
-    """Return a pair that was judged among several with its own 95% interval, unless that gives another answer."""
+    """Return the pair with its own 95% interval, not the wider one of several comparisons, if its answer stays."""
     alone = replace(pair, level=1 - judge.FALSE)
     return alone if alone.answer() == pair.answer() else pair
 

@@ -18,7 +18,7 @@ def three(**plans):
 
 
 def ended(folder, cells, code):
-    """Return the records of a run of these cells, which ends with this code."""
+    """Run these cells, check the exit code of the run, and return its records."""
     assert run_of(folder, cells).execute() == code
     return rows(folder)
 

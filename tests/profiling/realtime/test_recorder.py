@@ -179,7 +179,7 @@ def test_warm_up_frames_are_not_recorded(planted, make_recorder, tmp_path):
 
 
 def test_stages_of_worker_threads_and_time_outside_the_stages_of_all(planted, make_recorder, tmp_path):
-    """Frame 5 works for 100 ms after its stages, of which workers have two: that is outside all stages."""
+    """Worker threads run two stages of frame 5; its own thread then works for 100 ms, outside all stages."""
     clock, frames = planted(device=False), make_recorder()
 
     def decode(name):

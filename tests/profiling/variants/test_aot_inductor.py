@@ -49,7 +49,7 @@ _register_namedtuple(Named, serialized_type_name="test.Named")
 
 
 def remembers(self, x):
-    """Shift the input into a cache, count the call, and return what depends on both."""
+    """Append the input to a cache, count the call in a tensor, and return a value computed from both."""
     row = F.relu(self.table + self.linear(x), inplace=True)
     self.cache[:2] = self.cache[1:].clone()
     self.cache.view(-1).split(4)[2].copy_(row[0])
