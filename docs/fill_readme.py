@@ -128,12 +128,12 @@ def steps_block() -> str:
     )
     shown = (
         Column[Gain]("network", lambda gain: gain.plain.component),
-        Column[Gain]("compiled, captured", lambda gain: median_of(gain.plain), "ms"),
+        Column[Gain]("without steps", lambda gain: median_of(gain.plain), "ms"),
         Column[Gain]("with steps", lambda gain: median_of(gain.stepped), "ms"),
         Column[Gain]("ratio", lambda gain: ratio_value(compare_records(gain.plain, gain.stepped)), "ratio"),
         Column[Gain]("over roofline", lambda gain: (line := gain.stepped.roofline) and line.over_roofline, "ratio"),
         Column[Gain]("rel. L2", lambda gain: gain.plain.parity and gain.plain.parity.rel_l2, "error"),
-        Column[Gain]("with steps", lambda gain: gain.stepped.parity and gain.stepped.parity.rel_l2, "error"),
+        Column[Gain]("rel. L2 with steps", lambda gain: gain.stepped.parity and gain.stepped.parity.rel_l2, "error"),
         Column[Gain]("recipe", lambda gain: gain.stepped.variant),
         Column[Gain]("code", lambda gain: gain.revision),
     )

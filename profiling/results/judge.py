@@ -514,9 +514,10 @@ def _in_turns(
     *,
     one_thread: bool = False,
 ) -> tuple[float, float, float, float, float] | None:
-    """Return (log ratio, variance, freedom, log removed from one, from other) of neighbouring windows.
+    """Return (log ratio, variance, freedom, how much shorter one may be, and other) of neighbouring windows.
 
-    Where the ratio has a trend, what is removed reaches to its ends.
+    The last two are logarithms, at most 0: without other processes, and at the end of a trend of the ratio. `starved`:
+    see `_removed`. `one_thread`: each cell computes in one, on a core of its own.
 
     Of several placements it is the ratio of their means in the turns that each had. None: there are fewer than `least`
     of these, or they are of several sessions or of none.

@@ -434,7 +434,9 @@ class Spread(Section, frozen=True):
     std: Annotated[float, about("relative standard deviation between processes", "0 to 1")]
     freedom: Annotated[float, about("degrees of freedom of that number")]
     learned: Annotated[int, about("pairs of processes of this device that taught it; 0: a default")] = 0
-    kind: Annotated[str | None, about("what sets the pace of the calls that it is of")] = None
+    kind: Annotated[
+        str | None, about("kind of cells that it holds for: captured, device-bound, host-bound, CPU, or CPU and pinned")
+    ] = None
 
     def taught(self, pairs: Sequence[tuple[float, float]]) -> Spread:
         """Return this spread, corrected by pairs of placements of equal code.
