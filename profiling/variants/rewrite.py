@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import msgspec
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch._library.triton import set_wrap_triton_enabled
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from profiling.components.component import Component
 from profiling.components.trees import keyed_tensors
@@ -79,7 +86,47 @@ class Rewrite(Transform):
     ) -> tuple[fx.GraphModule, Iterator[AppliedPass]]:
         """Return the traced module, and each pass as it is applied."""
         traced, tensors = _unchanged(component, trace, module, inputs), placeholders(inputs)
-        return traced, apply_passes(traced, self.passes, lambda graph: _unchanged(component, propagate, graph, tensors))
+
+        def run(graph: fx.GraphModule) -> Any:
+            if graph is not traced:
+                compile_kernels(graph, tensors)
+            return _unchanged(component, propagate, graph, tensors)
+
+        return traced, apply_passes(traced, self.passes, run)
+
+
+def compile_kernels(graph: fx.GraphModule, inputs: Mapping[str, Tensor]) -> None:
+    """Compile the Triton kernels that a call of `graph` launches, side by side: a call compiles one after the other.
+
+    The graph is called on fake tensors, where a launch only compiles. What that cannot reach (an operator without a
+    fake form, a kernel that is tuned or does not compile) is left to the first real call, as all would be without this.
+    """
+    if find_spec("triton") is None or not any(each.is_cuda for each in inputs.values()):
+        return
+    from triton.runtime._async_compile import AsyncCompileMode  # pyright: ignore[reportMissingImports]
+    from triton.runtime.autotuner import Autotuner  # pyright: ignore[reportMissingImports]
+    from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingImports]
+
+    launch = JITFunction.run
+
+    def compiled(kernel: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        if warmup:
+            return launch(kernel, *given, grid=grid, warmup=True, **options)
+        # A dtype stands for a tensor that is aligned as those of torch's allocator are.
+        forms = (each.dtype if isinstance(each, Tensor) else each for each in given)
+        return kernel.warmup(*forms, grid=grid, **options)
+
+    with (
+        suppress(Exception),
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads,
+        AsyncCompileMode(threads, ignore_errors=True),
+        set_wrap_triton_enabled(False),
+        patch.object(JITFunction, "run", compiled),
+        patch.object(Autotuner, "run", lambda *_, **__: None),
+        FakeTensorMode(allow_non_fake_inputs=True) as fake,
+    ):
+        given = (fake.from_tensor(inputs[node.target]) for node in graph.graph.find_nodes(op="placeholder"))
+        fx.Interpreter(graph).run(*given)
 
 
 class Rewritten(nn.Module):

@@ -89,6 +89,13 @@ def test_decoders_compute_the_same(build, monkeypatch):
 @pytest.mark.parametrize("compiled", ["", "+compile"])
 def test_decoders_on_the_gpu(build, compiled, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    launches = []  # of kernels that had not been compiled side by side before
+
+    def on_compile(*, repr, is_manual_warmup, **_):
+        if not is_manual_warmup:
+            launches.append(repr)
+
+    monkeypatch.setattr(pytest.importorskip("triton").knobs.runtime, "jit_cache_hook", on_compile)
     torch.manual_seed(0)
     module, inputs = build()
     module = module.cuda().eval()
@@ -103,4 +110,5 @@ def test_decoders_on_the_gpu(build, compiled, tmp_path, monkeypatch):
         step = Recipe(transforms=built, **parts)(fixed_component(module, **inputs), tmp_path)
         assert_same(step.run(), expected, 1e-4)
     assert all(row.changed for row in step.recipe)
+    assert launches == []
     step.close()
