@@ -18,7 +18,7 @@ help: ## this list
 	@echo "make TARGET [ARGS=\"key=value ...\"]"
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 16
 
-setup: $(RUN_READY) ## create .venv with the locked versions of what running needs; all other targets do so too
+setup: $(RUN_READY) ## create .venv with the locked packages; targets that run Python do so first
 
 $(RUN_READY): requirements.lock pyproject.toml
 	@.ci/setup run "$(PYTHON)"
@@ -51,7 +51,7 @@ report: $(RUN_READY) ## print a run again: make report RUN=runs/generic_forward/
 # TORCHINDUCTOR_VEC_ISA_OK: inductor believes the processor's flags. For each empty cache it would compile a program for each
 # instruction set to check them: 6 of the 10 s of a small compile.
 # CXX: a compiler that copies what it has compiled before.
-test: $(DEV_READY) ## the tests that need neither a GPU nor minutes
+test: $(DEV_READY) ## the tests that need no GPU (test-slow: those that take long)
 	OMP_NUM_THREADS=1 TORCHINDUCTOR_VEC_ISA_OK=1 CXX=$(CURDIR)/tests/compiler/g++ $(PY) -m pytest -n auto $(ARGS)
 
 test-gpu: $(DEV_READY) ## the tests that need a CUDA device: side by side, then those that need it alone

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--threshold",
         metavar="FRACTION",
         type=float,
-        help=f"largest slowdown with exit code 0 (default: {TWO_RUNS}, which is 5%%; {IN_TURNS} if cells took turns)",
+        help=f"largest slowdown with exit code 0 (default: {TWO_RUNS}, which is 5%%; of two revisions {IN_TURNS})",
     )
     parser.add_argument(
         "--cells", metavar="GLOB", help="only the cells whose <component>.<variant> matches: '*.compile'"

@@ -22,11 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_output()
     parser = argparse.ArgumentParser(
         prog="python -m profiling.report",
-        description="Print a run again and rewrite its report.md and report.html; of a sweep, also while "
-        "it runs: one report.md and report.html over all of its runs.",
+        description="Print a run again and rewrite its report.md and report.html. For a sweep, even while it runs, "
+        "write one report.md and report.html over all of its runs.",
         epilog="exit code: 0 done, 1 a file could not be written, 2 the folder is neither a run nor a sweep",
     )
-    parser.add_argument("run", type=Path, help="the folder of a run, or of a sweep (--multirun), printed at its end")
+    parser.add_argument("run", type=Path, help="the folder of a run or a sweep, which it printed at its end")
     parser.add_argument("--format", choices=_FORMATS, help="print only this and write no file")
     chosen = parser.parse_args(arguments)
     try:

@@ -38,14 +38,14 @@ _WIDE = 1.3
 #: Most characters of a next step in the table.
 _SHORT = 26
 _INTERVALS, _RATIO, _HOLDS, _OTHERS = (
-    "±, (low-high): intervals, at least 95%.",
-    " vs baseline: of calls timed in turns, not p50 / p50.",
+    "±, (low-high): intervals of 95% or more.",
+    " vs baseline: both timed alternately, so not p50 / p50.",
     "holds: at most {late} late. ",
-    "rel. L2: from float32 eager. next: what a call would take. ~: estimated.",
+    "rel. L2: to float32 eager. next: a call's time after it. ~: estimated.",
 )
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: the time of the baseline over that of the "
-    "recipe, with the 95% interval over processes: equal code differs between them. "
+    "recipe, with a 95% interval that includes by how much the same code differs between processes. "
     f"Same: within {RESOLUTION:.0%}. "
     "holds: the highest of the tested frame rates at which at most {late} of the calls are late, by the upper 95% "
     "bound."
@@ -139,10 +139,11 @@ class Answer:
         if pair.placement > pair.noise:
             wide = max((baseline, fastest), key=lambda each: verdicts.spread_of(each).std)
             share = percent(verdicts.spread_of(wide).std)
-            yield f"the interval is wide: {wide.variant} varies by {share} (std) from process to process"
+            yield f"the interval of vs baseline is wide: {wide.variant} varies by {share} (std) between processes"
         elif baseline.turns is not None:
             least, most = (of(window.p50 for window in baseline.turns.windows) for of in (min, max))
-            yield f"the interval is wide: median calls of {BASELINE} took {least:.4g} to {most:.4g} ms"
+            words = f"{BASELINE} took {least:.4g} to {most:.4g} ms, by window"
+            yield f"the interval of vs baseline is wide: {words}"
 
 
 def answers_of(data: RunData) -> list[Answer]:

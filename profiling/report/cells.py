@@ -24,9 +24,9 @@ from profiling.results.record import Record
 UNDECIDED = "undecided"
 _SUMMARY = attrgetter("summary")
 CELLS_LEGEND = (
-    "Wall clock: call plus wait, of a loop a frame. FPS = frames per call / mean wall time, of a loop those delivered "
-    "a second. Peak: memory held by PyTorch in steady calls, with what is free in pools of CUDA graphs, which nothing "
-    "else can use; on a CPU the resident set. rel. L2: relative L2 distance from an fp32 eager reference. Struck out: "
+    "Times: a call with the wait for the device; in a loop a frame. FPS: frames per call / mean time; in a loop frames "
+    "delivered a second. Peak: the most memory that PyTorch holds in calls after the warm-up, with what CUDA graphs "
+    "reserve; on a CPU the resident set. rel. L2: relative L2 distance from an fp32 eager reference. Struck out: "
     "failed or invalid, and not compared."
 )
 _IN_DETAIL = (

@@ -115,16 +115,16 @@ def _budget_words(record: Record, loop: Realtime, frame: Summary) -> str:
     places = next((n for n in (1, 2, 3) if f"{tail_ms:.{n}f}" != f"{budget:.{n}f}"), 1)
     times = f"p50 {frame.p50:.{places}f}, {name} {tail_ms:.{places}f}"
     if loop.held_ms is not None and name == "p99" and (record.late or LATE) == LATE:
-        times += f", at most {loop.held_ms:.{places}f}"
+        times += f" (95% bound {loop.held_ms:.{places}f})"
     limit = f"{budget:.{places}f} ms budget"
     if not loop.late:
-        return f"All {count_of(loop.frames, unit)} meet their {limit} ({times} ms)"
+        return f"All {count_of(loop.frames, unit)} meet their {limit}: {times} ms"
     means = f"; each is {loop.miss}" if loop.miss else ""
     if loop.late == loop.frames:
-        return f"Every {unit} misses its {limit} ({times} ms){means}"
+        return f"Every {unit} misses its {limit}: {times} ms{means}"
     stall = loop.deadlines.get(f"{loop.target_fps:g}")
     longest = f", the longest by {stall.longest_stall_ms:.1f} ms" if stall is not None else ""
-    return f"{loop.late:,} of {count_of(loop.frames, unit)} miss their {limit} ({times} ms){longest}{means}"
+    return f"{loop.late:,} of {count_of(loop.frames, unit)} miss their {limit}{longest}: {times} ms{means}"
 
 
 def _longest_stage(record: Record, loop: Realtime, frame: Summary) -> str:

@@ -22,9 +22,9 @@ _KINDS = ("cold", "warm", "portable")
 _PREPARING = ("transforms", "dynamo", "inductor", "autotune", "export", "package", "load package", "capture")
 _PHASES = ("import", "artifacts", "load", *_PREPARING, "call")
 _NOTE = (
-    "prepare: compile, warm-up and capture, from an empty cache. ~: not measured alone: other cells were being "
-    "prepared at the same time, or the compiled code came from another variant's cache, whose seconds in inductor, "
-    "autotune and package are added. warm: from a cache, and it is not known what it takes from an empty one."
+    "prepare: compile, warm-up and capture, from an empty cache. ~: estimated: other cells were being prepared at the "
+    "same time, or the compiled code came from the cache of another variant, whose seconds in inductor, autotune and "
+    "package are then added. warm: from a cache, and it is not known what it takes from an empty one."
 )
 _STARTS_NOTE = ". ".join(
     (

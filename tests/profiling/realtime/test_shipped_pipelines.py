@@ -78,7 +78,7 @@ def delivered(name, frames, **options):
 
 @pytest.mark.parametrize(
     ("options", "priorities"),
-    [({}, [0, 0, 0]), ({"schedule": "overlap", "deliver": "device"}, [-2, 0, -1])],
+    [({}, [0, 0, 0]), ({"schedule": "overlap", "deliver": "device"}, [-2, -1, 0])],
     ids=["sequential", "overlap"],
 )
 def test_the_default_pipeline_hands_over_the_frames_of_its_networks(options, priorities):

@@ -75,7 +75,7 @@ def test_a_speedup_has_the_interval_between_processes_and_a_bound_beside_others(
     ):
         records = in_turns("baseline", 25.0, **slow), in_turns("compile", 2.5, **fast)
         assert row_of(*records)["vs baseline"] == shown
-        wide = "the interval is wide: baseline varies by 15% (std) from process to process"
+        wide = "the interval of vs baseline is wide: baseline varies by 15% (std) between processes"
         assert (wide in remarks(*records)) == ("std" in slow)
 
 

@@ -9,9 +9,9 @@ from profiling.report.realtime import realtime_section, verdict
 from profiling.results.frames import series_file
 
 LONGEST = "The stage world takes 4.00 of 9.00 ms."
-MEET = "All 600 frames meet their 16.7 ms budget (p50 9.0, p99 9.1 ms)."
+MEET = "All 600 frames meet their 16.7 ms budget: p50 9.0, p99 9.1 ms."
 HOLDS = f"60 FPS: yes, 0 of 600 late (at most 0.5%). {MEET} Holds 24, 30 and 60 FPS. Does not hold 120 FPS. {LONGEST}"
-STALLS = "12 of 600 frames miss their 16.7 ms budget (p50 9.0, p99 31.2 ms), the longest by 28.4 ms."
+STALLS = "12 of 600 frames miss their 16.7 ms budget, the longest by 28.4 ms: p50 9.0, p99 31.2 ms."
 WRONG = "invalid, its times do not count. 600 frames were timed."
 LEAK = "It leaks memory: allocated +4096 bytes a frame."
 
@@ -27,13 +27,13 @@ def test_the_verdict_on_a_loop():
         (
             # Without others a frame would take 12.4 ms.
             frame_loop(late=600, cpu_lost_share=0.38, deadlines=rates(24, 30), frame_ms=summary(20.0, 600, p99=20.4)),
-            "60 FPS: undecided: 600 of 600 late; a quiet machine would tell. Every frame misses its 16.7 ms budget "
-            "(p50 20.0, p99 20.4 ms). Holds 24 and 30 FPS. Does not hold 120 FPS. The stage world takes 4.00 of "
+            "60 FPS: undecided: 600 of 600 late; a quiet machine would tell. Every frame misses its 16.7 ms budget: "
+            "p50 20.0, p99 20.4 ms. Holds 24 and 30 FPS. Does not hold 120 FPS. The stage world takes 4.00 of "
             "20.00 ms.",
         ),
         (
             frame_loop(deadlines=rates(), late=600, frame_ms=summary(9.0, p99=16.69)),  # as many digits as tell
-            "60 FPS: no. Every frame misses its 16.67 ms budget (p50 9.00, p99 16.69 ms). Does not hold 24, 30, 60 and "
+            "60 FPS: no. Every frame misses its 16.67 ms budget: p50 9.00, p99 16.69 ms. Does not hold 24, 30, 60 and "
             f"120 FPS. {LONGEST}",
         ),
     ):
