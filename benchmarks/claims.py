@@ -8,7 +8,8 @@
 A pair is two cells of equal code (A/A), or one with planted work: 2% more, a half, a tenth. Cells of one session share
 a first cell and take turns by `profiling.run.turns`, with controls and looks as in any run; each has a process of its
 own, and sessions have no process in common. Files hold the windows, so that a table is what `profiling.results.judge`
-of today says of them. A cell is a chain of small layers, so that a call takes little time.
+of today says of them, at the look at which turns would end today. A cell is a chain of small layers, so that a call
+takes little time.
 The bars: equal code is called different in at most 9 of 100 and 5 of 40 pairs, which a true 5% passes; equal captured
 cells are called the same in 80% of quiet pairs; 2% is found in 80% of captured pairs within 20 s; a factor of 2 in 95%
 (eager on a GPU: 90%), and of 10 in all, beside busy processes too. The command exits with 1 where a bar is missed.
@@ -38,7 +39,7 @@ from statistics import median
 
 import msgspec
 import torch
-from claims_simulated import SCENES, count
+from claims_simulated import RATES, SCENES, RateCounts, count, count_rates
 from torch import nn
 
 from profiling.machine.run_queue import RUN_PROCESS
@@ -57,7 +58,7 @@ from profiling.metrics.sampling import (
     warm_up,
 )
 from profiling.report.table import Column, Table, markdown
-from profiling.results.judge import Cell, Windows, compare
+from profiling.results.judge import LOOKS, Cell, Windows, compare, is_settled
 from profiling.results.measured import Spread
 from profiling.results.verdicts import kind_of
 from profiling.run.revisions import TOOL, git_state
@@ -223,10 +224,11 @@ class Session:
     def judged(self, at: Conditions) -> list[Judged]:
         """Return what is said of each cell beside the first one."""
         kind = kind_of(at.device, captured=at.kind == "captured", pinned=at.threads == 1, host_share=1.0)
-        first, *others = (
+        cells = [
             Cell(tuple(_windows(each) for each in placements), Spread(*spread, kind=kind))
             for placements, spread in zip(self.cells, self.spreads, strict=True)
-        )
+        ]
+        first, *others = next(filter(None, (_at_look(cells, *look) for look in LOOKS.items())), cells)
         found = list[Judged]()
         for work, other in zip(self.works[1:], others, strict=True):
             pair = compare(other, first)
@@ -234,6 +236,20 @@ class Session:
             errors = math.sqrt(pair.noise), math.sqrt(pair.placement)
             found.append(Judged(work, pair.answer(), pair.ratio, low, high, self.seconds, pair.taken, *errors))
         return found
+
+
+def _at_look(cells: Sequence[Cell], blocks: int, level: float) -> list[Cell] | None:
+    """Return the cells as they were after so many blocks, if turns end there now; None: they go on."""
+
+    def first(each: Windows) -> Windows:
+        at = each.turns < blocks
+        return replace(each, ms=each.ms[at], turns=each.turns[at], taken=each.taken[at], least=each.least[at])
+
+    early = [
+        Cell(tuple(first(each) for each in cell.placements if each.turns.min() < blocks), cell.spread) for cell in cells
+    ]
+    has_all = all(cell.placements[0].turns.size == blocks for cell in early)
+    return early if has_all and is_settled(early, level) else None
 
 
 def _windows(placement: Sequence[Timed]) -> Windows:
@@ -463,7 +479,17 @@ def simulated_table(runs: int) -> str:
         ),
         Column[kind]("blocks", lambda row: row.blocks, "count"),
     )
-    return markdown(Table("Simulated", columns, counts))
+    of_rates = (
+        Column[RateCounts]("calls", lambda row: row.rate.name),
+        *(
+            Column[RateCounts](f"holds: {answer}", lambda row, answer=answer: row.answers[answer] / row.runs, "percent")
+            for answer in ("yes", "no", "undecided")
+        ),
+        Column[RateCounts]("false answers", lambda row: row.false / row.runs, "percent"),
+        Column[RateCounts]("calls made", lambda row: row.calls, "count"),
+    )
+    rates = Table("Rates", of_rates, [count_rates(rate, runs) for rate in RATES])
+    return f"{markdown(Table('Simulated', columns, counts))}\n\n{markdown(rates)}"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +18,22 @@ from scipy.stats import trim_mean
 
 from profiling.metrics.sampling import Ready, Turn, WindowSamples
 from profiling.results.jsonl import read_records
-from profiling.results.judge import ONE_PROCESS, RESOLUTION, TRIM, Answer, Array, Pair, Ranking, compare, rank
+from profiling.results.judge import (
+    LOOKS,
+    ONE_PROCESS,
+    RESOLUTION,
+    TRIM,
+    Answer,
+    Array,
+    HoldsAnswer,
+    Pair,
+    Ranking,
+    compare,
+    holds,
+    rank,
+)
+from profiling.results.measured import LATE
+from profiling.results.stats import COMMON_FPS, rates_of_calls
 from profiling.results.verdicts import placements_of
 from profiling.run.turns import Placement, take_turns
 
@@ -45,6 +60,7 @@ class Scene:
     slow: float = 1.0  # factor on its time while a process runs slowly: for 6 windows of 12 on average, at random
     stored: bool = False  # the noise is that of windows of committed runs, in their order
     budget: int = BLOCKS  # blocks for which there is time
+    between: float = 0.0  # true standard deviation between runs; each cell is then timed in a run of its own, compiled
 
 
 @dataclass
@@ -73,16 +89,21 @@ def simulate(scene: Scene, rng: np.random.Generator) -> Outcome:
         ready = Ready(used={}, free={}, max_iterations=1_000_000, max_seconds=scene.budget, pinned=pinned)
         return Placement(str(ratio), ready, window, device, is_captured=scene.kind == "captured")
 
-    cells = [place(ratio) for ratio in scene.ratios]
+    cells = [place(ratio * np.exp(rng.normal(0.0, scene.between))) for ratio in scene.ratios]
     ratios = dict(zip(map(id, cells), scene.ratios, strict=True))
     ticks = itertools.count()
-    # With a share of 1 no rate asks for further calls.
-    take_turns(
-        *(cells, scene.budget, int(rng.integers(2**31)), lambda: float(next(ticks))),
-        again=lambda cell: place(ratios[id(cell)], begin=len(cell.windows)),
-        late=1.0,
-    )
+    for together in [[each] for each in cells] if scene.between else [cells]:
+        # With a share of 1 no rate asks for further calls.
+        take_turns(
+            *(together, scene.budget, int(rng.integers(2**31)), lambda: float(next(ticks))),
+            again=lambda cell: place(ratios[id(cell)], begin=len(cell.windows)),
+            late=1.0,
+        )
     judged = {str(number): each.cell(each.spread or ONE_PROCESS) for number, each in enumerate(cells)}
+    if scene.between:
+        for name, cell in judged.items():
+            of_a_run = tuple(replace(each, session=name) for each in cell.placements)
+            judged[name] = replace(cell, placements=of_a_run, is_compiled=True)
     against = {name: compare(cell, judged["0"]) for name, cell in judged.items() if name != "0"}
     return Outcome(rank(judged), against, len(cells[0].windows))
 
@@ -180,6 +201,68 @@ def is_false(answer: Answer, ratio: float) -> bool:
     return (answer == "slower" and ratio <= 1) or (answer == "faster" and ratio >= 1)
 
 
+@dataclass(frozen=True)
+class Rate:
+    """Calls of a cell of which a share is late, in bursts of `length` on average; at most 1% may be."""
+
+    name: str
+    share: float
+    length: float = 1.0
+    calls: int = 600  # of the first look
+
+
+@dataclass(frozen=True)
+class RateCounts:
+    """How often a rate was held, by answer, and the calls that it took."""
+
+    rate: Rate
+    runs: int
+    answers: dict[HoldsAnswer, int]
+    calls: float
+
+    @property
+    def false(self) -> int:
+        """How often the answer was not true."""
+        return self.answers["yes" if self.rate.share > LATE else "no"]
+
+
+def count_rates(rate: Rate, runs: int, seed: int = 0) -> RateCounts:
+    """Simulate a cell alone `runs` times: its turns, and the further calls that an undecided rate asks for."""
+    rng = np.random.default_rng(seed)
+    answers: dict[HoldsAnswer, int] = {"yes": 0, "no": 0, "undecided": 0}
+    fps, total, window_calls = COMMON_FPS[0], 0, rate.calls // min(LOOKS)
+    for _ in range(runs):
+        left = 0
+
+        def window(_: Turn) -> WindowSamples:
+            nonlocal left
+            late = np.zeros(window_calls, dtype=bool)
+            for call in range(window_calls):
+                if not left and rng.random() < rate.share / rate.length / (1 - rate.share):
+                    left = int(rng.geometric(1 / rate.length))
+                late[call], left = left > 0, max(0, left - 1)
+            ms = np.where(late, 2000.0, 1.0) / fps
+            return WindowSamples(start_s=0.0, wall_ms=tuple(ms.tolist()), host_ms=tuple(ms.tolist()))
+
+        ready = Ready(used={}, free={}, max_iterations=100_000, max_seconds=1e6, pinned=True)
+        cell, ticks = Placement("cell", ready, window, "cuda", is_captured=True), itertools.count()
+        take_turns([cell], 1e6, 0, lambda: float(next(ticks)))  # noqa: B023 - called in this round only
+        wall_ms = [ms for _, each in cell.windows for ms in each.wall_ms]
+        seen = next(each for each in rates_of_calls(wall_ms, 1) if each.fps == fps)
+        answers[holds(seen.misses, seen.bursts, len(wall_ms), LATE, cell.rate_looks).answer] += 1
+        total += len(wall_ms)
+    return RateCounts(rate, runs, answers, total / runs)
+
+
+RATES = (
+    Rate("none late", 0.0),
+    Rate("0.2% late", 0.002),
+    Rate("1.2% late", 0.012),
+    Rate("1.2% late, first asked after 300 calls", 0.012, calls=300),
+    Rate("2% late, in bursts of 3", 0.02, 3.0),
+    Rate("3% late", 0.03),
+)
+
 SCENES = (
     Scene("captured, equal", (1.0, 1.0), 0.002, "captured", 0.001),
     Scene("captured, 0.2% slower", (1.0, 1.002), 0.002, "captured", 0.001),
@@ -209,6 +292,8 @@ SCENES = (
     Scene("CPU, 5% taken, twice as fast", (1.0, 0.5), 0.03, "CPU", 0.01, bursts=1.0, burst_share=0.05),
     Scene("CPU, always busy, equal", (1.0, 1.0), 0.03, "CPU", 0.05, bursts=1.0),
     Scene("CPU, always busy, tenfold", (1.0, 0.1), 0.03, "CPU", 0.05, bursts=1.0, burst_share=0.5),
+    Scene("two runs, compiled, equal", (1.0, 1.0), 0.002, "captured", 0.005, between=0.024),
+    Scene("two runs, compiled, 20% slower", (1.0, 1.2), 0.002, "captured", 0.005, between=0.024),
     Scene("CPU, threads starve, 3 equal", (1.0,) * 3, 0.03, "CPU", 0.05, starved=0.4),
     Scene("CPU, threads starve, tenfold", (1.0, 0.1), 0.03, "CPU", 0.05, starved=0.4),
 )

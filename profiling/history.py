@@ -19,7 +19,7 @@ from profiling.compare.cells import read_run
 from profiling.errors import InputError, prepare_output, printable, reason_of
 from profiling.report.answer import answer_of
 from profiling.report.cells import conditions_text, median_of, ratio_value
-from profiling.report.format import Value, count_of, estimate, few
+from profiling.report.format import Value, count_of, few
 from profiling.report.format import show as shown
 from profiling.report.page import Section
 from profiling.report.render import Report, check_page_path, parse_options, show
@@ -54,8 +54,8 @@ class HistoryPoint:
 
 
 _LEGEND = (
-    "A component has a table for each device, precision and amount of work. git: revision of your code (+: with "
-    "uncommitted changes); tool: only this tool's revision is known.",
+    "A component has a table for each device (of a CPU with its threads), precision and amount of work. git: revision "
+    "of your code (+: with uncommitted changes); tool: only this tool's revision is known.",
     "not slower: variants of the run that take the same time (within 1%), or for which that is undecided.",
     "vs first, vs previous: the other run's time over this one's, with the 95% interval; above 1, this run is faster. "
     "Same: within 1%. Undecided: the interval contains 1, or would among so many runs. "
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {printable(error)}", file=sys.stderr)
         return InputError.exit_code
     runs = {point.run for series in history.values() for point in series}
-    heading = [printable(f"{count_of(len(runs), 'run')} of {', '.join(map(str, options.folders))}")]
+    heading = [printable(f"{count_of(len(runs), 'run')} in {', '.join(map(str, options.folders))}")]
     return 0 if show(options, Report("history", heading, [_section(history)])) else InputError.exit_code
 
 
@@ -164,10 +164,8 @@ def _versus(pair: Pair | None) -> Value | None:
     """Return a ratio, and the answer on it where it is no difference."""
     if pair is None:
         return _OTHER_VARIANTS
-    answer, interval = pair.answer(), pair.interval()
-    if answer in ("faster", "slower"):
-        return ratio_value(pair)
-    return answer if interval is None else f"{answer}: {shown(estimate(pair.ratio, interval), 'ratio')}"
+    answer, value = pair.answer(), ratio_value(pair)
+    return value if answer in ("faster", "slower") or value == answer else f"{answer}: {shown(value, 'ratio')}"
 
 
 def _points(run: RunData, name: str, swept: Mapping[str, str]) -> dict[tuple[str, str | None], HistoryPoint]:
@@ -183,6 +181,8 @@ def _title(run: RunData, record: Record, swept: Mapping[str, str]) -> str:
     """Return the title of a series: component, device, dtype, and what a call or frame computes, without the inputs."""
     device = run.environment.device
     parts = [record.component, device and device.name, record.dtype]
+    if device is not None and device.type == "cpu" and run.environment.threads is not None:
+        parts.append(count_of(run.environment.threads, "thread"))
     parts += [f"{name} {value}" for name, value in work_of(record).items() if value and name != "inputs"]
     parts += [setting(key, value) for key, value in swept.items() if is_work(key) and concerns(key, record)]
     training = run.config.get("training")
@@ -207,7 +207,11 @@ def _point(run: RunData, group: Sequence[Record], name: str, swept: Mapping[str,
         not_slower="; ".join(f"{kind}: {few(names)}" for kind, names in not_slower.items() if names) or None,
         p50=median_of(fastest),
         cell=cell,
-        variants=frozenset(_recipe(each, swept) for each in run.records if each.component == fastest.component),
+        variants=frozenset(
+            _recipe(each, swept)
+            for each in run.records
+            if each.component == fastest.component and each.status != "skipped"
+        ),
         conditions=conditions_text(fastest),
     )
 

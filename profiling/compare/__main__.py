@@ -53,7 +53,7 @@ Two revisions
 """
 #: Most rows of a table on the console. A comparison of more than `_FITTING` cells omits those that are the same there.
 _CONSOLE, _FITTING = 40, 12
-_NOTE = "B / A: of calls in all processes, not p50 / p50."
+_NOTE = "B / A: of calls timed alternately, or in two runs, in all processes; not p50 / p50."
 #: Characters of a value before the console breaks it.
 _WRAP = 28
 _LEGEND = (

@@ -109,7 +109,7 @@ def compared_cells(a: RunData, b: RunData) -> list[CellComparison]:
     pairs = {place: cell.pair for place, cell in enumerate(cells) if cell.pair is not None}
     for place, pair in judge.judged(pairs).items():
         answer = pair.answer()
-        wanted = f"wants {pair.wants()}" if answer == "undecided" else ""
+        wanted = f"{pair.wants().partition(' (')[0]} would tell" if answer == "undecided" else ""
         reason = "; ".join(filter(None, (wanted, cells[place].reason)))
         cells[place] = replace(cells[place], verdict=answer, reason=reason, pair=pair)
     return cells
@@ -150,6 +150,8 @@ def different_work(a: Record, b: Record) -> str:
     """
     before, after = work_of(a), work_of(b)
     names = [name for name in before if name in after and before[name] != after[name]]
+    if a.turns is not None and b.turns is not None and a.turns.began == b.turns.began:
+        names = [name for name in names if name != "parameters"]  # of two revisions, the change may be another layer
     return ", ".join(f"{name} {before[name]} → {after[name]}" for name in names)
 
 

@@ -118,7 +118,8 @@ def _changed(one: Record, two: Record, column: Column[Record], fraction: float) 
 #: What is compared of every cell, with the fraction of a number by which single measurements of equal code may differ.
 _QUANTITIES: Mapping[float, tuple[Column[Record], ...]] = {
     0.0: (
-        *columns(Record, "dtype", "device", "weights", "realtime.schedule", "realtime.gc", "realtime.target_fps"),
+        *columns(Record, "dtype", "device", "weights", "parameters"),
+        *columns(Record, "schedule", "gc", "target_fps", at="realtime"),
         Column("stages", lambda record: record.realtime and ", ".join(record.realtime.stages)),
         Column("parity", lambda record: "not checked" if record.parity is None else "checked"),
         Column("FX graphs", lambda record: record.prepare and record.prepare.graphs, "count"),

@@ -41,7 +41,7 @@ _INTERVALS, _RATIO, _HOLDS, _OTHERS = (
     "±, (low-high): intervals of 95% or more.",
     " vs baseline: both timed alternately, so not p50 / p50.",
     "holds: at most {late} late. ",
-    "rel. L2: to float32 eager. next: a call's time after it. ~: estimated.",
+    "rel. L2: to fp32 eager. next: to improve, a call's time then. ~: estimated.",
 )
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: the time of the baseline over that of the "
@@ -242,8 +242,8 @@ def _spreads(records: Iterable[Record]) -> Iterator[str]:
     alike: dict[tuple[float, int], list[str]] = {}
     for record in records:
         if record.turns is not None:
-            stored, std = record.turns.spread, verdicts.spread_of(record).std
-            alike.setdefault((std, 0 if stored is None else stored.learned), []).append(record.name)
+            spread = verdicts.spread_of(record)
+            alike.setdefault((spread.std, spread.learned), []).append(record.name)
     for (std, learned), names in alike.items():
         source = f"learned from {count_of(learned, 'pair')} of processes" if learned else "a default: nothing is known"
         words = f"Equal code differs between processes by {percent(std)} (standard deviation; {source})"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from profiling.errors import printable
-from profiling.report.format import Estimate, Marked, Value, estimate, percent, significant, times
+from profiling.report.format import TIMES, Estimate, Marked, Value, estimate, percent, significant, times
 from profiling.report.page import Section
 from profiling.report.run_data import RunData, cell_table, wrong_because
 from profiling.report.table import Column, Table, columns
@@ -135,17 +135,19 @@ _SAYS_NOTHING = 100.0
 
 
 def ratio_value(pair: Pair | None) -> Value | None:
-    """Return a ratio with its interval, beside other processes what it is at least; None without one."""
+    """Return a ratio with its interval, beside other processes what it is at least, or between; None without one."""
     if pair is None:
         return None
-    interval = pair.interval()
-    if interval is not None and pair.taken > NAMED_SHARE:
+    interval, is_open = pair.interval(), pair.answer() == UNDECIDED
+    if interval is None or (is_open and interval[1] > _SAYS_NOTHING * interval[0]):
+        return UNDECIDED
+    if pair.taken > NAMED_SHARE:
         if interval[0] > 1:
             return f"≥ {times(interval[0])}"
         if interval[1] < 1:
             return f"≤ {times(interval[1])}"
-    if interval is None or (interval[1] > _SAYS_NOTHING * interval[0] and pair.answer() == UNDECIDED):
-        return UNDECIDED
+        if is_open:
+            return f"{significant(interval[0], 2)}-{significant(interval[1], 2)}{TIMES}"
     return estimate(pair.ratio, interval)
 
 

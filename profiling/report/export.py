@@ -98,7 +98,8 @@ def with_bounds(name: str, pair: Pair | None) -> dict[str, Cell]:
     value, interval = ratio_value(pair), pair.interval() if pair is not None else None
     ends = with_ends(name, value if isinstance(value, Estimate) else None)
     if interval is not None and isinstance(value, str) and value != UNDECIDED:
-        ends |= {f"{name}_low": interval[0]} if interval[0] > 1 else {f"{name}_high": interval[1]}
+        ends |= {f"{name}_low": interval[0]} if interval[1] > 1 else {}
+        ends |= {f"{name}_high": interval[1]} if interval[0] < 1 else {}
     return ends
 
 

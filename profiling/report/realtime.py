@@ -87,20 +87,25 @@ def _target_words(record: Record, loop: Realtime, frame: Summary) -> str:
         return UNDECIDED
     rate = loop.too_slow_fps(loop.target_fps)
     if rate is not None and frame.p50 <= loop.budget_ms:
-        return f"no, the application delivers {rate:.3g} frames/s"
+        return f"not held, the application delivers {rate:.3g} frames/s"
     if said.answer == "yes":
         return f"yes, {said.late} of {said.n:,} late (at most {percent(said.most)})"
-    return holds_words(said, "frames") if said.answer == UNDECIDED else said.answer
+    return holds_words(said, "frames") if said.answer == UNDECIDED else "not held"
 
 
 def _rate_words(record: Record, loop: Realtime) -> str:
     rates: dict[str, list[str]] = {"yes": [], "no": [], UNDECIDED: []}
+    wanted = 0
     for fps, said in judged_rates(record).items():
         if (said.answer, fps) != (UNDECIDED, loop.target_fps):  # which the first sentence says
             rates[said.answer].append(f"{fps:g}")
+            wanted = max(wanted, said.wanted)
     words = ("Holds", "Does not hold", f"{UNDECIDED.capitalize()}:")
+    more = f" ({wanted:,} frames more would tell)" if wanted else ""
     return ". ".join(
-        f"{kind} {listed(of_kind)} FPS" for kind, of_kind in zip(words, rates.values(), strict=True) if of_kind
+        f"{kind} {listed(of_kind)} FPS{more * (kind == words[-1])}"
+        for kind, of_kind in zip(words, rates.values(), strict=True)
+        if of_kind
     )
 
 

@@ -89,11 +89,11 @@ class RunResult:
     @cached_property
     def _sections(self) -> tuple[Section, ...]:
         data = self._data
-        loops = (realtime_section(data),) if data.loops else (answer_section(data),)
+        answer = (answer_section(data), *([realtime_section(data)] if data.loops else []))
         best = [record for group in by_component(data.timed).values() if (record := fastest_correct(group)) is not None]
         lines = [line for record in best for line in self._rate_line(record)]
         rate = Section("rate", "Frame rate", lines)
-        return (*loops, rate, status_section(data), skipped_section(data), notes_section(data))
+        return (*answer, rate, status_section(data), skipped_section(data), notes_section(data))
 
     def _rate_line(self, record: Record) -> list[str]:
         """Say whether calls deliver their frames at that rate."""

@@ -183,7 +183,8 @@ def _placed(cells: Iterable[Cell | None]) -> Cell | None:
     if not known:
         return None
     placements = tuple(placement for cell in known for placement in cell.placements)
-    return Cell(placements, max((cell.spread for cell in known), key=lambda spread: spread.std))
+    spread = max((cell.spread for cell in known), key=lambda spread: spread.std)
+    return Cell(placements, spread, any(cell.is_compiled for cell in known))
 
 
 @dataclass(frozen=True)

@@ -371,9 +371,6 @@ class Speedup(Section, frozen=True, kw_only=True):
 
     vs: Annotated[str, about("the variant that this one is compared with")]
     wall: Annotated[float, about("ratio of wall times; above 1 is faster", "ratio")]
-    wall_ci95: Annotated[
-        Interval | None, about("95% interval of this pair; which is faster is undecided where it holds 1", "ratio")
-    ] = None
     break_even_calls: Annotated[int | None, about("calls after which the longer preparation has paid off")] = None
 
 
@@ -464,6 +461,7 @@ class Turns(Section, frozen=True, kw_only=True):
     ] = None
     controls: Annotated[tuple[Control, ...], about("further processes of this cell")] = ()
     spread: Annotated[Spread | None, about("difference of equal code between processes")] = None
+    rate_looks: Annotated[int, about("looks at whether it holds a frame rate: more calls follow an undecided one")] = 1
 
 
 class SweepPoint(Section, frozen=True, kw_only=True):

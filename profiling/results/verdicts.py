@@ -82,6 +82,11 @@ def is_captured(record: Record) -> bool:
     return captured or bool(record.prepare is not None and record.prepare.cudagraph_captures)
 
 
+def is_compiled(record: Record) -> bool:
+    """Return whether a compiler made the code of its calls, which another run compiles again."""
+    return any(each.kind == "compiler" for each in record.recipe or ())
+
+
 def kind_of(device: str, *, captured: bool, pinned: bool, host_share: float) -> str:
     """Return the kind of a cell; `host_share` is the time until a call returns over its wall time."""
     if not device.startswith("cuda"):
@@ -137,7 +142,7 @@ def samples_by_round(record: Record) -> tuple[tuple[float, ...], ...]:
 def cell_of(record: Record) -> Cell | None:
     """Return what the judge compares of a record; None where it is not correct or was not timed."""
     placements = placements_of(record) if record.is_correct else ()
-    return Cell(placements, spread_of(record)) if placements else None
+    return Cell(placements, spread_of(record), is_compiled(record)) if placements else None
 
 
 def compare_records(one: Record, other: Record) -> Pair | None:
@@ -234,7 +239,8 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     if summary is None or not record.is_correct:
         return None
     allowed, loop = record.late or LATE, record.realtime
-    said = judge.holds(deadline.misses, deadline.bursts, summary.n, allowed)
+    looks = 1 if record.turns is None else record.turns.rate_looks
+    said = judge.holds(deadline.misses, deadline.bursts, summary.n, allowed, looks)
     if loop is not None and loop.too_slow_fps(deadline.fps) is not None:
         return replace(said, answer="no")
     others = taken(record.conditions)
@@ -243,7 +249,8 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     lengthened = others is not None and others.is_named and summary.min * (1 - others.share) <= deadline.budget_ms
     if said.answer != "no" or not lengthened:
         return said
-    alone = deadline.alone and judge.holds(deadline.alone, min(deadline.bursts, deadline.alone), summary.n, allowed)
+    groups = min(deadline.bursts, deadline.alone or 0)
+    alone = deadline.alone and judge.holds(deadline.alone, groups, summary.n, allowed, looks)
     return said if alone and alone.answer == "no" else replace(said, answer="undecided")
 
 

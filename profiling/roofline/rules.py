@@ -127,7 +127,8 @@ def _other_dtype(e: Evidence) -> _Steps:
         how = f"(dtype={dtype})" if dtype in _BYTES else "(a quantised variant), which changes the results"
         tf32 = " or TF32 (tf32=true)" if e.on_gpu and e.dtype == "float32" and not e.here.tf32 else ""
         advice = f"compute in {dtype} {how}{tf32 if e.compute > e.memory else ''}"
-        yield NextStep(words=dtype, advice=advice, wall_ms=e.wall_ms * (1 - saved))
+        words = f"dtype={dtype}" if dtype in _BYTES else dtype
+        yield NextStep(words=words, advice=advice, wall_ms=e.wall_ms * (1 - saved))
 
 
 def _batch(e: Evidence) -> _Steps:

@@ -154,7 +154,7 @@ class ForwardCell(Cell):
         outputs = _outputs(component, (step.run, *step.extra_steps))
         timed, *others = [difference(*pair) for pair in zip(outputs, eager, strict=True)]
         if (fault := next((each.fault for each in (timed, *others) if each.fault), None)) is not None:
-            self.problems.append(("failed", f"beside other prepared shapes, unlike eager's: {fault}"))
+            self.problems.append(("failed", f"after other shapes were prepared, unlike eager's: {fault}"))
             return
         worst, limit = max(each.error for each in others), max(OTHER_SHAPES_FLOOR, OTHER_SHAPES_FACTOR * timed.error)
         if worst > limit:

@@ -272,7 +272,7 @@ def run_in_turns(turns: CellsInTurns, cells: Sequence[LiveCell], later: Sequence
     left = turns.prepare_all(cells, later, most)
     while left:
         if lacking := turns.lacking_memory():
-            note = f"not all variants were prepared beside each other: {lacking}"
+            note = f"not all variants were prepared at the same time: {lacking}"
         time_and_finish(ready()[1:] or ready())
         left = turns.prepare_all(cells, most=most)
     time_and_finish(ready())
@@ -300,6 +300,6 @@ def run_again(cells: Sequence[LiveCell]) -> None:
     for cell in cells:
         cell.records.total += 1  # it is begun once more
         cell.anew()
-        cell.notes.append("measured again, alone: beside other variants it ran out of memory")
+        cell.notes.append("measured again, alone: together with other variants it ran out of memory")
         with CellsInTurns() as turns:
             turns.run_alone(cell)

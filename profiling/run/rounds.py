@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from profiling.results.judge import Cell, compare
 from profiling.results.measured import (
     LatencyConditions,
     Metrics,
@@ -20,7 +19,7 @@ from profiling.results.measured import (
 )
 from profiling.results.record import BASELINE, Record
 from profiling.results.stats import frame_rate, rates_of_calls, summarize
-from profiling.results.verdicts import interval_of, placements_of, spread_of
+from profiling.results.verdicts import compare_records, interval_of
 
 CLOCKS = ("wall_ms", "device_ms", "host_ms")
 
@@ -61,15 +60,14 @@ def with_round(before: Record | None, new: Record, number: int, total: int) -> R
 
 
 def with_speedup(record: Record, baseline: Record | None) -> Record:
-    """Add the speedup, the wall time of the baseline over that of `record`, if both are ok and timed above 0."""
-    if record.variant == BASELINE or baseline is None or baseline.status != "ok" or record.status != "ok":
+    """Add the speedup, the wall time of the baseline over that of `record`, if both are correct and timed above 0."""
+    if baseline is None or record.variant == BASELINE or record.is_realtime:
         return record
-    one, other = (placements_of(each) for each in (baseline, record))
-    if not one or not other or record.is_realtime:
+    pair = compare_records(baseline, record)
+    if pair is None:
         return record
-    pair = compare(Cell(one, spread_of(baseline)), Cell(other, spread_of(record)))
     calls = break_even_calls(record, baseline) if pair.answer() == "slower" else None
-    ratio = Speedup(vs=BASELINE, wall=pair.ratio, wall_ci95=pair.interval(), break_even_calls=calls)
+    ratio = Speedup(vs=BASELINE, wall=pair.ratio, break_even_calls=calls)
     return replace(record, speedup=ratio)
 
 

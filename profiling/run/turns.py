@@ -80,6 +80,7 @@ class Placement:
     controls: list[Placement] = field(default_factory=list)
     spread: Spread | None = None
     stopped_by: StoppedBy | None = None
+    rate_looks: int = 1  # at whether it holds a frame rate
     has_ended: bool = False
 
     @property
@@ -127,6 +128,7 @@ class Placement:
             stopped_by=self.stopped_by,
             controls=tuple(Control(windows=each._recorded(self.start)) for each in self.controls if each.windows),
             spread=self.spread,
+            rate_looks=self.rate_looks,
         )
 
     def _judged(self) -> Windows:
@@ -259,6 +261,7 @@ def _settle_rates(leader: Placement, turn: int, seconds: float, late: float, now
         left = min(leader.ready.max_iterations, (seconds - (now() - began)) * 1e3 / leader.median_ms)
         if not 0 < wanted <= left:
             break
+        leader.rate_looks += 1
         while leader.samples() - calls < wanted and not leader.has_ended:
             leader.take(turn)
             turn += 1
@@ -266,11 +269,15 @@ def _settle_rates(leader: Placement, turn: int, seconds: float, late: float, now
 
 
 def _wanted_calls(leader: Placement, late: float) -> int:
-    """Return the fewest further calls that may tell whether a cell holds a frame rate; 0: that is known of each."""
+    """Return the fewest further calls that may tell whether a cell holds a frame rate; 0: that is known of each.
+
+    What is known is asked as in the last look, what they can tell as in a further one.
+    """
     wall_ms = [ms for _, window in leader.windows for ms in window.wall_ms]
     rates = rates_of_calls(wall_ms, leader.frames_per_call)
-    judged = [holds(each.misses, each.bursts, len(wall_ms), late) for each in rates]
-    return min((each.wanted for each in judged if each.answer == "undecided"), default=0)
+    asked = [(each.misses, each.bursts, len(wall_ms), late) for each in rates]
+    open_ = [each for each in asked if holds(*each, leader.rate_looks).answer == "undecided"]
+    return min((holds(*each, leader.rate_looks + 1).wanted for each in open_), default=0)
 
 
 def _learned(placements: Sequence[Placement], spreads: Spreads) -> Mapping[str, Spread]:

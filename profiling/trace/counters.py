@@ -53,8 +53,8 @@ def recompiles_in_each_call(reason: str | None) -> str:
     """Return the sentence on a function that is compiled again and again."""
     why = f": {reason}" if reason else ""
     return (
-        f"torch.compile recompiles in each call{why}. A Python value is compiled into the code: keep it in a tensor "
-        "and change that in place"
+        f"torch.compile recompiles in each call{why}, until a call fails at its limit. A Python value is compiled into "
+        "the code: keep it in a tensor and change that in place"
     )
 
 

@@ -9,13 +9,27 @@ RUNS = 40
 
 
 @pytest.fixture(scope="module")
-def counts():
-    """What is counted in each scene, by its name."""
+def simulated():
+    """The module that simulates runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         import claims_simulated
-    scenes = claims_simulated.SCENES
-    return {each.name: claims_simulated.count(each, RUNS if len(each.ratios) < 12 else RUNS // 4) for each in scenes}
+    return claims_simulated
+
+
+@pytest.fixture(scope="module")
+def counts(simulated):
+    """What is counted in each scene, by its name."""
+    scenes = simulated.SCENES
+    return {each.name: simulated.count(each, RUNS if len(each.ratios) < 12 else RUNS // 4) for each in scenes}
+
+
+def test_asking_again_makes_false_answers_on_rates_hardly_more_frequent(simulated):
+    for rate in simulated.RATES:
+        counted = simulated.count_rates(rate, 300)
+        assert counted.false / counted.runs <= 0.05 + 3 * (0.05 * 0.95 / counted.runs) ** 0.5, rate.name
+    assert simulated.count_rates(simulated.Rate("none", 0.0), 10).answers["yes"] == 10
+    assert simulated.count_rates(simulated.Rate("many", 0.03), 10).answers["no"] >= 9
 
 
 def test_false_claims_are_rare_and_intervals_hold_the_truth(counts):

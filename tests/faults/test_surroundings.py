@@ -1,6 +1,7 @@
 """What surrounds a command: files that are no runs, environment variables, streams, signals, other programs."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -208,17 +209,35 @@ def rival():
     torch.set_num_threads(threads)
 
 
+class Tenfold(torch.nn.Module):
+    """Computes the same ten times: longer than a time slice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1024, 1024)
+
+    def forward(self, input):
+        return sum(self.layer(input) for _ in range(10)) / 10
+
+
+def once(module):
+    return module.layer
+
+
 @promise("busy")
-def test_a_rival_on_the_same_core_is_measured_and_nothing_is_claimed(rival):
-    limits = Latency(min_iterations=10, max_seconds=0.8, warmup_max_seconds=0.5)
+def test_beside_a_rival_on_the_same_core_a_tenth_of_the_work_leads_and_nothing_is_claimed_of_equal_code(rival):
+    limits = Latency(min_iterations=10, max_seconds=2.0, warmup_max_seconds=0.5)
     metrics = {"parity": Parity(), "latency": limits}
-    variants = {"baseline": Recipe(), "again": Recipe()}
-    module, inputs = torch.nn.Linear(1024, 1024), {"input": torch.randn(128, 1024)}  # longer than a time slice
-    result = profiling.profile(module, inputs, variants, metrics=metrics, ceilings="off", quiet=True)
-    base, again = result.records
+    variants = {"baseline": Recipe(), "again": Recipe(), "once": Recipe(transforms=[once])}
+    inputs = {"input": torch.randn(64, 1024)}
+    result = profiling.profile(Tenfold(), inputs, variants, metrics=metrics, ceilings="off", quiet=True)
+    base, again, tenth = result.records
     others = taken(base.conditions)
     assert others is not None
     assert others.share > 0.2, "a fair scheduler gives each a half, and less where tests run beside"
-    assert answer_on(again, (base, again)) == "undecided"
+    assert answer_on(again, result.records) == "undecided"
+    assert answer_on(tenth, result.records) == "faster"
+    assert result.best() is tenth
     assert {window.cpu_lost_share is not None for window in base.turns.windows} == {True}
+    assert re.search(r"\n\S+ +once +[\d.]+ \S+ +≥ [\d.]+×", str(result)), "in the answer: what it is at least"
     assert "% of the CPU went to other processes" in str(result)

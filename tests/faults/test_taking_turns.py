@@ -104,7 +104,7 @@ def test_out_of_memory_beside_others(tmp_path, step, happens):
     assert run.execute() == 0
     record = rows(run.folder)["v"]
     assert (record.status, record.turns) == ("ok", None)
-    assert record.notes == ("measured again, alone: beside other variants it ran out of memory",)
+    assert record.notes == ("measured again, alone: together with other variants it ran out of memory",)
     assert cells.log[-1] == ("v", "alone")
     assert run.cells.begun == run.cells.total == 4, "progress counts it once more"
 

@@ -7,6 +7,7 @@ from planted_runs import WRONG, cell, dated, failed, loop, noisy, write_run
 from profiling import history
 from profiling.history import main, read_history
 from profiling.report import render
+from profiling.report.format import Estimate
 from profiling.report.table import WIDTH
 from profiling.results.sweep import Sweep, SweepJob, write_sweep
 
@@ -51,6 +52,16 @@ def test_runs_with_other_variants_have_no_ratio(runs):
     assert (other.vs_first, other.vs_previous) == ("other variants", "other variants")
     assert (first.conditions, disturbed.conditions) == (None, "38% of the CPU went to other processes")
     assert disturbed.vs_previous.startswith("undecided: ")
+
+
+def test_a_variant_that_was_skipped_was_not_measured_and_threads_of_a_cpu_are_another_series(tmp_path):
+    skipped = replace(cell("w"), status="skipped", reason="needs a GPU")
+    for day, (threads, more) in enumerate(((2, [skipped]), (2, []), (1, [])), 1):
+        environment = dated(f"2026-01-0{day}T00:00:00", "a") | {"device": {"type": "cpu"}, "threads": threads}
+        write_run(tmp_path / str(day), cell("v", noisy(5, seed=day)), *more, environment=environment)
+    two, one = read_history(tmp_path).items()
+    assert ("2 threads" in two[0], "1 thread" in one[0], len(one[1])) == (True, True, 1)
+    assert "×" in str(two[1][1].vs_first) or isinstance(two[1][1].vs_first, Estimate)
 
 
 def test_one_measurement_in_two_runs_is_the_same_however_noisy(tmp_path):

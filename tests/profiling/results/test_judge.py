@@ -431,6 +431,21 @@ def test_what_would_decide_a_rate_is_said_in_calls_and_one_burst_says_less():
     assert [holds(20, groups, 1000).answer for groups in (20, 1)] == ["no", "undecided"], "one burst says less"
 
 
+def test_a_rate_that_is_asked_for_again_needs_more_evidence():
+    """0 late of 299 hold it in the first look, in later ones 0 of 528: 0.99**528 is half a percent."""
+    assert [holds(0, 0, n).answer for n in (298, 299)] == ["undecided", "yes"]
+    assert [holds(0, 0, n, looks=2).answer for n in (527, 528)] == ["undecided", "yes"]
+    assert [holds(3, 3, 81, looks=looks).answer for looks in (1, 2)] == ["no", "undecided"]
+
+
+def test_another_run_compiles_again_and_may_choose_other_kernels():
+    one, other = (Cell((Windows.of([ms] * 24, session=name),), TIGHT) for name, ms in (("a", 1.0), ("b", 1.06)))
+    assert compare(other, one).answer() == "slower"
+    compiled = [replace(each, is_compiled=True) for each in (other, one)]
+    assert compare(*compiled).answer() == "undecided"
+    assert compare(replace(compiled[0], placements=cell(1.3).placements), compiled[1]).answer() == "slower"
+
+
 def test_the_interval_of_totals_has_no_negative_end():
     ratio, (low, high) = total_ratio(np.random.default_rng(0).lognormal(0, 1.5, 8), np.ones(8))
     assert 0 < low < ratio < high

@@ -106,13 +106,18 @@ HOST = {"device": "cpu", "memory_ms": 0.1, "compute_ms": 0.2, "traffic_ms": 0.3}
         (REPLAY, {}, "underfilled GPU", "compile+cuda_graph"),
         (REPLAY, {"traffic_ms": None}, "underfilled GPU", "batch calls"),  # compiled and captured already
         (FAR, {}, None, None),
-        (LONG, {"memory_ms": 9.0}, "memory bandwidth", "bfloat16"),
+        (LONG, {"memory_ms": 9.0}, "memory bandwidth", "dtype=bfloat16"),
         (LONG, {"memory_ms": 9.0, "dtype": "bfloat16"}, "memory bandwidth", "batch calls"),  # it reads weights only
-        (LONG, {"compute_ms": 9.0}, "compute", "bfloat16"),
+        (LONG, {"compute_ms": 9.0}, "compute", "dtype=bfloat16"),
         (LONG, {"compute_ms": 9.0, "dtype": "bfloat16"}, "compute", "int8"),
-        (LONG, {"compute_ms": 10.5}, "compute", "bfloat16"),  # a few per cent beyond the ceiling are noise
+        (LONG, {"compute_ms": 10.5}, "compute", "dtype=bfloat16"),  # a few per cent beyond the ceiling are noise
         (LONG, {"compute_ms": 22.4}, "compute", "measure ceilings again"),
-        (LONG | {"kernels_by_time": (kernel("a", 9.0),)}, {"memory_ms": 3.8}, "GEMM 90%", "bfloat16"),  # 38%: no bound
+        (
+            LONG | {"kernels_by_time": (kernel("a", 9.0),)},
+            {"memory_ms": 3.8},
+            "GEMM 90%",
+            "dtype=bfloat16",
+        ),  # 38%: no bound
         (LONG, {"transfer_ms": 4.0}, "transfers", "no transfers"),
         (DECODER, {}, "memory bandwidth", "compile"),
         (DECODER, {"wall_ms": 16.5, "memory_ms": 0.01, "traffic_ms": 3.68}, None, "compile"),  # a fifth of the time
@@ -121,11 +126,16 @@ HOST = {"device": "cpu", "memory_ms": 0.1, "compute_ms": 0.2, "traffic_ms": 0.3}
         # Fused kernels near a ceiling move more than the call must.
         (FAR, {"kernels_by_time": (kernel("a", 9.0, gbps=800.0),)}, "memory bandwidth", "GEMM"),
         (FAR, {"kernels_by_time": (kernel("b", 9.0, gbps=10.0, tflops=80.0),)}, "compute", "GEMM"),
-        (HOST, {"compute_ms": 5.0}, "compute", "bfloat16"),
+        (HOST, {"compute_ms": 5.0}, "compute", "dtype=bfloat16"),
         (HOST, {"compute_ms": 9.0, "other_flops_per_s": {"bfloat16": 2e13}}, "compute", "FLOPs 9 of 10 ms"),
-        (HOST, {"compute_ms": 9.0, "dtype": "bfloat16", "other_flops_per_s": {"float32": 5e14}}, "compute", "float32"),
+        (
+            HOST,
+            {"compute_ms": 9.0, "dtype": "bfloat16", "other_flops_per_s": {"float32": 5e14}},
+            "compute",
+            "dtype=float32",
+        ),
         (HOST, {"compute_ms": 4.0, "traffic_ms": 9.0}, "host", "compile"),  # 40% of the ceiling is not near it
-        ({"memory_ms": 1.0, "compute_ms": 8.0}, {}, "compute", "bfloat16"),  # a GPU that was not profiled
+        ({"memory_ms": 1.0, "compute_ms": 8.0}, {}, "compute", "dtype=bfloat16"),  # a GPU that was not profiled
         ({"memory_ms": 1.0, "compute_ms": 1.0}, {}, None, None),
     ],
 )
@@ -171,15 +181,15 @@ BUSY = HOST | {"compute_ms": 8.0}
         (GAPS, "compile+cuda_graph", 7.23 + 330 * 0.00023 + 0.02),
         (GAPS | {"launches": 1}, "compile+cuda_graph", None),  # it is captured already
         (DECODER, "compile", 16.2 - 13.3 + 0.1),  # without traffic between operators
-        (BUSY, "bfloat16", 6.0),  # its FLOPs take half as long
-        (BUSY | {"other_flops_per_s": {"bfloat16": 1e13}}, "bfloat16", None),  # a CPU that emulates it
-        (BUSY | {"other_flops_per_s": {}}, "bfloat16", None),  # not measured
+        (BUSY, "dtype=bfloat16", 6.0),  # its FLOPs take half as long
+        (BUSY | {"other_flops_per_s": {"bfloat16": 1e13}}, "dtype=bfloat16", None),  # a CPU that emulates it
+        (BUSY | {"other_flops_per_s": {}}, "dtype=bfloat16", None),  # not measured
         (BUSY | {"dtype": "bfloat16"}, "int8", 4.0),
         (BUSY | {"dtype": "bfloat16", "linear": 0.5}, "int8", 7.0),  # for half of the FLOPs
         (BUSY | {"dtype": "bfloat16", "linear": 0.0}, "int8", None),  # no 8-bit convolutions
-        (LONG | {"memory_ms": 9.0}, "bfloat16", 5.5),  # half of the bytes
+        (LONG | {"memory_ms": 9.0}, "dtype=bfloat16", 5.5),  # half of the bytes
         (LONG | {"memory_ms": 9.0, "dtype": "bfloat16"}, "int8", None),  # bytes are no reason for 8 bits
-        (LAUNCHES | {"compute_ms": 1.0}, "bfloat16", None),  # the host decides
+        (LAUNCHES | {"compute_ms": 1.0}, "dtype=bfloat16", None),  # the host decides
         (LONG | {"transfer_ms": 4.0}, "no transfers", 6.0),
         (LAUNCHES | {"waits": 100.0}, "no .item(), .cpu()", 5.0),  # the launches
         (HOST | {"kernels_by_time": SLOW}, "convolutions", 1.0 + 9 * 0.01),  # at the ceiling, and what is outside

@@ -250,7 +250,7 @@ def test_a_recipe_that_runs_out_of_memory_beside_others_is_tried_alone(others, s
         assert "large" in fastest_correct(records.values()).variant
     else:
         assert ("large", "alone") in cells.log
-        assert "alone: beside other variants it ran out of memory" in records["large"].notes[0]
+        assert "alone: together with other variants it ran out of memory" in records["large"].notes[0]
 
 
 def test_without_budget_to_try_it_alone_its_row_says_so(tmp_path):
