@@ -10,7 +10,7 @@ from fixed_component import Net
 from playing import component_of, normal, reference_of, verdict_of
 from torch.nn import functional as F
 
-from profiling.components.agreement import Rules, check
+from profiling.components.agreement import Rules, check, rounding_moves
 from profiling.components.reference import eager_reference
 from profiling.components.trajectory import learn, play
 
@@ -254,6 +254,24 @@ def test_in_float32_calls_before_rounding_decides_are_judged():
     assert verdict.passed, verdict.reason
     assert 1 <= verdict.calls < 8
     assert not verdict_of(component, lambda c: lambda: reordered(c)() * 1.5).passed
+
+
+@pytest.mark.parametrize(("dtype", "roundings"), [(torch.float32, 8), (torch.bfloat16, 1)])
+def test_a_rounding_error_is_as_large_as_those_of_sums(dtype, roundings):
+    """Uniform between -n and n roundings of each number: the RMS is n / sqrt(3), in half precision rounded once more."""
+    component = component_of(
+        lambda x: x * 2, lambda generator: {"x": torch.randn(4, 5000, generator=generator).to(dtype)}, dtype=dtype
+    )
+    for call in rounding_moves(component):
+        ((whole, *_),) = (each for path, each in call.items() if path[0] == "output")
+        close = 0.03 if roundings > 1 else 0.3
+        assert whole / torch.finfo(dtype).eps == pytest.approx(roundings / 3**0.5, rel=close)
+
+
+def test_further_wrong_outputs_are_counted():
+    wrong = step_of(lambda component, number, output: tuple(each + 1 for each in output))
+    verdict = verdict_of(component_of(lambda x: (x + 1, x + 2, x + 3)), wrong)
+    assert (verdict.reason or "").endswith("; 2 more outputs are wrong")
 
 
 def test_nan_is_called_nan():

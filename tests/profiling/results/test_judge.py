@@ -16,6 +16,7 @@ from profiling.results.judge import (
     Windows,
     bursts,
     compare,
+    compare_runs,
     compare_totals,
     control_pairs,
     drift,
@@ -444,6 +445,26 @@ def test_another_run_compiles_again_and_may_choose_other_kernels():
     compiled = [replace(each, is_compiled=True) for each in (other, one)]
     assert compare(*compiled).answer() == "undecided"
     assert compare(replace(compiled[0], placements=cell(1.3).placements), compiled[1]).answer() == "slower"
+
+
+def test_what_others_took_explains_a_trend_only_as_a_whole():
+    """Windows fall by 20%; without what others took of the first ones they rise."""
+    ms, taken = np.linspace(10.0, 8.0, 24), np.linspace(0.4, 0.0, 24)
+    assert drift(Windows.of(ms)) is not None
+    assert drift(Windows.of(ms, taken=taken)) is None
+    assert drift(Windows.of(ms, taken=taken / 20)) is not None
+
+
+def test_one_measurement_in_two_runs_is_certain_and_another_is_not():
+    one, other = (Cell((Windows.of(ms),), TIGHT) for ms in ([1.0, 1.01, 0.99] * 8, [1.0, 1.01, 0.98] * 8))
+    assert (compare_runs(one, one).is_certain, compare_runs(one, other).is_certain) == (True, False)
+
+
+def test_turns_go_on_while_a_comparison_with_the_baseline_alone_may_be_decided():
+    """Of three cells the second leads, and the third is far behind it; only the third and the baseline are near."""
+    cells = [cell(2.0, n=6, seed=1), cell(1.0, n=6, seed=2), cell(2.04, n=6, seed=3)]
+    noisy = [*cells[:2], cell(2.04, n=6, seed=4, noise=0.02)]
+    assert (is_settled(cells, 0.999), is_settled(noisy, 0.999)) == (True, False)
 
 
 def test_the_interval_of_totals_has_no_negative_end():
