@@ -258,7 +258,7 @@ def test_in_float32_calls_before_rounding_decides_are_judged():
 
 @pytest.mark.parametrize(("dtype", "roundings"), [(torch.float32, 8), (torch.bfloat16, 1)])
 def test_a_rounding_error_is_as_large_as_those_of_sums(dtype, roundings):
-    """Uniform between -n and n roundings of each number: the RMS is n / sqrt(3), in half precision rounded once more."""
+    """Uniform between -n and n roundings of each number: the RMS is n / sqrt(3), of 16 bits rounded once more."""
     component = component_of(
         lambda x: x * 2, lambda generator: {"x": torch.randn(4, 5000, generator=generator).to(dtype)}, dtype=dtype
     )
