@@ -43,6 +43,7 @@ _INTERVALS, _RATIO, _HOLDS, _OTHERS = (
     "holds: at most {late} late. ",
     "rel. L2: to fp32 eager. next: to improve, a call's time then. ~: estimated.",
 )
+_BOUNDS = "≥, ≤: other processes took part of the time: at least, at most."
 _LEGEND = (
     "p50: median, with the 95% interval of this process. vs baseline: the time of the baseline over that of the "
     "recipe, with a 95% interval that includes by how much the same code differs between processes. "
@@ -172,6 +173,8 @@ def answer_section(data: RunData) -> Section:
     holds = _HOLDS.format(late=allowed_late(cells)) if any(answer.holds is not None for answer in answers) else ""
     is_timed = any(answer.p50 is not None for answer in answers)
     notes = [_INTERVALS + ratio, holds + _OTHERS] if is_timed else []
+    if any(str(answer.vs_baseline).startswith(("≥", "≤")) for answer in answers):
+        notes.append(_BOUNDS)
     tables = (Table("Answer", _columns(), answers, notes, keys=1), cells_table(cells, data.groups))
     is_cold = any(record.metrics.latency is not None and record.metrics.latency.cold for record in cells)
     legend = (_LEGEND.format(late=allowed_late(cells)), CELLS_LEGEND, *([COLD] if is_cold else [])) if answers else ()

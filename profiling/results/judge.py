@@ -826,6 +826,19 @@ def time_interval(windows: Windows) -> tuple[float, float] | None:
     return min(interval[0], moved.begin, moved.end), max(interval[1], moved.begin, moved.end)
 
 
+def call_interval(windows: Windows, shortest: float, typical: float, longest: float) -> tuple[float, float] | None:
+    """Return the 95% interval of a cell's typical call in ms, around its median; None where the windows are too few.
+
+    It lies within the shortest and the longest call. Beside other processes it reaches down to the shortest one without
+    the share of the time that others took: each call may have been lengthened by that.
+    """
+    found, share = time_interval(windows), float(windows.taken.mean())
+    if found is None:
+        return None
+    low = shortest * (1 - share) if share > NAMED_SHARE else max(found[0], shortest)
+    return min(low, typical), max(min(found[1], longest), typical)
+
+
 def control_pairs(cells: Sequence[Cell]) -> list[tuple[float, float]]:
     """Return (difference of the logarithms, its variance) of placements of equal cells, which teach a spread."""
     found = list[tuple[float, float]]()
@@ -875,6 +888,21 @@ def holds(late: int, groups: int, n: int, allowed: float = LATE, looks: int = 1)
         return Holds("no", late, n, most)
     enough = np.ceil(bdtrin(groups, false, allowed))  # calls at which this many late ones still hold the rate
     return Holds("undecided", late, n, most, max(1, round(length * enough) - n))
+
+
+def holds_beside(said: Holds, share: float, shortest_ms: float, budget_ms: float, without: Holds) -> Holds:
+    """Return what may be said of a rate where others took a share (0 to 1) of the time of the calls.
+
+    They only lengthen calls: a rate that is missed is undecided if the shortest call without that share would be in
+    time, unless it is missed by those that are late even `without` what others took of each. They may have caused the
+    late calls of an undecided one: more calls beside them would not tell.
+    """
+    if share <= NAMED_SHARE:
+        return said
+    if said.answer == "undecided" and said.late:
+        return replace(said, wanted=0)
+    is_missed = said.answer == "no" and without.answer != "no" and shortest_ms * (1 - share) <= budget_ms
+    return replace(said, answer="undecided") if is_missed else said
 
 
 def _bound(events: float, n: float, level: float) -> float:

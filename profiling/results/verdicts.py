@@ -203,23 +203,14 @@ def answer_on(record: Record, group: Sequence[Record]) -> Answer | None:
 
 
 def interval_of(record: Record) -> Interval | None:
-    """Return the 95% interval of a record's typical time in ms, of the process that was timed.
-
-    It lies within the shortest and the longest call. Beside other processes it reaches down to the shortest one without
-    the share of the time that others took: each call may have been lengthened by that.
-    """
+    """Return the 95% interval of a record's typical time in ms, of the process that was timed."""
     placements, summary = placements_of(record), record.summary
     if not placements or summary is None:
         return None
+    windows = placements[0]
     if len(placements) >= LEAST_VALUES:  # rounds
-        found = judge.time_interval(Windows.of([median(each.ms) for each in placements]))
-    else:
-        found = judge.time_interval(placements[0])
-    if found is None:
-        return None
-    share = float(placements[0].taken.mean())
-    low = summary.min * (1 - share) if share > judge.NAMED_SHARE else max(found[0], summary.min)
-    return min(low, summary.p50), max(min(found[1], summary.max), summary.p50)
+        windows = Windows.of([median(each.ms) for each in placements], taken=float(windows.taken.mean()))
+    return judge.call_interval(windows, summary.min, summary.p50, summary.max)
 
 
 def drift_of(record: Record) -> Line | None:
@@ -231,9 +222,7 @@ def drift_of(record: Record) -> Line | None:
 def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     """Judge whether a record holds a frame rate, beside what others took of it; None where it was not timed.
 
-    Others only lengthen calls: a rate that is missed while they took part of the time is undecided if the shortest
-    call without that part would be in time, unless enough frames are late even without it. An application that delivers
-    fewer frames a second holds no such rate.
+    An application that delivers fewer frames a second holds no such rate.
     """
     summary = record.summary
     if summary is None or not record.is_correct:
@@ -243,15 +232,9 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     said = judge.holds(deadline.misses, deadline.bursts, summary.n, allowed, looks)
     if loop is not None and loop.too_slow_fps(deadline.fps) is not None:
         return replace(said, answer="no")
-    others = taken(record.conditions)
-    if said.answer == "undecided" and said.late and others is not None and others.is_named:
-        return replace(said, wanted=0)  # they may have caused the late ones: more calls beside them would not tell
-    lengthened = others is not None and others.is_named and summary.min * (1 - others.share) <= deadline.budget_ms
-    if said.answer != "no" or not lengthened:
-        return said
-    groups = min(deadline.bursts, deadline.alone or 0)
-    alone = deadline.alone and judge.holds(deadline.alone, groups, summary.n, allowed, looks)
-    return said if alone and alone.answer == "no" else replace(said, answer="undecided")
+    others, alone = taken(record.conditions), deadline.alone or 0
+    without = judge.holds(alone, min(deadline.bursts, alone), summary.n, allowed, looks)
+    return judge.holds_beside(said, others.share if others else 0.0, summary.min, deadline.budget_ms, without)
 
 
 def judged_rates(record: Record) -> dict[float, Holds]:

@@ -292,7 +292,7 @@ class Search:
         prepared = self._prepared_with_others(job)
         if any(self._alive) and self._ran_out_of_memory():
             self._halve()
-            self._make_room(f"{job.variant} ran out of it beside others")
+            self._make_room(f"{job.variant} ran out of it together with others")
             began, prepared = self.now(), self._prepared_with_others(job)
         self._tried[chosen] = 0.0 if prepared is None else self.now() - began
         ran_out = self._ran_out_of_memory()
