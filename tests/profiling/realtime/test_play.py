@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from planted_series import loop
 
-from profiling.realtime.play import FrameLoop, series_names
+from profiling.realtime.play import Clock, FrameLoop, series_names
 from profiling.realtime.summary import summarize_frames
 from profiling.results.frames import NAMES, Journal, read_series, recover_series, series_file
 
@@ -53,6 +53,15 @@ class FakeLoop:
 
     def device_ms(self, frame):
         return {"only": self.frame_ms(frame)}
+
+
+def test_a_pause_sleeps_in_short_parts_and_leaves_the_last_one_to_the_caller(monkeypatch):
+    slept = []
+    monkeypatch.setattr("profiling.realtime.play.time.sleep", slept.append)
+    monkeypatch.setattr("profiling.realtime.play.perf_counter", lambda: 10.0)
+    for left in (0.001, 0.0025, 0.01):
+        Clock().pause(10.0 + left)
+    assert slept == pytest.approx([0.0005, 0.002])
 
 
 @pytest.fixture
