@@ -18,7 +18,7 @@ run() { # NAME TARGET ARGUMENT...: a run in $out/NAME, with what it prints in $o
   "$python" -m "profiling.$target" "$@" hydra.run.dir="$out/$name" $EXTRA >"$out/$name.log" 2>&1
   echo "$name: exit code $? at $SECONDS s; $(tail -n 1 "$out/$name.log")"
 }
-forward() { run "$1" generic_forward "component=[$2]" "variant=[$3]" "${@:4}"; } # NAME COMPONENT VARIANTS ARGUMENT...
+forward() { run "$1" generic_forward "${@:4}" "component=[$2]" "variant=[$3]"; } # NAME COMPONENT VARIANTS OPTION...
 
 best=compile+cuda_graph last=channels_last+ steps=fused_norm+grouped_conv+pointwise_conv+
 image=${last}${steps}interpolation+$best sound=fold_upsampling+$steps$best # the fastest recipes of the decoders
@@ -26,17 +26,14 @@ loop() { # the main job, and the loop of the same networks, from empty caches
   run main generic_forward
   run realtime realtime
 }
-decoders() { # with the steps that replace kernels; the loop with them
-  local shared=compile_cache=shared
-  forward decoder_steps image_decoder,audio_decoder "baseline,$best,$last$best,$image,$sound" $shared
-  run realtime_steps realtime "variant=[$best]" $shared
-  run realtime_mix realtime "mix={world:$best,picture:$image,sound:$sound}" $shared
+decoders() { # with the steps that replace kernels
+  forward decoder_steps image_decoder,audio_decoder "baseline,$best,$last$best,$image,$sound" compile_cache=shared
 }
-overlap() { # the same loops, each stage on a stream of its own; compiled by `decoders`
-  local shared=compile_cache=shared
-  run overlap realtime "variant=[$best]" loop.schedule=overlap $shared
-  run overlap_mix realtime "mix={world:$best,picture:$image,sound:$sound}" loop.schedule=overlap $shared
-  run realtime_warm realtime $shared
+overlap() { # the loop, and with these steps each stage on a stream of its own; the decoders compiled by `decoders`
+  local shared="loop.schedule=overlap compile_cache=shared" decoded=picture:$image,sound:$sound
+  run overlap_mix realtime "mix={world:$best,$decoded}" $shared
+  run overlap_merged realtime "mix={world:merged_linear+$best,$decoded}" $shared
+  run realtime_warm realtime compile_cache=shared
 }
 quantised() { # the world model and its cached step in 8 bits, an encoder with fewer launches
   local eight=skinny_int8+%,fp8_per_tensor+%,int8_dynamic+%,fp8_weights+%
