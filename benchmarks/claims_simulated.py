@@ -104,8 +104,9 @@ def simulate(scene: Scene, rng: np.random.Generator) -> Outcome:
         for name, cell in judged.items():
             of_a_run = tuple(replace(each, session=name) for each in cell.placements)
             judged[name] = replace(cell, placements=of_a_run, is_compiled=True)
-    against = {name: compare(cell, judged["0"]) for name, cell in judged.items() if name != "0"}
-    return Outcome(rank(judged), against, len(cells[0].windows))
+    in_one_run = not scene.between
+    against = {name: compare(cell, judged["0"], in_one_run=in_one_run) for name, cell in judged.items() if name != "0"}
+    return Outcome(rank(judged, in_one_run=in_one_run), against, len(cells[0].windows))
 
 
 def _bursts(scene: Scene, rng: np.random.Generator) -> Array:
@@ -260,6 +261,8 @@ RATES = (
     Rate("1.2% late", 0.012),
     Rate("1.2% late, first asked after 300 calls", 0.012, calls=300),
     Rate("2% late, in bursts of 3", 0.02, 3.0),
+    Rate("2% late, in bursts of 3, first asked after 300 calls", 0.02, 3.0, calls=300),
+    Rate("2% late, in bursts of 10", 0.02, 10.0),
     Rate("3% late", 0.03),
 )
 

@@ -111,7 +111,8 @@ class SweepAnswer:
         """The recipe that leads, and the answer on each of the others; None where none was timed."""
         placed = {name: _placed(cell.judged for cell in cells) for name, cells in self.recipes.items()}
         judged = {name: cell for name, cell in placed.items() if cell is not None}
-        return rank(judged) if judged else None
+        of_one_run = len({cell.job.job.number for cells in self.recipes.values() for cell in cells}) == 1
+        return rank(judged, in_one_run=of_one_run) if judged else None
 
     @property
     def leader(self) -> str:

@@ -49,7 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import partial, reduce
 from itertools import combinations, pairwise
 from math import comb, inf
 from typing import Any, Literal, TypeVar
@@ -115,10 +115,13 @@ ONE_PROCESS = Spread(0.0, PRIOR_PAIRS)
 #: Of the energy of equal code in two runs: 95% of the ratios are within 5%, by temperature or between two GPUs of one
 #: model.
 ENERGY_SPREAD = Spread(0.018, PRIOR_PAIRS)
-#: What two runs add to the spread of each cell: another host, GPU, temperature; of compiled code also other kernels.
-#: Compiled and captured, an audio decoder took 2.60 and 2.76 ms in two runs of one revision, on two GPUs of one host, a
-#: world model 2.06 and 2.13 ms; a captured loop without a compiler 23.60 and 23.56 ms on two hosts.
+#: What is added to the spread of a cell that took no turns with the other: temperature, in another run also host and
+#: GPU, and of compiled code other kernels. Compiled and captured, an audio decoder took 2.60 and 2.76 ms in two runs of
+#: one revision, on two GPUs of one host, a world model 2.06 and 2.13 ms; a captured loop without a compiler 23.60 and
+#: 23.56 ms on two hosts. If compilations differ by 3.5% in truth, 8% of equal pairs are called different.
 BETWEEN_RUNS, COMPILED_AGAIN = 0.006, 0.024
+#: Degrees of freedom of these two numbers: as many differences taught them.
+BETWEEN_FREEDOM = 5.0
 
 
 @dataclass(frozen=True)
@@ -177,16 +180,15 @@ class Cell:
         """The mean share of its windows that others took (0 to 1)."""
         return float(np.average([each.taken.mean() for each in self.placements]))
 
-    @cached_property
-    def of_all_windows(self) -> _Run:
-        """Its time and how well that is known, where no other cell took turns with it."""
-        between = COMPILED_AGAIN if self.is_compiled else BETWEEN_RUNS
+    def of_all_windows(self, *, in_one_run: bool) -> _Run:
+        """Return its time and how well that is known, where no other cell took turns with it."""
+        between = COMPILED_AGAIN if self.is_compiled and not in_one_run else BETWEEN_RUNS
         return _mean([_run_alone(placements, self.spread, between) for placements in _by_session(self).values()])
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95% interval of its time in ms, over processes and runs; None where the windows are too few for one."""
-        run = self.of_all_windows
+        run = self.of_all_windows(in_one_run=False)
         spread = run.spread.std**2, run.spread.freedom
         return Pair(run.log, run.noise, run.freedom, *spread, low_shift=min(0.0, run.shorter_one)).interval()
 
@@ -322,8 +324,9 @@ class Pair:
             return "a quiet machine"
         often = f"over {MOST_TIMES:.0f}" if times > MOST_TIMES else f"{int(np.ceil(max(2.0, times)))}"
         if self.placement > self.noise:
-            how = " (--multirun seed=0,1,2)" if self.in_turns else " (rounds=), or in turns"
-            return f"measuring in {often} times as many processes{how}"
+            if self.in_turns:
+                return f"measuring in {often} times as many processes (--multirun seed=0,1,2)"
+            return f"measuring both in turns or {often} times as many runs"
         return f"{often} times the windows (seconds=, metric.latency.max_iterations=)"
 
     def times_wanted(self) -> float:
@@ -371,10 +374,11 @@ class Pair:
         return float(stdtrit(self._freedom, (1 + level) / 2)) * self._error
 
 
-def compare(one: Cell, other: Cell) -> Pair:
+def compare(one: Cell, other: Cell, *, in_one_run: bool = True) -> Pair:
     """Return the ratio of two cells, one over other: in turns of neighbouring windows, else of all windows.
 
-    Differences between runs (sessions) that measured the same show by how much runs differ.
+    Differences between runs (sessions) that measured the same show by how much runs differ. `in_one_run`: one code was
+    compiled for both, or each once; another run compiles anew.
     """
     theirs = _by_session(other)
     runs = [
@@ -385,7 +389,7 @@ def compare(one: Cell, other: Cell) -> Pair:
     if runs:
         found = _mean(runs)
     else:
-        first, second = one.of_all_windows, other.of_all_windows
+        first, second = (each.of_all_windows(in_one_run=in_one_run) for each in (one, other))
         spread = _total((first.spread, second.spread), alike=one.spread == other.spread)
         found = _Run(
             *(first.log - second.log, first.noise + second.noise, min(first.freedom, second.freedom)),
@@ -423,7 +427,7 @@ def compare_runs(one: Cell, other: Cell) -> Pair:
     windows = [[each.ms.tolist() for each in cell.placements] for cell in (one, other)]
     if windows[0] == windows[1] and any(len(each) > 1 for each in windows[0]):
         return Pair(0.0, 0.0, _CERTAIN, 0.0, _CERTAIN, in_turns=False)
-    return compare(one, other)
+    return compare(one, other, in_one_run=False)
 
 
 def _by_session(cell: Cell) -> dict[str, list[Windows]]:
@@ -471,7 +475,7 @@ def _run_alone(placements: Sequence[Windows], spread: Spread, between: float) ->
     known = [(*_trimmed(np.log(each.ms)), _removed(each.taken)) for each in placements]
     logs, noises, freedoms, removed = zip(*known, strict=True)
     # More placements of a run are on the same host, with the same clocks and the same compiled code.
-    total = Spread(float(np.hypot(spread.std / np.sqrt(len(known)), between)), spread.freedom)
+    total = _total((_shared(spread, len(known)), Spread(between, BETWEEN_FREEDOM)), alike=False)
     noise = sum(noises) / len(known) ** 2
     return _Run(float(np.mean(logs)), noise, min(freedoms), total, float(np.mean(removed)))
 
@@ -622,27 +626,28 @@ class Ranking:
         return sorted(chosen, key=lambda name: self.pairs[name].log_ratio)
 
 
-def rank(cells: Mapping[str, Cell]) -> Ranking:
-    """Rank the cells. Raises ValueError if there are none."""
+def rank(cells: Mapping[str, Cell], *, in_one_run: bool = True) -> Ranking:
+    """Rank the cells, of one run or of several. Raises ValueError if there are none."""
     if not cells:
         raise ValueError("no cell to rank")
-    ratios = {(one, other): _compare_among(cells, one, other) for one, other in combinations(cells, 2)}
+    compared = partial(_compare_among, cells, in_one_run=in_one_run)
+    ratios = {(one, other): compared(one, other) for one, other in combinations(cells, 2)}
 
     def total(name: str) -> float:
         return sum({one: 1, other: -1}.get(name, 0) * pair.log_ratio for (one, other), pair in ratios.items())
 
     leader = min(cells, key=total)
-    pairs = {name: _compare_among(cells, name, leader) for name in cells if name != leader}
+    pairs = {name: compared(name, leader) for name in cells if name != leader}
     return Ranking(leader, judged(pairs, tests=len(cells) * (len(cells) - 1) // 2))
 
 
-def _compare_among(cells: Mapping[str, Cell], one: str, other: str) -> Pair:
+def _compare_among(cells: Mapping[str, Cell], one: str, other: str, *, in_one_run: bool) -> Pair:
     """Return the ratio of two cells; where they took no turns, by one of their run with which each of them took turns.
 
     In one process compiled cells take turns with the baseline, one after the other: what slowed the machine meanwhile
     slowed the baseline, too, and its own placement cancels.
     """
-    direct = compare(cells[one], cells[other])
+    direct = compare(cells[one], cells[other], in_one_run=in_one_run)
     if direct.in_turns:
         return direct
     spreads = cells[one].spread, cells[other].spread

@@ -83,8 +83,9 @@ def is_captured(record: Record) -> bool:
 
 
 def is_compiled(record: Record) -> bool:
-    """Return whether a compiler made the code of its calls, which another run compiles again."""
-    return any(each.kind == "compiler" for each in record.recipe or ())
+    """Return whether a compiler made the code of its calls, also the module's own; another run compiles it again."""
+    by_recipe = any(each.kind == "compiler" for each in record.recipe or ())
+    return by_recipe or bool(record.prepare is not None and record.prepare.graphs)
 
 
 def kind_of(device: str, *, captured: bool, pinned: bool, host_share: float) -> str:

@@ -25,7 +25,9 @@ def counts(simulated):
 
 
 def test_asking_again_makes_false_answers_on_rates_hardly_more_frequent(simulated):
-    for rate in simulated.RATES:
+    # Of fewer than three bursts all may be missed: the table shows how often.
+    shown = [rate for rate in simulated.RATES if rate.share <= 0.01 or rate.share * rate.calls / rate.length > 3]
+    for rate in shown:
         counted = simulated.count_rates(rate, 300)
         assert counted.false / counted.runs <= 0.05 + 3 * (0.05 * 0.95 / counted.runs) ** 0.5, rate.name
     assert simulated.count_rates(simulated.Rate("none", 0.0), 10).answers["yes"] == 10

@@ -141,7 +141,7 @@ def test_no_memory_beside_another(tmp_path):
     assert [record.turns.beside for record in records.values()] == [()] * 3
     assert not compare_records(records["baseline"], records["v"]).in_turns
     assert records["v"].notes == (
-        "not all variants were prepared beside each other: another one would need 1.2 GB of the memory of the host, "
+        "not all variants were prepared at the same time: another one would need 1.2 GB of the memory of the host, "
         "and 0.5 GB are free",
     )
 

@@ -78,7 +78,7 @@ def test_other_inputs_are_other_work(tmp_path):
             {"turns": ""},
             "undecided",
             2,
-            "measuring in .* times as many processes would tell",
+            "measuring both in turns or .* times as many runs would tell",
         ),  # two runs tell less than turns
         (1.1, {"turns": ""}, "slower", 1, ""),
         (1.0, {"spread": 0.2}, "undecided", 2, r".* times the windows would tell"),

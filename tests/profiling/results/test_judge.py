@@ -287,7 +287,7 @@ def test_runs_that_differ_more_than_equal_code_teach_by_how_much():
 def test_an_undecided_pair_says_what_would_tell():
     windows = (Windows.of(np.random.default_rng(0).normal(1, 1e-3, 24), session="x"),)
     one, of_another_run = Cell(windows, EQUAL), Cell((Windows.of([1.02] * 24),), EQUAL)
-    assert compare(of_another_run, one).wants().endswith("times as many processes (rounds=), or in turns")
+    assert compare(of_another_run, one).wants() == "measuring both in turns or 2 times as many runs"
     assert compare(one, one).wants() == "measuring in 2 times as many processes (--multirun seed=0,1,2)"
     for taken, wanted in (
         (0.0, "over 10 times the windows (seconds=, metric.latency.max_iterations=)"),
@@ -441,10 +441,22 @@ def test_a_rate_that_is_asked_for_again_needs_more_evidence():
 
 def test_another_run_compiles_again_and_may_choose_other_kernels():
     one, other = (Cell((Windows.of([ms] * 24, session=name),), TIGHT) for name, ms in (("a", 1.0), ("b", 1.06)))
-    assert compare(other, one).answer() == "slower"
+    assert compare_runs(other, one).answer() == "slower"
     compiled = [replace(each, is_compiled=True) for each in (other, one)]
-    assert compare(*compiled).answer() == "undecided"
-    assert compare(replace(compiled[0], placements=cell(1.3).placements), compiled[1]).answer() == "slower"
+    assert compare(*compiled).answer() == "slower", "in one run"
+    assert compare_runs(*compiled).answer() == "undecided"
+    assert compare_runs(replace(compiled[0], placements=cell(1.3).placements), compiled[1]).answer() == "slower"
+
+
+@pytest.mark.parametrize("processes", [1, 50])
+def test_of_two_runs_that_compiled_anew_more_processes_do_not_tell(processes):
+    one, other = (
+        Cell((Windows.of([ms] * 24, session=name),) * processes, TIGHT, is_compiled=True)
+        for name, ms in (("a", 1.0), ("b", 1.06))
+    )
+    pair = compare_runs(other, one)
+    assert pair.answer() == "undecided"
+    assert pair.wants() == "measuring both in turns or 3 times as many runs"
 
 
 def test_what_others_took_explains_a_trend_only_as_a_whole():
