@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiling.compare.cells import (
+    COMPILED_ANEW,
     IN_TURNS,
     PASSED,
     SLOWER,
@@ -87,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--threshold",
         metavar="FRACTION",
         type=float,
-        help=f"largest slowdown with exit code 0 (default: {TWO_RUNS}, which is 5%%; of two revisions {IN_TURNS})",
+        help=f"largest slowdown with exit code 0 (default: {TWO_RUNS}, which is 5%%; {COMPILED_ANEW} if two runs have "
+        f"compiled cells; of two revisions {IN_TURNS})",
     )
     parser.add_argument(
         "--cells", metavar="GLOB", help="only the cells whose <component>.<variant> matches: '*.compile'"

@@ -26,8 +26,9 @@ Verdict = Answer | Literal["not compared"]
 VERDICTS: tuple[Verdict, ...] = ("slower", "undecided", "not compared", "faster", "same")
 #: Exit codes: no cell is slower, one is, undecided for some.
 PASSED, SLOWER, UNDECIDED = 0, 1, InputError.exit_code
-#: Largest slowdown that passes, of two runs (other processes, maybe another day) and where all cells took turns.
-TWO_RUNS, IN_TURNS = 0.05, 0.02
+#: Largest slowdown that passes: of two runs (other processes, maybe another day), of two that each compiled a cell,
+#: which can show no less, and where all cells took turns.
+TWO_RUNS, COMPILED_ANEW, IN_TURNS = 0.05, 0.15, 0.02
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class CellComparison:
     b_ms: float | None = None
     pair: Pair | None = None  # the ratio B / A, above 1 is slower
     other_work: bool = False  # A and B do different work
+    compiled_anew: bool = False  # in each of two runs
     unmatched: bool = False  # A was measured and B has nothing to compare with it: exit code 2
     changes: tuple[Difference, ...] = ()
 
@@ -68,8 +70,10 @@ class CellComparison:
 
 def default_threshold(cells: Iterable[CellComparison]) -> float:
     """Return the largest slowdown that passes, unless the reader sets one."""
-    pairs = [cell.pair for cell in cells if cell.pair is not None and cell.interval is not None]
-    return IN_TURNS if pairs and all(pair.in_turns for pair in pairs) else TWO_RUNS
+    compared = [cell for cell in cells if cell.pair is not None and cell.interval is not None]
+    if compared and all(cell.pair is not None and cell.pair.in_turns for cell in compared):
+        return IN_TURNS
+    return COMPILED_ANEW if any(cell.compiled_anew for cell in compared) else TWO_RUNS
 
 
 def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
@@ -139,7 +143,9 @@ def _matched(cell: CellComparison, one: Record | None, two: Record | None) -> Ce
         others = ["one measurement, in both runs"]
     if pair is None:
         others = ["the records have no windows", *others]
-    return replace(cell, verdict="undecided", reason="; ".join(others), pair=pair, changes=cell_changes(one, two))
+    anew = pair is not None and not pair.in_turns and any(each.is_compiled for each in judged)
+    cell = replace(cell, compiled_anew=anew, changes=cell_changes(one, two))
+    return replace(cell, verdict="undecided", reason="; ".join(others), pair=pair)
 
 
 def different_work(a: Record, b: Record) -> str:

@@ -49,7 +49,7 @@ def cell(variant: str = "baseline", windows_ms: Sequence[float] = (), *, turns: 
         **{"dtype": "float32", "scale": "full", "frames_per_call": 1},
         "memory": Memory(peak_allocated=100 * MIB),
         "parity": PARITY,
-        "prepare": Prepare(seconds=1.0, graphs=1),
+        "prepare": Prepare(seconds=1.0),
     }
     if len(windows_ms):
         windows = tuple(

@@ -15,6 +15,7 @@ from profiling.compare.__main__ import main
 from profiling.report import render
 from profiling.report.table import WIDTH
 from profiling.results.jsonl import RESULTS_FILE
+from profiling.results.measured import Prepare
 
 ROOT = Path(__file__).parents[3]
 WITHOUT = """
@@ -138,14 +139,18 @@ def test_without_an_environment_the_cells_are_compared(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("turns", "options", "limit"),
-    [("x", (), 2), ("", (), 5), ("x", ("--threshold=0.05",), 5), ("x", ("--threshold=0.032",), 3.2)],
+    [
+        *(("x", (), 2), ("", (), 5), ("", (), 15)),
+        *(("x", ("--threshold=0.05",), 5), ("x", ("--threshold=0.032",), 3.2)),
+    ],
 )
 def test_less_is_the_same_where_cells_took_turns(tmp_path, capsys, turns, options, limit):
+    prepared = Prepare(seconds=1.0, graphs=int(limit == 15))  # compiled in each of the two runs
     a, b = (
-        write_run(tmp_path / name, cell(windows_ms=noisy(ms, seed=ord(name)), turns=turns))
-        for name, ms in (("a", 10.0), ("b", 10.3 if turns else 10.1))
+        write_run(tmp_path / name, cell(windows_ms=noisy(ms, seed=ord(name)), turns=turns, prepare=prepared))
+        for name, ms in (("a", 10.0), ("b", 10.3 if turns else 10.2))
     )
-    assert main([str(a), str(b), *options]) == {2: 1, 3.2: 2, 5: 0}[limit]
+    assert main([str(a), str(b), *options]) == {2: 1, 3.2: 2, 5: 0, 15: 0}[limit]
     conclusion = capsys.readouterr().out.splitlines()[0]
     assert f"more than {limit}%" in conclusion
     assert ("(1 of them is slower)" in conclusion) == (limit == 3.2), "the verdict below it says so, too"
