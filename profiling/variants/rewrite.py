@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, ClassVar
 from unittest.mock import patch
 
@@ -99,13 +98,17 @@ def compile_kernels(graph: fx.GraphModule, inputs: Mapping[str, Tensor]) -> None
     """Compile the Triton kernels that a call of `graph` launches, side by side: a call compiles one after the other.
 
     The graph is called on fake tensors, where a launch only compiles. What that cannot reach (an operator without a
-    fake form, a kernel that is tuned or does not compile) is left to the first real call, as all would be without this.
+    fake form, a kernel that is tuned or does not compile, a Triton without this mode) is left to the first real call,
+    as all would be without this.
     """
-    if find_spec("triton") is None or not any(each.is_cuda for each in inputs.values()):
+    if not any(each.is_cuda for each in inputs.values()):
         return
-    from triton.runtime._async_compile import AsyncCompileMode  # pyright: ignore[reportMissingImports]
-    from triton.runtime.autotuner import Autotuner  # pyright: ignore[reportMissingImports]
-    from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingImports]
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode  # pyright: ignore[reportMissingImports]
+        from triton.runtime.autotuner import Autotuner  # pyright: ignore[reportMissingImports]
+        from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        return
 
     launch = JITFunction.run
 
