@@ -20,7 +20,6 @@ from profiling.compare.cells import (
     VERDICTS,
     CellComparison,
     compared_cells,
-    default_threshold,
     exit_code,
     read_run,
 )
@@ -88,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--threshold",
         metavar="FRACTION",
         type=float,
-        help=f"largest slowdown with exit code 0 (default: {TWO_RUNS}, which is 5%%; {COMPILED_ANEW} if two runs have "
-        f"compiled cells; of two revisions {IN_TURNS})",
+        help=f"largest slowdown with exit code 0 (default: {TWO_RUNS}, which is 5%%; {COMPILED_ANEW} of a cell that "
+        f"two runs compiled; of two revisions {IN_TURNS})",
     )
     parser.add_argument(
         "--cells", metavar="GLOB", help="only the cells whose <component>.<variant> matches: '*.compile'"
@@ -156,7 +155,7 @@ def _are_checkouts(options: argparse.Namespace) -> bool:
 def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: str | None = None) -> tuple[Report, int]:
     """Return the report on two runs, compared cell by cell, and the exit code.
 
-    `threshold`: the largest slowdown that passes, by default `default_threshold`; `glob`: only cells like it count. A
+    `threshold`: the largest slowdown that passes, by default each cell's own limit; `glob`: only cells like it count. A
     path that is no run, or has no such cell, raises InputError.
     """
     a, b = (read_run(path, glob) for path in paths)
@@ -171,7 +170,6 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
             lines.append(f"{letter} has no readable {ENVIRONMENT_FILE}: {unknown}.")
     cells = sorted(compared_cells(a, b), key=lambda cell: VERDICTS.index(cell.verdict))
     differences = run_differences(a, b)
-    threshold = default_threshold(cells) if threshold is None else threshold
     if not differences:
         lines.append("The recorded environments and options of the runs do not differ.")
     numbers = Counter(cell.verdict for cell in cells)
@@ -195,9 +193,12 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
     return Report(printable(f"{other} compared with {one}"), heading, sections), exit_code(cells, threshold)
 
 
-def _answer(cells: Sequence[CellComparison], threshold: float) -> str:
-    code, limit = exit_code(cells, threshold), f"{100 * threshold:.4g}%"
-    slower = sum(cell.is_worse(threshold) for cell in cells)
+def _answer(cells: Sequence[CellComparison], threshold: float | None) -> str:
+    code, worse = exit_code(cells, threshold), [cell for cell in cells if cell.is_worse(threshold)]
+    limits = sorted({cell.limit for cell in worse or cells if cell.interval is not None} or {TWO_RUNS})
+    limit = f"{100 * (limits[0] if threshold is None else threshold):.4g}%"
+    if threshold is None and len(limits) > 1:
+        limit = f"its limit ({' or '.join(f'{100 * each:.4g}%' for each in limits)})"
     compared = sum(cell.verdict != "not compared" for cell in cells)
     number, missing = sum(cell.is_open(threshold) for cell in cells), sum(cell.unmatched for cell in cells)
     undecided = f"Undecided for {number} of {count_of(compared, 'cell')} whether B is slower by more than {limit}"
@@ -211,7 +212,7 @@ def _answer(cells: Sequence[CellComparison], threshold: float) -> str:
         answer = f"Nothing was compared: {why}"
     answer = {
         PASSED: f"No cell of B is slower than A by more than {limit}",
-        SLOWER: f"B is slower than A in {count_of(slower, 'cell')}: the estimated slowdown is more than {limit}",
+        SLOWER: f"B is slower than A in {count_of(len(worse), 'cell')}: the estimated slowdown is more than {limit}",
     }.get(code, answer)
     return f"{answer} (exit code {code})."
 

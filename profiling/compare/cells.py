@@ -5,7 +5,7 @@ All cells are judged together: of a hundred equal ones none is called slower by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -57,30 +57,31 @@ class CellComparison:
         """The interval of the ratio, at the level of all cells together once they are judged."""
         return None if self.pair is None else self.pair.interval()
 
-    def is_worse(self, threshold: float) -> bool:
-        """Return whether B is slower by more than the threshold."""
-        return self.pair is not None and self.pair.answer(resolution=threshold) == "slower"
+    @property
+    def limit(self) -> float:
+        """The largest slowdown that passes, unless the reader sets one."""
+        if self.pair is not None and self.pair.in_turns:
+            return IN_TURNS
+        return COMPILED_ANEW if self.compiled_anew else TWO_RUNS
 
-    def is_open(self, threshold: float) -> bool:
-        """Return whether B may be slower by more than the threshold."""
+    def is_worse(self, threshold: float | None = None) -> bool:
+        """Return whether B is slower by more than the threshold; None: the cell's own limit."""
+        limit = self.limit if threshold is None else threshold
+        return self.pair is not None and self.pair.answer(resolution=limit) == "slower"
+
+    def is_open(self, threshold: float | None = None) -> bool:
+        """Return whether B may be slower by more than the threshold; None: the cell's own limit."""
         if self.verdict == "not compared":
             return False
-        return not self.is_worse(threshold) and (self.interval is None or self.interval[1] > 1 + threshold)
+        limit = self.limit if threshold is None else threshold
+        return not self.is_worse(threshold) and (self.interval is None or self.interval[1] > 1 + limit)
 
 
-def default_threshold(cells: Iterable[CellComparison]) -> float:
-    """Return the largest slowdown that passes, unless the reader sets one."""
-    compared = [cell for cell in cells if cell.pair is not None and cell.interval is not None]
-    if compared and all(cell.pair is not None and cell.pair.in_turns for cell in compared):
-        return IN_TURNS
-    return COMPILED_ANEW if any(cell.compiled_anew for cell in compared) else TWO_RUNS
-
-
-def exit_code(cells: Sequence[CellComparison], threshold: float) -> int:
+def exit_code(cells: Sequence[CellComparison], threshold: float | None = None) -> int:
     """Return 1 where a cell is slower by more than the threshold, 2 where that is undecided for some, else 0.
 
-    A cell passes where its whole interval is below 1 + `threshold`. One that is correct in A and missing, wrong or
-    different work in B is undecided.
+    A cell passes where its whole interval is below 1 + `threshold` (None: its own limit). One that is correct in A and
+    missing, wrong or different work in B is undecided.
     """
     if any(cell.is_worse(threshold) for cell in cells):
         return SLOWER

@@ -266,6 +266,7 @@ class Pair:
     high_shift: float = 0.0
     taken: float = 0.0  # the larger mean share of the two that others took
     in_turns: bool = True
+    in_one_run: bool = True
     level: float = 1 - FALSE  # of its interval, and of what it claims; higher among several (`judged`)
     shortest: tuple[Shortest, Shortest] | None = None
 
@@ -326,7 +327,9 @@ class Pair:
         if self.placement > self.noise:
             if self.in_turns:
                 return f"measuring in {often} times as many processes (--multirun seed=0,1,2)"
-            return f"measuring both in turns or {often} times as many runs"
+            if self.in_one_run:
+                return f"measuring in {often} times as many processes (rounds=)"
+            return "measuring both in turns"
         return f"{often} times the windows (seconds=, metric.latency.max_iterations=)"
 
     def times_wanted(self) -> float:
@@ -402,6 +405,7 @@ def compare(one: Cell, other: Cell, *, in_one_run: bool = True) -> Pair:
         high_shift=max(0.0, -found.shorter_other),
         taken=max(one.taken, other.taken),
         in_turns=bool(runs),
+        in_one_run=in_one_run,
     )
     if len(runs) != 1 or len(theirs) != 1 or not pair.taken or pair.high_shift - pair.low_shift < RESOLUTION:
         return pair

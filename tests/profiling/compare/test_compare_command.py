@@ -156,6 +156,20 @@ def test_less_is_the_same_where_cells_took_turns(tmp_path, capsys, turns, option
     assert ("(1 of them is slower)" in conclusion) == (limit == 3.2), "the verdict below it says so, too"
 
 
+def test_the_conclusion_names_the_limits_of_the_cells_that_it_is_about(tmp_path, capsys):
+    prepared = Prepare(seconds=1.0, graphs=1)
+
+    def run(name, seed, ms):
+        compiled = cell("w", noisy(5, seed=seed + 10), turns="", prepare=prepared)
+        return str(write_run(tmp_path / name, cell("v", noisy(ms, seed=seed), turns=""), compiled))
+
+    a, equal, slower = run("a", 1, 10.0), run("b", 2, 10.0), run("c", 3, 11.0)
+    assert main([a, equal]) == 0
+    assert "by more than its limit (5% or 15%)" in capsys.readouterr().out.splitlines()[0]
+    assert main([a, slower]) == 1
+    assert "in 1 cell: the estimated slowdown is more than 5%" in capsys.readouterr().out.splitlines()[0]
+
+
 @pytest.fixture
 def runs(tmp_path):
     return [str(write_run(tmp_path / name, cell(windows_ms=noisy(1, seed=ord(name))))) for name in "ab"]

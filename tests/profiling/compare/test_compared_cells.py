@@ -13,7 +13,7 @@ from planted_runs import WRONG, cell, failed, loop, noisy, write_run
 
 from profiling.compare.cells import compared_cells, different_work, exit_code, read_run
 from profiling.history import read_history
-from profiling.results.measured import Metrics
+from profiling.results.measured import Metrics, Prepare
 from profiling.results.stats import summarize
 
 T = 0.02
@@ -78,7 +78,7 @@ def test_other_inputs_are_other_work(tmp_path):
             {"turns": ""},
             "undecided",
             2,
-            "measuring both in turns or .* times as many runs would tell",
+            "measuring both in turns would tell",
         ),  # two runs tell less than turns
         (1.1, {"turns": ""}, "slower", 1, ""),
         (1.0, {"spread": 0.2}, "undecided", 2, r".* times the windows would tell"),
@@ -110,6 +110,19 @@ def test_a_threshold_decides_which_slowdown_passes(runs, factor, verdict, codes)
     (compared,) = compared_cells(*runs(*pair(factor)))
     assert compared.verdict == verdict
     assert {threshold: exit_code([compared], threshold) for threshold in codes} == codes, compared.interval
+
+
+def test_a_compiled_cell_of_two_runs_does_not_widen_the_limit_of_others(runs):
+    once, other = (noisy(10, seed=seed) for seed in (3, 4))
+    compiled = {"prepare": Prepare(seconds=1.0, graphs=1)}
+    (eager,), (slower,) = pair(1.1, turns="")
+    a = [eager, cell("w", once, turns="", **compiled)]
+    of_eager, of_compiled = compared_cells(*runs(a, [slower, cell("w", other, turns="", **compiled)]))
+    assert (of_eager.limit, of_compiled.limit) == (0.05, 0.15)
+    assert of_eager.is_worse()
+    assert not of_compiled.is_worse()
+    assert exit_code([of_eager, of_compiled]) == 1
+    assert exit_code([of_eager, of_compiled], 0.15) == 0
 
 
 def test_a_run_compared_with_itself_is_the_same_however_noisy(runs):
