@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from profiling.compare.cells import (
@@ -86,7 +87,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--threshold",
         metavar="FRACTION",
-        type=float,
         help=f"largest slowdown with exit code 0 (default: {TWO_RUNS}, which is 5%%; {COMPILED_ANEW} of a cell that "
         f"two runs compiled; of two revisions {IN_TURNS})",
     )
@@ -110,8 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    if options.threshold is not None and not 0 < options.threshold < 1:
-        raise InputError(f"--threshold {options.threshold} must be between 0 and 1; 0.02 is 2%.")
+    threshold = None if options.threshold is None else _fraction(options.threshold)
     check_page_path(options.html)
     folders: tuple[Path, ...] = (Path(options.a), Path(options.b))
     if sweep := next(filter(is_sweep, folders), None):
@@ -126,7 +125,7 @@ def _compare(options: argparse.Namespace) -> int:
             where = f" {error.filename}" if error.filename else ""
             reason = f"cannot write{where}: {error.strerror or error}"
             raise InputError(f"{reason}. Make room, or choose another folder: hydra.run.dir=FOLDER") from None
-    report, code = compare_runs(folders, options.threshold, options.cells)
+    report, code = compare_runs(folders, threshold, options.cells)
     show(options, report)
     return code
 
@@ -150,6 +149,13 @@ def _are_checkouts(options: argparse.Namespace) -> bool:
             "which are then measured."
         )
     return bool(measuring) or not any(path.exists() and not (path / ".git").exists() for path in paths)
+
+
+def _fraction(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < (fraction := float(text)) < 1:
+            return fraction
+    raise InputError(f"--threshold={text} is no number between 0 and 1; 2% is --threshold=0.02.")
 
 
 def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: str | None = None) -> tuple[Report, int]:
@@ -195,10 +201,9 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
 
 def _answer(cells: Sequence[CellComparison], threshold: float | None) -> str:
     code, worse = exit_code(cells, threshold), [cell for cell in cells if cell.is_worse(threshold)]
-    limits = sorted({cell.limit for cell in worse or cells if cell.interval is not None} or {TWO_RUNS})
-    limit = f"{100 * (limits[0] if threshold is None else threshold):.4g}%"
-    if threshold is None and len(limits) > 1:
-        limit = f"its limit ({' or '.join(f'{100 * each:.4g}%' for each in limits)})"
+    limits = sorted({cell.limit(threshold) for cell in worse or cells if cell.interval is not None} or {TWO_RUNS})
+    limit = " or ".join(f"{100 * each:.4g}%" for each in limits)
+    limit = limit if len(limits) == 1 else f"its limit ({limit})"
     compared = sum(cell.verdict != "not compared" for cell in cells)
     number, missing = sum(cell.is_open(threshold) for cell in cells), sum(cell.unmatched for cell in cells)
     undecided = f"Undecided for {number} of {count_of(compared, 'cell')} whether B is slower by more than {limit}"

@@ -57,31 +57,32 @@ class CellComparison:
         """The interval of the ratio, at the level of all cells together once they are judged."""
         return None if self.pair is None else self.pair.interval()
 
-    @property
-    def limit(self) -> float:
-        """The largest slowdown that passes, unless the reader sets one."""
+    def limit(self, threshold: float | None = None) -> float:
+        """Return the largest slowdown that passes: the threshold, or without one what such a cell can show."""
+        if threshold is not None:
+            return threshold
         if self.pair is not None and self.pair.in_turns:
             return IN_TURNS
         return COMPILED_ANEW if self.compiled_anew else TWO_RUNS
 
     def is_worse(self, threshold: float | None = None) -> bool:
-        """Return whether B is slower by more than the threshold; None: the cell's own limit."""
-        limit = self.limit if threshold is None else threshold
-        return self.pair is not None and self.pair.answer(resolution=limit) == "slower"
+        """Return whether B is slower by more than the limit."""
+        return self.pair is not None and self.pair.answer(resolution=self.limit(threshold)) == "slower"
 
     def is_open(self, threshold: float | None = None) -> bool:
-        """Return whether B may be slower by more than the threshold; None: the cell's own limit."""
+        """Return whether B may be slower by more than the limit."""
         if self.verdict == "not compared":
             return False
-        limit = self.limit if threshold is None else threshold
-        return not self.is_worse(threshold) and (self.interval is None or self.interval[1] > 1 + limit)
+        if self.is_worse(threshold):
+            return False
+        return self.interval is None or self.interval[1] > 1 + self.limit(threshold)
 
 
 def exit_code(cells: Sequence[CellComparison], threshold: float | None = None) -> int:
-    """Return 1 where a cell is slower by more than the threshold, 2 where that is undecided for some, else 0.
+    """Return 1 where a cell is slower by more than its limit, 2 where that is undecided for some, else 0.
 
-    A cell passes where its whole interval is below 1 + `threshold` (None: its own limit). One that is correct in A and
-    missing, wrong or different work in B is undecided.
+    A cell passes where its whole interval is below 1 + limit. One that is correct in A and missing, wrong or different
+    work in B is undecided.
     """
     if any(cell.is_worse(threshold) for cell in cells):
         return SLOWER

@@ -104,7 +104,8 @@ def test_runs_without_a_common_cell_say_that_nothing_was_compared(tmp_path, caps
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        *(("a b --threshold 2", "2%"), ("a b --cells nothing.*", "There are: net.baseline")),
+        *(("a b --threshold 2", "2%"), ("a b --threshold 5%", "=5% is no number")),
+        ("a b --cells nothing.*", "There are: net.baseline"),
         ("a b --html nowhere/page.html", "in a folder that exists"),
         ("a b --html folder.html", "a file"),
         ("a b --html b/results.jsonl", "ends in .html"),

@@ -118,7 +118,7 @@ def test_a_compiled_cell_of_two_runs_does_not_widen_the_limit_of_others(runs):
     (eager,), (slower,) = pair(1.1, turns="")
     a = [eager, cell("w", once, turns="", **compiled)]
     of_eager, of_compiled = compared_cells(*runs(a, [slower, cell("w", other, turns="", **compiled)]))
-    assert (of_eager.limit, of_compiled.limit) == (0.05, 0.15)
+    assert (of_eager.limit(), of_compiled.limit()) == (0.05, 0.15)
     assert of_eager.is_worse()
     assert not of_compiled.is_worse()
     assert exit_code([of_eager, of_compiled]) == 1
