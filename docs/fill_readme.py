@@ -112,7 +112,7 @@ def gains() -> Iterator[Gain]:
 
 
 def steps_block() -> str:
-    """Return a table of the speedups by steps that replace kernels, and one of the longest kernels of two networks."""
+    """Return two tables: each network's speedup by steps that replace kernels, and the longest kernels that remain."""
     found = list(gains())
     left = [
         (gain.stepped.component, kernel)

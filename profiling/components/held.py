@@ -258,7 +258,7 @@ def shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:
         if integers and (numbers[1:] >= numbers[:-1]).all():
             return tensor
         return flat[order].view(tensor.shape)
-    except NotImplementedError:
+    except NotImplementedError:  # of a dtype of less than a byte
         return tensor
 
 

@@ -26,8 +26,8 @@ _SUMMARY = attrgetter("summary")
 CELLS_LEGEND = (
     "Times: a call with the wait for the device; in a loop a frame. FPS: frames per call / mean time; in a loop frames "
     "delivered a second. Peak: the most memory that PyTorch holds in calls after the warm-up, with what CUDA graphs "
-    "reserve; on a CPU the resident set. rel. L2: relative L2 distance from an fp32 eager reference. Struck out: "
-    "failed or invalid, and not compared."
+    "reserve; on a CPU the resident memory of the process. rel. L2: relative L2 distance from an fp32 eager reference. "
+    "Struck out: failed or invalid, and not compared."
 )
 _IN_DETAIL = (
     "Device: by CUDA events. Host: until the call returns. rel. L2 allowed: twice that of eager in this dtype, more "

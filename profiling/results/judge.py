@@ -115,10 +115,11 @@ ONE_PROCESS = Spread(0.0, PRIOR_PAIRS)
 #: Of the energy of equal code in two runs: 95% of the ratios are within 5%, by temperature or between two GPUs of one
 #: model.
 ENERGY_SPREAD = Spread(0.018, PRIOR_PAIRS)
-#: What is added to the spread of a cell that took no turns with the other: temperature, in another run also host and
-#: GPU, and of compiled code other kernels. Compiled and captured, an audio decoder took 2.60 and 2.76 ms in two runs of
-#: one revision, on two GPUs of one host, a world model 2.06 and 2.13 ms; a captured loop without a compiler 23.60 and
-#: 23.56 ms on two hosts. If compilations differ by 3.5% in truth, 8% of equal pairs are called different.
+#: Standard deviations that are added for a cell that took no turns with the other. The first is of another temperature,
+#: host and GPU; the second is of code that another run compiles, which may choose other kernels. Compiled and captured,
+#: an audio decoder took 2.60 and 2.76 ms in two runs of one revision, on two GPUs of one host, a world model 2.06 and
+#: 2.13 ms; a captured loop without a compiler 23.60 and 23.56 ms on two hosts. If compilations differ by 3.5% in truth,
+#: 8% of equal pairs are called different.
 BETWEEN_RUNS, COMPILED_AGAIN = 0.006, 0.024
 #: Degrees of freedom of these two numbers: as many differences taught them.
 BETWEEN_FREEDOM = 5.0
@@ -478,7 +479,7 @@ def _run_in_turns(ones: Sequence[Windows], others: Sequence[Windows], one: Sprea
 def _run_alone(placements: Sequence[Windows], spread: Spread, between: float) -> _Run:
     known = [(*_trimmed(np.log(each.ms)), _removed(each.taken)) for each in placements]
     logs, noises, freedoms, removed = zip(*known, strict=True)
-    # More placements of a run are on the same host, with the same clocks and the same compiled code.
+    # The processes of a run share host, clocks and compiled code: more of them do not reduce this part.
     total = _total((_shared(spread, len(known)), Spread(between, BETWEEN_FREEDOM)), alike=False)
     noise = sum(noises) / len(known) ** 2
     return _Run(float(np.mean(logs)), noise, min(freedoms), total, float(np.mean(removed)))

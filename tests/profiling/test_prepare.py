@@ -219,7 +219,7 @@ def in_a_closure():
 
 @pytest.mark.parametrize("scale", [in_a_global, in_a_closure()], ids=["global", "closure"])
 def test_a_step_that_repeats_a_number_outside_of_the_module_is_refused(scale):
-    """It counts calls in a global variable, or in that of a closure: no walk of its attributes finds either."""
+    """The step's counter is a global variable or one of a closure, which its attributes do not lead to."""
     module = Planted(lambda self, x: self.layer(x) * self.scale(), layer=nn.Linear(4, 4), scale=scale)
     with pytest.raises(WrongOutputError, match="the prepared step is refused: "):
         profiling.prepare(module, {"x": torch.ones(2, 4)}, Repeats())

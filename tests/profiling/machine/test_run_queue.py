@@ -1,4 +1,4 @@
-"""Run-queue waits and stolen CPU time, planted and of a rival process; pinning, which psutil and the kernel confirm."""
+"""Run-queue waits and stolen CPU time: from prepared files, and of a rival process. Pinning: as psutil sees it."""
 
 import json
 import os

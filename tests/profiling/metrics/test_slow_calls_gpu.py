@@ -57,7 +57,7 @@ def test_a_step_without_faults_has_no_cause_of_its_own() -> None:
 
 
 def test_cold_is_slower_than_hot_where_the_weights_fit_in_the_cache():
-    """Hot and cold samples take turns, so that whatever else the GPU does falls on both."""
+    """Calls with a hot and a cold cache alternate, so that other work on the GPU slows both alike."""
     matrices = torch.randn(4, 2048, 2048, device=DEVICE, dtype=torch.bfloat16)  # 32 MiB of a last-level cache of 50
     vector = torch.randn(2048, 1, device=DEVICE, dtype=torch.bfloat16)
     output = torch.empty(2048, 1, device=DEVICE, dtype=torch.bfloat16)

@@ -473,7 +473,7 @@ def test_one_measurement_in_two_runs_is_certain_and_another_is_not():
 
 
 def test_turns_go_on_while_a_comparison_with_the_baseline_alone_may_be_decided():
-    """Of three cells the second leads, and the third is far behind it; only the third and the baseline are near."""
+    """The second cell is twice as fast as both others; only the ratio of the third to the baseline is undecided."""
     cells = [cell(2.0, n=6, seed=1), cell(1.0, n=6, seed=2), cell(2.04, n=6, seed=3)]
     noisy = [*cells[:2], cell(2.04, n=6, seed=4, noise=0.02)]
     assert (is_settled(cells, 0.999), is_settled(noisy, 0.999)) == (True, False)
