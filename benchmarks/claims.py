@@ -118,12 +118,11 @@ def serve(link: Connection, device_name: str, kind: str, links: int, seconds: fl
                 torch.cuda.synchronize()
             return clock.sample(step)
 
-        warmed = warm_up(sample, snapshot, SamplingLimits(warmup_max_seconds=0.5), time.perf_counter)
-        call_s = warmed.seconds / warmed.iterations
+        warm_up(sample, snapshot, SamplingLimits(warmup_max_seconds=0.5), time.perf_counter)
         link.send_bytes(
             msgspec.json.encode(
                 Ready(
-                    **{"call_s": call_s, "min_iterations": 50, "max_iterations": 100_000},
+                    **{"min_iterations": 50, "max_iterations": 100_000},
                     **{"max_seconds": seconds, "used": {}, "free": {}, "pinned": monitor.pins},
                 )
             )
@@ -131,7 +130,7 @@ def serve(link: Connection, device_name: str, kind: str, links: int, seconds: fl
         while request := link.recv_bytes():
             turn = msgspec.json.decode(request, type=Turn)
             with monitor.on_own_cores():
-                rewarm(sample, turn, call_s)
+                rewarm(sample, time.perf_counter)
                 with monitor.window() as samples:
                     samples += collect_window(sample, turn, time.perf_counter)
             link.send_bytes(msgspec.json.encode(monitor.windows[-1]))

@@ -41,11 +41,11 @@ from profiling.errors import reason_of
 from profiling.graphs import CudaGraphed
 from profiling.machine.spreads import Spreads
 from profiling.metrics.clocks import CacheFlush, clock_of
-from profiling.metrics.sampling import Ready, SamplingLimits, Turn, WindowSamples, collect
+from profiling.metrics.sampling import SHORTEST, Ready, SamplingLimits, Turn, WindowSamples, collect
 from profiling.report.table import Column, Table, markdown
 from profiling.results.judge import ONE_PROCESS, Cell, Pair, Windows, compare
 from profiling.results.measured import Spread
-from profiling.run.turns import Placement, take_turns
+from profiling.run.turns import LONGEST, Placement, take_turns
 from profiling.trace.device_work import device_work
 
 Call = Callable[[], object]
@@ -186,16 +186,17 @@ class Rows:
 def _resident(name: str, measure: Measure, *, host: bool) -> Placement:
     """Return a side of a row as a cell that waits for its turns; a window is one number, the median of its calls.
 
-    Where the `host` sets the time, windows have the shortest length, since its speed may change within seconds.
+    Windows hold twelve calls; where the `host` sets the time they are short, since its speed may change within seconds.
     """
 
     def window(turn: Turn) -> WindowSamples:
         start = time.perf_counter()
-        return WindowSamples(start_s=start, wall_ms=(measure(turn.seconds),))
+        return WindowSamples(start_s=start, wall_ms=(measure(seconds),))
 
     call_s = measure(0.05) / 1e3  # also warms up
+    seconds = SHORTEST if host else min(LONGEST, max(SHORTEST, 12 * call_s))
     limits = {"min_iterations": LEAST, "max_iterations": MOST, "max_seconds": SECONDS}
-    ready = Ready(call_s=0.0 if host else call_s, used={}, free={}, **limits)
+    ready = Ready(used={}, free={}, **limits)
     return Placement(name, ready, window)
 
 

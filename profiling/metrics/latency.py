@@ -59,11 +59,10 @@ class Latency(SamplingLimits, Metric):
         whole = component.place.calls  # a window is whole trajectories
         with no_garbage_collection(), closing(CallMonitor(component.device)) as calls:
             monitor = TimedWindowMonitor(component.device, calls)
-            with span("warm-up"):
-                warmup = warm_up(sample, snapshot, self, perf_counter)
-            with span("timing"):
-                stopped_by = self._in_turns(sample, subject, warmup, monitor)
-                if not monitor.windows:
+            stopped_by, warmup = self._in_turns(sample, subject, monitor)
+            if warmup is None:
+                warmup = self._warm_up(sample)
+                with span("timing"):
                     component.reset()
                     observed = monitor.observed(sample)
                     with monitor.on_own_cores(), monitor.window() as samples:
@@ -82,15 +81,21 @@ class Latency(SamplingLimits, Metric):
         }
         return Measured(sections, None if invalid is None else ("invalid", f"inside the timed window: {invalid}"))
 
+    def _warm_up(self, sample: Callable[[], Sample]) -> Warmup:
+        with span("warm-up"):
+            return warm_up(sample, snapshot, self, perf_counter)
+
     def _in_turns(
-        self, sample: Callable[[], Sample], subject: Subject, warmup: Warmup, monitor: TimedWindowMonitor
-    ) -> StoppedBy | None:
-        """Time the windows that this cell is given, and return what ended them; none where it is measured alone."""
+        self, sample: Callable[[], Sample], subject: Subject, monitor: TimedWindowMonitor
+    ) -> tuple[StoppedBy | None, Warmup | None]:
+        """Time the windows that this cell is given; return what ended them, and the warm-up before the first.
+
+        Not earlier: while cells are prepared side by side, times do not settle, and calls of one delay the others.
+        """
         if subject.take_turns is None:
-            return None
+            return None, None
         used, free = used_and_free(monitor.device)
         ready = Ready(
-            call_s=warmup.seconds / warmup.iterations,
             min_iterations=self.min_iterations,
             max_iterations=self.max_iterations,
             max_seconds=self.max_seconds,
@@ -99,16 +104,21 @@ class Latency(SamplingLimits, Metric):
             pinned=monitor.pins,
         )
         observed, component = monitor.observed(sample), subject.component
+        warmup: Warmup | None = None
 
         def window(turn: Turn) -> WindowSamples:
+            nonlocal warmup
             with monitor.on_own_cores():
-                rewarm(sample, turn, ready.call_s)
+                if warmup is None:
+                    warmup = self._warm_up(sample)
+                else:
+                    rewarm(sample, perf_counter)
                 component.reset()
-                with monitor.window() as samples:
+                with span("timing"), monitor.window() as samples:
                     samples += collect_window(observed, turn, perf_counter, component.place.calls)
             return monitor.windows[-1]
 
-        return subject.take_turns(ready, window)
+        return subject.take_turns(ready, window), warmup
 
     def _sampler(self, subject: Subject) -> Callable[[], Sample]:
         device, step = subject.component.device, subject.step

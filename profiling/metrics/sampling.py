@@ -119,6 +119,10 @@ def warm_up(
         before = current if quiet else None
 
 
+#: Fewest seconds and calls of a window, unless its limits are below them.
+SHORTEST, WINDOW_CALLS = 0.1, 8
+
+
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """What a cell that waits is told: time one window of at most `seconds` and `calls`, or, without them, go on."""
 
@@ -128,7 +132,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell that is prepared: memory in bytes by kind (device, host), the mean time of a call, and its limits.
+    """A cell that is prepared: memory in bytes by kind (device, host), and its limits.
 
     One that takes no windows waits until it is alone, and is then measured at once: a loop, for example.
     """
@@ -136,7 +140,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     used: dict[str, int]  # by this process, at its peak
     free: dict[str, int]  # now, for any process
     takes_windows: bool = True
-    call_s: float = 0.0
     min_iterations: int = 0
     max_iterations: int = 0
     max_seconds: float = 0.0
@@ -158,22 +161,28 @@ class WindowSamples(msgspec.Struct, frozen=True, kw_only=True):
 #: ended the turns. A cell whose function was never called times itself alone.
 TakeTurns = Callable[[Ready, Callable[[Turn], WindowSamples]], StoppedBy | None]
 
-#: Untimed calls before a window, as a share of its length, since other cells have used the caches meanwhile.
-REWARM_SHARE = 0.1
+#: Seconds of untimed calls before a window, since other cells have used the caches meanwhile.
+REWARM = 0.01
 
 
-def rewarm(sample: Callable[[], Sample], turn: Turn, call_s: float) -> None:
-    """Make the untimed calls before a window; `call_s` is the expected time of a call in seconds."""
-    for _ in range(int(REWARM_SHARE * turn.seconds / call_s)):
+def rewarm(sample: Callable[[], Sample], now: Callable[[], float]) -> None:
+    """Make the untimed calls before a window, at least one."""
+    start = now()
+    sample()
+    while now() - start < REWARM:
         sample()
 
 
 def collect_window(sample: Callable[[], Sample], turn: Turn, now: Callable[[], float], whole: int = 1) -> list[Sample]:
     """Return the samples of one window: a multiple of `whole`, the calls of a trajectory."""
     start, samples = now(), list[Sample]()
-    while len(samples) % whole or not samples or (len(samples) < turn.calls and now() - start < turn.seconds):
+    while True:
         samples.append(sample())
-    return samples
+        if len(samples) % whole:
+            continue
+        seconds, calls = now() - start, len(samples)
+        if seconds >= turn.seconds or calls >= turn.calls or (seconds >= SHORTEST and calls >= WINDOW_CALLS):
+            return samples
 
 
 #: Calls of a trajectory differ where that is more than this share: less needs no sentence.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Self
 
 from profiling.run.cell_records import LiveCell
@@ -189,8 +190,10 @@ class CellsInTurns:
         cell.anew()
         cell.records.total += 1
 
-    def time(self, cells: Sequence[LiveCell], seconds: float | None, *, with_controls: bool = True) -> None:
-        """Time cells in turns until every comparison between them is decided, or for `seconds` at most."""
+    def time(
+        self, cells: Sequence[LiveCell], seconds: float | None, most_turns: float = inf, *, with_controls: bool = True
+    ) -> None:
+        """Time cells in turns until every comparison between them is decided, or a limit is met."""
         cells = [each for each in cells if each.waiting_in.ready.takes_windows]
         if not cells:
             return
@@ -200,7 +203,8 @@ class CellsInTurns:
         records.progress.begin(f"{cells[0].job.row} · {which}", 0, 0)
         records.progress.phase("turns")
         again, placements = self._again if with_controls else None, [each.waiting_in for each in cells]
-        take_turns(placements, seconds, settings.seed, self._now, again, records.spreads, settings.late_share)
+        spreads, late = records.spreads, settings.late_share
+        take_turns(placements, seconds, settings.seed, self._now, again, spreads, late, most_turns)
 
     def _again(self, placement: Placement) -> Placement | None:
         """Return the control of a cell that waits, which is only timed; None where there is none."""

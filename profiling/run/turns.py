@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import inf
 from statistics import median
 
 import numpy as np
@@ -38,10 +39,8 @@ from profiling.results.measured import LATE, LEAST_VALUES, Control, Spread, Turn
 from profiling.results.stats import rates_of_calls
 from profiling.results.verdicts import kind_of
 
-#: Shortest and longest window, in seconds; between them it has room for `WINDOW_CALLS` calls, a few more than the 10 of
-#: each window with which the first look has the 60 samples that a cell wants.
-SHORTEST, LONGEST = 0.1, 0.5
-WINDOW_CALLS = 12
+#: Longest window, in seconds.
+LONGEST = 0.5
 #: Fewest windows that the limits of a cell leave room for, and those over which the samples of a fast cell are spread.
 LEAST, SPREAD = 8, 20
 #: Blocks after which controls are prepared. A cell near the best one has a control, too: within 3%, or within so many
@@ -51,6 +50,8 @@ CONTROL_AFTER, NEAR, NEAR_SPREADS = 2, 0.03, 3.0
 ENOUGH, MOST_BUDGETS = LEAST_VALUES + CONTROL_AFTER, 3.0
 #: Share of the budget (0 to 1) that may be spent beyond it on calls that tell whether the best cell holds a rate.
 RATES_SHARE = 0.1
+#: Times that further calls are made for that; each look may be wrong.
+RATE_LOOKS = 2
 #: A further cell is prepared beside others where this many times the memory of the largest of them is free.
 MEMORY_MARGIN = 1.2
 
@@ -156,9 +157,8 @@ class Placement:
 
 
 def window_of(ready: Ready) -> Turn:
-    """Return the turn for one window of a cell, by the time of its calls and its limits."""
-    seconds = min(LONGEST, max(SHORTEST, WINDOW_CALLS * ready.call_s), ready.max_seconds / LEAST)
-    return Turn(seconds=seconds, calls=max(1, ready.max_iterations // SPREAD))
+    """Return the turn for one window of a cell, by its limits."""
+    return Turn(seconds=min(LONGEST, ready.max_seconds / LEAST), calls=max(1, ready.max_iterations // SPREAD))
 
 
 #: Places a cell a second time, as its control; returns None if memory does not suffice, or if that fails.
@@ -173,13 +173,15 @@ def take_turns(
     again: Again | None = None,
     spreads: Spreads | None = None,
     late: float = LATE,
+    most_turns: float = inf,
 ) -> None:
-    """Give the cells windows until they can be compared, or `seconds` are spent; the baseline is the first cell.
+    """Give the cells windows until they can be compared, or a limit is met; the baseline is the first cell.
 
-    Without `seconds`, the cells may take as long as their own limits would allow them one after the other; with 0
-    seconds they have one window each, which says what a cell takes and decides nothing. Preparing
-    controls by `again` does not count. `spreads` holds the learned spreads of the device and is extended. `late` is
-    the share of calls that may be late where a rate is held. A cell whose process ends costs its own windows only.
+    The limits are `seconds` and `most_turns`. Without `seconds`, the cells may take as long as their own limits would
+    allow them one after the other; with 0 seconds they have one window each, which says what a cell takes and decides
+    nothing. Preparing controls by `again` does not count. `spreads` holds the learned spreads of the device and is
+    extended. `late` is the share of calls that may be late where a rate is held. A cell whose process ends costs its
+    own windows only.
     """
     start = next((each.start for each in placements if each.start is not None), None) or Start()
     for each in placements:
@@ -207,7 +209,9 @@ def take_turns(
         if again is not None and turn - first == CONTROL_AFTER and len(alive) > 1:
             order += _add_controls(alive, again, spreads)
         stopped_by = _stopped_by(alive, first, turn - first, budget, spent, spreads, late) if alive else None
-    if stopped_by in ("decided", "time") and alive:
+        if stopped_by is None and turn - first >= most_turns:
+            stopped_by = "time"
+    if stopped_by in ("decided", "time") and alive and turn - first < most_turns:
         fastest = alive[int(rank({str(n): each.cell(ONE_PROCESS) for n, each in enumerate(alive)}).leader)]
         turn = _settle_rates(fastest, turn, max(budget - spent, RATES_SHARE * budget), late, now)
     start.turns = turn
@@ -253,10 +257,10 @@ def _stopped_by(
 def _settle_rates(leader: Placement, turn: int, seconds: float, late: float, now: Callable[[], float]) -> int:
     """Let the best cell alone make the calls that tell if it holds a frame rate, where `seconds` suffice for them.
 
-    It is looked at no more often than the looks at a comparison: each may be wrong. Return the number of the next turn.
+    Return the number of the next turn.
     """
     began = now()
-    for _ in range(len(LOOKS) - 1):
+    for _ in range(RATE_LOOKS):
         wanted, calls = _wanted_calls(leader, late), leader.samples()
         left = min(leader.ready.max_iterations, (seconds - (now() - began)) * 1e3 / leader.median_ms)
         if not 0 < wanted <= left:

@@ -31,7 +31,7 @@ from profiling.run.job import Job, as_recipe
 from profiling.run.process import Isolated
 from profiling.run.rounds import with_speedup
 from profiling.run.runner import Run
-from profiling.run.turns import take_turns, window_of
+from profiling.run.turns import take_turns
 from profiling.tune.devices import SEARCHING, OtherSearches
 from profiling.tune.space import Chosen, Space
 
@@ -383,9 +383,8 @@ class Search:
         self._note_spent()
         cells = [self._alive[each] for each in recipes]
         if len(cells) > 1:
-            seconds = blocks * sum(window_of(each.waiting_in.ready).seconds for each in cells)
-            left = max(0.0, min(seconds, self.left - self._ending * len(self._alive)))
-            self._turns.time(cells, left, with_controls=with_controls)
+            left = max(0.0, self.left - self._ending * len(self._alive))
+            self._turns.time(cells, left, blocks, with_controls=with_controls)
         self._finish([chosen for chosen, each in self._alive.items() if each.waiting_in.has_ended])
 
     def _finish(self, recipes: Sequence[Chosen], note: str = "") -> None:

@@ -47,7 +47,7 @@ def some():
 def end():
     send(event="end", status="ok")
 
-READY = dict(call_s=0.01, min_iterations=1, max_iterations=9, max_seconds=9.0, used={}, free={})
+READY = dict(min_iterations=1, max_iterations=9, max_seconds=9.0, used={}, free={})
 """
 
 

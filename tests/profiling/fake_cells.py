@@ -9,7 +9,7 @@ from typing import Any
 from make_job import SETTINGS, make_config, make_job
 from make_record import record
 
-from profiling.metrics.sampling import Ready, WindowSamples, summaries
+from profiling.metrics.sampling import Ready, Sample, Turn, WindowSamples, collect_window, summaries
 from profiling.results.environment import Environment
 from profiling.results.jsonl import read_records
 from profiling.results.measured import LatencyConditions, Metrics, Parity, Prepare
@@ -23,6 +23,9 @@ from profiling.run.process import Isolated
 from profiling.run.task import Probe
 
 GB = 10**9
+
+#: A window of a cell that takes no turns.
+ALONE = Turn(seconds=1.0, calls=100)
 
 
 @dataclass
@@ -66,9 +69,7 @@ class FakeCells(Isolated):
             return ProcessEnd()
         variant = name.partition(".")[2]
         self.log.append((variant, "alone"))
-        on_event(
-            Sections(encode_sections(parameters=1, metrics=self.measured([self.window(self.plans[variant], 1.0, 100)])))
-        )
+        on_event(Sections(encode_sections(parameters=1, metrics=self.measured([self.window(self.plans[variant])]))))
         on_event(End("ok"))
         return ProcessEnd()
 
@@ -102,30 +103,34 @@ class FakeCells(Isolated):
             limits = {"min_iterations": 20, "max_iterations": 2000, "max_seconds": 10.0}
             free = int(self.memory - sum(self.held.values()))
             used = {"host": plan.used}
-            ready = Ready(call_s=plan.call_ms / 1e3, used=used, free={"host": free}, **{**limits, **plan.limits})
+            ready = Ready(used=used, free={"host": free}, **{**limits, **plan.limits})
             turn = yield Waiting(ready=ready)
             while turn.seconds > 0:
                 if (ended := step(len(windows) + 1)) is not None:
                     return ended
-                windows.append(self.window(plan, turn.seconds, turn.calls))
+                windows.append(self.window(plan, turn))
                 turn = yield Waiting(window=windows[-1])
             if (ended := step("finish")) is not None:
                 return ended
-            windows = windows or [self.window(plan, 1.0, 100)]
+            windows = windows or [self.window(plan)]
             on_event(Sections(encode_sections(metrics=self.measured(windows))))
             on_event(End("failed", f"parity: relative L2 error {plan.rel_l2:.2g}") if wrong else End("ok"))
             return ProcessEnd()
         finally:
             self.held.pop(name, None)
 
-    def window(self, plan, seconds, calls):
+    def window(self, plan, turn=ALONE):
         """Return the samples of a window, whose time passes."""
-        start, samples = self.seconds, []
-        while not samples or (len(samples) < calls and self.seconds - start < seconds):
+        start = self.seconds
+
+        def sample():
             drifted = plan.call_ms * (1 + plan.drift * self.seconds / 60) / (1 - plan.lost(start))
-            samples.append(drifted * (1 + plan.noise * abs(self.rng.gauss(0, 1))))
-            self.seconds += samples[-1] / 1e3
-        return WindowSamples(start_s=start, wall_ms=tuple(samples), cpu_lost_share=plan.lost(start))
+            taken = Sample(drifted * (1 + plan.noise * abs(self.rng.gauss(0, 1))))
+            self.seconds += taken.wall / 1e3
+            return taken
+
+        wall_ms = tuple(each.wall for each in collect_window(sample, turn, lambda: self.seconds))
+        return WindowSamples(start_s=start, wall_ms=wall_ms, cpu_lost_share=plan.lost(start))
 
     def measured(self, windows):
         """Return the metrics that a cell sends."""

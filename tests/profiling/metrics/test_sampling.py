@@ -92,7 +92,11 @@ def test_no_loop_can_have_more_iterations_than_its_most():
 
 @pytest.mark.parametrize(
     ("turn", "count"),
-    [(Turn(seconds=0.1, calls=50), 10), (Turn(seconds=0.1, calls=4), 4), (Turn(seconds=1e-3, calls=9), 1)],
+    [
+        (Turn(seconds=0.5, calls=50), 10),
+        (Turn(seconds=0.5, calls=4), 4),
+        (Turn(seconds=1e-3, calls=9), 1),
+    ],
 )
 def test_a_window_ends_with_its_time_or_its_calls_and_has_at_least_one(turn, count):
     clock = FakeClock(itertools.repeat(10.0))
@@ -100,12 +104,18 @@ def test_a_window_ends_with_its_time_or_its_calls_and_has_at_least_one(turn, cou
     assert len(collect_window(clock.take, turn, clock.now)) == pytest.approx(count, abs=1)
 
 
-def test_a_tenth_of_a_window_is_spent_on_untimed_calls_before_it():
-    clock = FakeClock(itertools.repeat(1.0))
-    rewarm(clock.take, Turn(seconds=0.1, calls=5), call_s=1e-3)
-    assert clock.seconds == pytest.approx(0.01)
-    rewarm(clock.take, Turn(seconds=0.1, calls=5), call_s=0.02)
-    assert clock.seconds == pytest.approx(0.01), "a call is longer than a tenth of the window"
+@pytest.mark.parametrize(("call_ms", "whole", "count"), [(0.1, 1, 1000), (30.0, 1, 8), (30.0, 6, 12), (90.0, 1, 6)])
+def test_a_window_lasts_as_long_as_its_least_time_and_calls_and_no_longer_than_its_most(call_ms, whole, count):
+    clock = FakeClock(itertools.repeat(call_ms))
+    samples = collect_window(clock.take, Turn(seconds=0.5, calls=10**6), clock.now, whole)
+    assert len(samples) == pytest.approx(count, rel=0.01)
+
+
+@pytest.mark.parametrize(("call_ms", "calls"), [(1.0, 10), (20.0, 1)])
+def test_untimed_calls_are_made_before_a_window(call_ms, calls):
+    clock = FakeClock(itertools.repeat(call_ms))
+    rewarm(clock.take, clock.now)
+    assert clock.seconds == pytest.approx(calls * call_ms / 1e3)
 
 
 def test_the_summary_of_windows_holds_all_samples_and_an_interval_with_their_drift():

@@ -22,7 +22,7 @@ from profiling.run.worker import _with_own_memory
 
 CPU = torch.device("cpu")
 JOB = make_job()
-LIMITS = {"call_s": 0.1, "min_iterations": 1, "max_iterations": 2, "max_seconds": 1.0, "free": {}}
+LIMITS = {"min_iterations": 1, "max_iterations": 2, "max_seconds": 1.0, "free": {}}
 
 
 def test_the_memory_of_a_cell_is_without_what_its_process_held_before():

@@ -47,7 +47,7 @@ class Processes(Isolated):
         try:
             limits = {"min_iterations": 1, "max_iterations": 9, "max_seconds": 1.0}
             free = {"device": self.memory - self.alive * GB}
-            yield Waiting(ready=Ready(call_s=0.1, used={"device": GB}, free=free, **limits))
+            yield Waiting(ready=Ready(used={"device": GB}, free=free, **limits))
         finally:
             self.alive -= 1
 

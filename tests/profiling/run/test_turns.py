@@ -13,7 +13,7 @@ from profiling.results.judge import DEFAULT_SPREADS, FEWEST, LOOKS
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.verdicts import answer_on, compare_records, holds_rate, spread_of
 from profiling.run import in_turns, runner
-from profiling.run.turns import CONTROL_AFTER, LONGEST, SHORTEST, Placement, take_turns, window_of
+from profiling.run.turns import CONTROL_AFTER, LONGEST, Placement, take_turns, window_of
 
 LIMITS = {"min_iterations": 20, "max_iterations": 2000, "max_seconds": 10.0}
 
@@ -112,12 +112,16 @@ def test_turns_with_the_next_cell_have_limits_of_their_own():
     assert baseline.samples() == 4000
 
 
-def test_a_window_has_room_for_its_calls_within_bounds_and_a_short_budget_for_an_interval():
-    def seconds(call_s, **limits):
-        return window_of(Ready(call_s=call_s, used={}, free={}, **(LIMITS | limits))).seconds
+def test_a_short_budget_has_room_for_an_interval():
+    ready = Ready(used={}, free={}, **(LIMITS | {"max_seconds": 0.3}))
+    assert LEAST_VALUES * window_of(ready).seconds <= 0.3
 
-    assert [seconds(call_s) for call_s in (1e-5, 0.02, 3.0)] == [SHORTEST, 0.24, LONGEST]
-    assert LEAST_VALUES * seconds(1.0, max_seconds=0.3) <= 0.3
+
+def test_turns_end_after_so_many_blocks():
+    cells = FakeCells({name: Plan(noise=0.5) for name in "ab"})
+    waiting = placements(cells)
+    take_turns(waiting, 1000.0, seed=1, now=lambda: cells.seconds, most_turns=3)
+    assert [(len(each.windows), each.stopped_by) for each in waiting] == [(3, "time"), (3, "time")]
 
 
 def test_a_run_prepares_all_variants_then_gives_turns_then_lets_each_finish(tmp_path):
