@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from profiling.components.agreement import FLOOR, JudgedLeaf, Rules, Verdict, check, check_log
-from profiling.components.outputs import OutputLog, Outputs, Path, mismatch, readable
+from profiling.components.outputs import OutputLog, Outputs, Path, mismatch, numbers_of, readable
 from profiling.components.reference import Reference
 from profiling.errors import check_number
 from profiling.metrics.metric import Measured, Metric, Subject
@@ -136,11 +136,12 @@ def similarity(kind: str | None, outputs: Outputs, reference: Outputs) -> dict[s
     """
     ratios, cosines = [], []
     for path, leaf in reference.items():
-        expected, actual = leaf.numbers, outputs[path].numbers
-        if not _is_output(path) or expected is None or actual is None or leaf.kind == "complex" or not actual.numel():
+        output = outputs[path]
+        if not _is_output(path) or leaf.numbers is None or output.numbers is None or leaf.kind == "complex":
             continue
-        if kind is None and leaf.kind != "floating":
+        if not output.numbers.numel() or (kind is None and leaf.kind != "floating"):
             continue
+        actual, expected = numbers_of(output, leaf)
         wide, other = expected.double(), actual.double()
         noise, energy = float((other - wide).square().mean()), float(wide.square().mean())
         signal = float((wide.max() - wide.min()).square()) if kind == "image" else energy

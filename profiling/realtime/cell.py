@@ -38,7 +38,7 @@ from profiling.results.measured import Parity
 from profiling.roofline.section import frame_roofline
 from profiling.run.cell import Cell, measured_by, metrics_of
 from profiling.trace.analysis import Traces, analyze_host_trace, analyze_trace
-from profiling.trace.events import read_events, timeline
+from profiling.trace.events import Timeline, read_events, timeline
 from profiling.trace.profiler import synchronize
 from profiling.variants.recipe import Recipe
 from profiling.variants.variant import Step, Variant
@@ -92,7 +92,7 @@ class RealtimeCell(Cell):
             check()
             for drift, frames in eager:
                 self._check_drift(drift, pipeline, frames)
-            self.wait_until_alone()
+            self.wait()
             pipeline.reset()
             first_ms = _first_frame_ms(pipeline)
             self._measure_idle_power(torch.device(settings.device))
@@ -250,8 +250,10 @@ class RealtimeCell(Cell):
         calls = {name: (stage.repeat, 1 / stage.every) for name, stage in self._plan.graph.stages.items()}
         medians = {name: median(stage_ms(series, name)) for name in stage_names(series)}
 
-        def analyse(stage: str) -> TraceAnalysis | None:
-            return self.passes(sides.components[stage], steps[stage]).analyze_kernels()
+        def analyse(stage: str) -> tuple[Timeline | None, TraceAnalysis | None]:
+            passes = self.passes(sides.components[stage], steps[stage])
+            trace = passes.trace_kernels()
+            return trace, passes.analyze_kernels(trace)
 
         with self.phase("roofline"), self.best_effort("the roofline"):
             if (ceilings := self.ceilings()) is not None:

@@ -25,6 +25,7 @@ from profiling.roofline.work import memory_and_compute_ms, work_of
 from profiling.trace.analysis import kernel_classes, kernels_by_name, operators_by_name
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.device_work import profiled, summarize
+from profiling.trace.events import Timeline
 from profiling.trace.kernel_classes import class_of
 from profiling.variants.variant import Step
 
@@ -43,19 +44,20 @@ def call_roofline(
     wall_ms: float | None,
     *,
     fused: bool,
+    trace: Timeline | None = None,
     traced: TraceAnalysis | None = None,
 ) -> Roofline:
     """Return the section for the step `run` of `component`; `wall_ms` is its median wall time, None if not timed.
 
-    `fused` is true if a compiler replaced the module's operators. `traced` is the analysis of a trace of the step on a
-    GPU, without which the rates of its kernels are not known. Must be called after the timing: it calls the module
-    once, and profiles a few calls of the step.
+    `fused` is true if a compiler replaced the module's operators. `trace` is one of the step on a GPU, and `traced` its
+    analysis, without which the rates of its kernels are not known. Must be called after the timing: it calls the module
+    once, and without a trace profiles a few calls of the step.
     """
     work = work_of(component)
     memory_ms, compute_ms = memory_and_compute_ms(work, ceilings)
     on_gpu = component.device.type == "cuda"
     multiprocessors = torch.cuda.get_device_properties(component.device).multi_processor_count if on_gpu else None
-    trace = profiled(run, _CALLS, cuda=on_gpu)
+    trace = profiled(run, _CALLS, cuda=on_gpu) if trace is None else trace
     if not on_gpu:
         kernels = operators_by_name(trace)
     elif traced is not None:
@@ -119,13 +121,13 @@ def frame_roofline(
     fused: Collection[str],
     overlapping: bool,
     calls: Mapping[str, tuple[int, float]] = MappingProxyType({}),
-    analyse: Callable[[str], TraceAnalysis | None] = lambda stage: None,
+    analyse: Callable[[str], tuple[Timeline | None, TraceAnalysis | None]] = lambda stage: (None, None),
 ) -> Roofline:
     """Return the section of a loop over frames: the sum over its stages, and each stage under `parts`.
 
     `frame_ms` and `stage_ms` are median times; `fused` names the stages whose operators a compiler replaced. `calls` is
     how often a stage is called when it runs, and the share of the frames in which it runs (default: once, in all).
-    `analyse` returns the trace analysis of a stage's step; None: it was not traced.
+    `analyse` returns a trace of a stage's step and its analysis; None: it was not traced.
 
     Roofline times of stages that run in turn add up. Where stages overlap, one may move bytes while another computes:
     the frame's roofline time is then the larger of total memory time and total compute time, and no stage has a bound.
@@ -136,8 +138,8 @@ def frame_roofline(
     for name, component in components.items():
         repeat, share = calls.get(name, (1, 1.0))
         wall_ms = None if overlapping or name not in stage_ms else stage_ms[name] / repeat
-        run, traced = steps[name].repeat, analyse(name)
-        found = call_roofline(component, run, ceilings, wall_ms, fused=name in fused, traced=traced)
+        run, (trace, traced) = steps[name].repeat, analyse(name)
+        found = call_roofline(component, run, ceilings, wall_ms, fused=name in fused, trace=trace, traced=traced)
         parts[name] = replace(found, modules=(), unattributed_ms=None)  # a record has them of the whole call only
         weighted.append((repeat * share, parts[name]))
         component.reset()

@@ -150,8 +150,8 @@ class Cell(ABC):
         variant.start_workers(torch.device(self.job.settings.device))
         return variant
 
-    def wait_until_alone(self) -> None:
-        """Wait, prepared, until no other cell is being prepared: what follows is measured in one go."""
+    def wait(self) -> None:
+        """Wait until the run lets this cell go on."""
         if self.take_turns is not None:
             used, free = used_and_free(torch.device(self.job.settings.device))
             self.take_turns(Ready(used=used, free=free, takes_windows=False), _no_window)
@@ -339,13 +339,17 @@ class Cell(ABC):
         """Send what explains the times: sections of the variant, a call's roofline (with ceilings), and a trace."""
         with self.phase("explain"), self.best_effort("explain() of the variant"):
             self.add(**step.explain())
-        if (ceilings := self.ceilings()) is not None:
-            with self.phase("roofline"), self.best_effort("the roofline"):
-                wall_ms = None if self.metrics.wall_ms is None else self.metrics.wall_ms.p50
-                traced, fused = self.passes(component, step).analyze_kernels(), bool(self.compiled)
-                self.add(roofline=call_roofline(component, step.repeat, ceilings, wall_ms, fused=fused, traced=traced))
         if self.job.settings.trace:
             self.trace(component, step)
+        if (ceilings := self.ceilings()) is None:
+            return
+        passes = self.passes(component, step)
+        trace = passes.trace_kernels()
+        self.wait()  # until others have traced theirs: what follows measures no kernel, and may run beside theirs
+        with self.phase("roofline"), self.best_effort("the roofline"):
+            wall_ms = None if self.metrics.wall_ms is None else self.metrics.wall_ms.p50
+            called = {"fused": bool(self.compiled), "trace": trace, "traced": passes.analyze_kernels(trace)}
+            self.add(roofline=call_roofline(component, step.repeat, ceilings, wall_ms, **called))
 
     def ceilings(self) -> Ceilings | None:
         """Return the ceilings that this run has measured; None in a run without."""

@@ -16,8 +16,8 @@ from profiling.results.jsonl import append_record, encode_record
 from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import keep_newest_lines
 from profiling.results.verdicts import interval_of, is_captured
-from profiling.run.child import Pending, ProcessEnd, Session, advance
-from profiling.run.events import End, Event, Phase, Sections
+from profiling.run.child import Pending, ProcessEnd, Session, advance, wait
+from profiling.run.events import End, Event, Phase, Sections, Waiting
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor
 from profiling.run.progress import Progress
@@ -73,15 +73,9 @@ class LiveCell:
 
     def resume(self) -> bool:
         """Let its process go on until there is nothing to read; return whether it has ended, or waits for its turn."""
-        assert self.session is not None
-        try:
-            state = next(self.session)
-        except StopIteration as end:
-            self.session, self.process_end = None, end.value
-            return True
-        if isinstance(state, Pending):
-            self.pending = state
-            return False
+        state = self._go_on()
+        if not isinstance(state, Waiting):
+            return state is None
         assert state.ready is not None
         measured = self.measured
         self.placement = Placement(
@@ -104,10 +98,20 @@ class LiveCell:
             return None
 
     def finish(self) -> None:
-        """Let it do what follows its timing, to its end; without windows it first times itself alone."""
-        stopped_by = None if self.placement is None else self.placement.stopped_by
-        while self.session is not None:
-            self.window(Turn(stopped_by=stopped_by))
+        """Let it do what follows its timing until it has ended or waits once more; without windows it times itself."""
+        self.window(Turn(stopped_by=None if self.placement is None else self.placement.stopped_by))
+
+    def _go_on(self, turn: Turn | None = None) -> Pending | Waiting | None:
+        """Resume its process, with a turn if it waits for one; None: it has ended."""
+        assert self.session is not None
+        try:
+            state = next(self.session) if turn is None else self.session.send(turn)
+        except StopIteration as end:
+            self.session, self.process_end = None, end.value
+            return None
+        if isinstance(state, Pending):
+            self.pending = state
+        return state
 
     def close(self) -> None:
         """Kill its process."""
@@ -145,6 +149,19 @@ class LiveCell:
                     self.damage.append(str(error))
         elif isinstance(event, End):
             self.end = event
+
+    @staticmethod
+    def end_all(cells: Sequence[LiveCell]) -> None:
+        """Let cells that wait go on side by side, each to its end."""
+        turns: dict[LiveCell, Turn | None] = dict.fromkeys(cells, Turn())
+        while turns:
+            for cell, turn in tuple(turns.items()):
+                if cell.session is None or (state := cell._go_on(turn)) is None:
+                    del turns[cell]
+                else:
+                    turns[cell] = Turn() if isinstance(state, Waiting) else None
+            if turns and None in turns.values():
+                wait([cell.pending for cell, turn in turns.items() if turn is None and cell.pending is not None])
 
     def record(self) -> Record:
         """Return the record, with everything that was measured, even if the process died or events are missing.

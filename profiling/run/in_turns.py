@@ -221,16 +221,23 @@ class CellsInTurns:
         return self._controls[cell].placement if self._controls[cell].session is not None else None
 
     def finish(self, cells: Sequence[LiveCell], note: str = "") -> None:
-        """Let cells finish: other metrics, the second parity check, explanations."""
+        """Let cells finish: one by one until they have traced their kernels, then side by side the analysis of traces.
+
+        Where there is no room for that, or in this process, each finishes before the next.
+        """
         self._end_controls([each for each in self.waiting if each.placement and each.placement.start])
-        for each in tuple(cells):
-            each.records.show(each)
-            each.finish()
-            if each.ran_out_of_memory and each.placement and each.placement.others and self.again is not None:
-                self.again.append(each)
-            else:
-                each.records.end(each, note)
-            self.waiting.remove(each)
+        side_by_side = bool(cells) and most_concurrent(cells) >= len(cells) and not self.lacking_memory()
+        for together in [tuple(cells)] if side_by_side else [(each,) for each in cells]:
+            for each in together:
+                each.records.show(each)
+                each.finish()
+            LiveCell.end_all(together)
+            for each in together:
+                if each.ran_out_of_memory and each.placement and each.placement.others and self.again is not None:
+                    self.again.append(each)
+                else:
+                    each.records.end(each, note)
+                self.waiting.remove(each)
 
     def _end_controls(self, cells: Sequence[LiveCell]) -> None:
         """End the controls of cells: what follows needs the memory, and an idle device."""

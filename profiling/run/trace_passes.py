@@ -53,11 +53,14 @@ class TracePasses:
         traces = self._with_reference(replace(traces, lines=lines))
         return analyze_trace(traces, self.root, ceilings=self.ceilings)
 
-    def analyze_kernels(self) -> TraceAnalysis | None:
-        """Return the analysis of a short trace without a file, for the step's kernels alone; None on a CPU."""
+    def trace_kernels(self) -> Timeline | None:
+        """Return a short trace of the step without a file, for its kernels alone; None on a CPU, or if it failed."""
         if self.component.device.type != "cuda":
             return None
-        main = self._profile("the trace of its kernels", self.step.repeat, nullcontext)
+        return self._profile("the trace of its kernels", self.step.repeat, nullcontext)
+
+    def analyze_kernels(self, main: Timeline | None) -> TraceAnalysis | None:
+        """Return the analysis of what `trace_kernels` returned; None where that is none."""
         if main is None:
             return None
         traces = self._with_reference(Traces(main, _NO_EAGER_STEP))

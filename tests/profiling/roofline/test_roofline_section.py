@@ -32,13 +32,18 @@ def test_of_a_compiled_call_the_eager_operators_are_no_evidence():
 
 
 @torch.inference_mode()
-def frame(frame_ms, stage_ms=(), *, overlapping=False, fused=(), analyse=lambda stage: None, **calls):
+def frame(frame_ms, stage_ms=(), *, overlapping=False, fused=(), traced=None, **calls):
     parts = {
         "world": component(Copy(), x=torch.ones(1_000_000)),
         "picture": component(Product(100, torch.float32), x=torch.ones(5000, 100)),
     }
     steps = {name: Step(part.call) for name, part in parts.items()}
-    how = {"fused": fused, "overlapping": overlapping, "calls": calls, "analyse": analyse}
+    how = {
+        "fused": fused,
+        "overlapping": overlapping,
+        "calls": calls,
+        "analyse": lambda stage: (None, (traced or {}).get(stage)),
+    }
     return frame_roofline(parts, steps, CEILINGS, frame_ms, dict(stage_ms), **how)
 
 
@@ -92,7 +97,7 @@ def test_a_stage_that_was_traced_has_findings_which_its_verdict_follows():
     traced = TraceAnalysis(calls=1, findings=(moments,), modules=(ModuleTime(path="", ms=1.0, share=1.0, self_ms=1.0),))
     for overlapping in (False, True):
         stage_ms = {"world": 10.0, "picture": 200.0}
-        section = frame(220.0, stage_ms, overlapping=overlapping, analyse={"picture": traced}.get)
+        section = frame(220.0, stage_ms, overlapping=overlapping, traced={"picture": traced})
         content = encode_sections(roofline=section)
         assert decode_section("roofline", content["roofline"]).parts.keys() == {"world", "picture"}
         found = section.parts

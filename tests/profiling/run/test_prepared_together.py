@@ -9,6 +9,7 @@ from make_job import NET, SETTINGS, make_job
 
 from profiling.metrics.sampling import Ready
 from profiling.results.record import Record
+from profiling.run import in_turns
 from profiling.run.cell import metrics_of
 from profiling.run.cell_records import LiveCell
 from profiling.run.child import Pending, ProcessEnd
@@ -47,7 +48,14 @@ class Processes(Isolated):
         try:
             limits = {"min_iterations": 1, "max_iterations": 9, "max_seconds": 1.0}
             free = {"device": self.memory - self.alive * GB}
-            yield Waiting(ready=Ready(used={"device": GB}, free=free, **limits))
+            ready = Ready(used={"device": GB}, free=free, **limits)
+            yield Waiting(ready=ready)
+            self.log.append(f"trace {name}")
+            yield Waiting(ready=ready)
+            for part in range(STEPS):
+                self.log.append(f"analyse {part} {name}")
+                yield Pending((), 0.0)
+            return ProcessEnd()
         finally:
             self.alive -= 1
 
@@ -68,7 +76,7 @@ class Records(SimpleNamespace):
         cell.number = 1
         return True
 
-    def end(self, cell):
+    def end(self, cell, note=""):
         self.ended.append(cell)
 
 
@@ -83,6 +91,23 @@ def prepared(turns, *cells, most=8, later=()):
     waiting = [each for each in turns.waiting if each in cells]
     assert waiting == [each for each in cells if each in waiting], "they take turns in the order of the caller"
     return [each.job.variant for each in left]
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_cells_trace_one_by_one_and_analyse_side_by_side_where_there_is_room(monkeypatch, most):
+    monkeypatch.setattr(in_turns, "most_processes", lambda: most)
+    processes, turns = Processes(), CellsInTurns()
+    cells = [due(processes, "a"), due(processes, "b")]
+    prepared(turns, *cells, most=1)
+    processes.log.clear()
+    turns.finish(cells)
+    analyses = [[f"analyse {part} net.{name}" for part in range(STEPS)] for name in "ab"]
+    if most == 1:
+        assert processes.log == ["trace net.a", *analyses[0], "trace net.b", *analyses[1]]
+    else:
+        assert processes.log == ["trace net.a", "trace net.b", *(each for both in zip(*analyses) for each in both)]  # noqa: B905
+    assert [each.session for each in cells] == [None, None]
+    assert cells[0].records.ended == [cells[0]]
 
 
 def begun(processes):

@@ -78,7 +78,9 @@ def on_a_gpu(tmp_path, monkeypatch, step, traces, main):
 
     monkeypatch.setattr(trace_passes, "profiled", stored_trace)
     passes = TracePasses(planted, "v", step, tmp_path, best_effort)
-    return (passes.analyze_kernels() if main is None else passes.analyze(FOLDER / f"{main}.json.gz")), failed
+    return (
+        passes.analyze_kernels(passes.trace_kernels()) if main is None else passes.analyze(FOLDER / f"{main}.json.gz")
+    ), failed
 
 
 def captured(planted):
