@@ -245,6 +245,7 @@ class CellRecords:
     def end(self, cell: LiveCell, note: str = "") -> None:
         """Keep the record of a cell whose process has ended; it is on disk before the cell's files are read."""
         job = cell.job
+        self.show(cell, again=True)
         cell.notes += [note] if note else []
         record = self.merged(cell.record(), cell.round_)
         self.keep(record)

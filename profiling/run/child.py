@@ -433,10 +433,15 @@ class Orphans:
         return _names(child for child in named if child.status() != psutil.STATUS_ZOMBIE)
 
     def _has_ended(self, child: psutil.Process) -> bool:
-        """Return whether an adopted process has ended, and reap it; True if it does not belong to this cell."""
+        """Return whether an adopted process has ended, and reap it; True if it does not belong to this cell.
+
+        One in the group of another cell that is still alive will be killed with that.
+        """
         if child.pid in self._before | _STARTED:
             return True
         with contextlib.suppress(psutil.Error, OSError):
+            if os.getpgid(child.pid) in _STARTED:
+                return True
             if child.status() != psutil.STATUS_ZOMBIE:
                 return child.pid in self._named
             os.waitpid(child.pid, os.WNOHANG)

@@ -248,6 +248,18 @@ def test_processes_that_a_cell_leaves(monkeypatch, isolated, tmp_path):
 
 
 @promise("children")
+def test_processes_of_another_cell_that_is_alive_are_none_that_a_cell_leaves(monkeypatch, session, isolated, tmp_path):
+    """Their parent has ended, as that of the compiler's workers does, so that the runner has adopted them."""
+    monkeypatch.setattr(child, "ORPHAN_SECONDS", 0.3)
+    other = session("start('sh', '-c', 'sleep 60 & echo $! > $PID.sleep')\nsend(event='waiting', ready=READY)\nturn()")
+    child.advance(other)
+    assert isolated("some()\nend()").notes == ()
+    assert psutil.pid_exists(pid := int((tmp_path / "pid.sleep").read_text()))
+    other.close()
+    assert not psutil.pid_exists(pid), "killed with its group"
+
+
+@promise("children")
 def test_a_fork_that_returns():
     read_end, write_end = os.pipe()
     emit = events.sender(write_end)
