@@ -256,7 +256,7 @@ def test_processes_of_another_cell_that_is_alive_are_none_that_a_cell_leaves(mon
     assert isolated("some()\nend()").notes == ()
     assert psutil.pid_exists(pid := int((tmp_path / "pid.sleep").read_text()))
     other.close()
-    assert not psutil.pid_exists(pid), "killed with its group"
+    assert psutil.Process(pid).wait(5.0) == -signal.SIGKILL, "with its group"
 
 
 @promise("children")
