@@ -10,14 +10,14 @@ from typing import Any
 
 from profiling.realtime.plan import Plan
 from profiling.results.frames import frame_count, recover_series, series_file
-from profiling.run.job import CellFiles, Job
+from profiling.run.job import Job
 
 
-class FrameFiles(CellFiles):
-    """The journal of a cell's frames and the npz that it becomes, one for each round."""
+class FrameFiles:
+    """The journal of a cell's frames and the npz that it becomes, one for each round (`RunConfig.files`)."""
 
     def planned(self, job: Job) -> dict[str, Any]:
-        """Return {"realtime": section} of a loop before its first frame."""
+        """Return {"realtime": section} of a loop before its first frame, which stays if the run is killed in it."""
         return {"realtime": Plan.of(job, **job.procedure["plan"]).section()}
 
     def clear(self, folder: Path, cell: str, round_: int) -> list[str]:

@@ -113,7 +113,7 @@ def placements_of(record: Record) -> tuple[Windows, ...]:
     if turns is not None and turns.windows:
         session = f"{record.component} {turns.began}"
         timed = (turns.windows, *(each.windows for each in turns.controls))
-        return tuple(_windows(each, session) for each in timed if min(window.p50 for window in each) > 0)
+        return tuple(windows_of(each, session) for each in timed if min(window.p50 for window in each) > 0)
     share = known.share if (known := taken(record.conditions)) is not None else 0.0
     if record.realtime is not None and record.realtime.windows_ms:
         return (Windows.of(record.realtime.windows_ms, taken=share),)
@@ -125,7 +125,8 @@ def placements_of(record: Record) -> tuple[Windows, ...]:
     return tuple(Windows.of(each, taken=share) for each in batches if min(each) > 0)
 
 
-def _windows(windows: Sequence[Window], session: str) -> Windows:
+def windows_of(windows: Sequence[Window], session: str) -> Windows:
+    """Return windows as the judge takes them; those of a session took turns with each other."""
     shares = [max(each.cpu_lost_share or 0.0, each.gpu_lost_share or 0.0) for each in windows]
     least = [each.p50 if each.min is None else each.min for each in windows]
     return Windows.of([each.p50 for each in windows], [each.block for each in windows], shares, session, least)

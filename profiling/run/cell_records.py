@@ -16,7 +16,7 @@ from profiling.results.jsonl import append_record, encode_record
 from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section, encode_sections, record_with
 from profiling.results.run_folder import keep_newest_lines
 from profiling.results.verdicts import interval_of, is_captured
-from profiling.run.child import Pending, ProcessEnd, Session, advance, wait
+from profiling.run.child import Pending, ProcessEnd, Session, wait
 from profiling.run.events import End, Event, Phase, Sections, Waiting
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor
@@ -89,13 +89,11 @@ class LiveCell:
 
     def window(self, turn: Turn) -> WindowSamples | None:
         """Let it time one window; None where its process has ended."""
-        if self.session is None:
-            return None
-        try:
-            return advance(self.session, turn).window
-        except StopIteration as end:
-            self.session, self.process_end = None, end.value
-            return None
+        state = None if self.session is None else self._go_on(turn)
+        while isinstance(state, Pending):
+            wait([state])
+            state = self._go_on()
+        return None if state is None else state.window
 
     def finish(self) -> None:
         """Let it do what follows its timing until it has ended or waits once more; without windows it times itself."""
@@ -234,12 +232,14 @@ class CellRecords:
             return False
         for folder in ("kernels", "torch_trace"):  # of an earlier attempt
             shutil.rmtree(self.folder / folder / job.name, ignore_errors=True)
-        cell.notes += self.config.files.clear(self.folder, job.name, cell.round_)
+        files = self.config.files
+        cell.notes += [] if files is None else files.clear(self.folder, job.name, cell.round_)
         if self.changed_code:
             cell.notes.append(f"measured with other code than the run began with: {self.changed_code}")
         if job.cell not in self.by_cell:  # a row for this cell, whatever ends the run; an earlier round has one
             planned = self.base_record(job).with_status("failed", NOT_ENDED)
-            append_record(self.folder, record_with(planned, encode_sections(**self.config.files.planned(job))))
+            sections = {} if files is None else encode_sections(**files.planned(job))
+            append_record(self.folder, record_with(planned, sections))
         return True
 
     def end(self, cell: LiveCell, note: str = "") -> None:
@@ -250,7 +250,7 @@ class CellRecords:
         record = self.merged(cell.record(), cell.round_)
         self.keep(record)
         cell.is_kept = True
-        readers = [self._with_recovered]
+        readers = [] if self.config.files is None else [self._with_recovered]
         if job.settings.trace and self.config.isolation == "process":  # otherwise all cells share one compile log
             readers.append(self._with_compile_log)
         complete = self._with_files(record, job, readers)
@@ -264,7 +264,8 @@ class CellRecords:
             return
         if cell.end is None:
             cell.process_end = ProcessEnd(death="was interrupted")
-        record = self._with_files(cell.record(), cell.job, [self._with_recovered])
+        readers = [] if self.config.files is None else [self._with_recovered]
+        record = self._with_files(cell.record(), cell.job, readers)
         if cell.end is not None or cell.job.cell not in self.by_cell:
             self.keep(self.merged(record, cell.round_))
 

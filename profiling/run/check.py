@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +78,14 @@ def forms(tree: Any) -> Iterator[TensorForm]:
     """Yield the form of each tensor and of each other value in `tree`."""
     for keys, leaf in keyed_leaves(tree):
         if isinstance(leaf, Tensor):
-            yield TensorForm(path=dotted(keys), dtype=_dtype(leaf), shape=tuple(leaf.shape), device=str(leaf.device))
+            yield TensorForm(
+                path=dotted(keys),
+                dtype=str(leaf.dtype).removeprefix("torch."),
+                shape=tuple(leaf.shape),
+                device=str(leaf.device),
+            )
         else:
             yield TensorForm(path=dotted(keys), value=f"{type(leaf).__name__} {printable(repr(leaf), _VALUE)}")
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _watched_call(
@@ -97,7 +98,7 @@ def _watched_call(
     kept = tuple(
         StateForm(
             path=path,
-            dtype=_dtype(tensor),
+            dtype=str(tensor.dtype).removeprefix("torch."),
             shape=tuple(tensor.shape),
             bytes=tensor.nbytes,
             changed=id(tensor) in changed or any(is_below(path, each) for each in carried),
@@ -167,7 +168,13 @@ def _captured(component: Component) -> CaptureError | None:
 
 def _traced(component: Component, unknown: list[str]) -> tuple[int | None, tuple[Obstacle, ...]]:
     """Return the number of graphs into which Dynamo splits the call, and the places."""
-    with _quiet():
+    with ExitStack() as stack:
+        logger = logging.getLogger("torch._dynamo")
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)  # it logs what is reported anyway
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
+        stack.callback(component.reset)
+        stack.callback(torch._dynamo.reset)
         try:
             component.reset()
             explained = torch._dynamo.explain(component.module)(**component.inputs)
@@ -175,9 +182,6 @@ def _traced(component: Component, unknown: list[str]) -> tuple[int | None, tuple
         except Exception as error:
             unknown.append(f"torch.compile could not trace the call: {reason_of(error)}")
             return None, ()
-        finally:
-            torch._dynamo.reset()
-            component.reset()
     places: dict[tuple[str | None, int | None], Obstacle] = {}
     for each in explained.break_reasons:
         if each.graph_break:
@@ -198,16 +202,3 @@ def _break(text: str, stack: Sequence[Any]) -> Obstacle:
         line=frame.lineno if frame else parsed.line,
         code=code_at(frame.filename, frame.lineno) if frame else None,
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Dynamo from logging what is reported anyway."""
-    logger = logging.getLogger("torch._dynamo")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logger.setLevel(before)

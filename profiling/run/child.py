@@ -24,10 +24,11 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psutil
 
 from profiling.metrics.sampling import Turn
-from profiling.run.events import Emit, EventReader, Phase, Waiting, write_turn
+from profiling.run.events import Emit, EventReader, Phase, Waiting
 from profiling.run.task import Task, write_task
 
 if TYPE_CHECKING:
@@ -83,25 +84,12 @@ class Pending:
 Session = Generator[Pending | Waiting, Turn | None, ProcessEnd]
 
 
-def advance(session: Session, turn: Turn | None = None) -> Waiting:
-    """Resume a session, with a turn if it waits for one, until it waits for the next.
-
-    Raises:
-        StopIteration: it has ended; the value is how.
-
-    """
-    state = next(session) if turn is None else session.send(turn)
-    while isinstance(state, Pending):
-        wait([state])
-        state = next(session)
-    return state
-
-
 def to_its_end(session: Session) -> ProcessEnd:
     """Run a session that takes no turns to its end, and return how its process ended."""
     with contextlib.closing(session):
         try:
-            advance(session)
+            while isinstance(state := next(session), Pending):
+                wait([state])
         except StopIteration as end:
             return end.value
     return ProcessEnd("asked for a turn, although it takes none")
@@ -216,6 +204,19 @@ def kill(child: Child) -> int:
     return child.wait()
 
 
+def end(children: Sequence[Child], seconds: float) -> None:
+    """End runs as Ctrl-C does, so that they write their records; kill what still runs after so many seconds."""
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(0.0)
+            continue
+        os.kill(child.pid, signal.SIGTERM)
+    for child in children:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+        kill(child)
+
+
 @dataclass(frozen=True)
 class Limits:
     """How long a task may be active, and its phase `PREPARE` of that, in seconds."""
@@ -328,7 +329,7 @@ def _attended(
                 turn = yield event
                 assert turn is not None
                 with contextlib.suppress(OSError):  # it has died while it waited; how it ended says so
-                    write_turn(turn_write, turn)
+                    os.write(turn_write, msgspec.json.encode(turn) + b"\n")
                 deadline += time.monotonic() - since
                 continue
             if isinstance(event, Phase):

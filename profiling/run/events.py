@@ -115,16 +115,6 @@ def sender(descriptor: int) -> Emit:
     return emit
 
 
-def write_turn(descriptor: int, turn: Turn) -> None:
-    """Give the cell that reads from `descriptor` its turn.
-
-    Raises:
-        OSError: its process has ended.
-
-    """
-    os.write(descriptor, msgspec.json.encode(turn) + b"\n")
-
-
 def turns_by(hand_over: Callable[[Waiting], Turn]) -> TakeTurns:
     """Return the function by which a cell takes turns: `hand_over` says that it waits, and returns the next turn."""
 

@@ -17,8 +17,10 @@ from profiling.run.child import most_processes, wait
 from profiling.run.compile_caches import compares_times, compiled_code
 from profiling.run.job import FORWARD, LATENCY
 from profiling.run.process import InProcess
-from profiling.run.turns import Placement, lacking_memory, take_turns
+from profiling.run.turns import Placement, take_turns
 
+#: A further cell is prepared beside others where this many times the memory of the largest of them is free.
+MEMORY_MARGIN = 1.2
 #: What a control does not do.
 _ONLY_ONCE = ("trace", "starts", "counters", "memory_snapshot", "stacks")
 
@@ -64,8 +66,12 @@ class CellsInTurns:
         known = [each for each in self._free if each.issuperset(alive)]
         if not alive or not known:
             return ""
-        placed = [each.waiting_in for each in alive]
-        return lacking_memory(placed, self._free[min(known, key=len)], len(self._preparing))
+        for kind, left in self._free[min(known, key=len)].items():
+            used = max(each.waiting_in.ready.used.get(kind, 0) for each in alive)
+            if left < (1 + len(self._preparing)) * MEMORY_MARGIN * used:
+                need, where = MEMORY_MARGIN * used / 1e9, {"device": "of the device", "host": "of the host"}[kind]
+                return f"another one would need {need:.1f} GB of the memory {where}, and {left / 1e9:.1f} GB are free"
+        return ""
 
     def prepare(self, cell: LiveCell) -> bool:
         """Prepare a cell beside those that wait; False if it ended before it was ready."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from profiling.components.spec import ComponentSpec, Settings
@@ -77,34 +76,6 @@ class Job:
         return (module, _FOR_A_CPU) if self.settings.device.startswith("cpu") else (module,)
 
 
-class CellFiles:
-    """Handles the files that a target's cells write besides records; this class is for targets without such files.
-
-    Other targets have a subclass. It is used in the parent process, so its module must not import torch.
-    """
-
-    def planned(self, job: Job) -> Mapping[str, Any]:
-        """Return the sections of the record that a cell has before it runs, which stay if the run is killed in it."""
-        return {}
-
-    def clear(self, folder: Path, cell: str, round_: int) -> list[str]:
-        """Move the files of an earlier round of a cell, or an earlier attempt, aside; return a note on the latter.
-
-        Rounds count from 1. What lies there before the first one belongs to an earlier attempt.
-        """
-        return []
-
-    def recover(self, folder: Path, job: Job) -> Mapping[str, Any]:
-        """Complete the files of a cell, whose process may have died; return the sections of its record from them.
-
-        Raises:
-            OSError: a file cannot be read or written.
-            ValueError: a file is damaged.
-
-        """
-        return {}
-
-
 #: The procedure of a cell, a forward pass, unless its target has another one.
 FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 #: The metric that takes turns.
@@ -164,7 +135,7 @@ class RunConfig(RunOptions):
     settings: Settings
     source: Mapping[str, Any]  # the composed config, for config.yaml
     procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
-    files: CellFiles = field(default_factory=CellFiles)
+    files: Any = None  # the files that cells write beside records: None, or `realtime.recovery.FrameFiles`
     # Returns the components, and the options of their variants, that a variant of these options prepares one by one.
     parts: Callable[[Mapping[str, Any]], Sequence[tuple[ComponentSpec, Mapping[str, Any]]]] | None = None
     loop: str | None = None  # the name of the loop in which all components are played; None: a cell for each
@@ -218,7 +189,7 @@ class RunConfig(RunOptions):
             settings=replace(
                 self.settings, ceilings="off", trace=False, starts=False, counters=False, memory_snapshot=False
             ),
-            files=CellFiles(),
+            files=None,
             rounds=1,
         )
 

@@ -141,7 +141,12 @@ class Isolated:
             server = None if settings.trace else self._server
             log = _compile_log(self._run / "torch_trace" / name, not_copied) if settings.trace else nullcontext({})
             with log as trace, self._caches.lease(task) as cache:
-                notes = self._measure_starts(task, cache, on_event) if isinstance(task, Cell) else ()
+                notes: tuple[str, ...] = ()
+                if isinstance(task, Cell) and settings.starts:
+                    on_event(Phase("starts"))
+                    section, notes = measure_starts(task, cache, self._run, self._limits)
+                    if section is not None:
+                        on_event(Sections(encode_sections(starts=section)))
                 if isinstance(task, Cell) and server is not None:
                     yield from self._compile_parts(task, cache, server)
 
@@ -192,16 +197,6 @@ class Isolated:
         finally:
             for session in sessions:
                 session.close()
-
-    def _measure_starts(self, cell: Cell, cache: Cache, on_event: Emit) -> tuple[str, ...]:
-        """Measure the starts of the cell in fresh processes and send them; return a note where a start failed."""
-        if not cell.job.settings.starts:
-            return ()
-        on_event(Phase("starts"))
-        section, notes = measure_starts(cell, cache, self._run, self._limits)
-        if section is not None:
-            on_event(Sections(encode_sections(starts=section)))
-        return notes
 
     def _counted(
         self, cell: Cell, sections: Mapping[str, Any], variables: dict[str, str], on_event: Emit

@@ -8,7 +8,6 @@ only, whatever the cause. The child does not outlive this process.
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from profiling.machine.places import Place, held_place, visible_gpus
 from profiling.results.jsonl import read_records
 from profiling.results.run_folder import CONFIG_FILE, JOB_LOG
 from profiling.results.sweep import ENDED, State, SweepJob, keep_alive, read_job, read_plan, write_job
-from profiling.run.child import Child, kill, signal_name, started
+from profiling.run.child import end, signal_name, started
 
 INTERRUPTED, WRONG_INPUT = 130, 2
 #: Seconds in which a run that is out of time may end by itself and write its records.
@@ -103,9 +102,10 @@ class JobTask:
             try:
                 return process.wait(self.timeout), False
             except subprocess.TimeoutExpired:
-                return _end(process), True
+                end([process], GRACE_SECONDS)
+                return process.wait(), True
             except BaseException:
-                _end(process)
+                end([process], GRACE_SECONDS)
                 raise
 
     def _outcome(self, code: int, is_late: bool, run: Path, earlier: int) -> tuple[State, str | None]:
@@ -127,16 +127,6 @@ class JobTask:
 def run_job(task: JobTask, number: int) -> None:
     """Run a job: what launchers call in their workers, by the name of this function."""
     task(number)
-
-
-def _end(process: Child) -> int:
-    """End a run as Ctrl-C does, so that it writes its records and report; kill it if it does not."""
-    with suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGTERM)
-    try:
-        return process.wait(GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        return kill(process)
 
 
 def _why_failed(run: Path, earlier: int) -> str | None:

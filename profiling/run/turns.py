@@ -28,7 +28,6 @@ from profiling.results.judge import (
     LOOKS,
     ONE_PROCESS,
     Cell,
-    Windows,
     control_pairs,
     fewest_windows,
     holds,
@@ -37,7 +36,7 @@ from profiling.results.judge import (
 )
 from profiling.results.measured import LATE, LEAST_VALUES, Control, Spread, Turns, Window
 from profiling.results.stats import rates_of_calls
-from profiling.results.verdicts import kind_of
+from profiling.results.verdicts import kind_of, windows_of
 
 #: Longest window, in seconds.
 LONGEST = 0.5
@@ -52,8 +51,6 @@ ENOUGH, MOST_BUDGETS = LEAST_VALUES + CONTROL_AFTER, 3.0
 RATES_SHARE = 0.1
 #: Times that further calls are made for that; each look may be wrong.
 RATE_LOOKS = 2
-#: A further cell is prepared beside others where this many times the memory of the largest of them is free.
-MEMORY_MARGIN = 1.2
 
 
 @dataclass
@@ -91,16 +88,6 @@ class Placement:
         share = host / wall if wall and host else 1.0
         return kind_of(self.device, captured=self.is_captured, pinned=self.ready.pinned, host_share=share)
 
-    @property
-    def median_ms(self) -> float:
-        """The mean of the medians of its windows."""
-        return float(np.mean([median(window.wall_ms) for _, window in self.windows]))
-
-    @property
-    def shortest_window_ms(self) -> float:
-        """The smallest median of its windows: other processes can only lengthen a window."""
-        return min(median(window.wall_ms) for _, window in self.windows)
-
     def samples(self, first: int = 0) -> int:
         """Return the number of its samples from the turn `first` on."""
         return sum(len(window.wall_ms) for turn, window in self.windows if turn >= first)
@@ -116,7 +103,8 @@ class Placement:
     def cell(self, spread: Spread) -> Cell:
         """Return what the judge compares: its windows and those of its controls."""
         placed = [each for each in (self, *self.controls) if each.windows]
-        return Cell(tuple(each._judged() for each in placed), spread)
+        start = self.start or Start()
+        return Cell(tuple(windows_of(each._recorded(start), "turns") for each in placed), spread)
 
     def section(self) -> Turns | None:
         """Return the section of the record; None if it took no turns."""
@@ -130,15 +118,6 @@ class Placement:
             controls=tuple(Control(windows=each._recorded(self.start)) for each in self.controls if each.windows),
             spread=self.spread,
             rate_looks=self.rate_looks,
-        )
-
-    def _judged(self) -> Windows:
-        return Windows.of(
-            [median(window.wall_ms) for _, window in self.windows],
-            [turn for turn, _ in self.windows],
-            [max(window.cpu_lost_share or 0.0, window.gpu_lost_share or 0.0) for _, window in self.windows],
-            session="turns",
-            least=[min(window.wall_ms) for _, window in self.windows],
         )
 
     def _recorded(self, start: Start) -> tuple[Window, ...]:
@@ -225,7 +204,8 @@ def take_turns(
 
 def _add_controls(placements: Sequence[Placement], again: Again, spreads: Spreads) -> list[Placement]:
     """Place the first cell, the best one and those near it once more, as far as memory allows."""
-    times = {id(each): each.shortest_window_ms for each in placements}
+    # Other processes can only lengthen a window.
+    times = {id(each): min(median(window.wall_ms) for _, window in each.windows) for each in placements}
     best = min(times.values())
     added = list[Placement]()
     for each in sorted(placements, key=lambda each: (each is not placements[0], times[id(each)])):
@@ -262,7 +242,8 @@ def _settle_rates(leader: Placement, turn: int, seconds: float, late: float, now
     began = now()
     for _ in range(RATE_LOOKS):
         wanted, calls = _wanted_calls(leader, late), leader.samples()
-        left = min(leader.ready.max_iterations, (seconds - (now() - began)) * 1e3 / leader.median_ms)
+        call_ms = float(np.mean([median(window.wall_ms) for _, window in leader.windows]))
+        left = min(leader.ready.max_iterations, (seconds - (now() - began)) * 1e3 / call_ms)
         if not 0 < wanted <= left:
             break
         leader.rate_looks += 1
@@ -295,16 +276,3 @@ def _learned(placements: Sequence[Placement], spreads: Spreads) -> Mapping[str, 
 
 def _pairs(placements: Sequence[Placement], spreads: Spreads) -> list[tuple[float, float]]:
     return control_pairs([each.cell(spreads.known(each.kind)) for each in placements if each.controls and each.windows])
-
-
-def lacking_memory(placements: Sequence[Placement], free: Mapping[str, int], preparing: int = 0) -> str:
-    """Return why no further cell may be prepared beside these, in words with GB; empty where one fits.
-
-    What a further cell needs, and each that is `preparing`, is estimated by the largest of these. `free` is in bytes.
-    """
-    for kind, left in free.items():
-        used = max(each.ready.used.get(kind, 0) for each in placements)
-        if left < (1 + preparing) * MEMORY_MARGIN * used:
-            need, where = MEMORY_MARGIN * used / 1e9, {"device": "of the device", "host": "of the host"}[kind]
-            return f"another one would need {need:.1f} GB of the memory {where}, and {left / 1e9:.1f} GB are free"
-    return ""

@@ -6,8 +6,6 @@ their device.
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +16,7 @@ from pathlib import Path
 from profiling.errors import override
 from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import BASELINE, Record
-from profiling.run.child import Child, started
+from profiling.run.child import Child, end, started
 
 #: Share of the budget (0 to 1) in which each device searches its own steps; in the rest the first one searches all.
 SEARCHING = 0.8
@@ -69,12 +67,5 @@ def searching(
                 others.processes.append(processes.enter_context(started(command, log)))
         yield others
     finally:
-        for process in others.processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0)
-                continue
-            os.kill(process.pid, signal.SIGTERM)  # it keeps what has ended
-        for process in others.processes:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(ENDING)
+        end(others.processes, ENDING)
         processes.close()

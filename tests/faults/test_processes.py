@@ -196,9 +196,18 @@ def session(executor):
         each.close()
 
 
+def advance(session, turn=None):
+    """Resume a session, with a turn if it waits for one, until it waits for the next."""
+    state = next(session) if turn is None else session.send(turn)
+    while isinstance(state, child.Pending):
+        child.wait([state])
+        state = next(session)
+    return state
+
+
 def ended(session, turn=None):
     with pytest.raises(StopIteration) as end:
-        child.advance(session, turn)
+        advance(session, turn)
     return end.value.value
 
 
@@ -214,9 +223,9 @@ end()
 @promise("hangs")
 def test_waiting_is_not_hanging(session):
     waiting = session(TAKES_TURNS, timeout=2.0)
-    assert child.advance(waiting).ready.max_iterations == 9
+    assert advance(waiting).ready.max_iterations == 9
     time.sleep(2.2)
-    assert child.advance(waiting, TURN).window.wall_ms == (1.0, 2.0)
+    assert advance(waiting, TURN).window.wall_ms == (1.0, 2.0)
     assert ended(waiting, Turn()) == ProcessEnd()
 
 
@@ -229,7 +238,7 @@ def test_waiting_is_not_hanging(session):
 )
 def test_a_process_that_hangs_in_its_turn_or_dies_before_it(session, happens, death):
     each = session(f'send(event="waiting", ready=READY)\n{happens}', timeout=1.0)
-    child.advance(each)
+    advance(each)
     time.sleep(0.5)
     assert death in ended(each, TURN).death
 
@@ -252,7 +261,7 @@ def test_processes_of_another_cell_that_is_alive_are_none_that_a_cell_leaves(mon
     """Their parent has ended, as that of the compiler's workers does, so that the runner has adopted them."""
     monkeypatch.setattr(child, "ORPHAN_SECONDS", 0.3)
     other = session("start('sh', '-c', 'sleep 60 & echo $! > $PID.sleep')\nsend(event='waiting', ready=READY)\nturn()")
-    child.advance(other)
+    advance(other)
     assert isolated("some()\nend()").notes == ()
     assert psutil.pid_exists(pid := int((tmp_path / "pid.sleep").read_text()))
     other.close()

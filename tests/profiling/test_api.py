@@ -201,7 +201,7 @@ def test_in_one_process_a_baseline_that_has_ended_holds_no_memory(monkeypatch):
 
     measured(build, {"input": torch.zeros(2, 4)})
     with_one, before = max(alive), len(alive)
-    monkeypatch.setattr("profiling.run.in_turns.lacking_memory", lambda *_: "there is none")
+    monkeypatch.setattr("profiling.run.in_turns.CellsInTurns.lacking_memory", lambda *_: "there is none")
     variants = {"baseline": Recipe(), "again": Recipe()}
     profiling.profile(build, {"input": torch.zeros(2, 4)}, variants, **QUICK)
     assert max(alive[before:]) <= with_one
