@@ -124,7 +124,6 @@ def profile(
             f"module computes in {kind}; {', '.join(DTYPES)} can be measured. Pass dtype=torch.float32, which casts "
             "copies of it."
         )
-    component = name or _class_name(module, subject)
     settings = Settings(
         device=str(device or subject.device),
         dtype=str(dtype or autocast or subject.dtype).removeprefix("torch."),
@@ -140,11 +139,28 @@ def profile(
     folder = Path(mkdtemp(prefix="profiling-"))
     with held.holding(subject) as key, _unchanged_process(), ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)  # unless a result takes it over
-        cast = "module" if subject.cast else "none" if autocast is None else "autocast"
-        state: dict[str, Any] = {"ignore": list(allow)}
-        if subject.calls is not None:
-            state["calls"] = subject.calls
-        config = _config(component, key, cast, frames_per_call, settings, variants, metrics, rounds, seconds, state)
+        spec = ComponentSpec(
+            name=name or _class_name(module, subject),
+            module={"_target_": f"{held.__name__}.module", "key": key},
+            inputs={"_target_": f"{held.__name__}.inputs", "key": key},
+            pretrained="the caller's",
+            cast="module" if subject.cast else "none" if autocast is None else "autocast",
+            frames_per_call=frames_per_call,
+            state={"ignore": list(allow)} | ({} if subject.calls is None else {"calls": subject.calls}),
+        )
+        groups = {"variant": _nodes("variant", variants), "metric": _nodes("metric", metrics)}
+        config = RunConfig(
+            components=(spec,),
+            variants=groups["variant"],
+            metrics=groups["metric"],
+            settings=settings,
+            isolation="none",
+            cell_timeout=1e6,  # does not apply in this process
+            resume=None,
+            source={"component": {spec.name: dataclasses.asdict(spec)}, **groups, **dataclasses.asdict(settings)},
+            rounds=rounds,
+            seconds=seconds,
+        )
         run = Run(TARGET, config, folder, progress, shell_words(["python", *sys.argv]))
         try:
             run.execute()
@@ -225,42 +241,6 @@ def _package_path(path: Path, variant: Variant) -> Path:
     if not path.parent.is_dir():
         raise InputError(f"package={str(path)!r}: there is no folder {str(path.parent)!r}. Create it first.")
     return path.absolute()
-
-
-def _config(
-    component: str,
-    key: str,
-    cast: str,
-    frames_per_call: int,
-    settings: Settings,
-    variants: Chosen,
-    metrics: Chosen,
-    rounds: int,
-    seconds: float | None,
-    state: Mapping[str, Any],
-) -> RunConfig:
-    spec = ComponentSpec(
-        name=component,
-        module={"_target_": f"{held.__name__}.module", "key": key},
-        inputs={"_target_": f"{held.__name__}.inputs", "key": key},
-        pretrained="the caller's",
-        cast=cast,
-        frames_per_call=frames_per_call,
-        state=state,
-    )
-    groups = {"variant": _nodes("variant", variants), "metric": _nodes("metric", metrics)}
-    return RunConfig(
-        components=(spec,),
-        variants=groups["variant"],
-        metrics=groups["metric"],
-        settings=settings,
-        isolation="none",
-        cell_timeout=1e6,  # does not apply in this process
-        resume=None,
-        source={"component": {component: dataclasses.asdict(spec)}, **groups, **dataclasses.asdict(settings)},
-        rounds=rounds,
-        seconds=seconds,
-    )
 
 
 def _nodes(group: str, chosen: Chosen) -> dict[str, dict[str, Any]]:

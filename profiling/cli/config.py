@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from difflib import get_close_matches
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -89,11 +88,8 @@ def read_component(name: str, node: Any) -> ComponentSpec:
         raise InputError(f"{where} is no mapping. Its YAML has the top key `{name}:` with module and inputs below it.")
     known = {each.name for each in fields(ComponentSpec)}
     for key, example in REQUIRED.items():
-        if not isinstance(node.get(key), Mapping):
-            given = node.get(key)
-            near = get_close_matches(key, [str(each) for each in node if each not in known], n=1, cutoff=0.7)
-            if given is None and near:
-                raise InputError(f"{where}.{near[0]} is unknown. Did you mean {key}?")
+        given = node.get(key)
+        if known >= {*node} and not isinstance(given, Mapping):  # else `decode` says which key is unknown
             problem = "is missing. Add it to the YAML" if given is None else "must be a mapping. Write it so"
             shown = "" if given is None else f"={printable(given, 100)}"
             raise InputError(f"{where}.{key}{shown} {problem}, for example {key}: {example}")

@@ -136,11 +136,7 @@ class Space:
 
     def singles(self) -> dict[str, Chosen]:
         """Return the smallest recipe with each step: the step and the first that it needs."""
-        singles = {}
-        for name, step in self.steps.items():
-            needed = next((each for each in step.rules.needs if each in self.steps), None)
-            singles[name] = frozenset({name} if needed is None else {name, *self._needed(needed)})
-        return singles
+        return {name: frozenset(self._needed(name)) for name in self.steps}
 
     def together(self, without: Collection[str] = ()) -> Chosen:
         """Return the recipe with all exact transforms except those `without`, the first compiler and the first capture.
