@@ -8,7 +8,6 @@
 """
 
 import argparse
-import random
 import statistics
 import time
 from contextlib import closing
@@ -21,9 +20,9 @@ from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 from profiling.metrics.clocks import clock_of
 from profiling.metrics.latency import TimedWindowMonitor
 from profiling.metrics.monitor import CallMonitor, FrameMonitor
-from profiling.metrics.sampling import Sample, SamplingLimits, collect
+from profiling.metrics.sampling import Sample, Turn, collect_window
 
-ROUNDS = 5
+ROUNDS, CALLS = 5, 5000
 
 
 def nothing() -> None:
@@ -32,22 +31,14 @@ def nothing() -> None:
 
 def overhead_us(device: torch.device) -> tuple[float, float]:
     """Return (µs of an iteration outside the reported wall time, µs that the clock itself adds to it)."""
-    clock = clock_of(device)
-    limits = SamplingLimits(interval=1e-12, min_iterations=100, max_iterations=5000, max_seconds=60)
-    # The loop is shown spread-out times, so that it looks at the interval as often as in a noisy run and never stops.
-    shown = iter(random.Random(0).choices(range(1, 10**6), k=limits.max_iterations))
-    walls = []
-
-    def sample() -> Sample:
-        walls.append(clock.sample(nothing).wall)
-        return Sample(wall=next(shown))
-
+    clock, samples = clock_of(device), list[Sample]()
     with closing(CallMonitor(device)) as calls:
-        monitor = TimedWindowMonitor(device, calls)
+        observed = TimedWindowMonitor(device, calls).observed(lambda: clock.sample(nothing))
         start = time.perf_counter()
-        collect(sample, limits, time.perf_counter, monitor.read_clocks)
-        per_iteration = (time.perf_counter() - start) / limits.max_iterations * 1e6
-    reported = statistics.fmean(walls) * 1e3
+        while len(samples) < CALLS:
+            samples += collect_window(observed, Turn(seconds=1.0, calls=CALLS), time.perf_counter)
+        per_iteration = (time.perf_counter() - start) / len(samples) * 1e6
+    reported = statistics.fmean(each.wall for each in samples) * 1e3
     return per_iteration - reported, reported
 
 

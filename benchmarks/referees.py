@@ -41,11 +41,11 @@ from profiling.errors import reason_of
 from profiling.graphs import CudaGraphed
 from profiling.machine.spreads import Spreads
 from profiling.metrics.clocks import CacheFlush, clock_of
-from profiling.metrics.sampling import SHORTEST, Ready, SamplingLimits, Turn, WindowSamples, collect
+from profiling.metrics.sampling import LONGEST, SHORTEST, Ready, Turn, WindowSamples
 from profiling.report.table import Column, Table, markdown
 from profiling.results.judge import ONE_PROCESS, Cell, Pair, Windows, compare
 from profiling.results.measured import Spread
-from profiling.run.turns import LONGEST, Placement, take_turns
+from profiling.run.turns import Placement, take_turns
 from profiling.trace.device_work import device_work
 
 Call = Callable[[], object]
@@ -225,9 +225,10 @@ def our_median(call: Call, device: torch.device, seconds: float, *, cold: bool =
             flush()
         return clock.sample(call)
 
-    limits = SamplingLimits(interval=1e-6, max_seconds=seconds)  # an interval never reached: the whole budget
     sample()  # one warm-up call is enough, the turn before ran the same
-    samples, _ = collect(sample, limits, time.perf_counter, lambda: None)
+    start, samples = time.perf_counter(), [sample()]
+    while time.perf_counter() - start < seconds:
+        samples.append(sample())
     return statistics.median([each.wall if each.device is None else each.device for each in samples])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import ClassVar
 
@@ -32,6 +33,7 @@ from profiling.metrics.sampling import (
     rewarm,
     summaries,
     warm_up,
+    window_of,
 )
 from profiling.results.measured import LatencyConditions, SlowFrames
 from profiling.results.stats import frame_rate, rates_of_calls
@@ -59,15 +61,7 @@ class Latency(SamplingLimits, Metric):
         whole = component.place.calls  # a window is whole trajectories
         with no_garbage_collection(), closing(CallMonitor(component.device)) as calls:
             monitor = TimedWindowMonitor(component.device, calls)
-            stopped_by, warmup = self._in_turns(sample, subject, monitor)
-            if warmup is None:
-                warmup = self._warm_up(sample)
-                with span("timing"):
-                    component.reset()
-                    observed = monitor.observed(sample)
-                    with monitor.on_own_cores(), monitor.window() as samples:
-                        taken, stopped_by = collect(observed, self, perf_counter, monitor.read_clocks, whole)
-                        samples += taken
+            stopped_by, warmup = self._timed(sample, subject, monitor)
             windows, invalid = monitor.windows, monitor.invalid_reason()
             conditions, slow = monitor.conditions(warmup, cold=self.cold), monitor.slow_calls()
         clocks = summaries(windows, stopped_by)
@@ -81,19 +75,14 @@ class Latency(SamplingLimits, Metric):
         }
         return Measured(sections, None if invalid is None else ("invalid", f"inside the timed window: {invalid}"))
 
-    def _warm_up(self, sample: Callable[[], Sample]) -> Warmup:
-        with span("warm-up"):
-            return warm_up(sample, snapshot, self, perf_counter)
-
-    def _in_turns(
+    def _timed(
         self, sample: Callable[[], Sample], subject: Subject, monitor: TimedWindowMonitor
-    ) -> tuple[StoppedBy | None, Warmup | None]:
-        """Time the windows that this cell is given; return what ended them, and the warm-up before the first.
+    ) -> tuple[StoppedBy | None, Warmup]:
+        """Time the windows that this cell is given, or takes alone; return what ended them, and the warm-up.
 
-        Not earlier: while cells are prepared side by side, times do not settle, and calls of one delay the others.
+        That is made before the first window and not earlier: while cells are prepared side by side, times do not
+        settle, and calls of one delay the others.
         """
-        if subject.take_turns is None:
-            return None, None
         used, free = used_and_free(monitor.device)
         ready = Ready(
             min_iterations=self.min_iterations,
@@ -110,15 +99,20 @@ class Latency(SamplingLimits, Metric):
             nonlocal warmup
             with monitor.on_own_cores():
                 if warmup is None:
-                    warmup = self._warm_up(sample)
-                else:
+                    with span("warm-up"):
+                        warmup = warm_up(sample, snapshot, self, perf_counter)
+                elif subject.take_turns is not None:
                     rewarm(sample, perf_counter)
                 component.reset()
                 with span("timing"), monitor.window() as samples:
                     samples += collect_window(observed, turn, perf_counter, component.place.calls)
             return monitor.windows[-1]
 
-        return subject.take_turns(ready, window), warmup
+        stopped_by = None if subject.take_turns is None else subject.take_turns(ready, window)
+        if warmup is None:  # no window was asked for
+            stopped_by = collect(partial(window, window_of(ready)), self)
+        assert warmup is not None, "of the first window"
+        return stopped_by, warmup
 
     def _sampler(self, subject: Subject) -> Callable[[], Sample]:
         device, step = subject.component.device, subject.step
@@ -185,10 +179,10 @@ class TimedWindowMonitor:
         compiled, retries = snapshot(), self._allocator_retries()
         run_queue = RunQueueMonitor()
         self._clocks.resume()
-        self.read_clocks()
+        self._clocks.read()
         samples, start = list[Sample](), perf_counter()
         yield samples
-        self.read_clocks()
+        self._clocks.read()
         cpu = run_queue.lost_share()
         self._clocks.pause()
         gpu = None if self._cuda is None else nvml.share_of_others(self._cuda, perf_counter() - start)
@@ -205,10 +199,6 @@ class TimedWindowMonitor:
             gpu_lost_share=gpu,
         )
         self.windows.append(window)
-
-    def read_clocks(self) -> None:
-        """Read the SM clock, now."""
-        self._clocks.read()
 
     def invalid_reason(self) -> str | None:
         """Return why another program ran inside a window, or None."""

@@ -157,6 +157,16 @@ class WindowSamples(msgspec.Struct, frozen=True, kw_only=True):
     gpu_lost_share: float | None = None
 
 
+#: Longest window, in seconds. Fewest windows that the limits of a cell leave room for, and those over which the samples
+#: of a fast cell are spread.
+LONGEST, LEAST, SPREAD = 0.5, 8, 20
+
+
+def window_of(ready: Ready) -> Turn:
+    """Return the turn for one window of a cell, by its limits."""
+    return Turn(seconds=min(LONGEST, ready.max_seconds / LEAST), calls=max(1, ready.max_iterations // SPREAD))
+
+
 #: Called by a cell that is ready, with a function that times one window; it returns when the cell may go on, with what
 #: ended the turns. A cell whose function was never called times itself alone.
 TakeTurns = Callable[[Ready, Callable[[Turn], WindowSamples]], StoppedBy | None]
@@ -203,6 +213,19 @@ def by_call_ms(windows: Sequence[WindowSamples], calls: int) -> dict[str, float]
     return medians if answers & {"faster", "slower"} else {}
 
 
+def collect(window: Callable[[], WindowSamples], limits: SamplingLimits) -> StoppedBy:
+    """Time windows of a cell that is alone until a limit is met; return which."""
+    wall_ms = list[float]()
+    while True:
+        wall_ms += window().wall_ms
+        if len(wall_ms) >= limits.min_iterations and relative_half_width(wall_ms) <= limits.interval:
+            return "interval"
+        if len(wall_ms) >= limits.max_iterations:
+            return "iterations"
+        if sum(wall_ms) >= 1e3 * limits.max_seconds:
+            return "time"
+
+
 def summaries(windows: Sequence[WindowSamples], stopped_by: StoppedBy | None) -> dict[str, Summary]:
     """Return the summary of each clock that was read, in milliseconds: wall_ms, device_ms, host_ms."""
     clocks = {}
@@ -210,36 +233,3 @@ def summaries(windows: Sequence[WindowSamples], stopped_by: StoppedBy | None) ->
         if values := [value for window in windows for value in getattr(window, name)]:
             clocks[name] = msgspec.structs.replace(summarize(values), stopped_by=stopped_by)
     return clocks
-
-
-def collect(
-    sample: Callable[[], Sample],
-    limits: SamplingLimits,
-    now: Callable[[], float],
-    on_check: Callable[[], None],
-    whole: int = 1,
-) -> tuple[Sequence[Sample], StoppedBy]:
-    """Call `sample` until a limit is reached; return all samples, a multiple of `whole`, and the name of the limit.
-
-    The interval is checked each time the number of samples has grown by a fifth, so that checks stay cheap. `on_check`
-    is called at each check, between samples. `now` returns seconds.
-    """
-    samples: list[Sample] = []
-    start, next_check = now(), limits.min_iterations
-    while True:
-        samples.append(sample())
-        count = len(samples)
-        if count % whole:
-            continue
-        if count >= next_check or count >= limits.max_iterations:
-            on_check()
-            if (
-                count >= limits.min_iterations
-                and relative_half_width([each.wall for each in samples]) <= limits.interval
-            ):
-                return samples, "interval"
-            next_check = count + max(1, count // 5)
-        if count >= limits.max_iterations:
-            return samples, "iterations"
-        if now() - start >= limits.max_seconds:
-            return samples, "time"

@@ -23,7 +23,7 @@ from statistics import median
 import numpy as np
 
 from profiling.machine.spreads import Spreads
-from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples
+from profiling.metrics.sampling import Ready, StoppedBy, Turn, WindowSamples, window_of
 from profiling.results.judge import (
     LOOKS,
     ONE_PROCESS,
@@ -38,10 +38,6 @@ from profiling.results.measured import LATE, LEAST_VALUES, Control, Spread, Turn
 from profiling.results.stats import rates_of_calls
 from profiling.results.verdicts import kind_of, windows_of
 
-#: Longest window, in seconds.
-LONGEST = 0.5
-#: Fewest windows that the limits of a cell leave room for, and those over which the samples of a fast cell are spread.
-LEAST, SPREAD = 8, 20
 #: Blocks after which controls are prepared. A cell near the best one has a control, too: within 3%, or within so many
 #: standard deviations of what equal code of its kind differs by, so that a second process may decide of it.
 CONTROL_AFTER, NEAR, NEAR_SPREADS = 2, 0.03, 3.0
@@ -133,11 +129,6 @@ class Placement:
             )
             for turn, window in self.windows
         )
-
-
-def window_of(ready: Ready) -> Turn:
-    """Return the turn for one window of a cell, by its limits."""
-    return Turn(seconds=min(LONGEST, ready.max_seconds / LEAST), calls=max(1, ready.max_iterations // SPREAD))
 
 
 #: Places a cell a second time, as its control; returns None if memory does not suffice, or if that fails.

@@ -37,21 +37,27 @@ class FakeClock:
 
 
 def run(times, limits):
-    clock = FakeClock(times)
-    looks = []
-    samples, stopped_by = collect(clock.take, limits, clock.now, lambda: looks.append(clock.now()))
-    return samples, stopped_by, looks
+    clock, windows = FakeClock(times), []
+
+    def window():
+        windows.append(tuple(each.wall for each in collect_window(clock.take, Turn(seconds=0.5, calls=100), clock.now)))
+        return WindowSamples(start_s=0.0, wall_ms=windows[-1])
+
+    stopped_by = collect(window, limits)
+    return [ms for each in windows for ms in each], stopped_by
 
 
 def test_a_steady_step_stops_at_the_minimum_a_noisy_one_at_the_most_iterations_and_a_slow_one_at_its_time():
-    samples, stopped_by, looks = run(itertools.repeat(10.0), SamplingLimits(min_iterations=30))
-    assert (len(samples), stopped_by, len(looks)) == (30, "interval", 1)
+    """Up to a window later: windows are whole."""
+    samples, stopped_by = run(itertools.repeat(10.0), SamplingLimits(min_iterations=30))
+    assert stopped_by == "interval"
+    assert 30 <= len(samples) < 40
     rng = random.Random(0)
     noisy = (rng.lognormvariate(0, 1) for _ in itertools.count())
-    samples, stopped_by, looks = run(noisy, SamplingLimits(min_iterations=10, max_iterations=200, max_seconds=1e6))
-    assert (len(samples), stopped_by) == (200, "iterations")
-    assert len(looks) < 25, "looking gets rarer"
-    samples, stopped_by, _ = run(itertools.cycle([900.0, 2000.0]), SamplingLimits(max_seconds=10.0))
+    samples, stopped_by = run(noisy, SamplingLimits(min_iterations=10, max_iterations=200, max_seconds=1e6))
+    assert stopped_by == "iterations"
+    assert 200 <= len(samples) <= 300
+    samples, stopped_by = run(itertools.cycle([900.0, 2000.0]), SamplingLimits(max_seconds=10.0))
     assert stopped_by == "time"
     assert 5 <= len(samples) <= 10
 

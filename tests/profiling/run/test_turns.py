@@ -7,13 +7,13 @@ import pytest
 from as_user import outcome_of
 from fake_cells import FakeCells, Plan, dies, rows, run_of
 
-from profiling.metrics.sampling import Ready
+from profiling.metrics.sampling import LONGEST, Ready, window_of
 from profiling.results.jsonl import read_records
 from profiling.results.judge import DEFAULT_SPREADS, FEWEST, LOOKS
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.verdicts import answer_on, compare_records, holds_rate, spread_of
 from profiling.run import in_turns, runner
-from profiling.run.turns import CONTROL_AFTER, LONGEST, Placement, take_turns, window_of
+from profiling.run.turns import CONTROL_AFTER, Placement, take_turns
 
 LIMITS = {"min_iterations": 20, "max_iterations": 2000, "max_seconds": 10.0}
 
