@@ -41,7 +41,7 @@ burst. Where the answer is undecided, more calls may be made, at most twice, and
 none of the calls showed cannot be known: of 600 calls with 2% late in bursts of 3, 2% show none.
 
 **Looks.** Turns end at one of `LOOKS`. All but the last ask for 99.9% intervals (Haybittle 1971, Peto 1976), so that
-looking adds at most 0.4 points to the 5% of the last. They also end where more windows would not change the answer: the
+looking adds at most 0.3 points to the 5% of the last. They also end where more windows would not change the answer: the
 placements alone leave the comparison open at the level of the look, and the noise is small beside them.
 """
 
@@ -73,7 +73,7 @@ TREND_P = 1e-5
 #: end 1 to 5% are then called drifting, 35 to 100% without this rule; steps and ramps are found as often as without it.
 END_P = 0.01
 #: Windows of each cell after which turns may end, and the level of the intervals at each of these looks.
-LOOKS: Mapping[int, float] = {6: 0.999, 8: 0.999, 10: 0.999, 15: 0.999, 75: 0.95}
+LOOKS: Mapping[int, float] = {6: 0.999, 10: 0.999, 15: 0.999, 75: 0.95}
 #: Fewest windows from which noise is estimated; slow calls beside other processes may leave a run with no more.
 FEWEST = 4
 #: The correlation of neighbours is at least this over the number of windows, since few windows cannot show one. Of
