@@ -33,7 +33,6 @@ class Graphs(Section, frozen=True, kw_only=True):
     pool_bytes: Annotated[int | None, about("reserved by the pool that the graphs share", "bytes")] = None
     memory: Annotated[Mapping[str, MemoryKinds], about("memory at each phase of the last capture, by phase")] = {}
     host_launches: Annotated[BeforeAfter | None, about("launches a call, uncaptured and replayed", "count")] = None
-    wall_ms: Annotated[BeforeAfter | None, about("median wall time of interleaved calls", "ms")] = None
 
 
 class ModuleChoice(Section, frozen=True, kw_only=True):

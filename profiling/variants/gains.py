@@ -1,4 +1,4 @@
-"""Measures the gain of a capture, a torch.fx pass or a quantised layer.
+"""Measures the gain of a torch.fx pass or a quantised layer, and the launches that a capture saves.
 
 Two calls are timed alternately, so that drift affects both alike.
 """
@@ -28,8 +28,7 @@ from profiling.variants.replaced_layers import input_of
 
 #: Calls in a row that are observed: a module may use some layers in every second call only.
 CALLS_IN_A_ROW = 2
-#: Rounds in which an eager call and a replay are timed: as many as fit into the seconds, within these limits.
-_LEAST_WALL_ROUNDS, _WALL_ROUNDS, _WALL_SECONDS = 5, 31, 0.5
+#: Rounds in which two calls are timed.
 _REPLAY_ROUNDS = 11
 #: Milliseconds of one timed series of replays: long compared with the resolution of events and the first launch.
 _SERIES_MS = 20.0
@@ -44,51 +43,26 @@ def interleaved_medians(before: Callable[[], float], after: Callable[[], float],
     return statistics.median(values[0]), statistics.median(values[1])
 
 
-def graphs_section(
-    engine: CudaGraphed,
-    call: Callable[..., Any],
-    inputs: Mapping[str, Any],
-    rewind: Callable[[], Any],
-) -> Graphs:
+def graphs_section(engine: CudaGraphed, call: Callable[..., Any], inputs: Mapping[str, Any]) -> Graphs:
     """Return the record's section `graphs`, where `engine` replays what `call(**inputs)` does eagerly.
 
-    Host launches (of one call) and wall times (medians of alternating calls) are those of the eager call, `before`, and
-    of the replay, `after`; launches are absent where CUPTI counted none. `rewind` is called before each timed call.
+    Host launches are those of one eager call, `before`, and of a replay, `after`; absent where CUPTI counted none.
     """
     captured, counters = engine.newest, engine.counters
-    eager, replay = partial(call, **inputs), partial(engine, **inputs)
     with no_autocast_cache():  # as in the capture: a compiled call would otherwise recompile
-        eager_ms, replay_ms = _wall_ms(eager, replay, rewind)
-        host_launches = BeforeAfter(before=_launches(eager), after=_launches(replay))
+        launches = BeforeAfter(before=_launches(partial(call, **inputs)), after=_launches(partial(engine, **inputs)))
     return Graphs(
         held=counters.held,
         capture_seconds=counters.capture_seconds,
         pool_bytes=counters.pool_bytes,
         memory={} if captured is None else {point: MemoryKinds(**kinds) for point, kinds in captured.memory.items()},
-        host_launches=host_launches,
-        wall_ms=BeforeAfter(before=eager_ms, after=replay_ms),
+        host_launches=launches,
     )
 
 
 def _launches(call: Callable[[], Any]) -> float | None:
     work = device_work(call)
     return None if work is None else work.launches
-
-
-def _wall_ms(before: Callable[[], Any], after: Callable[[], Any], rewind: Callable[[], Any]) -> tuple[float, float]:
-    """Return the median wall times of one call of each, in ms: from an idle device until its work is done."""
-
-    def wall_ms(call: Callable[[], Any]) -> float:
-        rewind()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - start) * 1e3
-
-    round_ms = min(wall_ms(before) + wall_ms(after) for _ in range(3))  # the first one is a warm-up
-    rounds = min(_WALL_ROUNDS, max(_LEAST_WALL_ROUNDS, round(_WALL_SECONDS * 1e3 / round_ms)))
-    return interleaved_medians(partial(wall_ms, before), partial(wall_ms, after), rounds)
 
 
 def replay_ms(

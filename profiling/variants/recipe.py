@@ -245,7 +245,7 @@ class Recipe(Variant):
             *extra_steps, run = [partial(call if engine is None else engine, **each) for each in inputs]
             static = None if engine is None else engine.static_step(**component.inputs)
             if engine is not None:
-                section = partial(graphs_section, engine, call, component.inputs, component.rewind)
+                section = partial(graphs_section, engine, call, component.inputs)
                 log.explain.append(lambda: {"graphs": section()})
             return Step(
                 run=run,
