@@ -239,11 +239,13 @@ def _without_hydra(cfg: DictConfig) -> DictConfig:
 def _composed(target: str, overrides: Sequence[str], folders: Sequence[Path]) -> DictConfig:
     """Return the config of `target` with that of Hydra, whose overrides have been checked."""
     register_resolvers()
-    places = (override("", f"file://{folder.absolute()}")[1:] for folder in folders[1:])
+    # A path that Hydra adds is searched once it has found the file of the target.
+    own = next((folder for folder in folders if (folder / f"{target}.yaml").is_file()), folders[0])
+    places = (override("", f"file://{folder.absolute()}")[1:] for folder in folders if folder != own)
     added = f"hydra.searchpath=[{','.join(places)}]"
     steps = register(target, overrides, folders)
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(folders[0].absolute()), version_base=None):
+    with initialize_config_dir(str(own.absolute()), version_base=None):
         return compose(target, [*overrides, *steps, added], return_hydra_config=True)
 
 
@@ -359,8 +361,10 @@ def check_choices(group: str, value: object, folders: Sequence[Path]) -> None:
     if not all(isinstance(name, str) for name in names):
         example = f"{group}=[NAME,NAME]" if group in LISTS else f"{group}=NAME"
         wrong = next(name for name in names if not isinstance(name, str))
-        if isinstance(value, list) and isinstance(wrong, bool | int | float):
-            example += f" ({str(wrong).lower()} is read as {'a flag' if isinstance(wrong, bool) else 'a number'})"
+        kinds = {bool: "a flag", int: "a number", float: "a number", type(None): "nothing"}
+        if type(wrong) in kinds:
+            written = "null" if wrong is None else str(wrong).lower()
+            example += f" ({written} is read as {kinds[type(wrong)]})"
         raise InputError(f"{group}={value!r} does not name YAML files. Write {example}; --help lists the names.")
     for path in (folder / group / f"{name}.yaml" for folder in folders for name in names):
         if path.is_file() and check_yaml(path) - {"defaults"} != {path.stem} and group in LISTS:

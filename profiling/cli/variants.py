@@ -116,9 +116,14 @@ def _known(name: str, steps: Mapping[str, Step], folders: Sequence[Path]) -> str
 
 
 def _defaults(target: str, folders: Sequence[Path]) -> list[str]:
-    """Return the variants in the defaults of a target's YAML."""
+    """Return the variants in the defaults of a target's YAML, or of one that it is based on."""
     file = next((path for folder in folders if (path := folder / f"{target}.yaml").is_file()), None)
     content = yaml.safe_load(file.read_text(encoding="utf-8")) if file is not None else {}
-    defaults = content.get("defaults", []) if isinstance(content, Mapping) else []
-    found = [each["variant"] for each in defaults if isinstance(each, Mapping) and "variant" in each]
-    return [str(name) for each in found for name in (each if isinstance(each, list) else [each])]
+    found: list[str] = []
+    for each in content.get("defaults", []) if isinstance(content, Mapping) else []:
+        if isinstance(each, str):
+            found = _defaults(each.strip("/"), folders) or found
+        for key, value in each.items() if isinstance(each, Mapping) else ():
+            if str(key).split()[-1].strip("/") == "variant":  # without `override` or `optional`
+                found = [str(name) for name in (value if isinstance(value, list) else [value])]
+    return found

@@ -49,6 +49,8 @@ REFUSED = {
         # names
         ("--config-name=tune", "each target has one config"),
         ("component=[nan]", "component=[NAME,NAME] (nan is read as a number)"),
+        ("component=nan", "component=[NAME,NAME] (nan is read as a number)"),
+        ("component=[null]", "component=[NAME,NAME] (null is read as nothing)"),
         ("component=null", "component=[NAME,NAME]"),
         ("component=[]", "Name at least one component"),
         ("component=[nte]", "Did you mean"),

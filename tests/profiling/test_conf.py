@@ -35,6 +35,22 @@ def check_targets(node):
         assert hasattr(importlib.import_module(module), attribute), target
 
 
+@pytest.mark.parametrize(
+    ("defaults", "variants"),
+    [
+        ("[generic_forward, _self_]", ["baseline", "compile", "cuda_graph", "compile+cuda_graph"]),
+        (
+            "[generic_forward, {override variant: [baseline, channels_last+compile]}, _self_]",
+            ["baseline", "channels_last+compile"],
+        ),
+    ],
+)
+def test_a_target_of_the_user_lies_in_the_config_folder_and_may_be_based_on_another(tmp_path, defaults, variants):
+    (tmp_path / "mine.yaml").write_text(f"defaults: {defaults}\nseed: 7\n")
+    cfg = compose_config("mine", ["component=[world_model]"], [CONF, tmp_path])
+    assert (list(cfg.variant), cfg.seed) == (variants, 7)
+
+
 @pytest.mark.parametrize("target", sorted(path.stem for path in CONF.glob("*.yaml")))
 def test_every_target_composes_and_its_targets_exist(target):
     check_targets(composed(target=target))
@@ -110,5 +126,5 @@ def test_tiny_changes_only_keys_that_are_there():
 def test_a_misspelt_key_in_the_place_of_a_required_one_gets_the_near_name(key, meant):
     node = {"module": {"_target_": "n"}, "inputs": {"x": {"shape": [1]}}}
     node[key] = node.pop(meant)
-    with pytest.raises(InputError, match=rf"component\.net\.{key} is unknown\. Did you mean {meant}\?"):
+    with pytest.raises(InputError, match=rf"component\.net\.{key} is unknown.* Did you mean '{meant}'\?"):
         read_component("net", node)
