@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from profiling.components.manifest import MANIFEST, Entry, check_digest, load_manifest
-from profiling.errors import InputError, did_you_mean, reason_of
+from profiling.errors import InputError, did_you_mean, reason_of, working_directory
 
 _PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before the second attempt, the third, …
 
@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--manifest", type=Path, default=MANIFEST, metavar="PATH", help="list of published files")
     options = parser.parse_args(arguments)
     try:
+        working_directory()  # which the commands that are printed refer to
         with options.manifest.open("rb") as manifest:
             _wait_for_other_processes(manifest.fileno())
             entries = _select(load_manifest(options.manifest), options.names)

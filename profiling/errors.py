@@ -269,6 +269,14 @@ def override(key: str, value: object) -> str:
     return f"{key}='{text}'"
 
 
+def working_directory() -> Path:
+    """Return the working directory. Raises InputError if it was deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the working directory was deleted. Change to another folder.") from None
+
+
 def python_command() -> str:
     """Return the command that starts this interpreter in the working directory, so that printed commands can be pasted.
 

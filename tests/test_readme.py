@@ -10,6 +10,9 @@ import pytest
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from profiling.cli.app import CONF, compose_config
+from profiling.cli.config import steps_of
+
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -63,6 +66,14 @@ def test_commands_of_the_pages_and_of_the_help_are_accepted():
             words = takewhile(lambda word: re.search("^-|=", word), shlex.split(arguments, comments=True))
             parsed = get_args_parser().parse_args(list(words))
             OverridesParser.create().parse_overrides(parsed.overrides)
+
+
+def test_the_page_on_variants_lists_every_step_and_its_kind():
+    page = (ROOT / "docs" / "variants.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \| .* \| (transform|compiler|option|capture) \|$", page, re.MULTILINE)
+    listed = {name: kind for names, kind in rows for name in re.findall(r"`(\w+)`", names)}
+    steps = steps_of(compose_config("generic_forward", (), [CONF]))
+    assert listed == {name: step.kind for name, step in steps.items()}
 
 
 def test_the_generated_docs_are_fresh(record_pages):

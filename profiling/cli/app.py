@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -40,9 +40,10 @@ from profiling.errors import (
     printable,
     python_command,
     shell_words,
+    working_directory,
 )
-from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.record import AND
+from profiling.results.jsonl import RESULTS_FILE, read_records
+from profiling.results.record import AND, NOT_ENDED
 from profiling.results.run_folder import CONFIG_FILE, JOB_FILE, SWEEP_FILE, claimed, new_folder, resume_command
 from profiling.run.job import RunConfig
 from profiling.variants.steps import read_steps
@@ -139,7 +140,8 @@ def _launched(target: str, run: Target, started: float) -> int:
     HydraConfig.instance().set_config(cfg)  # of which the folder is made
     folder = Path(cfg.hydra.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with claimed(folder, cfg.get("resume"), lambda line: print(line, file=sys.stderr), started=started):
+    warn = partial(print, file=sys.stderr)
+    with claimed(folder, cfg.get("resume"), warn, started=started), explaining_os_errors(folder):
         return run(_without_hydra(cfg), folder)
 
 
@@ -161,20 +163,25 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
     finally:
         progress.close()
     if (folder / RESULTS_FILE).exists():
-        try:
+        with explaining_interrupts(progress.say, "profiling.report", folder):
             printed = write_report(folder, details=config.details)
-        except KeyboardInterrupt:
-            again = command("-m", "profiling.report", folder)
-            progress.say(
-                f"interrupted while writing the report; all records are saved. To write the report:\n  {again}"
-            )
-            return INTERRUPTED
         print_text(printed.text)
         code = code if printed.is_written else max(code, 1)
     if code == INTERRUPTED and (folder / CONFIG_FILE).exists():
         resumption = resume_command(folder, started_by)
         progress.say(f"interrupted; finished cells are kept. To resume:\n  {resumption}")
     return code
+
+
+@contextmanager
+def explaining_interrupts(say: Callable[[str], None], module: str, *folders: Path) -> Iterator[None]:
+    """If the user interrupts the block, which writes a report, say how to get it: from `module`, of these folders."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = command("-m", module, *folders)
+        say(f"interrupted while writing the report; all records are saved. To write the report:\n  {again}")
+        raise
 
 
 def command_line(target: str, folder: Path | None = None) -> str:
@@ -298,10 +305,7 @@ def check_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Any:
         HydraException: an override that cannot be parsed.
 
     """
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        raise InputError("the working directory was deleted. Change to another folder.") from None
+    working_directory()
     for argument in arguments:
         if not argument.isprintable():
             raise InputError(
@@ -496,14 +500,41 @@ def _dotted_keys(node: object, path: str = "") -> list[str]:
     return [*keys, *(nested for key, value in keys.items() for nested in _dotted_keys(value, key))]
 
 
-def _explained_os_error(error: OSError) -> str:
-    """Return one line for a full disk, a folder without write permission or another error of the operating system."""
+@contextmanager
+def explaining_os_errors(folder: Path) -> Iterator[None]:
+    """Raise an error of the operating system in a run or sweep as an InputError, which says what `folder` has kept."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader of the output is gone
+        raise
+    except OSError as error:
+        raise InputError(_explained_os_error(error, folder)) from None
+
+
+def _explained_os_error(error: OSError, folder: Path | None = None) -> str:
+    """Return one line for a full disk, a folder without write permission or another error of the operating system.
+
+    `folder` is that of the run or sweep, if it had begun.
+    """
     where = f" {error.filename}" if error.filename else ""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return (
-            f"{error.strerror}{where}: the disk is full. The records of finished cells are complete. "
-            "Free space, then repeat the command with resume=RUN"
-        )
+        cause, remedy = "the disk is full", "Free space"
+        if error.errno == errno.EFBIG:
+            cause, remedy = "it is above the limit on the size of a file", "Raise the limit (ulimit -f)"
+        kept, resumption = "Nothing was measured", ""
+        if folder is not None and _has_ended_cells(folder):
+            kept = f"The records of finished cells in {folder} are complete"
+            resumption = f" with {shell_words([override('resume', folder)])}"
+        return f"{error.strerror}{where}: {cause}. {kept}. {remedy}, then repeat the command{resumption}"
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return f"cannot write{where}: {error.strerror}. Choose another folder: hydra.run.dir=FOLDER"
     return f"{error.strerror or error}{where}. Choose another folder: hydra.run.dir=FOLDER"
+
+
+def _has_ended_cells(folder: Path) -> bool:
+    """Return whether the run in the folder, or one of the sweep there, has the record of a cell that has ended."""
+    for file in (folder / RESULTS_FILE, *folder.glob(f"*/{RESULTS_FILE}")):
+        with contextlib.suppress(InputError):
+            if any(record.reason != NOT_ENDED for record in read_records(file).records):
+                return True
+    return False

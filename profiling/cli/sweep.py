@@ -26,7 +26,13 @@ from hydra.core.override_parser.types import Override, ValueType
 from msgspec.structs import replace
 from omegaconf import OmegaConf
 
-from profiling.cli.app import SWEEP_OPTIONS, compose_config, let_interrupts_raise
+from profiling.cli.app import (
+    SWEEP_OPTIONS,
+    compose_config,
+    explaining_interrupts,
+    explaining_os_errors,
+    let_interrupts_raise,
+)
 from profiling.cli.config import read_config
 from profiling.cli.launchers import ENGINE, OWN, SweepOptions, launch, places_for
 from profiling.errors import (
@@ -105,7 +111,8 @@ def sweep(target: str, arguments: Sequence[str], parsed: Any, folders: Sequence[
         timeout=options.job_timeout,
     )
     let_interrupts_raise()
-    with claimed(folder, resume, lambda line: print(line, file=sys.stderr), started=started, key=_FOLDER):
+    warn = partial(print, file=sys.stderr)
+    with claimed(folder, resume, warn, started=started, key=_FOLDER), explaining_os_errors(folder):
         if resume is None:
             planned = tuple(SweepJob(number=n, folder=str(n), overrides=tuple(job)) for n, job in enumerate(jobs))
             argv = tuple(arguments)
@@ -145,7 +152,8 @@ def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[in
     if any((folder / job.folder / RESULTS_FILE).exists() for job in jobs):
         from profiling.report.sweep import load_sweep, sweep_report  # what a refused command line does not need
 
-        printed = sweep_report(load_sweep(folder)).written(folder)
+        with explaining_interrupts(partial(print, file=sys.stderr), "profiling.report", folder):
+            printed = sweep_report(load_sweep(folder)).written(folder)
         print_text(printed.text)
         is_written = printed.is_written
     counts = Counter(job.state for job in jobs)

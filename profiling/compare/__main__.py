@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m profiling.compare",
         usage=_USAGE,
         description="Did my change help? Compares two runs, or measures two revisions of your code in turns.",
-        epilog=f"{_EPILOG}{_EXIT_CODES}.\nIf the --html page cannot be written, stderr says so; the exit code stays.",
+        epilog=f"{_EPILOG}{_EXIT_CODES}.\nIf the report of a measured run cannot be written, the exit code is not 0.\n"
+        "If the --html page cannot be written, stderr says so; the exit code stays.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name, role in (("A", "before"), ("B", "after")):
@@ -113,6 +114,7 @@ def _compare(options: argparse.Namespace) -> int:
     threshold = None if options.threshold is None else _fraction(options.threshold)
     check_page_path(options.html)
     folders: tuple[Path, ...] = (Path(options.a), Path(options.b))
+    is_reported = True
     if sweep := next(filter(is_sweep, folders), None):
         each = command("-m", "profiling.history", *folders)
         raise InputError(f"{sweep} is a sweep. Name one of its runs, {sweep / '0'} for example; for all runs: {each}")
@@ -120,14 +122,14 @@ def _compare(options: argparse.Namespace) -> int:
         from profiling.compare.measure import measure  # needs torch's environment and Hydra, which reading does not
 
         try:
-            folders = measure((options.a, options.b), options.overrides, options.config_dir)
+            folders, is_reported = measure((options.a, options.b), options.overrides, options.config_dir)
         except OSError as error:
             where = f" {error.filename}" if error.filename else ""
             reason = f"cannot write{where}: {error.strerror or error}"
             raise InputError(f"{reason}. Make room, or choose another folder: hydra.run.dir=FOLDER") from None
     report, code = compare_runs(folders, threshold, options.cells)
     show(options, report)
-    return code
+    return code if is_reported else code or InputError.exit_code
 
 
 def _are_checkouts(options: argparse.Namespace) -> bool:

@@ -18,6 +18,7 @@ from profiling.cli.app import (
     command_line,
     compose_config,
     ending_as_on_ctrl_c,
+    explaining_interrupts,
     let_interrupts_raise,
     override_values,
 )
@@ -45,8 +46,10 @@ _REFUSED = {
 }
 
 
-def measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path | None) -> tuple[Path, ...]:
-    """Measure the checkouts `names`, folders or git revisions, and return the folder of the run of each.
+def measure(
+    names: Sequence[str], overrides: Sequence[str], config_folder: Path | None
+) -> tuple[tuple[Path, ...], bool]:
+    """Measure the checkouts `names`, folders or git revisions; return the run folders, and whether all have reports.
 
     `overrides` are those of the main job; `config_folder` has further YAML files, and each checkout its own copy of it.
 
@@ -88,11 +91,19 @@ def measure(names: Sequence[str], overrides: Sequence[str], config_folder: Path 
             progress.say(f"interrupted; finished cells are in {base}. To measure again, repeat the command.")
             raise
         finally:
-            for folder in folders:
-                if (folder / RESULTS_FILE).exists():
-                    write_report(folder)
+            is_reported = _write_reports(folders, progress)
         _say_what_is_installed(runs, progress)
-    return tuple(folders)
+    return tuple(folders), is_reported
+
+
+def _write_reports(folders: Sequence[Path], progress: Progress) -> bool:
+    """Write the reports of the runs that have results; return whether all could be written, and say which not."""
+    measured = [folder for folder in folders if (folder / RESULTS_FILE).exists()]
+    with explaining_interrupts(progress.say, "profiling.compare", *folders):
+        failures = list(filter(None, (write_report(folder).failure for folder in measured)))
+    for failure in failures:
+        progress.say(failure)
+    return not failures
 
 
 def _configs(checkouts: Sequence[Checkout], overrides: Sequence[str], config_folder: Path | None) -> list[RunConfig]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from profiling.errors import InputError, printable, shell_words
+from profiling.errors import InputError, printable, shell_words, working_directory
 from profiling.results.environment import ENVIRONMENT_FILE, Cpu, Device, Environment, encode_environment
 from profiling.results.frames import (
     NAMES,
@@ -73,12 +73,11 @@ class RecordedRun:
         """Begin the journal, beside a record that counts until the frames are saved.
 
         Raises:
+            InputError: the working directory was deleted.
             OSError: its folder cannot be made or written.
 
         """
-        if self._is_default:
-            self._folder = new_folder(REALTIME)
-        self._folder = self._folder.absolute()
+        self._folder = working_directory() / (new_folder(REALTIME) if self._is_default else self._folder)
         self._journal = Journal(self._folder, CELL, _NAMES)
         planned = _record(self._loop).with_status("failed", "the process ended before FrameRecorder.save()")
         append_record(self._folder, planned)
@@ -147,8 +146,9 @@ class RecordedRun:
         `missing` are remarks on what was not recorded.
 
         Raises:
-            InputError: there is no frame, or the folder holds what this object did not write.
-            OSError: a file cannot be written.
+            InputError: there is no frame, the folder holds what this object did not write, or the working directory
+                was deleted.
+            OSError: a file cannot be written; if it is the report, the frames are saved.
 
         """
         series = {} if self._journal is None else self._journal.read() or {}
@@ -158,7 +158,7 @@ class RecordedRun:
             raise InputError(
                 f"save(): no frame has ended{without}. Put `with frames.frame():` around each turn of your loop."
             )
-        run = (folder or self._folder).absolute()
+        run = working_directory() / (folder or self._folder)
         if run not in {*self._saved, self._folder}:
             check_is_new(run)
         loop, events = self._loop, []
@@ -167,20 +167,20 @@ class RecordedRun:
             events = [{**each, "frame": self._compiled.get(each["frame"], each["frame"])} for each in monitor.events]
         if not self._journal.is_on_disk:
             self.note("the folder of the journal was removed while frames were recorded")
-        result = _write_run(run, series, loop, device, (*self._notes, *missing), events)
+        _write_run(run, series, loop, device, (*self._notes, *missing), events)
         self._saved.add(run)
         self._saved_rows = frame_count(series)
         if self._is_closed:
             self.close()
-        return result
+        return _with_report(run)
 
 
 def recover_run(folder: str | Path) -> RunResult:
     """Save, in its folder, what a journal holds of a recording whose process ended without saving it.
 
     Raises:
-        InputError: the folder holds no such journal.
-        OSError: a file cannot be written.
+        InputError: the folder holds no such journal, or the working directory was deleted.
+        OSError: a file cannot be written; if it is the report, the frames are saved.
 
     """
     folder = Path(folder)
@@ -192,9 +192,9 @@ def recover_run(folder: str | Path) -> RunResult:
         raise InputError(f"{folder} holds frames, but {RESULTS_FILE} does not say of which loop.")
     loop = msgspec.structs.replace(planned.realtime, frames=0)
     notes = ["recovered from the journal: the process ended before it saved its frames"]
-    result = _write_run(folder, series, loop, planned.device, notes, ())
+    _write_run(folder, series, loop, planned.device, notes, ())
     remove_journal(folder, CELL)
-    return result
+    return _with_report(folder)
 
 
 def _write_run(
@@ -204,10 +204,8 @@ def _write_run(
     device: str | None,
     notes: Iterable[str],
     events: Sequence[Mapping[str, Any]],
-) -> RunResult:
+) -> None:
     from profiling.realtime.summary import loop_energy, summarize_frames  # imports scipy, which takes a second
-    from profiling.report.render import write_report
-    from profiling.report.result import RunResult
     from profiling.run.revisions import code_and_command
 
     series = with_gaps(series)
@@ -218,12 +216,19 @@ def _write_run(
     record = msgspec.structs.replace(record, energy=loop_energy(series, section))
     (run / "cells").mkdir(parents=True, exist_ok=True)
     command = shell_words(["python", *sys.argv])
-    environment = encode_environment(code_and_command(command, Path.cwd()))
+    environment = encode_environment(code_and_command(command, working_directory()))
     write_json(run / ENVIRONMENT_FILE, environment | encode_environment(_machine(device or "cpu")))
     write_series(run / series_file(CELL), series)
     append_record(run, record)
     keep_newest_lines(run)
-    write_report(run)
+
+
+def _with_report(run: Path) -> RunResult:
+    from profiling.report.render import write_report
+    from profiling.report.result import RunResult
+
+    if failure := write_report(run).failure:
+        raise OSError(failure)
     return RunResult(run)
 
 

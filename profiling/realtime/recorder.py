@@ -164,7 +164,8 @@ class Frame(_Block):
         """Begin the frame.
 
         Raises:
-            InputError: a frame of this recorder is open here already, or the recorder is closed.
+            InputError: a frame of this recorder is open here already, the recorder is closed, or the working directory
+                was deleted.
             OSError: the folder of the first frame cannot be made.
 
         """
@@ -300,9 +301,9 @@ class FrameRecorder:
         and a later `save` writes all frames again. Default folder: that of the journal.
 
         Raises:
-            InputError: no frame has ended, the folder holds a run that this recorder did not write, or this process
-                was forked from the one that records.
-            OSError: a file cannot be written.
+            InputError: no frame has ended, the folder holds a run that this recorder did not write, the working
+                directory was deleted, or this process was forked from the one that records.
+            OSError: a file cannot be written; if it is the report, the frames are saved.
 
         """
         if self._is_forked:

@@ -86,6 +86,11 @@ class Printed(NamedTuple):
     text: str
     is_written: bool
 
+    @property
+    def failure(self) -> str:
+        """Why a file was not written, and what to type next, in one line; "" if all were."""
+        return "" if self.is_written else self.text.splitlines()[-1]
+
 
 class Report(NamedTuple):
     """What all renderings show: a title, lines on the origin of the numbers, and sections, the answer first.

@@ -61,7 +61,7 @@ class RunResult:
         """Copy the run into `folder`, with its reports, and return the folder.
 
         Raises:
-            InputError: the folder holds what this object did not write, or cannot be written.
+            InputError: the folder holds what this object did not write, or it or the reports cannot be written.
 
         """
         try:
@@ -69,10 +69,12 @@ class RunResult:
             if target not in self._saved:
                 check_is_new(target)
             shutil.copytree(self.folder, target, dirs_exist_ok=True)
-            write_report(target)
+            self._saved.add(target)
+            failure = write_report(target).failure
         except OSError as error:
             raise InputError(f"save({str(folder)!r}): {error.strerror or error}. Name another folder.") from error
-        self._saved.add(target)
+        if failure:
+            raise InputError(f"save({str(folder)!r}): {failure}")
         return target
 
     def __str__(self) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiling.errors import InputError, did_you_mean, printable
+from profiling.errors import InputError, did_you_mean, printable, working_directory
 from profiling.run.revisions import git
 
 #: Names of the checkouts, in their order.
@@ -114,10 +114,11 @@ def opened(names: Sequence[str]) -> Iterator[tuple[Checkout, ...]]:
     A revision's folder is the one that corresponds to the working directory.
 
     Raises:
-        InputError: a name is neither a folder nor a revision, or no worktree can be made.
+        InputError: a name is neither a folder nor a revision, no worktree can be made, or the working directory was
+            deleted.
 
     """
-    here = Path.cwd().resolve()
+    here = working_directory().resolve()
     top = _top(here)
     with contextlib.ExitStack() as stack:
         folders: list[tuple[Path, Path]] = []

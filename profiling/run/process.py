@@ -24,6 +24,7 @@ from typing import Any, Self
 from greenlet import greenlet
 from msgspec.structs import replace
 
+from profiling.errors import working_directory
 from profiling.machine.run_queue import RUN_PROCESS
 from profiling.metrics.sampling import Turn
 from profiling.results.record import encode_sections
@@ -245,7 +246,7 @@ class ProcessState:
     """
 
     def __init__(self) -> None:
-        self._folder, self._variables = Path.cwd(), dict(os.environ)
+        self._folder, self._variables = working_directory(), dict(os.environ)
         self._streams = [(name, getattr(sys, name)) for name in ("stdin", "stdout", "stderr")]
         self._descriptors = [_duplicate(number) for number in range(len(self._streams))]
         self._timer, self._began = signal.getitimer(signal.ITIMER_REAL), time.monotonic()

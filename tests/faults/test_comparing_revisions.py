@@ -1,17 +1,22 @@
 """Comparing two revisions."""
 
+import errno
 import os
 import signal
 
 import pytest
 from as_user import QUICK
 from fake_cells import GB, Plan, dies, ends, interrupts, rows, two_runs
+from make_record import record
 from planted_repository import COMPONENT, NET, commit, git, with_network
 from table import promise
 
+from profiling.compare import __main__ as compare
 from profiling.compare import measure
 from profiling.compare.__main__ import main
 from profiling.compare.cells import compared_cells, exit_code, read_run
+from profiling.report import render
+from profiling.results.jsonl import append_record
 from profiling.run.runner import execute
 
 # What the user types, in a repository with two commits.
@@ -133,6 +138,34 @@ def test_an_interrupt_removes_the_worktrees(repository, monkeypatch, capsys, num
     assert len(seen) == 2
     assert not any(map(os.path.exists, seen))
     assert is_clean(repository)
+
+
+@promise("full disk")
+@promise("interrupt")
+def test_reports_of_the_runs_that_cannot_be_written_or_are_interrupted(repository, monkeypatch, capsys):
+    def write(*_):
+        raise fault
+
+    def execute(runs):
+        for run in runs:
+            append_record(run.folder, record(p50=2.0))
+
+    fault, verdict = OSError(errno.ENOSPC, "No space left on device"), 0
+    monkeypatch.setattr(measure, "execute", execute)
+    monkeypatch.setattr(render, "write_text", write)
+    monkeypatch.setattr(compare, "exit_code", lambda *_: verdict)
+    assert main(["HEAD~1", "HEAD", *ASKED, "hydra.run.dir=one"]) == 2
+    printed = capsys.readouterr()
+    assert "B / A" in printed.out
+    assert printed.err.count("report.md and report.html could not be written: No space left on device.") == 2
+    assert "-m profiling.report one/A\n" in printed.err
+    verdict = 1
+    assert main(["HEAD~1", "HEAD", *ASKED, "hydra.run.dir=two"]) == 1
+    fault = KeyboardInterrupt()
+    assert main(["HEAD~1", "HEAD", *ASKED, "hydra.run.dir=three"]) == 130
+    told = capsys.readouterr().err
+    assert "interrupted while writing the report; all records are saved" in told
+    assert "-m profiling.compare three/A three/B\n" in told
 
 
 def compared(runs):

@@ -149,6 +149,17 @@ def test_how_a_process_ends(isolated, script, text):
     assert text in record.reason
 
 
+@promise("dies")
+@pytest.mark.parametrize(("gigabytes", "is_likely"), [(6, True), (4, False)])
+def test_what_a_process_held_that_the_system_killed(monkeypatch, isolated, gigabytes, is_likely):
+    monkeypatch.setattr(child.psutil, "virtual_memory", lambda: SimpleNamespace(total=10 * 10**9))
+    peak = property(lambda _: gigabytes * 10**9, lambda *_: None)
+    monkeypatch.setattr(child.Child, "peak_bytes", peak, raising=False)
+    reason = isolated("some()\nos.kill(os.getpid(), 9)").reason
+    why = ", as the kernel does where memory runs out: " if is_likely else "; "
+    assert f"(SIGKILL){why}its memory peaked at {gigabytes}.0 GB, on a machine of 10.0 GB" in reason
+
+
 @promise("hangs")
 def test_a_process_that_lingers(monkeypatch, isolated):
     monkeypatch.setattr(child, "EXIT_SECONDS", 0.2)

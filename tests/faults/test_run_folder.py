@@ -563,24 +563,51 @@ def test_resume_on_a_full_disk(start, interrupted, monkeypatch):
     assert content(interrupted) == before
 
 
-@promise("full disk")
-def test_a_disk_that_fills_up(start):
+@pytest.fixture
+def no_file_above():
+    """Set the most bytes of a file that this process may write; None: any number."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
+    def limit(most: int | None) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard if most is None else most, hard))
+
+    yield limit
+    limit(None)
+
+
+@promise("full disk")
+def test_a_disk_that_fills_up(start, no_file_above):
     def fills(job, send):
-        size = (start_folder / "results.jsonl").stat().st_size
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 1000, hard))
+        no_file_above(Path("run/results.jsonl").stat().st_size + 1000)
         measures(job, send)
 
-    start_folder = Path.cwd() / "run"
-    try:
-        ended = start(cell=second_is(fills))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    assert ended.code == 2
-    assert "resume=" in ended.err.splitlines()[-1]
+    ended = start(cell=second_is(fills))
+    no_file_above(None)
+    ended.refused_with(f"finished cells in {ended.folder} are complete", f"with resume={ended.folder}")
     assert ended.statuses == {"net": "ok", "caches": "failed"}
     start(f"resume={ended.folder}").is_complete()
+
+
+@promise("full disk")
+@pytest.mark.parametrize(
+    "most",
+    [
+        pytest.param(500, id="before the first cell"),
+        pytest.param(None, id="in the first cell"),
+    ],
+)
+def test_a_disk_that_is_full_before_a_cell_has_ended(start, no_file_above, most):
+    def fills(job, send):
+        no_file_above(Path("run/results.jsonl").stat().st_size)
+        measures(job, send)
+
+    no_file_above(most)
+    ended = start(cell=fills)
+    no_file_above(None)
+    ended.refused_with("File too large", "Nothing was measured", "then repeat the command")
+    assert "complete" not in ended.err
+    assert "resume=" not in ended.err
+    assert ended.folder.exists() == (most is None)
 
 
 @promise("full disk")

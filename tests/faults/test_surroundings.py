@@ -18,8 +18,8 @@ from table import promise
 import profiling
 import profiling.compare.__main__ as compare
 import profiling.report.__main__ as report
-from profiling import history
-from profiling.errors import shell_words
+from profiling import checkpoints, history
+from profiling.errors import InputError, shell_words
 from profiling.machine import run_queue
 from profiling.metrics import memory, monitor
 from profiling.metrics.latency import Latency
@@ -157,18 +157,67 @@ def test_signals(started, number, handler, code):
     assert started(NET, run=run)[0] == code
 
 
+@pytest.fixture
+def leave(tmp_path):
+    """Go to a folder that is then deleted, until the test ends."""
+    before, gone = Path.cwd(), tmp_path / "gone"
+
+    def leave() -> None:
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+
+    yield leave
+    os.chdir(before)
+
+
+def record_a_frame(folder):
+    with profiling.FrameRecorder(device="cpu", folder=folder) as frames, frames.frame():
+        pass
+
+
+PLACELESS = {
+    "compare": lambda: compare.main(["HEAD~1", "HEAD"]),
+    "compare, of what may be runs": lambda: compare.main(["a", "b"]),
+    "checkpoints": lambda: checkpoints.main([]),
+    "profile": lambda: profiling.profile(
+        torch.nn.Linear(4, 4), {"input": torch.zeros(2, 4)}, ["baseline"], ceilings="off", quiet=True
+    ),
+    "a recorder": lambda: record_a_frame(None),
+    "a recorder with a folder": lambda: record_a_frame("x"),
+}
+
+
 @promise("surroundings")
-def test_no_working_directory(started, tmp_path, monkeypatch):
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    folder.rmdir()
-    try:
-        code, err = started(NET)
-    finally:
-        os.chdir(tmp_path)
+def test_no_working_directory(started, leave):
+    leave()
+    code, err = started(NET)
     assert code == 2
     assert "the working directory was deleted" in err
+
+
+@promise("surroundings")
+@pytest.mark.parametrize("run", PLACELESS.values(), ids=PLACELESS)
+def test_no_working_directory_of_other_commands_and_of_a_script(run, leave, capsys):
+    leave()
+    try:
+        assert run() == 2
+        said = capsys.readouterr().err
+    except InputError as error:
+        said = f"error: {error}\n"
+    assert said == "error: the working directory was deleted. Change to another folder.\n"
+
+
+@promise("surroundings")
+def test_a_working_directory_that_is_deleted_before_frames_are_saved(leave, tmp_path):
+    with profiling.FrameRecorder(device="cpu", folder=tmp_path / "journal") as frames:
+        with frames.frame():
+            pass
+        leave()
+        with pytest.raises(InputError, match="the working directory was deleted"):
+            frames.save(tmp_path / "run")
+        os.chdir(tmp_path)
+        assert frames.save(tmp_path / "run").records[0].realtime.frames == 1
 
 
 @promise("surroundings")

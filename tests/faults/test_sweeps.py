@@ -1,5 +1,6 @@
 """Sweeps, run and read."""
 
+import errno
 import json
 import os
 import socket
@@ -15,7 +16,9 @@ from table import promise
 import profiling.compare.__main__ as compare
 import profiling.report.__main__ as report
 from profiling.cli import launchers
+from profiling.cli import sweep as cli
 from profiling.errors import install_hint
+from profiling.report import render
 from profiling.results.jsonl import append_record
 from profiling.results.sweep import SWEEP_FILE, Sweep, SweepJob, read_sweep, write_job, write_sweep
 
@@ -122,6 +125,31 @@ def test_jobs_that_fail_die_or_do_not_end(start_sweep):
     assert "Traceback" in (swept.folder / "0" / "job.log").read_text()
     written = json.loads((swept.folder / "sweep.json").read_text())["jobs"]
     assert [job["state"] for job in written] == swept.states, "sweep.json says what became of each"
+
+
+@promise("interrupt")
+def test_a_sweep_that_is_interrupted_while_its_report_is_made(start_sweep, monkeypatch):
+    def interrupts(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(render, "write_text", interrupts)
+    swept = start_sweep("seed=0", plan={0: "fail"})
+    assert swept.code == 130
+    assert "interrupted while writing the report; all records are saved" in swept.err
+    assert f"-m profiling.report {swept.folder}\n" in swept.err
+
+
+@promise("full disk")
+def test_a_disk_that_is_full_after_a_job_of_a_sweep(start_sweep, monkeypatch):
+    def fills(folder, state):
+        if (folder / "0" / "results.jsonl").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_sweep(folder, state)
+
+    monkeypatch.setattr(cli, "write_sweep", fills)
+    swept = start_sweep("seed=0", plan={0: "fail"})
+    assert swept.code == 2
+    assert f"finished cells in {swept.folder} are complete" in swept.err.splitlines()[-1]
 
 
 @promise("killed run")

@@ -10,6 +10,7 @@ from profiling.components.spec import ComponentSpec
 from profiling.results.record import NOT_ENDED
 from profiling.results.verdicts import compare_records
 from profiling.run.child import ProcessEnd
+from profiling.run.rounds import rounds_done
 from profiling.run.runner import Run
 
 
@@ -110,21 +111,22 @@ def test_out_of_memory_beside_others(tmp_path, step, happens):
 
 
 @promise("interrupt")
-@pytest.mark.parametrize("variants", [("baseline",), ("baseline", "v", "w")])
-def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, variants):
-    run = run_of(tmp_path / "run", FakeCells({name: Plan() for name in variants}))
+@pytest.mark.parametrize(("variants", "rounds"), [(("baseline",), 1), (("baseline", "v", "w"), 1), (("baseline",), 2)])
+def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, variants, rounds):
+    run = run_of(tmp_path / "run", FakeCells({name: Plan() for name in variants}), rounds=rounds)
     kept, merged = [], run.cells.merged
 
     def interrupted(record, round_):
         kept.append(record.variant)
-        if len(kept) == 1:
+        if len(kept) == rounds:
             raise KeyboardInterrupt
         return merged(record, round_)
 
     run.cells.merged = interrupted
     with pytest.raises(KeyboardInterrupt):
         run.execute()
-    assert (rows(run.folder)["baseline"].status, rows(run.folder)["baseline"].reason) == ("ok", None)
+    record = rows(run.folder)["baseline"]
+    assert (record.status, record.reason, rounds_done(record)) == ("ok", None, rounds)
 
 
 @promise("memory")

@@ -1,5 +1,6 @@
 """From Python: a module that a script holds is measured as by the command, and is left as it was."""
 
+import errno
 import gc
 import itertools
 import os
@@ -26,6 +27,7 @@ from profiling.components.held import shuffled
 from profiling.errors import InputError
 from profiling.metrics.latency import Latency
 from profiling.metrics.parity import Parity
+from profiling.report import render
 from profiling.report.__main__ import main as report
 from profiling.report.result import RunResult
 from profiling.results.environment import read_environment
@@ -127,6 +129,18 @@ def test_a_saved_result_is_a_run(result, tmp_path, capsys):
         result.save(tmp_path / "c")
     with pytest.raises(InputError, match=r"save\('/proc/x'\): .*Name another folder"):
         result.save("/proc/x")
+
+
+def test_a_result_whose_report_cannot_be_written_is_saved_and_says_so(result, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(render, "write_text", cannot_be_written)
+        with pytest.raises(InputError, match=r"report\.html could not be written: No space left on device\..*report"):
+            result.save(tmp_path / "a")
+    assert result.save(tmp_path / "a").joinpath("report.html").exists()
+
+
+def cannot_be_written(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_the_folder_of_a_result_ends_with_it_but_not_with_a_forked_worker(tmp_path):

@@ -184,10 +184,11 @@ def test_a_running_ray_cluster(start_sweep, tmp_path, monkeypatch):
     with subprocess.Popen(words, stdin=-1, stdout=-1, text=True, cwd=tmp_path) as cluster:
         assert cluster.stdout is not None
         address = cluster.stdout.readline().strip()
-        swept = start_sweep("launcher=ray", f"hydra.launcher.ray.init.address={address}", "devices=2", "seed=0,1")
+        words = ("launcher=ray", f"hydra.launcher.ray.init.address={address}", "devices=2")
+        swept = start_sweep(*words, "seed=0,1", plan={0: "meet 1", 1: "meet 0"})
         assert swept.states == ["done", "done"], swept.err
         assert swept.code == 0
-        share_nothing(swept, "cpus")
+        assert share_nothing(swept, "cpus") > 0, "two ran at the same time"
         assert cluster.poll() is None, "it goes on"
         cluster.communicate()
 
@@ -195,11 +196,13 @@ def test_a_running_ray_cluster(start_sweep, tmp_path, monkeypatch):
 @needs("joblib")
 @pytest.mark.gpu
 def test_the_gpus_of_this_machine(start_sweep):
-    swept = start_sweep("device=auto", "launcher=local", "seed=0,1,2")
+    several = len(places.visible_gpus()) > 1
+    plan = {0: "meet 1", 1: "meet 0"} if several else None
+    swept = start_sweep("device=auto", "launcher=local", "seed=0,1,2", plan=plan)
     assert swept.states == ["done"] * 3, swept.err
     assert all(swept.tries(number)[0]["gpus"][0].startswith("GPU-") for number in range(3))
     assert all(job.device.startswith("cuda:") for job in swept.sweep.jobs)
-    share_nothing(swept, "gpus")
+    assert (share_nothing(swept, "gpus") > 0) is several
 
 
 @needs("joblib")

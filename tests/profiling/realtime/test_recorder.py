@@ -1,6 +1,7 @@
 """Frames of an application: times on a planted clock and device, stages of threads, exceptions, and the journal."""
 
 import asyncio
+import errno
 import gc
 import shutil
 import threading
@@ -16,6 +17,7 @@ from profiling.compare.__main__ import main as compare
 from profiling.errors import InputError
 from profiling.realtime import recorder as recorder_module
 from profiling.realtime.recorded_run import MEASURED, RecordedRun
+from profiling.report import render
 from profiling.report.__main__ import main as report
 from profiling.report.answer import held_rate
 from profiling.report.realtime import verdict
@@ -401,6 +403,23 @@ def test_saving_twice_and_going_on(make_recorder, tmp_path, capsys):
     assert "1 of 11 frames miss" in " ".join(str(result).split())
     assert report([str(tmp_path / "a")]) == 0
     assert compare([str(tmp_path / "a"), str(tmp_path / "b")]) in (0, 2)
+
+
+def test_frames_whose_report_cannot_be_written_are_saved(tmp_path, monkeypatch, capfd):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    frames = FrameRecorder(device="cpu", folder=tmp_path / "journal")
+    play_frames(frames, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(render, "write_text", full)
+        with pytest.raises(OSError, match=r"report\.html could not be written: No space left on device\..*report"):
+            frames.save(tmp_path / "run")
+    assert report([str(tmp_path / "run")]) == 0
+    assert frames.save(tmp_path / "run").records[0].realtime.frames == 5
+    frames.close()
+    assert "not saved" not in capfd.readouterr().err
+    assert not (tmp_path / "journal").exists()
 
 
 def test_a_folder_that_holds_something_else_is_refused(make_recorder, tmp_path):

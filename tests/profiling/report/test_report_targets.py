@@ -8,7 +8,8 @@ from profiling.report.answer import answer_section, notes_section
 from profiling.report.cells import conditions_of
 from profiling.report.recipes import recipes_section
 from profiling.report.run_data import linked_file
-from profiling.report.targets import launches_section, shape_sweep_section, starts_section
+from profiling.report.table import console
+from profiling.report.targets import check_section, launches_section, shape_sweep_section, starts_section
 from profiling.report.tune import contributions, tune_section
 from profiling.run.rounds import with_speedup
 
@@ -115,6 +116,17 @@ def test_launch_costs_with_their_intervals_by_chain():
     assert "GPU" not in str(found)
     chains = ["elementwise", "1 element", "–", "0.410", "–"], ["linear", "width 1", "1", "0.590", "91.00"]
     assert [list(row.values()) for row in found] == list(chains)
+
+
+def test_each_part_of_a_wide_table_of_tensors_names_them():
+    form = {"dtype": "float32", "shape": [1, 8], "device": "cuda:0"}
+    kept = {"path": "cache", "dtype": "float32", "shape": [8], "bytes": 32, "changed": True}
+    call = {"inputs": [{"path": "x", **form}], "state": [kept]}
+    (table,) = check_section(run_data(build("check", check={"calls": {"world_model": call}}))).tables
+    parts = [part.splitlines() for part in console(table, width=40).split("\n\n")]
+    assert len(parts) > 1
+    names = [["component", "role", "name"], ["world_model", "input", "x"], ["world_model", "state", "cache"]]
+    assert [[line.split()[:3] for line in (part[0], *part[-2:])] for part in parts] == [names] * len(parts)
 
 
 def test_what_the_compiler_did_and_said_with_links_to_traces(tmp_path):

@@ -7,22 +7,26 @@ import os
 import pytest
 import torch
 from make_job import make_job
+from playing import component_of
 
 from profiling.components.build import use_threads
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
 from profiling.machine.memory import held_before
-from profiling.metrics.latency import TimedWindowMonitor
+from profiling.metrics.latency import Latency, TimedWindowMonitor
+from profiling.metrics.metric import Subject
 from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import Ready, Turn, WindowSamples
 from profiling.run import worker
 from profiling.run.process import InProcess, _compile_log
 from profiling.run.task import Cell, Counters, Probe, Start, read_task, write_task
 from profiling.run.worker import _with_own_memory
+from profiling.variants.variant import Step
 
 CPU = torch.device("cpu")
 JOB = make_job()
 LIMITS = {"min_iterations": 1, "max_iterations": 2, "max_seconds": 1.0, "free": {}}
+TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 
 
 def test_the_memory_of_a_cell_is_without_what_its_process_held_before():
@@ -43,18 +47,34 @@ def test_the_number_of_threads_is_set_only_where_it_differs(monkeypatch):
     assert asked == [torch.get_num_threads() + 1]
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_windows_of_few_threads_run_on_as_many_cores_and_nothing_else_does():
-    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+@pytest.fixture
+def one_thread():
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    try:
-        monitor = TimedWindowMonitor(CPU, CallMonitor(CPU))
-        assert monitor.pins
-        with monitor.on_own_cores():
-            assert len(os.sched_getaffinity(0)) == 1
-        assert os.sched_getaffinity(0) == before
-    finally:
-        torch.set_num_threads(threads)
+    yield
+    torch.set_num_threads(threads)
+
+
+@TWO_CORES
+def test_windows_of_few_threads_run_on_as_many_cores_and_nothing_else_does(one_thread):
+    before = os.sched_getaffinity(0)
+    monitor = TimedWindowMonitor(CPU, CallMonitor(CPU))
+    assert monitor.pins
+    with monitor.on_own_cores():
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == before
+
+
+@TWO_CORES
+def test_a_call_is_timed_on_the_cores_that_its_record_names(one_thread):
+    before, seen = os.sched_getaffinity(0), []
+    step = Step(lambda: seen.append(os.sched_getaffinity(0)))
+    limits = {"min_iterations": 3, "max_iterations": 3, "warmup_max_iterations": 10, "warmup_max_seconds": 1}
+    measured = Latency(**limits).measure(Subject(component_of(torch.relu), step, None, None, 0))
+    cores = set(measured.sections["latency"].pinned_cores)
+    assert len(cores) == 1
+    assert [each for each in seen if each != cores] == [], "the warm-up, too"
+    assert os.sched_getaffinity(0) == before
 
 
 def test_cells_that_wait_in_this_process_leave_it_as_they_found_it_and_end_in_any_order(monkeypatch, tmp_path):

@@ -189,7 +189,8 @@ def test_cells_of_later_components_make_room_for_those_that_are_due():
     assert prepared(turns, *cells, later=later) == []
     assert [each for each in turns.waiting if each in cells] == list(cells)
     given_up = [each for each in later if each not in turns.waiting]
-    assert [(each.number, each.placement) for each in given_up] == [(0, None)] * len(given_up) != []
+    begins_again = [(each.number, each.placement, each.records.total) for each in given_up]
+    assert begins_again == [(0, None, 1)] * len(given_up) != [], "progress counts it once more"
 
 
 @pytest.mark.parametrize("is_due", [True, False])

@@ -18,6 +18,7 @@ from planted_recipes import EAGER_MS, LOAD_S, Plans, prepared, searched, space_o
 from profiling.report.tune import contributions
 from profiling.results.verdicts import compare_records, fastest_correct
 from profiling.run.events import End
+from profiling.tune.__main__ import finished
 from profiling.tune.devices import OtherSearches
 from profiling.tune.search import GRACE, NOT_TRIED, SPENT
 
@@ -271,6 +272,16 @@ def test_recipes_that_fail_cost_their_rows(tmp_path):
     assert {records[name].status for name in happens} == {"failed"}
     assert {records[name].status for name in ("baseline", "half")} == {"ok"}
     assert "half" in fastest_correct(records.values()).variant
+
+
+@pytest.mark.parametrize(("factor", "winner"), [(0.5, "half"), (1.5, "baseline")])
+def test_beside_a_winner_a_recipe_that_fails_gives_exit_code_1(factor, winner, tmp_path):
+    space, source = space_of("half", "other"), {"component": {"net": {}}}
+    for code, happens in ((0, {}), (1, {"ready": dies})):
+        cells = cells_of({"half": factor}, other=Plan(15.0, prepare_s=3.0, happens=happens))
+        run, records, _ = searched(tmp_path / str(code), space, cells, source=source)
+        assert fastest_correct(records.values()).variant == winner
+        assert finished(run, space) == code
 
 
 def test_without_a_baseline_nothing_is_searched(tmp_path):
