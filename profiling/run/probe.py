@@ -28,15 +28,22 @@ from profiling.run.revisions import module_states
 from profiling.variants.variant import Variant
 
 
-def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
+def probe(jobs: tuple[Job, ...], emit: Emit, checkout: Checkout | None = None) -> Probed:
     """Resolve the settings and check every option of every job before the first one runs.
 
-    The phase "ceilings" is sent before the ceilings are measured, if they are not cached.
+    The phase "ceilings" is sent before the ceilings are measured, if they are not cached. The modules of components
+    of a `checkout` are imported, and must be its own.
 
     Raises:
-        InputError: this machine lacks the device or dtype, or an option, checkpoint or target is wrong.
+        InputError: this machine lacks the device or dtype, or an option, checkpoint, module or target is wrong.
 
     """
+    components = {spec.name: spec for job in jobs for spec in job.networks}
+    if checkout is not None:
+        for spec in components.values():
+            with suppress(MissingExtraError):  # its cells are skipped
+                partial_of(spec.module, f"component.{spec.name}.module")
+        checkout.check_imports()
     settings = resolve(jobs[0].settings)
     device = torch.device(settings.device)
     ends: dict[str, End] = {}
@@ -50,7 +57,6 @@ def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
     cell: Any = partial_of(jobs[0].procedure, jobs[0].target)
     for name, node in jobs[0].metrics.items():
         _instance(Metric, node, f"metric.{name}")
-    components = {spec.name: spec for job in jobs for spec in job.networks}
     for spec in components.values():
         path, _ = find_weights(spec, settings)
         if path is not None and not path.exists():
@@ -64,19 +70,6 @@ def probe(jobs: tuple[Job, ...], emit: Emit) -> Probed:
         except (RuntimeError, OSError) as error:  # the run goes on without rooflines
             machine = structs.replace(machine, ceilings_reason=f"not measured: {str(error).splitlines()[0]}")
     return Probed(settings, machine, ends)
-
-
-def check_modules(jobs: tuple[Job, ...], checkout: Checkout) -> None:
-    """Check that the modules of all components can be imported, and that they are those of the checkout.
-
-    Raises:
-        InputError: one cannot be, or is not.
-
-    """
-    for spec in {spec.name: spec for job in jobs for spec in job.networks}.values():
-        with suppress(MissingExtraError):  # its cells are skipped
-            partial_of(spec.module, f"component.{spec.name}.module")
-    checkout.check_imports()
 
 
 def _unavailable(variant: Variant, device: torch.device) -> End | None:

@@ -80,11 +80,9 @@ def perform(task: Task, emit: Emit, take_turns: TakeTurns | None = None) -> None
         if task.checkout is not None:
             task.checkout.enter()
         if isinstance(task, Probe):
-            from profiling.run.probe import check_modules, probe  # other tasks do without its imports
+            from profiling.run.probe import probe  # other tasks do without its imports
 
-            if task.checkout is not None:
-                check_modules(task.jobs, task.checkout)
-            emit(probe(task.jobs, emit))
+            emit(probe(task.jobs, emit, task.checkout))
             return
         set_process_state(task.job.settings)
         with torch.inference_mode(False), torch.enable_grad():
