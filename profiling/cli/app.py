@@ -163,7 +163,7 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
     finally:
         progress.close()
     if (folder / RESULTS_FILE).exists():
-        with explaining_interrupts(progress.say, "profiling.report", folder):
+        with explaining_interrupts(progress.say, folder):
             printed = write_report(folder, details=config.details)
         print_text(printed.text)
         code = code if printed.is_written else max(code, 1)
@@ -174,12 +174,12 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
 
 
 @contextmanager
-def explaining_interrupts(say: Callable[[str], None], module: str, *folders: Path) -> Iterator[None]:
-    """If the user interrupts the block, which writes a report, say how to get it: from `module`, of these folders."""
+def explaining_interrupts(say: Callable[[str], None], *folders: Path) -> Iterator[None]:
+    """If the user interrupts the block, which writes the reports of runs or sweeps, say how to get them."""
     try:
         yield
     except KeyboardInterrupt:
-        again = command("-m", module, *folders)
+        again = "\n  ".join(command("-m", "profiling.report", folder) for folder in folders)
         say(f"interrupted while writing the report; all records are saved. To write the report:\n  {again}")
         raise
 

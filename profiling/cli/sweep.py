@@ -152,7 +152,7 @@ def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[in
     if any((folder / job.folder / RESULTS_FILE).exists() for job in jobs):
         from profiling.report.sweep import load_sweep, sweep_report  # what a refused command line does not need
 
-        with explaining_interrupts(partial(print, file=sys.stderr), "profiling.report", folder):
+        with explaining_interrupts(partial(print, file=sys.stderr), folder):
             printed = sweep_report(load_sweep(folder)).written(folder)
         print_text(printed.text)
         is_written = printed.is_written

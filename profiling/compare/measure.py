@@ -99,7 +99,7 @@ def measure(
 def _write_reports(folders: Sequence[Path], progress: Progress) -> bool:
     """Write the reports of the runs that have results; return whether all could be written, and say which not."""
     measured = [folder for folder in folders if (folder / RESULTS_FILE).exists()]
-    with explaining_interrupts(progress.say, "profiling.compare", *folders):
+    with explaining_interrupts(progress.say, *measured):
         failures = list(filter(None, (write_report(folder).failure for folder in measured)))
     for failure in failures:
         progress.say(failure)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import pickle
 import weakref
-from collections.abc import Hashable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Hashable, Iterator, Mapping, ValuesView
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from os import SEEK_END
 from tempfile import SpooledTemporaryFile
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy
 import torch
@@ -45,6 +46,7 @@ _ON_DEVICE = 2**22
 #: Below this norm squares lose digits in float64, so that values are scaled first.
 _LEAST_NORM = 1e-140
 
+T = TypeVar("T")
 Kind = Literal["floating", "complex", "exact", "container", "constant"]
 #: The name of what was copied ("output", "inputs"), then the keys that lead to a leaf.
 Path = tuple[str, *tuple[Hashable, ...]]
@@ -197,21 +199,34 @@ def leaf_errors(output: Outputs, reference: Outputs) -> list[LeafError]:
     for path, leaf in reference.items():
         if leaf.numbers is None:
             continue
-        numbers, expected = numbers_of(output[path], leaf)
-        error, max_abs, fault = (_share_of_differing if leaf.kind == "exact" else _relative_l2)(numbers, expected)
-        worst = _worst_parts(numbers, expected) if leaf.kind != "exact" and 0 < error < math.inf else _NO_PARTS
-        form, count = replace(output[path], numbers=None), expected.numel()
+        compare = _compared_exactly if leaf.kind == "exact" else _compared
+        error, max_abs, fault, worst = on_device(compare, output[path], leaf)
+        form, count = replace(output[path], numbers=None), leaf.numbers.numel()
         errors.append(LeafError(path, form, count, error, max_abs, fault, *worst))
     return errors
 
 
-def numbers_of(leaf: Leaf, expected: Leaf) -> tuple[Tensor, Tensor]:
-    """Return the numbers of both, where they are compared fastest: on the GPU of `leaf`, or in host memory."""
+def on_device(compare: Callable[[Tensor, Tensor], T], leaf: Leaf, expected: Leaf) -> T:
+    """Return what `compare` says of the numbers of both, on the GPU of `leaf` if they are few and it can do that."""
     assert leaf.numbers is not None
     assert expected.numbers is not None
     if leaf.device is not None and leaf.device.type == "cuda" and expected.numbers.numel() <= _ON_DEVICE:
-        return leaf.numbers.to(leaf.device), expected.numbers.to(leaf.device)
-    return leaf.numbers, expected.numbers
+        with suppress(RuntimeError):  # it has no room, or lacks a conversion that the host has
+            return compare(leaf.numbers.to(leaf.device), expected.numbers.to(leaf.device))
+    return compare(leaf.numbers, expected.numbers)
+
+
+#: The error of a worst part and that part in words, then of a worst slice over its own RMS.
+Parts = tuple[float, str, float, str]
+
+
+def _compared(output: Tensor, reference: Tensor) -> tuple[float, float, str | None, Parts]:
+    error, max_abs, fault = _relative_l2(output, reference)
+    return error, max_abs, fault, _worst_parts(output, reference) if 0 < error < math.inf else _NO_PARTS
+
+
+def _compared_exactly(output: Tensor, reference: Tensor) -> tuple[float, float, str | None, Parts]:
+    return *_share_of_differing(output, reference), _NO_PARTS
 
 
 def difference(output: Outputs, expected: Outputs, *, dtypes: bool = True) -> Difference:
@@ -358,7 +373,7 @@ def _relative_l2(output: Tensor, reference: Tensor) -> tuple[float, float, str |
     return distance / norm, max_abs, None
 
 
-def _worst_parts(output: Tensor, reference: Tensor) -> tuple[float, str, float, str]:
+def _worst_parts(output: Tensor, reference: Tensor) -> Parts:
     """Return (RMS error of the worst part over the RMS of the reference, that part in words), then of its own RMS."""
     exact, is_complex = reference.numel() <= _EXACT, reference.is_complex()
     wide = _wide(reference.dtype) if exact else torch.complex64 if is_complex else torch.float32

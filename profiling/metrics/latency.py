@@ -42,6 +42,8 @@ from profiling.trace.profiler import synchronize
 from profiling.trace.spans import span
 
 _CLOCKS = ("wall_ms", "device_ms")
+#: Seconds of a call before which no untimed call is made: it fills the caches itself.
+LONG_CALL = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,7 @@ class Latency(SamplingLimits, Metric):
                 if warmup is None:
                     with span("warm-up"):
                         warmup = warm_up(sample, snapshot, self, perf_counter)
-                elif subject.take_turns is not None:
+                elif subject.take_turns is not None and warmup.seconds < LONG_CALL * warmup.iterations:
                     rewarm(sample, perf_counter)
                 component.reset()
                 with span("timing"), monitor.window() as samples:
@@ -110,7 +112,7 @@ class Latency(SamplingLimits, Metric):
 
         stopped_by = None if subject.take_turns is None else subject.take_turns(ready, window)
         if warmup is None:  # no window was asked for
-            stopped_by = collect(partial(window, window_of(ready)), self)
+            stopped_by = collect(partial(window, window_of(ready)), self, perf_counter)
         assert warmup is not None, "of the first window"
         return stopped_by, warmup
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 
 from profiling.components.agreement import FLOOR, JudgedLeaf, Rules, Verdict, check, check_log
-from profiling.components.outputs import OutputLog, Outputs, Path, mismatch, numbers_of, readable
+from profiling.components.outputs import OutputLog, Outputs, Path, mismatch, on_device, readable
 from profiling.components.reference import Reference
 from profiling.errors import check_number
 from profiling.metrics.metric import Measured, Metric, Subject
@@ -72,6 +73,8 @@ class Parity(Metric):
         )
         component.refill(subject.seed)
         component.reset()
+        if component.device.type == "cuda":  # outputs were compared there: that memory is none of the step's
+            torch.cuda.empty_cache()
         return _measured(verdict, reference.name(component.dtype), rules, similar)
 
     def of_pipeline(
@@ -134,21 +137,28 @@ def similarity(kind: str | None, outputs: Outputs, reference: Outputs) -> dict[s
 
     Without a `kind`, integers are left out: they may be indices.
     """
-    ratios, cosines = [], []
+    ratios, cosines = list[float](), list[float]()
     for path, leaf in reference.items():
         output = outputs[path]
         if not _is_output(path) or leaf.numbers is None or output.numbers is None or leaf.kind == "complex":
             continue
         if not output.numbers.numel() or (kind is None and leaf.kind != "floating"):
             continue
-        actual, expected = numbers_of(output, leaf)
-        wide, other = expected.double(), actual.double()
-        noise, energy = float((other - wide).square().mean()), float(wide.square().mean())
-        signal = float((wide.max() - wide.min()).square()) if kind == "image" else energy
-        if 0 < noise < math.inf and 0 < signal < math.inf:
-            ratios.append(10 * (math.log10(signal) - math.log10(noise)))
-        norms = math.sqrt(energy * float(other.square().mean()))
-        if norms > 0:
-            cosines.append(float((wide * other).mean()) / norms)
+        ratio, cosine = on_device(partial(_similarity, kind), output, leaf)
+        ratios += [] if ratio is None else [ratio]
+        cosines += [] if cosine is None else [cosine]
     ratio = {"psnr_db" if kind == "image" else "snr_db": min(ratios)} if ratios else {}
     return {**ratio, "cosine": min(cosines)} if cosines else ratio
+
+
+def _similarity(kind: str | None, actual: torch.Tensor, expected: torch.Tensor) -> tuple[float | None, float | None]:
+    """Return (ratio of signal and noise in dB, cosine) of tensors; None where there is none."""
+    wide, other = expected.double(), actual.double()
+    noise, energy = float((other - wide).square().mean()), float(wide.square().mean())
+    signal = float((wide.max() - wide.min()).square()) if kind == "image" else energy
+    is_known = 0 < noise < math.inf and 0 < signal < math.inf
+    norms = math.sqrt(energy * float(other.square().mean()))
+    return (
+        10 * (math.log10(signal) - math.log10(noise)) if is_known else None,
+        float((wide * other).mean()) / norms if norms > 0 else None,
+    )

@@ -213,17 +213,19 @@ def by_call_ms(windows: Sequence[WindowSamples], calls: int) -> dict[str, float]
     return medians if answers & {"faster", "slower"} else {}
 
 
-def collect(window: Callable[[], WindowSamples], limits: SamplingLimits) -> StoppedBy:
-    """Time windows of a cell that is alone until a limit is met; return which."""
-    wall_ms = list[float]()
+def collect(window: Callable[[], WindowSamples], limits: SamplingLimits, now: Callable[[], float]) -> StoppedBy:
+    """Time windows of a cell that is alone until a limit is met; return which. The warm-up does not count."""
+    taken, wall_ms = window(), list[float]()
+    began = taken.start_s
     while True:
-        wall_ms += window().wall_ms
+        wall_ms += taken.wall_ms
         if len(wall_ms) >= limits.min_iterations and relative_half_width(wall_ms) <= limits.interval:
             return "interval"
         if len(wall_ms) >= limits.max_iterations:
             return "iterations"
-        if sum(wall_ms) >= 1e3 * limits.max_seconds:
+        if now() - began >= limits.max_seconds:
             return "time"
+        taken = window()
 
 
 def summaries(windows: Sequence[WindowSamples], stopped_by: StoppedBy | None) -> dict[str, Summary]:

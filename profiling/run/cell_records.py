@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -149,17 +149,20 @@ class LiveCell:
             self.end = event
 
     @staticmethod
-    def end_all(cells: Sequence[LiveCell]) -> None:
-        """Let cells that wait go on side by side, each to its end."""
+    def ending(cells: Sequence[LiveCell]) -> Iterator[LiveCell]:
+        """Let cells that wait go on side by side; yield each when it has ended."""
         turns: dict[LiveCell, Turn | None] = dict.fromkeys(cells, Turn())
         while turns:
             for cell, turn in tuple(turns.items()):
-                if cell.session is None or (state := cell._go_on(turn)) is None:
+                cell.records.show(cell, again=True)
+                state = cell._go_on(turn)
+                if state is None:
                     del turns[cell]
+                    yield cell
                 else:
                     turns[cell] = Turn() if isinstance(state, Waiting) else None
-            if turns and None in turns.values():
-                wait([cell.pending for cell, turn in turns.items() if turn is None and cell.pending is not None])
+            if not any(turns.values()):
+                wait([cell.pending for cell in turns if cell.pending is not None])
 
     def record(self) -> Record:
         """Return the record, with everything that was measured, even if the process died or events are missing.

@@ -232,18 +232,25 @@ class CellsInTurns:
         Where there is no room for that, or in this process, each finishes before the next.
         """
         self._end_controls([each for each in self.waiting if each.placement and each.placement.start])
-        side_by_side = bool(cells) and most_concurrent(cells) >= len(cells) and not self.lacking_memory()
+        settings = cells[0].job.settings if cells else None
+        side_by_side = settings is not None and not (settings.counters or settings.memory_snapshot)
+        side_by_side = side_by_side and most_concurrent(cells) >= len(cells) and not self.lacking_memory()
         for together in [tuple(cells)] if side_by_side else [(each,) for each in cells]:
             for each in together:
                 each.records.show(each)
                 each.finish()
-            LiveCell.end_all(together)
-            for each in together:
-                if each.ran_out_of_memory and each.placement and each.placement.others and self.again is not None:
-                    self.again.append(each)
-                else:
-                    each.records.end(each, note)
-                self.waiting.remove(each)
+                if each.session is None:
+                    self._finished(each, note)
+            for each in LiveCell.ending([each for each in together if each.session is not None]):
+                self._finished(each, note)
+
+    def _finished(self, cell: LiveCell, note: str) -> None:
+        """Keep the record of a cell that has ended, unless it is to be measured again."""
+        if cell.ran_out_of_memory and cell.placement and cell.placement.others and self.again is not None:
+            self.again.append(cell)
+        else:
+            cell.records.end(cell, note)
+        self.waiting.remove(cell)
 
     def _end_controls(self, cells: Sequence[LiveCell]) -> None:
         """End the controls of cells: what follows needs the memory, and an idle device."""

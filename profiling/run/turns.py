@@ -88,13 +88,18 @@ class Placement:
         """Return the number of its samples from the turn `first` on."""
         return sum(len(window.wall_ms) for turn, window in self.windows if turn >= first)
 
-    def take(self, turn: int) -> None:
-        """Let the cell time one window, in the turn of this number; it may end in it."""
+    def take(self, turn: int, now: Callable[[], float]) -> float:
+        """Let the cell time one window, in the turn of this number; it may end in it.
+
+        Return the seconds of its warm-up, which comes before its first window.
+        """
+        began, is_first = now(), not self.windows
         window = self.window(window_of(self.ready))
         if window is None:
             self.has_ended = True
-        else:
-            self.windows.append((turn, window))
+            return 0.0
+        self.windows.append((turn, window))
+        return max(0.0, window.start_s - began) if is_first else 0.0
 
     def cell(self, spread: Spread) -> Cell:
         """Return what the judge compares: its windows and those of its controls."""
@@ -149,9 +154,9 @@ def take_turns(
 
     The limits are `seconds` and `most_turns`. Without `seconds`, the cells may take as long as their own limits would
     allow them one after the other; with 0 seconds they have one window each, which says what a cell takes and decides
-    nothing. Preparing controls by `again` does not count. `spreads` holds the learned spreads of the device and is
-    extended. `late` is the share of calls that may be late where a rate is held. A cell whose process ends costs its
-    own windows only.
+    nothing. Preparing controls by `again` and warming up do not count. `spreads` holds the learned spreads of the
+    device and is extended. `late` is the share of calls that may be late where a rate is held. A cell whose process
+    ends costs its own windows only.
     """
     start = next((each.start for each in placements if each.start is not None), None) or Start()
     for each in placements:
@@ -168,13 +173,13 @@ def take_turns(
             rng.shuffle(order)
         else:
             order.reverse()
-        began = now()
+        began, warming = now(), 0.0
         for each in order:
             if not each.has_ended:
-                each.take(turn)
+                warming += each.take(turn, now)
         for each in placements:  # with the few windows of one that died, fewer turns would have all of a cell
             each.controls = [control for control in each.controls if not control.has_ended]
-        spent, turn = spent + now() - began, turn + 1
+        spent, turn = spent + now() - began - warming, turn + 1
         alive = [each for each in placements if not each.has_ended]
         if again is not None and turn - first == CONTROL_AFTER and len(alive) > 1:
             order += _add_controls(alive, again, spreads)
@@ -239,7 +244,7 @@ def _settle_rates(leader: Placement, turn: int, seconds: float, late: float, now
             break
         leader.rate_looks += 1
         while leader.samples() - calls < wanted and not leader.has_ended:
-            leader.take(turn)
+            leader.take(turn, now)
             turn += 1
     return turn
 

@@ -39,6 +39,7 @@ class Plan:
     noise: float = 0.002
     drift: float = 0.0  # share by which a call gets slower in a minute
     prepare_s: float = 0.0  # seconds until it is ready
+    warm_s: float = 0.0  # seconds before its first window
     phases: dict = field(default_factory=dict)  # of these seconds
     rel_l2: float = 1e-6  # its error, of which 1e-4 is accepted
     used: int = GB
@@ -108,6 +109,7 @@ class FakeCells(Isolated):
             while turn.seconds > 0:
                 if (ended := step(len(windows) + 1)) is not None:
                     return ended
+                self.seconds += 0.0 if windows else plan.warm_s
                 windows.append(self.window(plan, turn))
                 turn = yield Waiting(window=windows[-1])
             if (ended := step("finish")) is not None:

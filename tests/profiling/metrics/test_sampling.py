@@ -43,7 +43,7 @@ def run(times, limits):
         windows.append(tuple(each.wall for each in collect_window(clock.take, Turn(seconds=0.5, calls=100), clock.now)))
         return WindowSamples(start_s=0.0, wall_ms=windows[-1])
 
-    stopped_by = collect(window, limits)
+    stopped_by = collect(window, limits, clock.now)
     return [ms for each in windows for ms in each], stopped_by
 
 

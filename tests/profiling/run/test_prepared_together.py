@@ -21,6 +21,8 @@ from profiling.run.process import Isolated
 INDUCTOR = "profiling.variants.inductor.Inductor"
 COMPILE = {"_target_": INDUCTOR, "mode": "default"}
 STEPS = 4
+#: A cell that ends with its traces.
+BRIEF = "net.brief"
 GB = 10**9
 
 
@@ -51,6 +53,8 @@ class Processes(Isolated):
             ready = Ready(used={"device": GB}, free=free, **limits)
             yield Waiting(ready=ready)
             self.log.append(f"trace {name}")
+            if name == BRIEF:
+                return ProcessEnd()
             yield Waiting(ready=ready)
             for part in range(STEPS):
                 self.log.append(f"analyse {part} {name}")
@@ -108,6 +112,31 @@ def test_cells_trace_one_by_one_and_analyse_side_by_side_where_there_is_room(mon
         assert processes.log == ["trace net.a", "trace net.b", *(each for both in zip(*analyses) for each in both)]  # noqa: B905
     assert [each.session for each in cells] == [None, None]
     assert cells[0].records.ended == [cells[0]]
+
+
+def test_the_record_of_a_cell_is_kept_as_soon_as_it_ends(monkeypatch):
+    monkeypatch.setattr(in_turns, "most_processes", lambda: 3)
+    processes, turns = Processes(), CellsInTurns()
+    cells = [due(processes, "brief"), due(processes, "a"), due(processes, "b")]
+    for cell in cells:
+        cell.records.end = lambda cell, note="": processes.log.append(f"kept net.{cell.job.variant}")
+    prepared(turns, *cells, most=1)
+    processes.log.clear()
+    turns.finish(cells)
+    assert processes.log[:3] == ["trace net.brief", "kept net.brief", "trace net.a"]
+    assert processes.log[-2:] == ["kept net.a", "kept net.b"]
+    assert turns.waiting == []
+
+
+@pytest.mark.parametrize("option", ["counters", "memory_snapshot"])
+def test_what_measures_after_the_traces_goes_one_by_one(monkeypatch, option):
+    monkeypatch.setattr(in_turns, "most_processes", lambda: 2)
+    processes, turns = Processes(), CellsInTurns()
+    cells = [due(processes, name, **{option: True}) for name in "ab"]
+    prepared(turns, *cells, most=1)
+    processes.log.clear()
+    turns.finish(cells)
+    assert processes.log.index("trace net.b") == 1 + STEPS
 
 
 def begun(processes):

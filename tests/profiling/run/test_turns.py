@@ -117,6 +117,14 @@ def test_a_short_budget_has_room_for_an_interval():
     assert LEAST_VALUES * window_of(ready).seconds <= 0.3
 
 
+def test_the_warm_up_before_the_first_window_is_no_time_in_turns():
+    counts = []
+    for warm_s in (0.0, 20.0):
+        cells = FakeCells({name: Plan(noise=0.5, warm_s=warm_s) for name in "ab"})
+        counts.append([len(each.windows) for each in turns(cells, seconds=5.0)])
+    assert counts[0] == counts[1]
+
+
 def test_turns_end_after_so_many_blocks():
     cells = FakeCells({name: Plan(noise=0.5) for name in "ab"})
     waiting = placements(cells)
