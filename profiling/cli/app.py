@@ -369,7 +369,8 @@ def check_choices(group: str, value: object, folders: Sequence[Path]) -> None:
         if type(wrong) in kinds:
             written = "null" if wrong is None else str(wrong).lower()
             example += f" ({written} is read as {kinds[type(wrong)]})"
-        raise InputError(f"{group}={value!r} does not name YAML files. Write {example}; --help lists the names.")
+        shown = repr(value).replace("None", "null")  # as it is written
+        raise InputError(f"{group}={shown} does not name YAML files. Write {example}; --help lists the names.")
     for path in (folder / group / f"{name}.yaml" for folder in folders for name in names):
         if path.is_file() and check_yaml(path) - {"defaults"} != {path.stem} and group in LISTS:
             raise InputError(f"{group}/{path.name} must have one top key, its own name: `{path.stem}:`")

@@ -50,7 +50,10 @@ REFUSED = {
         ("--config-name=tune", "each target has one config"),
         ("component=[nan]", "component=[NAME,NAME] (nan is read as a number)"),
         ("component=nan", "component=[NAME,NAME] (nan is read as a number)"),
-        ("component=[null]", "component=[NAME,NAME] (null is read as nothing)"),
+        (
+            "component=[null]",
+            "component=[null] does not name YAML files. Write component=[NAME,NAME] (null is read as n",
+        ),
         ("component=null", "component=[NAME,NAME]"),
         ("component=[]", "Name at least one component"),
         ("component=[nte]", "Did you mean"),
