@@ -142,7 +142,7 @@ def steps_block() -> str:
 
 
 def _ratio(gain: Gain) -> Pair | None:
-    """Return the time without steps over that with them; loops took no turns, and are of two runs."""
+    """Return how many times faster the loop is with steps; loops take no turns, so that two runs are compared."""
     cells = cell_of(gain.plain), cell_of(gain.stepped)
     if gain.plain.is_realtime and cells[0] is not None and cells[1] is not None:
         return compare_runs(cells[0], cells[1])

@@ -101,7 +101,7 @@ def watching(guarded: Iterable[tuple[str, Tensor]]) -> Watch:
 
 def storage_of(tensor: Tensor) -> int:
     """Return the address of the memory that a tensor is a view of; 0 where it has none."""
-    with suppress(RuntimeError, NotImplementedError):  # sparse
+    with suppress(RuntimeError):  # a sparse tensor has none
         return tensor.untyped_storage().data_ptr()
     return 0
 

@@ -304,7 +304,7 @@ def _tensor_leaf(tensor: Tensor) -> Leaf:
         numbers = copied.dequantize() if copied.is_quantized else copied
         numbers = (numbers.to_dense() if layout else numbers).resolve_conj().resolve_neg()
         numbers.flatten()[:1].to(_wide(numbers.dtype))  # some dtypes cannot be converted
-    except (RuntimeError, NotImplementedError, TypeError) as error:
+    except (RuntimeError, TypeError) as error:
         return _incomparable(tensor, f"{type(error).__name__}: {str(error).splitlines()[0]}", form)
     return Leaf(_kind(numbers.dtype), form, tuple(tensor.shape), dtype, numbers, device=tensor.device)
 

@@ -319,7 +319,7 @@ class Kept:
         try:
             with torch.inference_mode():
                 self.tensors[key] = KeptTensor(path, tensor, device)
-        except (RuntimeError, NotImplementedError, TypeError) as error:
+        except (RuntimeError, TypeError) as error:
             self.failures[path] = reason_of(error)
 
     def restore(self) -> None:

@@ -163,7 +163,7 @@ def _has_same_form(node: fx.Node, call: Call) -> bool:
     try:
         args, kwargs = map_arg((args, kwargs), lambda argument: argument.meta["info"].zeros("meta"))
         result = target(*args, **kwargs) if op == "call_function" else getattr(args[0], target)(*args[1:], **kwargs)
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, RuntimeError, TypeError, ValueError):
         return False  # it takes other arguments, or cannot tell its form
     if info is None or not isinstance(result, Tensor):
         return False

@@ -245,7 +245,7 @@ class CellsInTurns:
                 self._finished(each, note)
 
     def _finished(self, cell: LiveCell, note: str) -> None:
-        """Keep the record of a cell that has ended, unless it is to be measured again."""
+        """Keep the record of a cell that has ended; one that lacked memory beside others is measured again instead."""
         if cell.ran_out_of_memory and cell.placement and cell.placement.others and self.again is not None:
             self.again.append(cell)
         else:

@@ -60,7 +60,7 @@ class TracePasses:
         return self._profile("the trace of its kernels", self.step.repeat, nullcontext)
 
     def analyze_kernels(self, main: Timeline | None) -> TraceAnalysis | None:
-        """Return the analysis of what `trace_kernels` returned; None where that is none."""
+        """Return the analysis of the trace that `trace_kernels` returned; None without a trace."""
         if main is None:
             return None
         traces = self._with_reference(Traces(main, _NO_EAGER_STEP))

@@ -1,4 +1,4 @@
-"""Measures the gain of a torch.fx pass or a quantised layer, and the launches that a capture saves.
+"""Measures how much time a torch.fx pass or a quantised layer saves, and how many launches a capture saves.
 
 Two calls are timed alternately, so that drift affects both alike.
 """

@@ -25,7 +25,7 @@ def counts(simulated):
 
 
 def test_asking_again_makes_false_answers_on_rates_hardly_more_frequent(simulated):
-    # If fewer than three bursts are expected in a run, it may have none and look fast: the table shows how often.
+    # A run in which fewer than three bursts are expected may have none, and then seems to hold the rate.
     shown = [rate for rate in simulated.RATES if rate.share <= 0.01 or rate.share * rate.calls / rate.length > 3]
     for rate in shown:
         counted = simulated.count_rates(rate, 300)

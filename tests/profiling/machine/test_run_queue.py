@@ -1,4 +1,4 @@
-"""Run-queue waits and stolen CPU time: from prepared files, and of a rival process. Pinning: as psutil sees it."""
+"""Run-queue waits and stolen CPU time, of prepared files and beside a busy process; pinning, as psutil reports it."""
 
 import json
 import os
