@@ -125,12 +125,14 @@ class StaticInputs:
         self._ranges: list[_ByteRange] = []
         for group in _overlapping(inputs):
             first = inputs[group[0]]
-            if len(group) == 1 and not _overlaps_itself(first):
-                empty = torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=first.device)
-                buffers[group[0]] = empty
-                self._plain.setdefault(first.dtype, []).append(group[0])
-            else:
-                buffers |= self._views_of_bytes(inputs, group)
+            # Of another kind than the caller's, ordinary or of inference mode, a compiled call would compile again.
+            with torch.inference_mode(torch.is_inference_mode_enabled() and first.is_inference()):
+                if len(group) == 1 and not _overlaps_itself(first):
+                    empty = torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=first.device)
+                    buffers[group[0]] = empty
+                    self._plain.setdefault(first.dtype, []).append(group[0])
+                else:
+                    buffers |= self._views_of_bytes(inputs, group)
         self._buffers = tuple(buffers[index] for index in range(len(inputs)))
         # An input that requires grad is another tensor on the same memory; copies go to the one that does not.
         self.tensors = tuple(

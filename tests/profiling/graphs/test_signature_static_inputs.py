@@ -123,6 +123,24 @@ def test_new_values_are_copied_in_and_changed_ones_back():
     assert same_view(static.t(), static, given).data_ptr() == given.data_ptr(), "that view of the caller's tensor"
 
 
+@pytest.mark.parametrize("views", [False, True])
+def test_static_inputs_are_inference_tensors_where_the_callers_are(views):
+    """A compiled call would compile once more for the others."""
+    ordinary = torch.zeros(4)
+    with torch.inference_mode():
+        inference = torch.zeros(4)
+        for given in (ordinary, inference):
+            static = StaticInputs([given, given[:2]] if views else [given])
+            assert [each.is_inference() for each in static.tensors] == [given.is_inference()] * (1 + views)
+            given += 1
+            static.copy_in([given, given[:2]] if views else [given])
+            assert torch.equal(static.tensors[0], given)
+            static.tensors[0].add_(1)
+            static.copy_back([given], {0})
+            assert float(given[0]) == 2
+            given.zero_()
+
+
 def test_inputs_that_require_grad_have_static_inputs_that_do():
     given = torch.ones(3, requires_grad=True)
     inputs = StaticInputs([given])
