@@ -29,6 +29,8 @@ LIMIT_FIELDS = {
     "hardware thermal slowdown": (270, 252),
     "power brake": (271, 253),
 }
+#: Processes of this run that were seen on a device: to look for them takes tens of milliseconds.
+_OF_RUN: set[int] = set()
 #: Shortest window whose share of limited time is known: the counters step every 0.1 s.
 LEAST_LIMIT_WINDOW = 1.0
 
@@ -167,9 +169,15 @@ def other_processes(device: torch.device) -> int | None:
 
     Inside a container the driver reports process ids of the host, so this process is not among them.
     """
+    pids = _computing(device)
+    return None if pids is None else len(pids) - 1
+
+
+def _computing(device: torch.device) -> set[int] | None:
+    """Return the ids of the processes that compute on the device; None if this one is not among them."""
     processes = _query(device, pynvml.nvmlDeviceGetComputeRunningProcesses)
     pids = None if processes is None else {process.pid for process in processes}
-    return None if pids is None or os.getpid() not in pids else len(pids) - 1
+    return pids if pids is not None and os.getpid() in pids else None
 
 
 class OthersMonitor:
@@ -212,10 +220,13 @@ def share_of_others(device: torch.device, seconds: float) -> float | None:
 
     Where there are any, the driver takes tens of milliseconds for the answer. None where processes cannot be told.
     """
-    others = other_processes(device)
-    if not others:
-        return None if others is None else 0.0
-    answer = others_share(device, int(1e6 * (time.time() - max(1.0, seconds))), of_run=processes_of_run())
+    pids = _computing(device)
+    if pids is not None and not pids <= _OF_RUN:
+        _OF_RUN.clear()
+        _OF_RUN.update(processes_of_run())
+    if pids is None or pids <= _OF_RUN:
+        return None if pids is None else 0.0
+    answer = others_share(device, int(1e6 * (time.time() - max(1.0, seconds))), of_run=_OF_RUN)
     return 0.0 if answer is None else answer[0]
 
 

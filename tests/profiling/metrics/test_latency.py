@@ -105,6 +105,7 @@ def test_the_share_of_others_is_known_only_where_this_process_can_be_told(monkey
     processes = [SimpleNamespace(pid=pid) for pid in running]
     monkeypatch.setattr(nvml, "_handle", lambda device: object())
     monkeypatch.setattr(nvml.os, "getpid", lambda: 1)
+    monkeypatch.setattr(nvml, "_OF_RUN", set())
     monkeypatch.setattr(nvml, "processes_of_run", lambda: frozenset({1, 2}))
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetProcessUtilization", lambda handle, since: samples)
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: processes)
