@@ -35,8 +35,8 @@ from profiling.run.task import Probe
 MAY_DIFFER = ("ceilings", "ceilings_reason", "module_git")
 #: Which GPUs a process may use: a job of a sweep gets one that is free. The kind of GPU is compared apart from it.
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
-#: What torch imports in every cell at the first dispatch mode, or when the profiler begins; it takes seconds.
-IMPORTED_LATER = "torch._inductor.config"
+#: What every cell imports later: torch at the first dispatch mode, or when the profiler begins, and statistics.
+IMPORTED_LATER = ("torch._inductor.config", "scipy.optimize", "scipy.special")
 
 
 @dataclass
@@ -212,7 +212,7 @@ def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | Non
     orphans = Orphans()
     adopted = orphans.adopted() if runs[0].config.isolation == "process" else nullcontext()
     procedures = (run.config.procedure["_target_"].rpartition(".")[0] for run in runs)
-    with adopted, closing(ForkServer((*procedures, IMPORTED_LATER))) as server:
+    with adopted, closing(ForkServer((*procedures, *IMPORTED_LATER))) as server:
         for run in runs:
             run.begin(orphans, server)
         try:
