@@ -49,6 +49,8 @@ class LiveCell:
     session: Session | None = field(default=None, init=False)  # its process
     pending: Pending | None = field(init=False)  # what that waits for
     concurrent: int = field(init=False)  # most others that were prepared meanwhile
+    is_held: bool = field(init=False)  # whether it waits until no other cell compiles its code
+    may_prepare: bool = field(init=False)  # whether it waits no longer for that
     placement: Placement | None = field(init=False)  # once it has waited for its turn
     is_kept: bool = field(default=False, init=False)  # whether its record is on disk
 
@@ -60,6 +62,7 @@ class LiveCell:
         self.measured, self.damage = self.records.base_record(self.job), []
         self.end, self.process_end, self.pending, self.placement = None, ProcessEnd(), None, None
         self.notes, self.number, self.concurrent = [], 0, 0
+        self.is_held = self.may_prepare = False
 
     @property
     def label(self) -> str:
@@ -71,12 +74,20 @@ class LiveCell:
         name = f"{self.job.name}.control" if self.is_control else self.job.name
         self.session = self.executor.session(Cell(job=self.job), name, self.receive, turns=self.takes_turns)
 
-    def resume(self) -> bool:
-        """Let its process go on until there is nothing to read; return whether it has ended, or waits for its turn."""
-        state = self._go_on()
+    def resume(self, turn: Turn | None = None) -> bool:
+        """Let its process go on until there is nothing to read; return whether it has ended, or waits for its turn.
+
+        A cell that is held needs a turn to go on: it may prepare then.
+        """
+        if turn is not None:
+            self.is_held, self.may_prepare = False, True
+        state = self._go_on(turn)
         if not isinstance(state, Waiting):
             return state is None
         assert state.ready is not None
+        if not state.ready.prepared:
+            self.is_held = True
+            return False
         measured = self.measured
         self.placement = Placement(
             *(self.label, state.ready, self.window, self.job.settings.device, is_captured(measured)),

@@ -41,6 +41,7 @@ class Cache:
     packages: Path | None = None  # in the run folder, so that a package is linked and not copied; None: not shared
     filled_by: str | None = None  # its variant
     phases: Mapping[str, float] = field(default_factory=dict)  # of preparing it, in seconds
+    cells: int = 0  # that use it now
 
     @property
     def variables(self) -> Mapping[str, str]:
@@ -103,24 +104,27 @@ class CompileCaches:
 
     @contextmanager
     def lease(self, task: Task) -> Iterator[Cache]:
-        """Yield the cache for a task; if the cell prepared nothing, empty it afterwards."""
+        """Yield the cache for a task; one that no cell has filled is removed when the last of its cells ends.
+
+        Of cells that share it one at a time prepares until it is filled.
+        """
         if self.kind == "shared":
             yield Cache()
             return
         job = task.job if isinstance(task, Cell) else None
         key = compiled_code(job) if job is not None and self.kind == "fresh" else None
         cache = self._caches.get(key) if key is not None else None
-        if cache is not None and cache.filled_by is None:  # of a cell that goes on, and has compiled nothing to share
-            cache, key = None, None
         if cache is None:
             cache = Cache(TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True))
             if key is not None and job is not None:
                 cache.packages = Path(job.run, "kernels", f".shared-{uuid4().hex}")
                 self._caches[key] = cache
+        cache.cells += 1
         try:
             yield cache
         finally:
-            if key is None or (cache.filled_by is None and self._caches.pop(key, None) is not None):
+            cache.cells -= 1
+            if key is None or (cache.filled_by is None and not cache.cells and self._caches.pop(key, None) is not None):
                 cache.remove()
 
     def clear(self) -> None:

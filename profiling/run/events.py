@@ -14,7 +14,7 @@ import msgspec
 
 from profiling.components.spec import Settings
 from profiling.errors import printable
-from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
+from profiling.metrics.sampling import Ready, TakeTurns, Turn, WindowSamples
 from profiling.results.environment import Environment
 from profiling.results.measured import Start
 from profiling.results.record import Status
@@ -41,7 +41,7 @@ class Sections(_Event, frozen=True, tag="sections"):
 
 
 class Waiting(_Event, frozen=True, tag="waiting"):
-    """The cell is idle and waits for its turn: ready for its first window, or with the samples of its last one."""
+    """The cell is idle and waits: to prepare, for its first window, or, with the samples of the last, for the next."""
 
     ready: Ready | None = None
     window: WindowSamples | None = None
@@ -118,11 +118,11 @@ def sender(descriptor: int) -> Emit:
 def turns_by(hand_over: Callable[[Waiting], Turn]) -> TakeTurns:
     """Return the function by which a cell takes turns: `hand_over` says that it waits, and returns the next turn."""
 
-    def take_turns(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
+    def take_turns(ready: Ready, window: Callable[[Turn], WindowSamples]) -> Turn:
         turn = hand_over(Waiting(ready=ready))
         while turn.seconds > 0:
             turn = hand_over(Waiting(window=window(turn)))
-        return turn.stopped_by
+        return turn
 
     return take_turns
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from math import inf
 from typing import Self
 
+from profiling.metrics.sampling import Turn
 from profiling.run.cell_records import LiveCell
 from profiling.run.child import most_processes, wait
 from profiling.run.compile_caches import compares_times, compiled_code
@@ -87,14 +88,14 @@ class CellsInTurns:
         """Prepare cells beside those that wait, `most` at a time, and return those that there is no memory for.
 
         The first one goes alone: what it needs is expected of the others. A cell that compiles goes before those that
-        do not, those that compile the same code follow it, and a compiler that compares times goes alone. Where there
-        is room, `later` ones are prepared, too, and a second process of each cell, its control.
+        do not, those with the same code are built meanwhile and wait for it, and a compiler that compares times goes
+        alone. Where there is room, `later` ones are prepared, too, and a second process of each cell, its control.
         """
         optional = [each for each in later if each.number == 0] if most > 1 else []
         left = [each for each in cells if each.number == 0]
         first = left[0] if left and not self.waiting else None
         while True:
-            while len(self._preparing) < most and (cell := self._next(left, optional, first, most)) is not None:
+            while self._active < most and (cell := self._next(left, optional, first, most)) is not None:
                 for due in (left, optional):
                     if cell in due:
                         due.remove(cell)
@@ -120,9 +121,7 @@ class CellsInTurns:
             return None
         if most == 1:
             return left[0] if left else None
-        compiling = {_code(each) for each in self._preparing if each.job.imports} - self._compiled
-        fitting = [each for each in (*left, *optional) if _code(each) not in compiling]
-        fitting = [each for each in fitting if not (self._preparing and compares_times(each.job))]
+        fitting = [each for each in (*left, *optional) if not (self._preparing and compares_times(each.job))]
         fitting.sort(key=lambda each: (each not in left, not self._is_compiled_anew(each)))
         return fitting[0] if fitting else self._next_control()
 
@@ -149,28 +148,45 @@ class CellsInTurns:
             self._preparing.append(cell)
             self._resume(cell, is_due=True)
 
+    @property
+    def _active(self) -> int:
+        """How many cells are being prepared, without those that wait until others have compiled their code."""
+        return sum(not each.is_held for each in self._preparing)
+
     def _go_on(self, due: Sequence[LiveCell]) -> None:
         """Wait until one of the processes has sent something, and handle it."""
-        active = tuple(self._preparing)
+        for each in tuple(self._preparing):
+            if each.is_held:
+                self._resume(each, is_due=each in due)
+        active = tuple(each for each in self._preparing if not each.is_held)
         wait([each.pending for each in active if each.pending is not None])
         for each in active:
             if each not in self._preparing:
                 continue  # a control that has ended with its cell
-            each.concurrent = max(each.concurrent, len(self._preparing) - 1)
+            each.concurrent = max(each.concurrent, self._active - 1)
             if not each.is_control:
                 each.records.show(each, again=True)
             self._resume(each, is_due=each in due)
 
+    def _may_prepare(self, cell: LiveCell) -> bool:
+        """Return whether a cell need not wait: its code is in the caches, or no other cell compiles it."""
+        code = _code(cell)
+        return code in self._compiled or not any(each.may_prepare and _code(each) == code for each in self._preparing)
+
     def _resume(self, cell: LiveCell, *, is_due: bool) -> None:
-        """Let the process of a cell go on until there is nothing to read, the cell is ready, or it has ended."""
-        if not cell.resume():
+        """Let the process of a cell go on until there is nothing to read, the cell is ready, is held, or has ended."""
+        stops = not cell.is_held and cell.resume()
+        if cell.is_held and self._may_prepare(cell):
+            stops = cell.resume(Turn(compiled=_code(cell) in self._compiled))
+        is_shared = cell.job.settings.compile_cache != "cold" and compiled_code(cell.job) is not None
+        if cell.measured.prepare is not None and is_shared:
+            self._compiled.add(_code(cell))
+        if not stops:
             return
         if cell.placement is not None:
             self._preparing.remove(cell)
             if not cell.is_control:
                 self.waiting.append(cell)
-            if cell.job.settings.compile_cache != "cold" and compiled_code(cell.job) is not None:
-                self._compiled.add(_code(cell))
             self._free[frozenset(self._placed)] = cell.placement.ready.free
             return
         if not cell.is_control:

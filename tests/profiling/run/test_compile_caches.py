@@ -63,16 +63,19 @@ def test_a_cell_that_dies_while_it_compiles_leaves_nothing():
     caches.clear()
 
 
-def test_a_cache_that_is_not_filled_yet_is_no_others():
-    """Two compiles into one folder at a time would each be called cold, and be none."""
+@pytest.mark.parametrize("fills", [True, False])
+def test_a_cell_that_waits_for_the_code_of_another_has_its_cache(fills):
     caches = CompileCaches()
-    leases = (caches.lease(task(name, compiler=COMPILER)) for name in ("compile", "again"))
-    with next(leases) as first, next(leases) as second:
-        assert folder(first) != folder(second)
-        prepared(first, COLD)
-        assert prepared(second, COLD).cache == "cold"
-    assert not folder(second).exists(), "its own ends with it"
+    first, second = (caches.lease(task(name, compiler=COMPILER)) for name in ("compile", "again"))
+    with second as waiting:
+        with first as compiling:
+            assert folder(compiling) == folder(waiting)
+            if fills:
+                prepared(compiling, COLD)
+        assert folder(waiting).exists(), "the other has not ended"
+        assert prepared(waiting, WARM if fills else COLD).cache == ("from compile" if fills else "cold")
     caches.clear()
+    assert not folder(waiting).exists()
 
 
 @pytest.mark.parametrize(

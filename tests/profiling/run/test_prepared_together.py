@@ -8,12 +8,13 @@ from fake_cells import Silent
 from make_job import NET, SETTINGS, make_job
 
 from profiling.metrics.sampling import Ready
-from profiling.results.record import Record
+from profiling.results.measured import Prepare
+from profiling.results.record import Record, encode_sections
 from profiling.run import in_turns
 from profiling.run.cell import metrics_of
 from profiling.run.cell_records import LiveCell
 from profiling.run.child import Pending, ProcessEnd
-from profiling.run.events import End, Waiting
+from profiling.run.events import End, Sections, Waiting
 from profiling.run.in_turns import CellsInTurns, most_concurrent
 from profiling.run.job import FORWARD, LATENCY
 from profiling.run.process import Isolated
@@ -27,7 +28,10 @@ GB = 10**9
 
 
 class Processes(Isolated):
-    """A fake executor: a cell is ready after it was resumed `STEPS` times. `log` has each begin and end, in order."""
+    """A fake executor: a cell is ready after it was resumed `STEPS` times, half of them before it prepares.
+
+    `log` has each begin and end, in order.
+    """
 
     def __init__(self, memory=10**12, lacking=()):
         self.log, self.active, self.most, self.memory, self.lacking = [], set(), 0, memory, list(lacking)
@@ -37,7 +41,14 @@ class Processes(Isolated):
         self.log.append(f"begin {name}")
         self.active.add(name)
         self.most = max(self.most, len(self.active))
-        for _ in range(STEPS):
+        for _ in range(STEPS // 2):
+            yield Pending((), 0.0)
+        if task.job.imports:
+            self.active.discard(name)
+            turn = yield Waiting(ready=Ready(used={}, free={}, takes_windows=False, prepared=False))
+            self.active.add(name)
+            self.log.append(f"{'loads' if turn.compiled else 'compiles'} {name}")
+        for _ in range(STEPS // 2):
             yield Pending((), 0.0)
         self.active.discard(name)
         if name in self.lacking:
@@ -45,6 +56,8 @@ class Processes(Isolated):
             self.log.append(f"lacking {name}")
             on_event(End("failed", "out of memory", out_of_memory=True))
             return ProcessEnd()
+        if task.job.imports:
+            on_event(Sections(encode_sections(prepare=Prepare(seconds=1.0, phases={}, graphs=1))))
         self.log.append(f"ready {name}")
         self.alive += 1
         try:
@@ -153,14 +166,35 @@ def test_no_more_than_so_many_are_prepared_at_a_time(most):
         assert begun(processes) == ["net.a", "net.b", "net.c", "net.d"]
 
 
-def test_cells_that_compile_the_same_code_follow_each_other_and_what_was_compiled_is_no_obstacle():
+def test_cells_with_the_same_code_begin_together_and_load_what_one_of_them_has_compiled():
     processes = Processes()
     cells = due(processes, "baseline"), due(processes, "compile", COMPILE), due(processes, "both", COMPILE, {"c": 1})
     prepared(CellsInTurns(), *cells)
     log = processes.log
     at = log.index("ready net.compile")
-    for later in ("net.both", "net.compile.control", "net.both.control"):
-        assert at < log.index(f"begin {later}") < log.index("ready net.both")
+    assert log.index("begin net.both") < log.index("compiles net.compile") < at < log.index("loads net.both")
+    for later in ("net.compile.control", "net.both.control"):
+        assert at < log.index(f"begin {later}") < log.index(f"loads {later}")
+
+
+@pytest.mark.parametrize("options", [{"lacking": ["net.compile"]}, {}])
+def test_a_cell_whose_code_no_other_has_compiled_compiles_it(options):
+    """The other ended before it had, or the caches are not shared."""
+    processes, cold = Processes(**options), {} if options else {"compile_cache": "cold"}
+    cells = [
+        due(processes, *each, **cold) for each in (["baseline"], ["compile", COMPILE], ["both", COMPILE, {"c": 1}])
+    ]
+    prepared(CellsInTurns(again=[]), *cells)
+    log, ended = processes.log, f"{'lacking' if options else 'ready'} net.compile"
+    assert log.index("compiles net.compile") < log.index(ended) < log.index("compiles net.both")
+
+
+def test_cells_that_wait_for_code_take_no_place_of_others():
+    processes = Processes()
+    same = [due(processes, f"same{number}", COMPILE, {"c": number}) for number in range(3)]
+    prepared(CellsInTurns(), due(processes, "baseline"), *same, most=2)
+    assert processes.log.index("begin net.same2") < processes.log.index("ready net.same0")
+    assert processes.most == 2
 
 
 def test_two_runs_do_not_share_what_they_have_compiled():
@@ -186,7 +220,7 @@ def test_a_compiler_that_compares_times_goes_alone(option):
     first, *others = (due(processes, name) for name in ("baseline", "a", "b"))
     prepared(CellsInTurns(), first, due(processes, "tuned", COMPILE | option), *others)
     at = processes.log.index("begin net.tuned")
-    assert processes.log[at + 1] == "ready net.tuned"
+    assert processes.log[at + 1 : at + 3] == ["compiles net.tuned", "ready net.tuned"]
     assert processes.most > 1, "of the others"
 
 
@@ -212,8 +246,8 @@ def test_cells_without_memory_are_left():
 
 def test_cells_of_later_components_make_room_for_those_that_are_due():
     """They are prepared early beside a cell that takes long, and begin once more in their own turn."""
-    processes, turns = Processes(memory=5 * GB), CellsInTurns()
-    cells = due(processes, "baseline"), due(processes, "compile", COMPILE), due(processes, "both", COMPILE, {"c": 1})
+    processes, turns, alone = Processes(memory=5 * GB), CellsInTurns(), {"mode": "max-autotune"}
+    cells = due(processes, "baseline"), due(processes, "compile", COMPILE), due(processes, "tuned", COMPILE | alone)
     later = [due(processes, name, component="two") for name in "ab"]
     assert prepared(turns, *cells, later=later) == []
     assert [each for each in turns.waiting if each in cells] == list(cells)
