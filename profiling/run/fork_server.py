@@ -40,7 +40,7 @@ _NO_ANSWER = 255
 
 
 class ForkServer:
-    """The server, started by the first request; it imports `modules` and the worker."""
+    """The server, started by the first request; it imports the worker, and `modules` when it has forked once."""
 
     def __init__(self, modules: Iterable[str] = ()) -> None:
         self._modules = tuple(modules)
@@ -106,15 +106,16 @@ class ForkServer:
         self._channel = None
 
 
-def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str, int, int | None]:
+def _serve(
+    channel: socket.socket, imported: tuple[str, ...] = (), later: Sequence[str] = ()
+) -> tuple[str, int, int | None]:
     """Fork a process for each request; return there what `work_and_exit` of the worker takes. The server never returns.
 
     A second forked process waits for the first one and reports its end (`_fork_and_wait`). A request for more modules
     than `imported` is passed on to a server that is forked to import the next of them, so that each is imported once,
-    whatever else is wanted with it.
+    whatever else is wanted with it. What the first process, the probe, does not need is imported `later`, beside it.
     """
     others: dict[tuple[str, ...], socket.socket] = {}
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked here
 
     def leave() -> None:
         """Close in a forked process what belongs to the server."""
@@ -126,6 +127,7 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str,
         request, descriptors, _, _ = socket.recv_fds(channel, _REQUEST_BYTES, 4)
         if not request:
             raise SystemExit
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked here; `_import` does
         task_file, folder, changed, removed, modules = json.loads(request)
         if tuple(modules) != imported:
             wanted = tuple(modules[: len(imported) + 1])
@@ -159,6 +161,10 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str,
             os.close(status)
             return task_file, rest[0], rest[1] if len(rest) > 1 else None
         _close(*descriptors)  # without an answer the caller starts a fresh process
+        if later:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _import(later)
+            later = ()
 
 
 def _fork_and_wait(status: int, *others: int) -> None:
@@ -237,8 +243,7 @@ def main() -> None:
     """Import what cells need, then serve requests."""
     descriptor, worker, *modules = sys.argv[1:]
     work = import_module(worker).work_and_exit  # it imports torch
-    _import(modules)
-    work(*_serve(socket.socket(fileno=int(descriptor))))
+    work(*_serve(socket.socket(fileno=int(descriptor)), later=modules))
 
 
 if __name__ == "__main__":

@@ -87,9 +87,10 @@ class CellsInTurns:
     def prepare_all(self, cells: Sequence[LiveCell], later: Sequence[LiveCell] = (), most: int = 1) -> list[LiveCell]:
         """Prepare cells beside those that wait, `most` at a time, and return those that there is no memory for.
 
-        The first one goes alone: what it needs is expected of the others. A cell that compiles goes before those that
-        do not, those with the same code are built meanwhile and wait for it, and a compiler that compares times goes
-        alone. Where there is room, `later` ones are prepared, too, and a second process of each cell, its control.
+        The first one goes alone: what it needs is expected of the others. Then one of each code that is compiled goes
+        until it compiles, which takes longest; those with the same code are built meanwhile and wait for it. A compiler
+        that compares times goes alone. Where there is room, `later` ones are prepared, too, and a second process of
+        each cell, its control.
         """
         optional = [each for each in later if each.number == 0] if most > 1 else []
         left = [each for each in cells if each.number == 0]
@@ -122,7 +123,12 @@ class CellsInTurns:
         if most == 1:
             return left[0] if left else None
         fitting = [each for each in (*left, *optional) if not (self._preparing and compares_times(each.job))]
-        fitting.sort(key=lambda each: (each not in left, not self._is_compiled_anew(each)))
+        begun = [each for each in self._preparing if self._is_compiled_anew(each)]
+        codes, compiling = {_code(each) for each in begun}, {_code(each) for each in begun if each.may_prepare}
+        if fresh := [each for each in fitting if self._is_compiled_anew(each) and _code(each) not in codes]:
+            return fresh[0]
+        if codes != compiling:
+            return None
         return fitting[0] if fitting else self._next_control()
 
     def _is_full(self) -> bool:
@@ -133,7 +139,7 @@ class CellsInTurns:
         """Return a control that may be prepared before it is known whether it will be used; None if there is none."""
         for each in (*self.waiting, *self._preparing):
             has_none = each.is_control or each in self._controls or not each.job.takes_windows
-            if not has_none and not self._is_compiled_anew(each):
+            if not has_none and (_shares_code(each) or not each.job.imports):
                 self._controls[each] = _control_of(each)
                 return self._controls[each]
         return None
@@ -178,8 +184,7 @@ class CellsInTurns:
         stops = not cell.is_held and cell.resume()
         if cell.is_held and self._may_prepare(cell):
             stops = cell.resume(Turn(compiled=_code(cell) in self._compiled))
-        is_shared = cell.job.settings.compile_cache != "cold" and compiled_code(cell.job) is not None
-        if cell.measured.prepare is not None and is_shared:
+        if cell.measured.prepare is not None and _shares_code(cell):
             self._compiled.add(_code(cell))
         if not stops:
             return
@@ -281,6 +286,11 @@ class CellsInTurns:
 def _code(cell: LiveCell) -> tuple[str, str | None]:
     """Return the run, which has caches of its own, and what determines the code that a cell of it compiles."""
     return str(cell.records.folder), compiled_code(cell.job)
+
+
+def _shares_code(cell: LiveCell) -> bool:
+    """Return whether others load the code that a cell has compiled."""
+    return cell.job.settings.compile_cache != "cold" and compiled_code(cell.job) is not None
 
 
 def _control_of(cell: LiveCell) -> LiveCell:

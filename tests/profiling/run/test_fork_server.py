@@ -146,8 +146,20 @@ def test_where_the_server_was_killed_its_processes_go_on_and_a_fresh_one_is_aske
     assert kill(process) == -signal.SIGKILL
 
 
-def test_a_server_that_cannot_import_starts_nothing(server, start):
+def test_modules_of_all_processes_but_the_first_are_imported_once_beside_that(server, start, tmp_path):
+    server._modules = ("planted_compiler",)
+    script = "import os, psutil, sys; module = sys.modules.get('planted_compiler')\n"
+    script += "print(module and module.IMPORTED_BY == psutil.Process(os.getppid()).ppid(), module and module.GPUS)"
+    outputs = []
+    for _ in range(3):
+        assert ended(start(script)) == 0
+        outputs.append((tmp_path / "log").read_text().split())
+    assert outputs == [["None", "None"], ["True", "2"], ["True", "2"]]
+
+
+def test_a_server_that_cannot_import_starts_nothing_after_the_first_process(server, start):
     server._modules = ("no.such.module",)
+    assert ended(start("pass")) == 0
     assert start("pass") is None
 
 

@@ -33,7 +33,8 @@ class Processes(Isolated):
     `log` has each begin and end, in order.
     """
 
-    def __init__(self, memory=10**12, lacking=()):
+    def __init__(self, memory=10**12, lacking=(), compile_steps=STEPS // 2):
+        self.compile_steps = compile_steps
         self.log, self.active, self.most, self.memory, self.lacking = [], set(), 0, memory, list(lacking)
         self.alive = 0
 
@@ -48,7 +49,7 @@ class Processes(Isolated):
             turn = yield Waiting(ready=Ready(used={}, free={}, takes_windows=False, prepared=False))
             self.active.add(name)
             self.log.append(f"{'loads' if turn.compiled else 'compiles'} {name}")
-        for _ in range(STEPS // 2):
+        for _ in range(self.compile_steps if task.job.imports else STEPS // 2):
             yield Pending((), 0.0)
         self.active.discard(name)
         if name in self.lacking:
@@ -172,9 +173,8 @@ def test_cells_with_the_same_code_begin_together_and_load_what_one_of_them_has_c
     prepared(CellsInTurns(), *cells)
     log = processes.log
     at = log.index("ready net.compile")
-    assert log.index("begin net.both") < log.index("compiles net.compile") < at < log.index("loads net.both")
-    for later in ("net.compile.control", "net.both.control"):
-        assert at < log.index(f"begin {later}") < log.index(f"loads {later}")
+    for other in ("net.both", "net.compile.control", "net.both.control"):
+        assert log.index("compiles net.compile") < log.index(f"begin {other}") < at < log.index(f"loads {other}")
 
 
 @pytest.mark.parametrize("options", [{"lacking": ["net.compile"]}, {}])
@@ -190,7 +190,7 @@ def test_a_cell_whose_code_no_other_has_compiled_compiles_it(options):
 
 
 def test_cells_that_wait_for_code_take_no_place_of_others():
-    processes = Processes()
+    processes = Processes(compile_steps=3 * STEPS)
     same = [due(processes, f"same{number}", COMPILE, {"c": number}) for number in range(3)]
     prepared(CellsInTurns(), due(processes, "baseline"), *same, most=2)
     assert processes.log.index("begin net.same2") < processes.log.index("ready net.same0")
@@ -231,6 +231,9 @@ def test_the_first_cell_goes_alone_then_the_others_and_those_of_later_components
     assert prepared(turns, *first, later=later) == []
     log = [line for line in processes.log if not line.endswith(".control")]
     assert log[1:5] == ["ready net.baseline", "begin net.compile", "begin two.b", "begin three.b"]
+    assert max(map(log.index, ("compiles net.compile", "compiles two.b", "compiles three.b"))) < log.index(
+        "begin two.a"
+    )
     assert not processes.active, "nothing compiles when timing begins"
     before = len(processes.log)
     assert prepared(turns, *later[:2], later=later[2:]) == []
