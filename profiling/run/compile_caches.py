@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from profiling.components.spec import PACKAGES_FOLDER
 from profiling.results.measured import Prepare, Start
 from profiling.results.record import decode_section, encode_sections
+from profiling.run.child import most_processes
 from profiling.run.events import Event, Sections
 from profiling.run.job import RECIPE, Job
 from profiling.run.task import Cell, Task
@@ -146,6 +147,12 @@ def compares_times(job: Job) -> bool:
     """Return whether a cell may compare times while it compiles, so that nothing else may run."""
     words = json.dumps(job.variant_options.get("compiler"))
     return bool(job.imports) and (compiled_code(job) is None or any(each in words for each in _BENCHMARKING))
+
+
+def compiled_ahead(job: Job) -> list[Job]:
+    """Return the parts of a cell whose code is compiled side by side before its own process starts."""
+    parts = [each for each in job.parts if each.imports and not compares_times(each)]
+    return parts if len(parts) > 1 and most_processes() > 1 and job.settings.compile_cache != "cold" else []
 
 
 def cache_variables(folder: str, packages: Path | None = None) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Self
 from profiling.metrics.sampling import Turn
 from profiling.run.cell_records import LiveCell
 from profiling.run.child import most_processes, wait
-from profiling.run.compile_caches import compares_times, compiled_code
+from profiling.run.compile_caches import compares_times, compiled_ahead, compiled_code
 from profiling.run.job import FORWARD, LATENCY
 from profiling.run.process import InProcess
 from profiling.run.turns import Placement, take_turns
@@ -125,9 +125,11 @@ class CellsInTurns:
         fitting = [each for each in (*left, *optional) if not (self._preparing and compares_times(each.job))]
         begun = [each for each in self._preparing if self._is_compiled_anew(each)]
         codes, compiling = {_code(each) for each in begun}, {_code(each) for each in begun if each.may_prepare}
+        fitting = [each for each in fitting if not (compiled_ahead(each.job) and _code(each) in codes)]
+        built = {_code(each) for each in begun if not compiled_ahead(each.job)}
         if fresh := [each for each in fitting if self._is_compiled_anew(each) and _code(each) not in codes]:
             return fresh[0]
-        if codes != compiling:
+        if built - compiling:
             return None
         return fitting[0] if fitting else self._next_control()
 
@@ -182,10 +184,11 @@ class CellsInTurns:
     def _resume(self, cell: LiveCell, *, is_due: bool) -> None:
         """Let the process of a cell go on until there is nothing to read, the cell is ready, is held, or has ended."""
         stops = not cell.is_held and cell.resume()
+        is_compiled = cell.measured.prepare is not None or (cell.is_held and bool(compiled_ahead(cell.job)))
+        if is_compiled and _shares_code(cell):
+            self._compiled.add(_code(cell))
         if cell.is_held and self._may_prepare(cell):
             stops = cell.resume(Turn(compiled=_code(cell) in self._compiled))
-        if cell.measured.prepare is not None and _shares_code(cell):
-            self._compiled.add(_code(cell))
         if not stops:
             return
         if cell.placement is not None:

@@ -31,7 +31,7 @@ from profiling.results.record import encode_sections
 from profiling.run import child
 from profiling.run.checkouts import Checkout
 from profiling.run.child import Limits, Orphans, Pending, ProcessEnd, Session, most_processes, side_by_side
-from profiling.run.compile_caches import Cache, CompileCaches, compares_times
+from profiling.run.compile_caches import Cache, CompileCaches, compiled_ahead, compiled_code
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import NoCountersError, measure_counters
@@ -120,6 +120,7 @@ class Isolated:
         self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
         self._run, self._prepare_timeout, self._caches = run, prepare_timeout, caches or CompileCaches("shared")
         self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
+        self._ahead = set[str | None]()  # code that was compiled before the process of a cell
 
     @property
     def _limits(self) -> Limits:
@@ -176,8 +177,8 @@ class Isolated:
 
         It costs nothing but time where it fails: the cell then compiles by itself, and its row says what is wrong.
         """
-        parts = [each for each in task.job.parts if each.imports and not compares_times(each)]
-        if len(parts) < 2 or most_processes() == 1 or task.job.settings.compile_cache == "cold":
+        parts, code = compiled_ahead(task.job), compiled_code(task.job)
+        if not parts or (code is not None and code in self._ahead):
             return
         variables = {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())}
         folder, done = self._run / "cells", list[Started]()
@@ -193,6 +194,8 @@ class Isolated:
         ]
         try:
             yield from side_by_side(sessions)
+            if len(done) == len(parts):
+                self._ahead.add(code)
             if len(done) == len(parts) and cache.is_fillable:
                 cache.fill([each.start for each in done], f"the stages of {task.job.variant}, one by one")
         finally:

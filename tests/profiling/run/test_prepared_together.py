@@ -197,6 +197,18 @@ def test_cells_that_wait_for_code_take_no_place_of_others():
     assert processes.most == 2
 
 
+def test_a_cell_whose_code_is_compiled_before_its_process_starts_begins_when_that_is_known(monkeypatch):
+    """The stages of a loop are compiled one by one: a second loop of the same code would compile them, too."""
+    monkeypatch.setattr("profiling.run.compile_caches.most_processes", lambda: 8)
+    processes = Processes()
+    compiled = [due(processes, *each) for each in (["compile", COMPILE], ["both", COMPILE, {"c": 1}])]
+    for each in compiled:
+        each.job = replace(each.job, parts=(due(None, "one", COMPILE).job, due(None, "two", COMPILE).job))
+    prepared(CellsInTurns(), due(processes, "baseline"), *compiled, due(processes, "other"))
+    log = processes.log
+    assert log.index("begin net.other") < log.index("loads net.compile") < log.index("begin net.both")
+
+
 def test_two_runs_do_not_share_what_they_have_compiled():
     """Two revisions are compared: the caches of one hold no code of the other."""
     processes = Processes()
