@@ -1,7 +1,7 @@
 """Activations in a Triton kernel, where its result is still in registers."""
 
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 
 from models.kernels import INTERPRETED
 

@@ -1,7 +1,7 @@
 """Triton kernels for 1×1 convolutions, and the tiles that they compute at once."""
 
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 
 from models.kernels.convolution_parts_triton import (
     leave,

@@ -1,7 +1,7 @@
 """What the Triton kernels for convolutions share: positions of a tile, the norm before it, the result, statistics."""
 
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 
 from models.kernels.activations_triton import activate, factors_of
 

@@ -1,8 +1,8 @@
 """Triton kernel of `resize.py`: a sum along a row of the input serves all rows of the result that read it."""
 
 import torch
-import triton  # pyright: ignore[reportMissingImports]
-import triton.language as tl  # pyright: ignore[reportMissingImports]
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
