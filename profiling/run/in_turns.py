@@ -13,6 +13,7 @@ from math import inf
 from typing import Self
 
 from profiling.metrics.sampling import Turn
+from profiling.results.record import BASELINE
 from profiling.run.cell_records import LiveCell
 from profiling.run.child import most_processes, wait
 from profiling.run.compile_caches import compares_times, compiled_ahead, compiled_code
@@ -138,13 +139,20 @@ class CellsInTurns:
         return any(isinstance(each.executor, InProcess) and each.has_compiled for each in self.waiting)
 
     def _next_control(self) -> LiveCell | None:
-        """Return a control that may be prepared before it is known whether it will be used; None if there is none."""
-        for each in (*self.waiting, *self._preparing):
-            has_none = each.is_control or each in self._controls or not each.job.takes_windows
-            if not has_none and (_shares_code(each) or not each.job.imports):
-                self._controls[each] = _control_of(each)
-                return self._controls[each]
-        return None
+        """Return a control that may be prepared before it is known whether it will be used; None if there is none.
+
+        That of a baseline will be, and that of the recipe with the most steps probably. They go first, and the others
+        only while a cell is being prepared.
+        """
+        cells = [each for each in (*self.waiting, *self._preparing) if not each.is_control]
+        likely = {each for each in cells if each.job.variant == BASELINE or each.job.steps == _most_steps(cells, each)}
+        free = [each for each in cells if each not in self._controls and each.job.takes_windows]
+        free = [each for each in free if _shares_code(each) or not each.job.imports]
+        free.sort(key=lambda each: each not in likely)
+        if not free or (free[0] not in likely and all(each.is_control for each in self._preparing)):
+            return None
+        self._controls[free[0]] = _control_of(free[0])
+        return self._controls[free[0]]
 
     def _is_compiled_anew(self, cell: LiveCell) -> bool:
         """Return whether a cell compiles code that no other cell has compiled."""
@@ -294,6 +302,11 @@ def _code(cell: LiveCell) -> tuple[str, str | None]:
 def _shares_code(cell: LiveCell) -> bool:
     """Return whether others load the code that a cell has compiled."""
     return cell.job.settings.compile_cache != "cold" and compiled_code(cell.job) is not None
+
+
+def _most_steps(cells: Sequence[LiveCell], cell: LiveCell) -> int:
+    """Return the most steps that a recipe of the component of `cell` has among the cells."""
+    return max(each.job.steps for each in cells if each.job.row == cell.job.row)
 
 
 def _control_of(cell: LiveCell) -> LiveCell:

@@ -63,6 +63,12 @@ class Job:
         return self.row, self.variant
 
     @property
+    def steps(self) -> int:
+        """How many steps its recipe has; 0 for a variant that is none."""
+        options = self.variant_options
+        return len(options.get("transforms") or ()) + sum(bool(options.get(each)) for each in ("compiler", "capture"))
+
+    @property
     def imports(self) -> tuple[str, ...]:
         """What the cell needs beside what every cell does: the module of its compiler, and `module:function` to call.
 

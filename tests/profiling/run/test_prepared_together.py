@@ -218,6 +218,18 @@ def test_two_runs_do_not_share_what_they_have_compiled():
     assert "ready net.compile" not in processes.log[first:second], "they are compiled side by side"
 
 
+def test_controls_that_are_likely_to_be_used_go_first_and_others_hold_up_nothing():
+    processes = Processes()
+    recipes = ["baseline"], ["graph", None, {"c": 1}], ["compile", COMPILE], ["both", COMPILE, {"c": 1}]
+    prepared(CellsInTurns(), *(due(processes, *each) for each in recipes), most=2)
+    controls = [each.removesuffix(".control") for each in begun(processes) if each.endswith(".control")]
+    assert controls[:2] == ["net.baseline", "net.both"]
+    assert len(controls) < len(recipes), "the last cell to be ready is not waited for by one more control"
+    processes = Processes()
+    prepared(CellsInTurns(), due(processes, "baseline"), due(processes, "graph", None, {"c": 1}))
+    assert begun(processes)[2:] == ["net.baseline.control", "net.graph.control"]
+
+
 def test_with_cold_caches_a_second_process_that_compiles_waits_until_it_is_needed():
     processes = Processes()
     cells = [due(processes, name, compile_cache="cold") for name in ("baseline", "other")]
