@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, contextmanager
 def gc_policy(policy: str) -> Iterator[None]:
     """Collect once, then apply a policy inside the block: "on", "off", or "frozen" (live objects are not scanned)."""
     enabled = gc.isenabled()
+    if policy == "on":
+        gc.unfreeze()  # what a fork server had frozen: an application's collections look at all
     gc.collect()
     if policy == "frozen":
         gc.freeze()

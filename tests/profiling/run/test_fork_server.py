@@ -157,6 +157,15 @@ def test_modules_of_all_processes_but_the_first_are_imported_once_beside_that(se
     assert outputs == [["None", "None"], ["True", "2"], ["True", "2"]]
 
 
+def test_collections_of_a_process_skip_what_was_imported_but_not_those_of_a_loop(start, tmp_path):
+    script = "import gc; from profiling.machine.gc_policy import gc_policy\nprint(gc.get_freeze_count() > 0)\n"
+    script += "with gc_policy('off'): print(gc.get_freeze_count() > 0)\n"
+    script += "with gc_policy('on'): print(gc.get_freeze_count() > 0)"
+    for modules in ((), ("planted_compiler",)):
+        assert ended(start(script, modules=modules)) == 0
+        assert (tmp_path / "log").read_text().split() == ["True", "True", "False"]
+
+
 def test_a_server_that_cannot_import_starts_nothing_after_the_first_process(server, start):
     server._modules = ("no.such.module",)
     assert ended(start("pass")) == 0
