@@ -300,7 +300,7 @@ class Cell(ABC):
 
         While another cell compiles that code, this one waits.
         """
-        if self.take_turns is not None and self.job.imports:
+        if self.take_turns is not None and self.job.compiles:
             ready = Ready(used={}, free={}, takes_windows=False, prepared=False)
             if self.take_turns(ready, _no_window).compiled:
                 os.environ["TORCH_WARM_POOL"] = "0"

@@ -147,7 +147,7 @@ class CellsInTurns:
         cells = [each for each in (*self.waiting, *self._preparing) if not each.is_control]
         likely = {each for each in cells if each.job.variant == BASELINE or each.job.steps == _most_steps(cells, each)}
         free = [each for each in cells if each not in self._controls and each.job.takes_windows]
-        free = [each for each in free if _shares_code(each) or not each.job.imports]
+        free = [each for each in free if _shares_code(each) or not each.job.compiles]
         free.sort(key=lambda each: each not in likely)
         if not free or (free[0] not in likely and all(each.is_control for each in self._preparing)):
             return None
@@ -156,7 +156,7 @@ class CellsInTurns:
 
     def _is_compiled_anew(self, cell: LiveCell) -> bool:
         """Return whether a cell compiles code that no other cell has compiled."""
-        return bool(cell.job.imports) and _code(cell) not in self._compiled
+        return bool(cell.job.compiles) and _code(cell) not in self._compiled
 
     def _begin(self, cell: LiveCell) -> None:
         if cell.is_control or cell.records.begin(cell):

@@ -69,6 +69,11 @@ class Job:
         return len(options.get("transforms") or ()) + sum(bool(options.get(each)) for each in ("compiler", "capture"))
 
     @property
+    def compiles(self) -> bool:
+        """Whether its recipe has a compiler."""
+        return bool(self.variant_options.get("compiler"))
+
+    @property
     def imports(self) -> tuple[str, ...]:
         """What the cell needs beside what every cell does: the module of its compiler, and `module:function` to call.
 

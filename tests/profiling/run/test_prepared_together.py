@@ -44,12 +44,12 @@ class Processes(Isolated):
         self.most = max(self.most, len(self.active))
         for _ in range(STEPS // 2):
             yield Pending((), 0.0)
-        if task.job.imports:
+        if task.job.compiles:
             self.active.discard(name)
             turn = yield Waiting(ready=Ready(used={}, free={}, takes_windows=False, prepared=False))
             self.active.add(name)
             self.log.append(f"{'loads' if turn.compiled else 'compiles'} {name}")
-        for _ in range(self.compile_steps if task.job.imports else STEPS // 2):
+        for _ in range(self.compile_steps if task.job.compiles else STEPS // 2):
             yield Pending((), 0.0)
         self.active.discard(name)
         if name in self.lacking:
@@ -57,7 +57,7 @@ class Processes(Isolated):
             self.log.append(f"lacking {name}")
             on_event(End("failed", "out of memory", out_of_memory=True))
             return ProcessEnd()
-        if task.job.imports:
+        if task.job.compiles:
             on_event(Sections(encode_sections(prepare=Prepare(seconds=1.0, phases={}, graphs=1))))
         self.log.append(f"ready {name}")
         self.alive += 1
@@ -167,9 +167,10 @@ def test_no_more_than_so_many_are_prepared_at_a_time(most):
         assert begun(processes) == ["net.a", "net.b", "net.c", "net.d"]
 
 
-def test_cells_with_the_same_code_begin_together_and_load_what_one_of_them_has_compiled():
+@pytest.mark.parametrize("compiler", [COMPILE, {"_target_": "my.Compiler"}])
+def test_cells_with_the_same_code_begin_together_and_load_what_one_of_them_has_compiled(compiler):
     processes = Processes()
-    cells = due(processes, "baseline"), due(processes, "compile", COMPILE), due(processes, "both", COMPILE, {"c": 1})
+    cells = due(processes, "baseline"), due(processes, "compile", compiler), due(processes, "both", compiler, {"c": 1})
     prepared(CellsInTurns(), *cells)
     log = processes.log
     at = log.index("ready net.compile")
