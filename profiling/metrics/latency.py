@@ -110,7 +110,7 @@ class Latency(SamplingLimits, Metric):
                     samples += collect_window(observed, turn, perf_counter, component.place.calls)
             return monitor.windows[-1]
 
-        stopped_by = None if subject.take_turns is None else subject.take_turns(ready, window).stopped_by
+        stopped_by = None if subject.take_turns is None else subject.take_turns(ready, window)
         if warmup is None:  # no window was asked for
             stopped_by = collect(partial(window, window_of(ready)), self, perf_counter)
         assert warmup is not None, "of the first window"

@@ -129,7 +129,6 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     calls: int = 0
     stopped_by: StoppedBy | None = None  # what ended the turns
-    compiled: bool = False  # of a cell that asks before it prepares: whether its code is in the compiler's cache
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,9 +169,9 @@ def window_of(ready: Ready) -> Turn:
     return Turn(seconds=min(LONGEST, ready.max_seconds / LEAST), calls=max(1, ready.max_iterations // SPREAD))
 
 
-#: Called by a cell that is ready, with a function that times one window; it returns the last turn, when the cell may go
-#: on. A cell whose function was never called times itself alone.
-TakeTurns = Callable[[Ready, Callable[[Turn], WindowSamples]], Turn]
+#: Called by a cell that is ready, with a function that times one window; it returns when the cell may go on, with what
+#: ended the turns. A cell whose function was never called times itself alone.
+TakeTurns = Callable[[Ready, Callable[[Turn], WindowSamples]], StoppedBy | None]
 
 #: Seconds of untimed calls before a window, since other cells have used the caches meanwhile.
 REWARM = 0.01

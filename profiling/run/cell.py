@@ -140,13 +140,15 @@ class Cell(ABC):
             self.add(check=check)
 
     def variant(self) -> Variant:
-        """Return the variant of the cell.
+        """Return the variant of the cell; processes that it will need are starting.
 
         Raises:
             InputError: it refuses its options.
 
         """
-        return instantiate(self.job.variant_options, f"variant.{self.job.variant}")
+        variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
+        variant.start_workers(torch.device(self.job.settings.device))
+        return variant
 
     def wait(self) -> None:
         """Wait until the run lets this cell go on."""
@@ -263,7 +265,8 @@ class Cell(ABC):
         """
         folder = Path(self.job.run) / "kernels" / self.job.name
         steps = dict[str, Step]()
-        self._start_workers(variant)
+        if self.take_turns is not None and self.job.compiles:  # until no other cell compiles the same code
+            self.take_turns(Ready(used={}, free={}, takes_windows=False, prepared=False), _no_window)
         with self.phase("prepare"):
             before, compiling, started = snapshot(), compile_seconds(), perf_counter()
             for name, component in components.items():
@@ -294,18 +297,6 @@ class Cell(ABC):
             named = ((name if stages else None, step.recipe) for name, step in steps.items())
             self.add(recipe=[replace(each, stage=name) for name, of_step in named for each in of_step])
         return steps
-
-    def _start_workers(self, variant: Variant) -> None:
-        """Start the processes that the variant compiles with, or let torch start none where its code is in the cache.
-
-        While another cell compiles that code, this one waits.
-        """
-        if self.take_turns is not None and self.job.compiles:
-            ready = Ready(used={}, free={}, takes_windows=False, prepared=False)
-            if self.take_turns(ready, _no_window).compiled:
-                os.environ["TORCH_WARM_POOL"] = "0"
-                return
-        variant.start_workers(torch.device(self.job.settings.device))
 
     @contextmanager
     def _noting_compiles(self, name: str) -> Iterator[None]:
@@ -444,7 +435,6 @@ class Cell(ABC):
         `began` is the start of the process on the clock of `perf_counter`; `artifacts` are those of torch's compiler.
         """
         variant = self.variant()
-        variant.start_workers(torch.device(self.job.settings.device))
         marks = [began, perf_counter()]  # ends of the phases import, artifacts and load, then of preparing and calling
         if artifacts is not None:
             torch.compiler.load_cache_artifacts(artifacts)

@@ -69,10 +69,10 @@ class LiveCell:
         """Its variant, and which of the runs it is of where there are several."""
         return f"{self.job.variant} of {self.records.label}" if self.records.label else self.job.variant
 
-    def start(self) -> None:
-        """Start its session, in which it is prepared."""
-        name = f"{self.job.name}.control" if self.is_control else self.job.name
-        self.session = self.executor.session(Cell(job=self.job), name, self.receive, turns=self.takes_turns)
+    def start(self, *, loads: bool = False) -> None:
+        """Start its session, in which it is prepared; `loads`: from what other cells compile."""
+        name, task = f"{self.job.name}.control" if self.is_control else self.job.name, Cell(job=self.job, loads=loads)
+        self.session = self.executor.session(task, name, self.receive, turns=self.takes_turns)
 
     def resume(self, turn: Turn | None = None) -> bool:
         """Let its process go on until there is nothing to read; return whether it has ended, or waits for its turn.

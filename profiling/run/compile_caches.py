@@ -30,6 +30,8 @@ from profiling.run.task import Cell, Task
 _NOT_COMPILED = {"capture", "tolerance"}
 #: In the options of a compiler that times candidates while it compiles.
 _BENCHMARKING = ("max-autotune", '"max_autotune": true', '"coordinate_descent_tuning": true')
+#: There of one that compiles into a folder of its own.
+_KEEPING = '"keep_kernels": true'
 #: Phases of preparing that a filled cache shortens.
 FROM_CACHE = ("inductor", "autotune", "package")
 
@@ -115,6 +117,8 @@ class CompileCaches:
         job = task.job if isinstance(task, Cell) else None
         key = compiled_code(job) if job is not None and self.kind == "fresh" else None
         cache = self._caches.get(key) if key is not None else None
+        if cache is not None and cache.filled_by is None and job is not None and not job.compiles:
+            cache, key = None, None  # its kernels are compiled in its calls, for which it does not wait
         if cache is None:
             cache = Cache(TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True))
             if key is not None and job is not None:
@@ -147,6 +151,12 @@ def compares_times(job: Job) -> bool:
     """Return whether a cell may compare times while it compiles, so that nothing else may run."""
     words = json.dumps(job.variant_options.get("compiler"))
     return bool(job.imports) and (compiled_code(job) is None or any(each in words for each in _BENCHMARKING))
+
+
+def shares_code(job: Job) -> bool:
+    """Return whether other cells load what this one has compiled."""
+    keeps = _KEEPING in json.dumps(job.variant_options.get("compiler"))
+    return job.settings.compile_cache != "cold" and compiled_code(job) is not None and not keeps
 
 
 def compiled_ahead(job: Job) -> list[Job]:

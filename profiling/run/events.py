@@ -14,7 +14,7 @@ import msgspec
 
 from profiling.components.spec import Settings
 from profiling.errors import printable
-from profiling.metrics.sampling import Ready, TakeTurns, Turn, WindowSamples
+from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results.environment import Environment
 from profiling.results.measured import Start
 from profiling.results.record import Status
@@ -118,11 +118,11 @@ def sender(descriptor: int) -> Emit:
 def turns_by(hand_over: Callable[[Waiting], Turn]) -> TakeTurns:
     """Return the function by which a cell takes turns: `hand_over` says that it waits, and returns the next turn."""
 
-    def take_turns(ready: Ready, window: Callable[[Turn], WindowSamples]) -> Turn:
+    def take_turns(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
         turn = hand_over(Waiting(ready=ready))
         while turn.seconds > 0:
             turn = hand_over(Waiting(window=window(turn)))
-        return turn
+        return turn.stopped_by
 
     return take_turns
 

@@ -140,7 +140,7 @@ def _serve(
                     ours.close()
                     _close(*descriptors)
                     _import(wanted[-1:])
-                    return _serve(theirs, wanted)
+                    return _serve(theirs, wanted, later)
                 theirs.close()
                 if pid is not None:
                     others[wanted] = ours

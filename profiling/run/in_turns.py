@@ -16,13 +16,15 @@ from profiling.metrics.sampling import Turn
 from profiling.results.record import BASELINE
 from profiling.run.cell_records import LiveCell
 from profiling.run.child import most_processes, wait
-from profiling.run.compile_caches import compares_times, compiled_ahead, compiled_code
+from profiling.run.compile_caches import compares_times, compiled_ahead, compiled_code, shares_code
 from profiling.run.job import FORWARD, LATENCY
 from profiling.run.process import InProcess
 from profiling.run.turns import Placement, take_turns
 
 #: A further cell is prepared beside others where this many times the memory of the largest of them is free.
 MEMORY_MARGIN = 1.2
+#: Most cells that are being prepared, those that wait for others' code included: so many times those at work.
+MOST_ALIVE = 2
 #: What a control does not do.
 _ONLY_ONCE = ("trace", "starts", "counters", "memory_snapshot", "stacks")
 
@@ -97,7 +99,7 @@ class CellsInTurns:
         left = [each for each in cells if each.number == 0]
         first = left[0] if left and not self.waiting else None
         while True:
-            while self._active < most and (cell := self._next(left, optional, first, most)) is not None:
+            while self._has_place(most) and (cell := self._next(left, optional, first, most)) is not None:
                 for due in (left, optional):
                     if cell in due:
                         due.remove(cell)
@@ -147,7 +149,7 @@ class CellsInTurns:
         cells = [each for each in (*self.waiting, *self._preparing) if not each.is_control]
         likely = {each for each in cells if each.job.variant == BASELINE or each.job.steps == _most_steps(cells, each)}
         free = [each for each in cells if each not in self._controls and each.job.takes_windows]
-        free = [each for each in free if _shares_code(each) or not each.job.compiles]
+        free = [each for each in free if shares_code(each.job) or not each.job.compiles]
         free.sort(key=lambda each: each not in likely)
         if not free or (free[0] not in likely and all(each.is_control for each in self._preparing)):
             return None
@@ -160,9 +162,15 @@ class CellsInTurns:
 
     def _begin(self, cell: LiveCell) -> None:
         if cell.is_control or cell.records.begin(cell):
-            cell.start()
+            code = _code(cell)
+            is_first = code not in self._compiled and all(_code(each) != code for each in self._preparing)
+            cell.start(loads=shares_code(cell.job) and not is_first)
             self._preparing.append(cell)
             self._resume(cell, is_due=True)
+
+    def _has_place(self, most: int) -> bool:
+        """Return whether one more cell may begin; those that are held take no place of others, but memory."""
+        return self._active < most and len(self._preparing) < MOST_ALIVE * most
 
     @property
     def _active(self) -> int:
@@ -172,7 +180,7 @@ class CellsInTurns:
     def _go_on(self, due: Sequence[LiveCell]) -> None:
         """Wait until one of the processes has sent something, and handle it."""
         for each in tuple(self._preparing):
-            if each.is_held:
+            if each.is_held and each in self._preparing:  # a control may have ended with its cell
                 self._resume(each, is_due=each in due)
         active = tuple(each for each in self._preparing if not each.is_held)
         wait([each.pending for each in active if each.pending is not None])
@@ -185,18 +193,22 @@ class CellsInTurns:
             self._resume(each, is_due=each in due)
 
     def _may_prepare(self, cell: LiveCell) -> bool:
-        """Return whether a cell need not wait: its code is in the caches, or no other cell compiles it."""
-        code = _code(cell)
-        return code in self._compiled or not any(each.may_prepare and _code(each) == code for each in self._preparing)
+        """Return whether a cell need not wait: its code is in the caches, or no other cell compiles it.
+
+        A control does not compile before cells that have a record.
+        """
+        others = [each for each in self._preparing if each is not cell and _code(each) == _code(cell)]
+        waits = any(each.may_prepare or (cell.is_control and not each.is_control) for each in others)
+        return _code(cell) in self._compiled or not waits
 
     def _resume(self, cell: LiveCell, *, is_due: bool) -> None:
         """Let the process of a cell go on until there is nothing to read, the cell is ready, is held, or has ended."""
         stops = not cell.is_held and cell.resume()
-        is_compiled = cell.measured.prepare is not None or (cell.is_held and bool(compiled_ahead(cell.job)))
-        if is_compiled and _shares_code(cell):
+        is_compiled = cell.measured.prepare is not None or (cell.is_held and cell.executor.is_ahead(cell.job))
+        if is_compiled and shares_code(cell.job):
             self._compiled.add(_code(cell))
         if cell.is_held and self._may_prepare(cell):
-            stops = cell.resume(Turn(compiled=_code(cell) in self._compiled))
+            stops = cell.resume(Turn())
         if not stops:
             return
         if cell.placement is not None:
@@ -297,11 +309,6 @@ class CellsInTurns:
 def _code(cell: LiveCell) -> tuple[str, str | None]:
     """Return the run, which has caches of its own, and what determines the code that a cell of it compiles."""
     return str(cell.records.folder), compiled_code(cell.job)
-
-
-def _shares_code(cell: LiveCell) -> bool:
-    """Return whether others load the code that a cell has compiled."""
-    return cell.job.settings.compile_cache != "cold" and compiled_code(cell.job) is not None
 
 
 def _most_steps(cells: Sequence[LiveCell], cell: LiveCell) -> int:

@@ -65,7 +65,7 @@ class Job:
     @property
     def steps(self) -> int:
         """How many steps its recipe has; 0 for a variant that is none."""
-        options = self.variant_options
+        options = self.variant_options if self.variant_options.get("_target_") == RECIPE else {}
         return len(options.get("transforms") or ()) + sum(bool(options.get(each)) for each in ("compiler", "capture"))
 
     @property

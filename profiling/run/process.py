@@ -30,16 +30,19 @@ from profiling.metrics.sampling import Turn
 from profiling.results.record import encode_sections
 from profiling.run import child
 from profiling.run.checkouts import Checkout
-from profiling.run.child import Limits, Orphans, Pending, ProcessEnd, Session, most_processes, side_by_side
+from profiling.run.child import PREPARE, Limits, Orphans, Pending, ProcessEnd, Session, most_processes, side_by_side
 from profiling.run.compile_caches import Cache, CompileCaches, compiled_ahead, compiled_code
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import NoCountersError, measure_counters
+from profiling.run.job import Job
 from profiling.run.starts import measure_starts
 from profiling.run.task import Cell, Counters, Probe, Start, Task
 
 #: The variable that makes torch write its compile log into a folder.
 TORCH_TRACE = "TORCH_TRACE"
+#: The variable that makes inductor start no workers before it has kernels to compile.
+COMPILE_WORKERS = "TORCH_WARM_POOL"
 #: Timeout in seconds for probing the device, which takes a few: a driver that hangs must not hang the run.
 PROBE_SECONDS = 300.0
 
@@ -72,6 +75,11 @@ class InProcess:
                 with contextlib.suppress(KeyboardInterrupt):
                     cell.throw(KeyboardInterrupt("its turns have ended"))
         return ProcessEnd()
+
+    def is_ahead(self, job: Job) -> bool:
+        """Return whether the parts of a cell were compiled before it: in this process never."""
+        del job
+        return False
 
     def _perform(self, task: Task, on_event: Emit, cell: greenlet | None) -> None:
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
@@ -120,7 +128,7 @@ class Isolated:
         self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
         self._run, self._prepare_timeout, self._caches = run, prepare_timeout, caches or CompileCaches("shared")
         self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
-        self._ahead = set[str | None]()  # code that was compiled before the process of a cell
+        self._ahead = set[str]()  # code that was compiled before the process of a cell
 
     @property
     def _limits(self) -> Limits:
@@ -136,7 +144,7 @@ class Isolated:
         settings = jobs[0].settings
         limits = Limits(PROBE_SECONDS) if isinstance(task, Probe) else self._limits
         sections: dict[str, Any] = {}
-        not_copied: list[str] = []
+        phases, not_copied = set[str](), list[str]()
         try:
             files = self._run / "cells" / name
             files.parent.mkdir(exist_ok=True)
@@ -156,15 +164,23 @@ class Isolated:
                     event = cache.describe(event, jobs[0].variant)
                     if isinstance(event, Sections):
                         sections.update(event.sections)
+                    elif isinstance(event, Phase):
+                        phases.add(event.phase)
                     on_event(event)
 
                 environment = {**os.environ, **trace, **cache.variables, RUN_PROCESS: str(os.getpid())}
-                process_end = yield from child.perform(
-                    *(task, files, limits, relay, environment),
-                    turns=turns,
-                    server=server,
-                    modules={module for job in jobs for module in job.imports} if server is not None else (),
-                )
+                if isinstance(task, Cell) and task.loads:
+                    environment[COMPILE_WORKERS] = "0"
+                try:
+                    process_end = yield from child.perform(
+                        *(task, files, limits, relay, environment),
+                        turns=turns,
+                        server=server,
+                        modules={module for job in jobs for module in job.imports} if server is not None else (),
+                    )
+                finally:
+                    if PREPARE in phases and "prepare" not in sections:
+                        cache.empty()  # others wait for that code, and are to compile it from the start
                 notes += self._orphans.notes()
                 if settings.counters and isinstance(task, Cell) and process_end.death is None:
                     notes += self._counted(task, sections, environment, relay)
@@ -172,13 +188,17 @@ class Isolated:
             return ProcessEnd(f"could not be run: {error.strerror or error}")
         return dataclasses.replace(process_end, notes=(*process_end.notes, *notes, *not_copied))
 
+    def is_ahead(self, job: Job) -> bool:
+        """Return whether the parts of a cell were compiled before its process."""
+        return compiled_code(job) in self._ahead
+
     def _compile_parts(self, task: Cell, cache: Cache, server: ForkServer) -> Generator[Pending, Any, None]:
         """Compile what the parts of a cell compile, side by side, into the cache from which the cell will load it.
 
         It costs nothing but time where it fails: the cell then compiles by itself, and its row says what is wrong.
         """
         parts, code = compiled_ahead(task.job), compiled_code(task.job)
-        if not parts or (code is not None and code in self._ahead):
+        if not parts or code is None or code in self._ahead:
             return
         variables = {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())}
         folder, done = self._run / "cells", list[Started]()
@@ -190,10 +210,11 @@ class Isolated:
                 server=server,
                 modules=set(each.imports),
             )
-            for each in parts[: most_processes()]
+            for each in parts
         ]
         try:
-            yield from side_by_side(sessions)
+            for first in range(0, len(sessions), most_processes()):
+                yield from side_by_side(sessions[first : first + most_processes()])
             if len(done) == len(parts):
                 self._ahead.add(code)
             if len(done) == len(parts) and cache.is_fillable:

@@ -22,9 +22,10 @@ class Probe(_Task, frozen=True, tag="probe"):
 
 
 class Cell(_Task, frozen=True, tag="cell"):
-    """Measure a cell."""
+    """Measure a cell, which `loads` what another one compiles, or compiles itself."""
 
     job: Job
+    loads: bool = False
 
 
 class Start(_Task, frozen=True, tag="start"):

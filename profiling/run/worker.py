@@ -25,7 +25,7 @@ from profiling.components.build import set_process_state, use_deterministic_algo
 from profiling.components.instantiate import is_out_of_memory, partial_of
 from profiling.errors import InputError, MissingExtraError, SkippedError, print_traceback, reason_of
 from profiling.machine.memory import held_before
-from profiling.metrics.sampling import Ready, TakeTurns, Turn, WindowSamples
+from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results import measured
 from profiling.run.child import STACKS
 from profiling.run.events import Emit, End, Phase, Started, sender, turns_from
@@ -125,7 +125,7 @@ def _with_own_memory(take_turns: TakeTurns, device: torch.device) -> TakeTurns:
     """Return `take_turns`, told the memory that the cell uses beside what its process holds now."""
     before = held_before(device)
 
-    def take(ready: Ready, window: Callable[[Turn], WindowSamples]) -> Turn:
+    def take(ready: Ready, window: Callable[[Turn], WindowSamples]) -> StoppedBy | None:
         used = {kind: max(0, peak - before.get(kind, 0)) for kind, peak in ready.used.items()}
         return take_turns(msgspec.structs.replace(ready, used=used), window)
 

@@ -8,8 +8,11 @@ from make_job import NET, make_job
 
 from profiling.results.measured import Prepare
 from profiling.results.record import decode_section, encode_sections
+from profiling.run import child
+from profiling.run.child import Pending, ProcessEnd, to_its_end
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import Phase, Sections
+from profiling.run.process import Isolated
 from profiling.run.task import Cell, Probe
 
 COMPILER = {"_target_": "profiling.variants.inductor.Inductor", "mode": "default"}
@@ -76,6 +79,33 @@ def test_a_cell_that_waits_for_the_code_of_another_has_its_cache(fills):
         assert prepared(waiting, WARM if fills else COLD).cache == ("from compile" if fills else "cold")
     caches.clear()
     assert not folder(waiting).exists()
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_cell_that_fails_while_it_compiles_leaves_nothing_to_those_that_wait(tmp_path, monkeypatch, prepared):
+    def perform(task, files, limits, on_event, environment, **_):
+        on_event(Phase("prepare"))
+        Path(environment["TORCHINDUCTOR_CACHE_DIR"], "code").touch()
+        if prepared:
+            on_event(Sections(encode_sections(prepare=COLD)))
+        yield Pending((), 0.0)
+        return ProcessEnd("was killed by SIGKILL")
+
+    monkeypatch.setattr(child, "perform", perform)
+    caches = CompileCaches()
+    executor = Isolated(tmp_path, 60.0, caches=caches)
+    with caches.lease(task("again", compiler=COMPILER)) as waiting:
+        to_its_end(executor.session(task("compile", compiler=COMPILER), "net.compile", lambda event: None))
+        assert [each.name for each in folder(waiting).iterdir()] == ["code"] * prepared
+    caches.clear()
+
+
+def test_cells_without_a_compiler_do_not_share_what_is_not_filled():
+    """Their Triton kernels are compiled in their calls: two at a time would each seem to be cold."""
+    caches = CompileCaches()
+    with caches.lease(task("a", transforms=["t"])) as first, caches.lease(task("b", transforms=["t"])) as second:
+        assert folder(first) != folder(second)
+    assert not folder(second).exists()
 
 
 @pytest.mark.parametrize(

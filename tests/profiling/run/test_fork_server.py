@@ -155,6 +155,19 @@ def test_modules_of_all_processes_but_the_first_are_imported_once_beside_that(se
         assert ended(start(script)) == 0
         outputs.append((tmp_path / "log").read_text().split())
     assert outputs == [["None", "None"], ["True", "2"], ["True", "2"]]
+    for _ in range(2):
+        assert (
+            ended(start("import sys; print('planted_compiler' in sys.modules)", modules=("planted_finder:find",))) == 0
+        )
+        assert (tmp_path / "log").read_text() == "True\n"
+
+
+def test_modules_of_all_processes_are_also_those_of_cells_that_want_more(server, start, tmp_path):
+    server._modules = ("planted_compiler",)
+    for is_there in (False, True):
+        script = "import sys; print('planted_compiler' in sys.modules)"
+        assert ended(start(script, modules=("planted_finder:find",))) == 0
+        assert (tmp_path / "log").read_text() == f"{is_there}\n", "the first process, the probe, needs them not"
 
 
 def test_collections_of_a_process_skip_what_was_imported_but_not_those_of_a_loop(start, tmp_path):

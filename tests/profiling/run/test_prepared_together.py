@@ -14,6 +14,7 @@ from profiling.run import in_turns
 from profiling.run.cell import metrics_of
 from profiling.run.cell_records import LiveCell
 from profiling.run.child import Pending, ProcessEnd
+from profiling.run.compile_caches import compiled_code, shares_code
 from profiling.run.events import End, Sections, Waiting
 from profiling.run.in_turns import CellsInTurns, most_concurrent
 from profiling.run.job import FORWARD, LATENCY
@@ -33,31 +34,50 @@ class Processes(Isolated):
     `log` has each begin and end, in order.
     """
 
-    def __init__(self, memory=10**12, lacking=(), compile_steps=STEPS // 2):
-        self.compile_steps = compile_steps
+    def __init__(self, memory=10**12, lacking=(), dying=(), compile_steps=STEPS // 2):
+        self.compile_steps, self.dying = compile_steps, dying
+        self.compiled, self.ahead, self.loads = set(), set(), {}
+        self.begun = self.most_begun = 0  # and not ready
         self.log, self.active, self.most, self.memory, self.lacking = [], set(), 0, memory, list(lacking)
         self.alive = 0
 
+    def is_ahead(self, job):
+        return compiled_code(job) in self.ahead
+
     def session(self, task, name, on_event, *, turns=True):
         self.log.append(f"begin {name}")
+        self.loads[name] = task.loads
+        self.begun += 1
+        self.most_begun = max(self.most_begun, self.begun)
+        compiles = task.job.compiles and shares_code(task.job)
+        code = f"{task.job.component.name} {task.job.variant_options['compiler']}" if compiles else name
+        if task.job.parts:
+            self.ahead.add(compiled_code(task.job))
+            self.compiled.add(code)
         self.active.add(name)
         self.most = max(self.most, len(self.active))
         for _ in range(STEPS // 2):
             yield Pending((), 0.0)
         if task.job.compiles:
             self.active.discard(name)
-            turn = yield Waiting(ready=Ready(used={}, free={}, takes_windows=False, prepared=False))
+            yield Waiting(ready=Ready(used={}, free={}, takes_windows=False, prepared=False))
             self.active.add(name)
-            self.log.append(f"{'loads' if turn.compiled else 'compiles'} {name}")
+            if name in self.dying:
+                self.active.discard(name)
+                self.begun -= 1
+                return ProcessEnd("was killed by SIGKILL")
+            self.log.append(f"{'loads' if code in self.compiled else 'compiles'} {name}")
         for _ in range(self.compile_steps if task.job.compiles else STEPS // 2):
             yield Pending((), 0.0)
         self.active.discard(name)
+        self.begun -= 1
         if name in self.lacking:
             self.lacking.remove(name)
             self.log.append(f"lacking {name}")
             on_event(End("failed", "out of memory", out_of_memory=True))
             return ProcessEnd()
         if task.job.compiles:
+            self.compiled.add(code)
             on_event(Sections(encode_sections(prepare=Prepare(seconds=1.0, phases={}, graphs=1))))
         self.log.append(f"ready {name}")
         self.alive += 1
@@ -176,6 +196,8 @@ def test_cells_with_the_same_code_begin_together_and_load_what_one_of_them_has_c
     at = log.index("ready net.compile")
     for other in ("net.both", "net.compile.control", "net.both.control"):
         assert log.index("compiles net.compile") < log.index(f"begin {other}") < at < log.index(f"loads {other}")
+    with_workers = [name for name, loads in processes.loads.items() if not loads]
+    assert with_workers == ["net.baseline", "net.compile", "net.baseline.control"]
 
 
 @pytest.mark.parametrize("options", [{"lacking": ["net.compile"]}, {}])
@@ -188,6 +210,31 @@ def test_a_cell_whose_code_no_other_has_compiled_compiles_it(options):
     prepared(CellsInTurns(again=[]), *cells)
     log, ended = processes.log, f"{'lacking' if options else 'ready'} net.compile"
     assert log.index("compiles net.compile") < log.index(ended) < log.index("compiles net.both")
+    if options:
+        assert "loads net.both.control" in log, "it does not compile before the cell whose row says what that takes"
+
+
+def test_cells_that_die_while_they_are_held_end_and_so_do_their_controls():
+    processes = Processes(dying=["net.both"])
+    cells = [due(processes, *each) for each in (["baseline"], ["compile", COMPILE], ["both", COMPILE, {"c": 1}])]
+    turns = CellsInTurns()
+    prepared(turns, *cells)
+    assert "begin net.both.control" in processes.log
+    assert [each.job.variant for each in turns.waiting] == ["baseline", "compile"]
+
+
+def test_a_compiler_that_keeps_its_kernels_apart_shares_nothing():
+    processes, keeping = Processes(), COMPILE | {"keep_kernels": True}
+    prepared(CellsInTurns(), due(processes, "baseline"), due(processes, "a", keeping), due(processes, "b", keeping))
+    log = processes.log
+    assert log.index("ready net.a") < log.index("compiles net.b")
+    assert "begin net.a.control" not in log, "it would write into the same folder"
+
+
+def test_the_steps_of_a_variant_that_is_no_recipe_are_not_counted():
+    job = due(None, "mine", COMPILE, {"c": 1}).job
+    assert job.steps == 2
+    assert replace(job, variant_options={"_target_": "my.Variant", "transforms": 3}).steps == 0
 
 
 def test_cells_that_wait_for_code_take_no_place_of_others():
@@ -196,6 +243,10 @@ def test_cells_that_wait_for_code_take_no_place_of_others():
     prepared(CellsInTurns(), due(processes, "baseline"), *same, most=2)
     assert processes.log.index("begin net.same2") < processes.log.index("ready net.same0")
     assert processes.most == 2
+    processes = Processes(lacking=["net.baseline"], compile_steps=100)
+    same = [due(processes, f"same{number}", COMPILE, {"c": number}) for number in range(30)]
+    prepared(CellsInTurns(), due(processes, "baseline"), *same, most=2)
+    assert processes.most_begun == in_turns.MOST_ALIVE * 2, "how much memory one needs is not known"
 
 
 def test_a_cell_whose_code_is_compiled_before_its_process_starts_begins_when_that_is_known(monkeypatch):
