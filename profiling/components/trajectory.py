@@ -170,7 +170,7 @@ def _affordable(calls: int, first: Outputs, seconds: float) -> int:
     """Return how many calls a trajectory may have whose first call took so long and returned so much."""
     elements = max(1, sum(leaf.numbers.numel() for leaf in first.values() if leaf.numbers is not None))
     while calls > 2 and (calls * seconds > SECONDS or calls * elements > ELEMENTS):
-        calls //= 2
+        calls = max(2, calls // 2)
     return calls
 
 

@@ -1,0 +1,84 @@
+"""How long a trajectory is, what of it is kept, and which outputs can be compared."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fixed_component import Net, fixed_component
+
+from profiling.components import trajectory
+from profiling.components.outputs import to_host
+from profiling.components.trajectory import ELEMENTS, SECONDS, learn, played
+from profiling.errors import InputError
+
+
+def walking():
+    """A component whose output is a step ahead of the last one."""
+
+    def forward(self, x):
+        self.at += 1
+        return x + self.at
+
+    return fixed_component(Net(forward, at=torch.zeros(1)), torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "call_s", "elements", "calls"),
+    [
+        (64, SECONDS / 64, 1, 64),
+        (64, SECONDS / 63, 1, 32),
+        (64, SECONDS / 16 * 1.01, 1, 8),
+        (64, 1e-3, ELEMENTS // 64, 64),
+        (64, 1e-3, ELEMENTS // 64 + 1, 32),
+        *((wanted, 100.0, 1, min(2, wanted)) for wanted in (64, 7, 3, 2, 1)),
+        (64, 1e-3, ELEMENTS, 2),
+        (64, 1e-3, 0, 64),
+    ],
+)
+def test_a_trajectory_has_the_calls_that_there_is_time_for_and_two_at_least(wanted, call_s, elements, calls):
+    assert (SECONDS, ELEMENTS) == (10.0, 2**28)
+    first = to_host(output=torch.zeros(1), text="no number")
+    first["output",] = replace(first["output",], numbers=torch.zeros(1).expand(elements))
+    assert trajectory._affordable(wanted, first, call_s) == calls
+
+
+@pytest.mark.parametrize(("wanted", "most_s", "calls"), [(5, 0.9, 2), (5, 1.0, 3), (5, 5.0, 5), (1, 0.0, 1)])
+def test_a_trajectory_that_is_played_ends_when_its_time_is_over_but_not_before_the_second_call(
+    monkeypatch, wanted, most_s, calls
+):
+    """The state after fewer calls is that of no other side."""
+    component = walking()
+    component.place.calls = wanted
+    with torch.inference_mode():
+        learn(component)
+        clock = SimpleNamespace(now=0.0)
+
+        def perf_counter():
+            clock.now += 1.0
+            return clock.now
+
+        monkeypatch.setattr(trajectory, "perf_counter", perf_counter)
+        made = played(component, component.call, wanted, most_s=most_s)
+    assert made.calls == calls
+    assert (made.state is not None) == (calls == wanted)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (3.0, "which holds no tensor, so there is nothing to compare"),
+        ({"a": 1, "b": "text"}, "which holds no tensor"),
+        ((torch.zeros(0), torch.zeros(2, 0)), "only empty tensors"),
+        ((torch.zeros(0), torch.zeros(1)), None),
+        ({"a": 3.0, "b": torch.ones(2)}, None),
+    ],
+)
+def test_an_output_needs_a_tensor_with_numbers(output, said):
+    component = fixed_component(Net(lambda self, x: output), torch.zeros(4))
+    with torch.inference_mode():
+        if said is None:
+            assert learn(component).calls > 0
+            return
+        with pytest.raises(InputError, match=f"^component net: forward returned .*{said}"):
+            learn(component)
