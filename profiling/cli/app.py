@@ -257,7 +257,7 @@ def _composed(target: str, overrides: Sequence[str], folders: Sequence[Path]) ->
 
 
 def _check_own_names(added: Path) -> None:
-    """Check that no file of the user's config folder has the name of one in conf, which Hydra would use in its place.
+    """Check that no file of the user's config folder is too large, or has the name of one in conf, which comes first.
 
     Raises:
         InputError: names the file.
@@ -266,6 +266,8 @@ def _check_own_names(added: Path) -> None:
     steps = step_nodes()
     for file in sorted(added.glob("*/*.yaml")):
         name = file.relative_to(added)
+        if name.parent.name in _groups():
+            _check_size(file)  # another file may include it
         if name.parent.name == "variant" and is_expression(file.stem, steps):
             raise InputError(f"{file} has the name of a recipe of the tool. Rename the file and the key in it.")
         if name.parent.name == "step" and not added.samefile(CONF):
@@ -380,12 +382,10 @@ def check_yaml(path: Path) -> set[str]:
     """Check that Hydra can read a YAML file, and return its top keys.
 
     Raises:
-        InputError: it is not valid UTF-8 or YAML, or has more than `MOST_BYTES`, which takes minutes to read.
+        InputError: it is not valid UTF-8 or YAML, or has more than `MOST_BYTES`.
 
     """
-    if (size := path.stat().st_size) > MOST_BYTES:
-        most = f"a config has at most {MOST_BYTES / 1e6:.0f}"
-        raise InputError(f"{path} has {size / 1e6:.0f} MB; {most}. Name another file.")
+    _check_size(path)
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
     except RecursionError:
@@ -393,6 +393,13 @@ def check_yaml(path: Path) -> set[str]:
     except (ValueError, yaml.YAMLError) as error:
         raise InputError(f"{path} is not valid: {error}. Correct the file.") from None
     return {key.value for key, _ in node.value} if isinstance(node, yaml.MappingNode) else set()
+
+
+def _check_size(path: Path) -> None:
+    """Raise an InputError for a YAML file of more than `MOST_BYTES`, which takes minutes to read."""
+    if (size := path.stat().st_size) > MOST_BYTES:
+        most = f"a config has at most {MOST_BYTES / 1e6:.0f}"
+        raise InputError(f"{path} has {size / 1e6:.0f} MB; {most}. Name another file.")
 
 
 def _check_own_variant(name: str, option: str, folders: Sequence[Path]) -> None:

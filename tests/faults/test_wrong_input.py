@@ -298,6 +298,15 @@ def test_yaml_files(started, tmp_path, content, says):
         is_refused(started([chosen, "variant=[baseline]"], config_dir=tmp_path / "conf"), says)
 
 
+@promise("component yaml")
+def test_a_large_file_that_another_one_includes(started, tmp_path):
+    folder = tmp_path / "conf" / "component"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("defaults: [other]\nmine: {}")
+    (folder / "other.yaml").write_bytes(b"mine: {}\n# " + b"x" * 3_000_000)
+    is_refused(started(["component=[mine]", "variant=[baseline]"], config_dir=tmp_path / "conf"), "other.yaml has 3 MB")
+
+
 # What is known when a network is built or called: an error in its row.
 
 
