@@ -32,7 +32,7 @@ from profiling.run.child import Child, started
 
 #: What the server imports: its `work_and_exit` performs the task.
 WORKER = "profiling.run.worker"
-#: Most bytes of a request: a path, and the environment variables that differ from the server's.
+#: Most bytes of a request: two paths, and the environment variables of the process.
 _REQUEST_BYTES = 2**17
 #: Seconds allowed for importing torch, for slow disks.
 _START_SECONDS = 300.0
@@ -47,7 +47,6 @@ class ForkServer:
         self._modules = tuple(modules)
         self._channel: socket.socket | None = None
         self._stack = contextlib.ExitStack()
-        self._environment: dict[str, str] = {}
 
     def start(
         self,
@@ -65,9 +64,7 @@ class ForkServer:
         if self._channel is None:
             self._begin()
         assert self._channel is not None
-        changed = {name: value for name, value in environment.items() if self._environment.get(name) != value}
-        removed = [name for name in self._environment if name not in environment]
-        request = json.dumps([str(task_file.absolute()), str(Path.cwd()), changed, removed, sorted(modules)]).encode()
+        request = json.dumps([str(task_file.absolute()), str(Path.cwd()), dict(environment), sorted(modules)]).encode()
         if len(request) > _REQUEST_BYTES:
             return None
         status, theirs = os.pipe()
@@ -95,7 +92,6 @@ class ForkServer:
     def _begin(self) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stack.callback(self._channel.close)
-        self._environment = dict(os.environ)
         command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), WORKER, *self._modules]
         with theirs:  # a cell whose server cannot start is started afresh, and says why itself
             server = started(command, subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
@@ -129,7 +125,7 @@ def _serve(
         if not request:
             raise SystemExit
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked here; `_import` does
-        task_file, folder, changed, removed, modules = json.loads(request)
+        task_file, folder, environment, modules = json.loads(request)
         if tuple(modules) != imported:
             wanted = tuple(modules[: len(imported) + 1])
             if wanted not in others:
@@ -155,9 +151,8 @@ def _serve(
                 os.dup2(output, number)
             os.close(output)
             os.chdir(folder)
-            for name in removed:
-                os.environ.pop(name, None)
-            os.environ.update(changed)
+            os.environ.clear()
+            os.environ.update(environment)
             os.write(status, f"{os.getpid()}\n".encode())
             os.close(status)
             return task_file, rest[0], rest[1] if len(rest) > 1 else None
