@@ -49,7 +49,7 @@ _REFUSED = {
 def measure(
     names: Sequence[str], overrides: Sequence[str], config_folder: Path | None
 ) -> tuple[tuple[Path, ...], bool]:
-    """Measure the checkouts `names`, folders or git revisions; return the run folders, and whether all have reports.
+    """Measure each of `names`, folders or git revisions; return the run folders, and whether all reports were written.
 
     `overrides` are those of the main job; `config_folder` has further YAML files, and each checkout its own copy of it.
 

@@ -216,7 +216,7 @@ def on_device(compare: Callable[[Tensor, Tensor], T], leaf: Leaf, expected: Leaf
     return compare(leaf.numbers, expected.numbers)
 
 
-#: The error of a worst part and that part in words, then of a worst slice over its own RMS.
+#: (largest error of a part, that part in words, largest error of a slice divided by the slice's own RMS, that slice).
 Parts = tuple[float, str, float, str]
 
 

@@ -125,7 +125,7 @@ class StaticInputs:
         self._ranges: list[_ByteRange] = []
         for group in _overlapping(inputs):
             first = inputs[group[0]]
-            # Of another kind than the caller's, ordinary or of inference mode, a compiled call would compile again.
+            # A function that was compiled for ordinary tensors compiles again for inference tensors, and vice versa.
             with torch.inference_mode(torch.is_inference_mode_enabled() and first.is_inference()):
                 if len(group) == 1 and not _overlaps_itself(first):
                     empty = torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=first.device)

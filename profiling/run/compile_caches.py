@@ -30,7 +30,7 @@ from profiling.run.task import Cell, Task
 _NOT_COMPILED = {"capture", "tolerance"}
 #: In the options of a compiler that times candidates while it compiles.
 _BENCHMARKING = ("max-autotune", '"max_autotune": true', '"coordinate_descent_tuning": true')
-#: There of one that compiles into a folder of its own.
+#: In the options of a compiler that writes into a folder of its own, from which no other cell can load.
 _KEEPING = '"keep_kernels": true'
 #: Phases of preparing that a filled cache shortens.
 FROM_CACHE = ("inductor", "autotune", "package")
@@ -109,7 +109,7 @@ class CompileCaches:
     def lease(self, task: Task) -> Iterator[Cache]:
         """Yield the cache for a task; one that no cell has filled is removed when the last of its cells ends.
 
-        Of cells that share it one at a time prepares until it is filled.
+        Until it is filled, only one of the cells that share it prepares at a time.
         """
         if self.kind == "shared":
             yield Cache()
@@ -118,7 +118,7 @@ class CompileCaches:
         key = compiled_code(job) if job is not None and self.kind == "fresh" else None
         cache = self._caches.get(key) if key is not None else None
         if cache is not None and cache.filled_by is None and job is not None and not job.compiles:
-            cache, key = None, None  # its kernels are compiled in its calls, for which it does not wait
+            cache, key = None, None  # without a compiler no cell waits for another, and two would fill it at a time
         if cache is None:
             cache = Cache(TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True))
             if key is not None and job is not None:

@@ -32,7 +32,7 @@ from profiling.run.child import Child, started
 
 #: What the server imports: its `work_and_exit` performs the task.
 WORKER = "profiling.run.worker"
-#: Most bytes of a request: two paths, and the environment variables of the process.
+#: Longest request in bytes: two paths, the environment variables of the process, and names of modules.
 _REQUEST_BYTES = 2**17
 #: Seconds allowed for importing torch, for slow disks.
 _START_SECONDS = 300.0
@@ -110,7 +110,7 @@ def _serve(
 
     A second forked process waits for the first one and reports its end (`_fork_and_wait`). A request for more modules
     than `imported` is passed on to a server that is forked to import the next of them, so that each is imported once,
-    whatever else is wanted with it. What the first process, the probe, does not need is imported `later`, beside it.
+    whatever else is wanted with it. `later` is imported while the first process, the probe, runs without it.
     """
     others: dict[tuple[str, ...], socket.socket] = {}
 

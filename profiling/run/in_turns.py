@@ -23,7 +23,7 @@ from profiling.run.turns import Placement, take_turns
 
 #: A further cell is prepared beside others where this many times the memory of the largest of them is free.
 MEMORY_MARGIN = 1.2
-#: Most cells that are being prepared, those that wait for others' code included: so many times those at work.
+#: Most cells in preparation, as a multiple of those that may work at a time: the others wait for code, but use memory.
 MOST_ALIVE = 2
 #: What a control does not do.
 _ONLY_ONCE = ("trace", "starts", "counters", "memory_snapshot", "stacks")
@@ -143,8 +143,8 @@ class CellsInTurns:
     def _next_control(self) -> LiveCell | None:
         """Return a control that may be prepared before it is known whether it will be used; None if there is none.
 
-        That of a baseline will be, and that of the recipe with the most steps probably. They go first, and the others
-        only while a cell is being prepared.
+        The baseline's will be used, and that of the recipe with the most steps probably. These go first; the others
+        begin only while a cell is being prepared, so that timing does not wait for them.
         """
         cells = [each for each in (*self.waiting, *self._preparing) if not each.is_control]
         likely = {each for each in cells if each.job.variant == BASELINE or each.job.steps == _most_steps(cells, each)}
@@ -158,7 +158,7 @@ class CellsInTurns:
 
     def _is_compiled_anew(self, cell: LiveCell) -> bool:
         """Return whether a cell compiles code that no other cell has compiled."""
-        return bool(cell.job.compiles) and _code(cell) not in self._compiled
+        return cell.job.compiles and _code(cell) not in self._compiled
 
     def _begin(self, cell: LiveCell) -> None:
         if cell.is_control or cell.records.begin(cell):
@@ -169,7 +169,7 @@ class CellsInTurns:
             self._resume(cell, is_due=True)
 
     def _has_place(self, most: int) -> bool:
-        """Return whether one more cell may begin; those that are held take no place of others, but memory."""
+        """Return whether one more cell may begin: held cells are idle, but use memory."""
         return self._active < most and len(self._preparing) < MOST_ALIVE * most
 
     @property
@@ -195,7 +195,7 @@ class CellsInTurns:
     def _may_prepare(self, cell: LiveCell) -> bool:
         """Return whether a cell need not wait: its code is in the caches, or no other cell compiles it.
 
-        A control does not compile before cells that have a record.
+        A control never compiles first: the seconds that compiling takes belong in the record of a cell.
         """
         others = [each for each in self._preparing if each is not cell and _code(each) == _code(cell)]
         waits = any(each.may_prepare or (cell.is_control and not each.is_control) for each in others)
@@ -204,7 +204,7 @@ class CellsInTurns:
     def _resume(self, cell: LiveCell, *, is_due: bool) -> None:
         """Let the process of a cell go on until there is nothing to read, the cell is ready, is held, or has ended."""
         stops = not cell.is_held and cell.resume()
-        is_compiled = cell.measured.prepare is not None or (cell.is_held and cell.executor.is_ahead(cell.job))
+        is_compiled = cell.measured.prepare is not None or (cell.is_held and cell.executor.has_compiled_parts(cell.job))
         if is_compiled and shares_code(cell.job):
             self._compiled.add(_code(cell))
         if cell.is_held and self._may_prepare(cell):
@@ -289,7 +289,7 @@ class CellsInTurns:
                 self._finished(each, note)
 
     def _finished(self, cell: LiveCell, note: str) -> None:
-        """Keep the record of a cell that has ended; one that lacked memory beside others is measured again instead."""
+        """Write the record of a cell that has ended, or list it for another try if it lacked memory beside others."""
         if cell.ran_out_of_memory and cell.placement and cell.placement.others and self.again is not None:
             self.again.append(cell)
         else:

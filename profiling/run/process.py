@@ -76,8 +76,8 @@ class InProcess:
                     cell.throw(KeyboardInterrupt("its turns have ended"))
         return ProcessEnd()
 
-    def is_ahead(self, job: Job) -> bool:
-        """Return whether the parts of a cell were compiled before it: in this process never."""
+    def has_compiled_parts(self, job: Job) -> bool:
+        """Return False: the parts of a cell are never compiled before the cell in this process."""
         del job
         return False
 
@@ -128,7 +128,7 @@ class Isolated:
         self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
         self._run, self._prepare_timeout, self._caches = run, prepare_timeout, caches or CompileCaches("shared")
         self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
-        self._ahead = set[str]()  # code that was compiled before the process of a cell
+        self._ahead = set[str]()  # code of cells whose parts have been compiled
 
     @property
     def _limits(self) -> Limits:
@@ -180,7 +180,7 @@ class Isolated:
                     )
                 finally:
                     if PREPARE in phases and "prepare" not in sections:
-                        cache.empty()  # others wait for that code, and are to compile it from the start
+                        cache.empty()  # the next cell of that code must not find half of a compile
                 notes += self._orphans.notes()
                 if settings.counters and isinstance(task, Cell) and process_end.death is None:
                     notes += self._counted(task, sections, environment, relay)
@@ -188,8 +188,8 @@ class Isolated:
             return ProcessEnd(f"could not be run: {error.strerror or error}")
         return dataclasses.replace(process_end, notes=(*process_end.notes, *notes, *not_copied))
 
-    def is_ahead(self, job: Job) -> bool:
-        """Return whether the parts of a cell were compiled before its process."""
+    def has_compiled_parts(self, job: Job) -> bool:
+        """Return whether the parts of a cell, the stages of a loop, are in the compiler's cache already."""
         return compiled_code(job) in self._ahead
 
     def _compile_parts(self, task: Cell, cache: Cache, server: ForkServer) -> Generator[Pending, Any, None]:

@@ -83,7 +83,7 @@ def names(folder):
 
 
 def held(folder, resume=None, started=0.0, wrote=(), error=None):
-    """Claim a folder, write files, raise an error; return what was in the folder meanwhile, and what was warned of."""
+    """Hold a folder, create the files `wrote`, and raise `error`; return the names in it at first, and the warnings."""
     warnings = []
     with claimed(folder, resume, warnings.append, started=started):
         inside = names(folder)

@@ -41,7 +41,7 @@ class Processes(Isolated):
         self.log, self.active, self.most, self.memory, self.lacking = [], set(), 0, memory, list(lacking)
         self.alive = 0
 
-    def is_ahead(self, job):
+    def has_compiled_parts(self, job):
         return compiled_code(job) in self.ahead
 
     def session(self, task, name, on_event, *, turns=True):
@@ -203,7 +203,8 @@ def test_cells_with_the_same_code_begin_together_and_load_what_one_of_them_has_c
 @pytest.mark.parametrize("options", [{"lacking": ["net.compile"]}, {}])
 def test_a_cell_whose_code_no_other_has_compiled_compiles_it(options):
     """The other ended before it had, or the caches are not shared."""
-    processes, cold = Processes(**options), {} if options else {"compile_cache": "cold"}
+    processes = Processes(**options)
+    cold = {} if options else {"compile_cache": "cold"}
     cells = [
         due(processes, *each, **cold) for each in (["baseline"], ["compile", COMPILE], ["both", COMPILE, {"c": 1}])
     ]
