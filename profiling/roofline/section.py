@@ -25,7 +25,7 @@ from profiling.roofline.work import memory_and_compute_ms, work_of
 from profiling.trace.analysis import kernel_classes, kernels_by_name, operators_by_name
 from profiling.trace.attribution import KernelAttribution
 from profiling.trace.device_work import profiled, summarize
-from profiling.trace.events import Timeline
+from profiling.trace.events import Timeline, traced_calls
 from profiling.trace.kernel_classes import class_of
 from profiling.variants.variant import Step
 
@@ -63,8 +63,11 @@ def call_roofline(
     elif traced is not None:
         kernels = traced.kernels
     else:
-        work_items = [KernelAttribution(item, class_of(item, None), bytes=item.bytes) for item in trace.work]
-        kernels = kernels_by_name([work_items], len(trace.calls))
+        calls = [
+            [KernelAttribution(item, class_of(item, None), bytes=item.bytes) for item in each.work]
+            for each in traced_calls(trace)
+        ]
+        kernels = kernels_by_name(calls)
     section = replace(
         work,
         memory_ms=memory_ms,

@@ -6,15 +6,18 @@ durations are right nevertheless, because they come from CUPTI; the duration of 
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from time import perf_counter, sleep
 
 import torch
 from torch.autograd.profiler import profile
+from torch.torch_version import TorchVersion
 
 from profiling.results.explanations import SHORT_US, DeviceWork
 from profiling.trace.events import TRANSFERS, WAITS, GpuWork, Timeline, read_events, timeline, traced_calls
@@ -24,6 +27,11 @@ _LAUNCHES = re.compile(r"(cuda|cu)(Launch(Cooperative)?Kernel|Memcpy|Memset|Grap
 #: Kernels with fewer blocks than multiprocessors underfill a GPU up to this duration in microseconds; a longer one has
 #: enough work to fill it, and is slow.
 FILLABLE_US = 20.0
+#: Torch's profiler detaches CUPTI after a session if this variable is 1.
+_DETACHES = "TEARDOWN_CUPTI"
+_THREADS = Path("/proc/self/task")
+#: Seconds for which `detached_afterwards` waits; it takes a few milliseconds.
+_DETACHING_S = 1.0
 
 
 def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | None:
@@ -40,27 +48,48 @@ def profiled(
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
     shapes: bool = False,
 ) -> Timeline:
-    """Profile `calls` calls, each inside `around()`, after one that warms up: CUPTI misses a process's first launches.
+    """Profile `calls` calls, each inside `around()`; on a GPU after one that warms up: CUPTI misses the first launches.
 
     This is the autograd profiler: `torch.profiler.profile` would import the compiler (4 s). With `shapes`, and always
     on a CPU, operators have shapes.
     """
-
-    def record(count: int) -> profile:
-        profiler = profile(use_device="cuda" if cuda else None, use_kineto=True, record_shapes=shapes or not cuda)
-        with profiler:
-            for number in range(count):
-                with torch.profiler.record_function(f"profiling/call/trace/{number}"), around():
-                    call()
-            if cuda:
-                torch.cuda.synchronize()
-        return profiler
-
-    record(1)
-    profiler = record(calls)
+    profiler = profile(use_device="cuda" if cuda else None, use_kineto=True, record_shapes=shapes or not cuda)
+    with detached_afterwards(cuda), profiler:
+        if cuda:
+            call()
+            torch.cuda.synchronize()
+        for number in range(calls):
+            with torch.profiler.record_function(f"profiling/call/trace/{number}"), around():
+                call()
+        if cuda:
+            torch.cuda.synchronize()
     with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
         profiler.export_chrome_trace(f"{folder}/trace.json")
         return timeline(read_events(Path(folder) / "trace.json"))
+
+
+@contextmanager
+def detached_afterwards(on_device: bool) -> Iterator[None]:
+    """Make torch's profiler detach CUPTI from the process after the session in this block, and wait for that.
+
+    CUPTI that stays attached remembers CUDA graphs that are freed later, and crashes in the next session at the replay
+    of a graph that was captured since (torch 2.11, CUDA 13.0). Torch detaches it in a thread, which ends after the next
+    call into CUDA; the next session would lose its kernels if it began before. Nothing happens with a CUDA below 12.6,
+    where detaching crashes itself, or where the user has set TEARDOWN_CUPTI=0.
+    """
+    detaches = on_device and TorchVersion(torch.version.cuda or "0") >= "12.6"
+    if not detaches or os.environ.setdefault(_DETACHES, "1") != "1":
+        yield
+        return
+    others = set(_THREADS.iterdir())
+    try:
+        yield
+    finally:
+        until = perf_counter() + _DETACHING_S
+        with suppress(RuntimeError):  # the call has broken the device
+            while perf_counter() < until and not others.issuperset(_THREADS.iterdir()):
+                torch.cuda.current_stream().query()
+                sleep(1e-3)
 
 
 def summarize(trace: Timeline, multiprocessors: int | None = None) -> DeviceWork | None:

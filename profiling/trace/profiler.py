@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from profiling.results.explanations import TraceFiles
+from profiling.trace.device_work import detached_afterwards
 from profiling.trace.spans import cell_span, span
 
 
@@ -43,8 +44,9 @@ def trace_step(
         raise ValueError(f"a trace needs at least 1 iteration and 1 warm-up call, got {iterations} and {warmup}")
     folder.mkdir(parents=True, exist_ok=True)
     trace, operators = (folder / f"{component}.{variant}.{end}" for end in ("json.gz", "txt"))
+    on_device = device.type == "cuda"
     profiler = torch.profiler.profile(
-        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])],
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])],
         # One session with a warm-up phase: restarting CUPTI around CUDA graphs is fragile.
         schedule=torch.profiler.schedule(wait=0, warmup=warmup, active=iterations, repeat=1),
         on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),  # the suffix selects gzip
@@ -54,7 +56,7 @@ def trace_step(
         with_stack=stacks,
         acc_events=True,  # avoids a warning that events are cleared after the cycle
     )
-    with profiler, cell_span(component, variant, "trace"):
+    with detached_afterwards(on_device), profiler, cell_span(component, variant, "trace"):
         for index in range(-warmup, iterations):
             with span("warmup" if index < 0 else str(index)):
                 step()
@@ -62,7 +64,7 @@ def trace_step(
             profiler.step()
     averages = profiler.key_averages()
     title = f"{component}/{variant}: {iterations} profiled iterations on {device}; times are sums over all of them\n"
-    operators.write_text(title + operator_tables(averages, on_device=device.type == "cuda"), encoding="utf-8")
+    operators.write_text(title + operator_tables(averages, on_device=on_device), encoding="utf-8")
     run_folder = folder.parent
     return TraceFiles(
         trace=trace.relative_to(run_folder).as_posix(), operators=operators.relative_to(run_folder).as_posix()
