@@ -19,8 +19,9 @@ DOCS = Path(__file__).resolve().parent
 _HEAD = f"""# The record
 
 A run writes `results.jsonl`: one line of JSON for each cell (component × variant), of schema {SCHEMA}. While a run goes
-on, or after it was killed, a cell may have several lines: the last one counts; the first is written when the cell
-begins, and says that it has not ended. This page is made from the structs in `profiling/results/` by
+on, or after it was killed, a cell may have several lines: the last one counts, and with `rounds=` the last one of each
+round, which are merged when they are read. The first is written when the cell begins, and says that it has not ended.
+This page is made from the structs in `profiling/results/` by
 `python docs/write_record.py`, and so is [record.schema.json](record.schema.json), its JSON Schema. Absent means
 not measured. Within a schema number fields are added and left out, and never renamed.
 

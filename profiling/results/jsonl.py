@@ -1,4 +1,7 @@
-"""Writes and reads `results.jsonl`: one record a line. The newest of a cell counts; a damaged line is skipped."""
+"""Writes and reads `results.jsonl`: one record a line. The newest of a cell counts; a damaged line is skipped.
+
+A cell that runs several times has a line for each round, of which the newest counts, until its run is complete.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,11 @@ _Kind = TypeVar("_Kind")
 
 
 class Results(NamedTuple):
-    """Records of a file, the newest of each cell, in the order in which the cells first ended."""
+    """Records of a file, one of each cell, in the order in which the cells first ended."""
 
     records: tuple[Record, ...]
     skipped_lines: int  # that are cut off, or hold no record
+    rounds: tuple[tuple[Record, ...], ...] = ()  # of which each record was merged; itself where it is of no round
 
 
 def append_record(run: Path, record: Record) -> None:
@@ -85,7 +89,9 @@ def read_records(run: Path) -> Results:
         content = read_file(path)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}. Name a folder that a run printed.") from None
-    newest, skipped = dict[tuple[str, str], Record](), 0
+    from profiling.results.rounds import merged  # needs the judge, which those need not import who only write
+
+    cells, skipped = dict[tuple[str, str], dict[int | None, Record]](), 0
     for line in content.split(b"\n"):
         if not line.strip():
             continue
@@ -96,8 +102,12 @@ def read_records(run: Path) -> Results:
         if record is None:
             skipped += 1
         else:
-            newest[record.cell] = record
-    return Results(tuple(newest.values()), skipped)
+            before = cells.setdefault(record.cell, {})
+            if record.round is None or None in before:
+                before.clear()
+            before[record.round] = record
+    rounds = tuple(tuple(each.values()) for each in cells.values())
+    return Results(tuple(map(merged, rounds)), skipped, rounds)
 
 
 def decode_record(line: bytes) -> Record | None:

@@ -94,6 +94,7 @@ class Record(Section, tag_field="schema", tag=SCHEMA, frozen=True, kw_only=True)
     sensitivity: Annotated[explanations.Sensitivity | None, about("each quantised layer alone")] = None
     passes: Annotated[tuple[explanations.FxPass, ...] | None, about("torch.fx passes in their order")] = None
     rounds: Annotated[tuple[measured.Round, ...] | None, about("each round of a repeated cell")] = None
+    round: Annotated[int | None, about("of a line that is not merged yet: which round of a repeated cell it is")] = None
     turns: Annotated[measured.Turns | None, about("timing in turns with the other variants of the component")] = None
     roofline: Annotated[explanations.Roofline | None, about("least time of a call, and what bounds it")] = None
     trace_analysis: Annotated[explanations.TraceAnalysis | None, about("the profiler trace of one call")] = None

@@ -40,6 +40,7 @@ class EarlierRun(NamedTuple):
     """What a resumed run keeps; a new run has nothing of it."""
 
     records: tuple[Record, ...] = ()  # ok or skipped; failed and invalid cells are measured again
+    rounds: tuple[tuple[Record, ...], ...] = ()  # of which each was merged
     environment: Environment = Environment()  # empty: the run was killed before it was written
     skipped_lines: int = 0  # of results.jsonl
 
@@ -216,14 +217,16 @@ def prepare_folder(run: Path, config: Mapping[str, Any], *, resumed: bool) -> Ea
             f"Use the same config: {resume_command(run)}"
         )
     results = read_records(run) if (run / RESULTS_FILE).exists() else Results((), 0)
-    records = tuple(record for record in results.records if record.status in ("ok", "skipped"))
+    cells = zip(results.records, results.rounds, strict=True)
+    kept = [(record, rounds) for record, rounds in cells if record.status in ("ok", "skipped")]
     environment = read_environment(run)
     if results.records and not environment.is_known:
         raise InputError(
             f"{run / ENVIRONMENT_FILE} is missing or damaged, so it is not known on what the "
             "finished cells were measured. Leave resume= out to start a new run."
         )
-    return EarlierRun(records, environment, results.skipped_lines)
+    records, rounds = zip(*kept, strict=True) if kept else ((), ())
+    return EarlierRun(records, rounds, environment, results.skipped_lines)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

@@ -5,17 +5,19 @@ A record is compared by the medians of its windows (`Turns`), by those of its ro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import median
 from typing import Literal
 
+import msgspec
 import numpy as np
 
 from profiling.results import judge
 from profiling.results.judge import Answer, Cell, Holds, HoldsAnswer, Line, Pair, Ranking, Windows
-from profiling.results.measured import LATE, LEAST_VALUES, Deadline, Interference, Interval, Spread, Window
+from profiling.results.measured import LATE, LEAST_VALUES, Deadline, Interference, Interval, Speedup, Spread, Window
 from profiling.results.record import BASELINE, Record
 from profiling.results.stats import BATCHES, batch_medians
 
@@ -280,3 +282,34 @@ def work_of(record: Record) -> dict[str, object]:
         work |= {"pace": loop.pace, "deliver": loop.deliver, "frames in a chunk": chunk}
         work |= {name: "off" if value is None else value for name, value in loop.work.items()}
     return {name: value for name, value in work.items() if value is not None}
+
+
+def with_speedup(record: Record, baseline: Record | None) -> Record:
+    """Add the speedup, the wall time of the baseline over that of `record`, if both are correct and timed above 0."""
+    if baseline is None or record.variant == BASELINE or record.is_realtime:
+        return record
+    pair = compare_records(baseline, record)
+    if pair is None:
+        return record
+    calls = break_even_calls(record, baseline) if pair.answer() == "slower" else None
+    ratio = Speedup(vs=BASELINE, wall=pair.ratio, break_even_calls=calls)
+    return msgspec.structs.replace(record, speedup=ratio)
+
+
+def break_even_calls(record: Record, baseline: Record) -> int | None:
+    """Return the number of calls after which the variant's longer preparation has paid off; None if it never does.
+
+    A call takes the time of calls in a row if that was measured, else the median wall time.
+    """
+    if record.prepare is None or baseline.prepare is None:
+        return None
+    call_s, baseline_call_s = _call_seconds(record), _call_seconds(baseline)
+    if call_s is None or baseline_call_s is None or call_s >= baseline_call_s:
+        return None
+    return max(0, math.ceil((record.prepare.from_cold - baseline.prepare.from_cold) / (baseline_call_s - call_s)))
+
+
+def _call_seconds(record: Record) -> float | None:
+    if record.metrics.calls is not None:
+        return record.metrics.calls.seconds_per_call
+    return None if record.wall_p50 is None else record.wall_p50 / 1e3

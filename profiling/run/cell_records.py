@@ -14,14 +14,14 @@ from profiling.machine.spreads import Spreads
 from profiling.metrics.sampling import Turn, WindowSamples, summaries
 from profiling.results.jsonl import append_record, encode_record
 from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section, encode_sections, record_with
+from profiling.results.rounds import merged
 from profiling.results.run_folder import keep_newest_lines
-from profiling.results.verdicts import interval_of, is_captured
+from profiling.results.verdicts import interval_of, is_captured, with_speedup
 from profiling.run.child import Pending, ProcessEnd, Session, wait
 from profiling.run.events import End, Event, Phase, Sections, Waiting
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor
 from profiling.run.progress import Progress
-from profiling.run.rounds import with_round, with_speedup
 from profiling.run.task import Cell
 from profiling.run.turns import Placement
 from profiling.trace.compile_log import CompileLogError, parse_compile_log
@@ -222,6 +222,7 @@ class CellRecords:
     progress: Progress
     label: str = ""  # which of the runs it is, where several are in progress
     by_cell: dict[tuple[str, str], Record] = field(default_factory=dict)
+    rounds: dict[tuple[str, str], tuple[Record, ...]] = field(default_factory=dict)  # of which each is merged
     changed_code: str = ""  # what changed in the code since a resumed run began
     spreads: Spreads = field(default_factory=Spreads)  # of the device
     begun: int = 0  # number of cells
@@ -261,7 +262,7 @@ class CellRecords:
         job = cell.job
         self.show(cell, again=True)
         cell.notes += [note] if note else []
-        record = self.merged(cell.record(), cell.round_)
+        record = self._of_round(cell)
         self.keep(record)
         cell.is_kept = True
         readers = [] if self.config.files is None else [self._with_recovered]
@@ -270,7 +271,7 @@ class CellRecords:
         complete = self._with_files(record, job, readers)
         if complete != record:
             self.keep(complete)
-        self.progress.end(complete)
+        self.progress.end(self.by_cell[job.cell])
 
     def keep_interrupted(self, cell: LiveCell) -> None:
         """Keep what a cell has measured that the user has interrupted; the rounds before it are not lost."""
@@ -279,9 +280,9 @@ class CellRecords:
         if cell.end is None:
             cell.process_end = ProcessEnd(death="was interrupted")
         readers = [] if self.config.files is None else [self._with_recovered]
-        record = self._with_files(cell.record(), cell.job, readers)
+        record = self._with_files(self._of_round(cell), cell.job, readers)
         if cell.end is not None or cell.job.cell not in self.by_cell:
-            self.keep(self.merged(record, cell.round_))
+            self.keep(record)
 
     def base_record(self, job: Job) -> Record:
         """Return the record of a cell that was not run."""
@@ -308,20 +309,14 @@ class CellRecords:
         records = (r for r in self.by_cell.values() if r.component == job.row and r.parameters is None)
         return next((record.reason for record in records if record.bad_input), None)
 
-    def merged(self, record: Record, round_: int) -> Record:
-        """Merge the record of a round with those before it, and add the speedup; turns have no rounds.
-
-        A metric of the user may report numbers that cannot be computed with: then the record is failed.
-        """
-        try:
-            merged = record
-            if self.config.rounds > 1 and record.turns is None:
-                before = self.by_cell.get(record.cell) if round_ > 1 else None
-                merged = with_round(before, record, round_, self.config.rounds)
-            encode_record(merged)
-        except Exception as error:
-            return record.with_status("failed", f"its rounds cannot be merged: {reason_of(error)}")
-        return self._with_speedup(merged)
+    def _of_round(self, cell: LiveCell) -> Record:
+        """Return the record of a cell, with its round where it runs several times; turns have no rounds."""
+        record, rounds = cell.record(), self.config.rounds
+        if rounds == 1 or record.turns is not None:
+            return record
+        if record.reason is not None:
+            record = record.with_status(record.status, f"round {cell.round_} of {rounds}: {record.reason}")
+        return replace(record, round=cell.round_)
 
     def _with_speedup(self, record: Record) -> Record:
         try:
@@ -350,9 +345,13 @@ class CellRecords:
         return record if summary is None else replace(record, compile=summary)
 
     def keep(self, record: Record) -> None:
-        """Write a record, in the place of an earlier one of its cell."""
-        append_record(self.folder, record)
-        self.by_cell[record.cell] = record
+        """Write a record, in the place of an earlier one of its cell or round, and merge it with the rounds before."""
+        rounds = [each for each in self.rounds.get(record.cell, ()) if (each.round or 0) < (record.round or 0)]
+        cell = self._with_speedup(merged((*rounds, record)))
+        if cell.status != record.status:  # it could not be merged
+            record = cell
+        append_record(self.folder, cell if record.round is None else replace(record, speedup=cell.speedup))
+        self.by_cell[record.cell], self.rounds[record.cell] = cell, (*rounds, record)
 
     def complete(self, order: Sequence[tuple[str, str]] = ()) -> None:
         """End the run: add speedups, and the compile log that all cells shared.

@@ -16,6 +16,7 @@ from profiling.machine.spreads import Spreads
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, encode_environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.record import Record
+from profiling.results.rounds import rounds_done
 from profiling.results.run_folder import JOB_FILE, EarlierRun, prepare_folder, write_json
 from profiling.run.cell_records import CellRecords, LiveCell
 from profiling.run.checkouts import Checkout
@@ -28,7 +29,6 @@ from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.progress import Progress
 from profiling.run.revisions import code_and_command, code_changes
-from profiling.run.rounds import rounds_done
 from profiling.run.task import Probe
 
 #: Keys of the environment that may differ between a run and its resumption; the code is compared apart from them.
@@ -87,6 +87,7 @@ class Run:
         config = self.config
         earlier = prepare_folder(self.folder, config.source, resumed=config.resume is not None)
         self.cells.by_cell = {record.cell: record for record in earlier.records}
+        self.cells.rounds = {rounds[0].cell: rounds for rounds in earlier.rounds}
         self.executor = self.performs or self._executor(orphans, server)
         probed = self._probe(self.executor)
         self._write_environment(probed.environment, earlier)

@@ -22,14 +22,13 @@ from profiling.results.jsonl import read_records
 from profiling.results.measured import LEAST_VALUES
 from profiling.results.record import BASELINE, NOT_ENDED, Record
 from profiling.results.run_folder import write_text
-from profiling.results.verdicts import compare_records, fastest_correct
+from profiling.results.verdicts import compare_records, fastest_correct, with_speedup
 from profiling.run.cell_records import LiveCell
 from profiling.run.compile_caches import FROM_CACHE, compiled_code
 from profiling.run.events import End
 from profiling.run.in_turns import CellsInTurns, run_again
 from profiling.run.job import Job, as_recipe
 from profiling.run.process import Isolated
-from profiling.run.rounds import with_speedup
 from profiling.run.runner import Run
 from profiling.run.turns import take_turns
 from profiling.tune.devices import SEARCHING, OtherSearches

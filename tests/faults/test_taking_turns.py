@@ -8,9 +8,9 @@ from table import promise
 
 from profiling.components.spec import ComponentSpec
 from profiling.results.record import NOT_ENDED
+from profiling.results.rounds import rounds_done
 from profiling.results.verdicts import compare_records
 from profiling.run.child import ProcessEnd
-from profiling.run.rounds import rounds_done
 from profiling.run.runner import Run
 
 
@@ -114,15 +114,15 @@ def test_out_of_memory_beside_others(tmp_path, step, happens):
 @pytest.mark.parametrize(("variants", "rounds"), [(("baseline",), 1), (("baseline", "v", "w"), 1), (("baseline",), 2)])
 def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, variants, rounds):
     run = run_of(tmp_path / "run", FakeCells({name: Plan() for name in variants}), rounds=rounds)
-    kept, merged = [], run.cells.merged
+    kept, keep = [], run.cells.keep
 
-    def interrupted(record, round_):
+    def interrupted(record):
         kept.append(record.variant)
         if len(kept) == rounds:
             raise KeyboardInterrupt
-        return merged(record, round_)
+        keep(record)
 
-    run.cells.merged = interrupted
+    run.cells.keep = interrupted
     with pytest.raises(KeyboardInterrupt):
         run.execute()
     record = rows(run.folder)["baseline"]

@@ -11,7 +11,7 @@ from profiling.report.run_data import linked_file
 from profiling.report.table import console
 from profiling.report.targets import check_section, launches_section, shape_sweep_section, starts_section
 from profiling.report.tune import contributions, tune_section
-from profiling.run.rounds import with_speedup
+from profiling.results.verdicts import with_speedup
 
 SHAPE = "clip_text@batch=4"
 WITH = "Total time with preparation"

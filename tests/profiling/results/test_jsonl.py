@@ -41,7 +41,7 @@ def test_a_committed_run_loses_nothing(path):
 def test_the_newest_of_each_cell_in_the_order_of_the_first(tmp_path):
     for each in (record("a", 1.0), record("b", 2.0), record("a", 3.0)):
         append_record(tmp_path, each)
-    assert read_records(tmp_path) == ((record("a", 3.0), record("b", 2.0)), 0)
+    assert read_records(tmp_path)[:2] == ((record("a", 3.0), record("b", 2.0)), 0)
 
 
 def test_appending_closes_a_line_that_was_cut_off(tmp_path):
@@ -49,7 +49,7 @@ def test_appending_closes_a_line_that_was_cut_off(tmp_path):
     file = tmp_path / "results.jsonl"
     file.write_bytes(file.read_bytes() + encode_record(record("b"))[:50])
     append_record(tmp_path, record("c"))
-    assert read_records(tmp_path) == ((record("a"), record("c")), 1)
+    assert read_records(tmp_path)[:2] == ((record("a"), record("c")), 1)
 
 
 def test_what_is_not_finite_is_never_written(tmp_path):
@@ -61,7 +61,7 @@ def test_what_is_not_finite_is_never_written(tmp_path):
 @pytest.mark.parametrize("text", ["\ud800!", "größer"])
 def test_what_is_written_can_be_read(tmp_path, text):
     append_record(tmp_path, record(weights=text, metrics=Metrics(extra={text: text})))
-    ((read,), skipped) = read_records(tmp_path)
+    ((read,), skipped, _) = read_records(tmp_path)
     assert skipped == 0
     known = text.replace("\ud800", "?")
     assert (read.weights, read.metrics.extra) == (known, {known: known})
@@ -72,7 +72,7 @@ def test_lines_that_are_no_record_are_counted(tmp_path):
     good = [encode_record(record(name)) for name in "ab"]
     file = tmp_path / "results.jsonl"
     file.write_bytes(b"\n".join([b"\xef\xbb\xbf" + good[0] + b"\r", b"", *damage, good[1], b""]))
-    assert read_records(file) == ((record("a"), record("b")), len(damage))
+    assert read_records(file)[:2] == ((record("a"), record("b")), len(damage))
 
 
 @pytest.mark.parametrize("schema", [3, "two", None])

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from profiling.compare.__main__ import main as compare
-from profiling.results.jsonl import decode_record, encode_record
+from profiling.results.jsonl import RESULTS_FILE, append_record, decode_record, encode_record, read_records
 from profiling.results.measured import (
     FrameRate,
     LatencyConditions,
@@ -15,10 +15,11 @@ from profiling.results.measured import (
     SlowFrame,
     SlowFrames,
 )
-from profiling.results.record import Record
+from profiling.results.record import NOT_ENDED, Record
+from profiling.results.rounds import merged, rounds_done
+from profiling.results.run_folder import keep_newest_lines
 from profiling.results.stats import summarize
-from profiling.results.verdicts import samples_by_round
-from profiling.run.rounds import break_even_calls, rounds_done, with_round, with_speedup
+from profiling.results.verdicts import break_even_calls, samples_by_round, with_speedup
 
 
 def record(variant="v", **fields) -> Record:
@@ -33,14 +34,19 @@ def measured(samples, variant="v", **conditions) -> Record:
     return record(variant, metrics=metrics, frames_per_call=3, prepare=Prepare(seconds=samples[0]))
 
 
+def of_rounds(*rounds) -> Record:
+    """Return the record of a cell that ran so many times."""
+    return merged([replace(each, round=number) for number, each in enumerate(rounds, 1)])
+
+
 def test_the_record_of_two_rounds_holds_the_samples_of_both():
     limits = ({"power": 0.2}, {"power": 0.6, "heat": 0.1})
     alone = measured([1.0, 3.0], cpu_lost_share=0.2, sm_clock_median_mhz=5, limited_share=limits[0])
     assert (rounds_done(alone), samples_by_round(alone)) == (1, ((1.0, 3.0),))
-    first = with_round(None, alone, 1, 2)
-    assert (rounds_done(first), len(first.rounds)) == (1, 1)
+    first = of_rounds(alone)
+    assert (rounds_done(first), len(first.rounds), first.round) == (1, 1, None)
     second = measured([5.0, 7.0, 9.0], settled=False, cpu_lost_share=0.3, limited_share=limits[1])
-    both = decode_record(encode_record(with_round(first, second, 2, 2)))
+    both = decode_record(encode_record(of_rounds(alone, second)))
     assert rounds_done(both) == 2
     wall, conditions = both.metrics.wall_ms, both.metrics.latency
     assert (wall.n, wall.p50, wall.mean, wall.samples) == (5, 5.0, 5.0, (1.0, 3.0, 5.0, 7.0, 9.0))
@@ -54,7 +60,7 @@ def test_the_record_of_two_rounds_holds_the_samples_of_both():
     assert conditions.sm_clock_median_mhz is None, "the second round did not measure it"
     assert wall.ci95 is None, "two rounds do not know how far rounds lie apart"
     third = measured([6.0], cpu_lost_share=0.7, limited_share={"heat": 0.5})
-    three = with_round(both, third, 3, 3).metrics.latency
+    three = of_rounds(alone, second, third).metrics.latency
     assert three.limited_share == pytest.approx({"power": 0.8 / 3, "heat": 0.2})
     assert three.cpu_lost_share == pytest.approx(0.4), "each round has the same weight"
 
@@ -68,21 +74,36 @@ def test_slow_calls_of_all_rounds_are_added():
         cell = measured(samples)
         return replace(cell, metrics=replace(cell.metrics, slow_calls=slow))
 
-    first = with_round(None, with_slow([1.0, 9.0], 1, wait=7.0), 1, 2)
-    both = with_round(first, with_slow([8.0, 1.0, 1.0], 0, wait=6.0, steal=6.5), 2, 2)
+    first = with_slow([1.0, 9.0], 1, wait=7.0)
+    both = of_rounds(first, with_slow([8.0, 1.0, 1.0], 0, wait=6.0, steal=6.5))
     slow = both.metrics.slow_calls
     assert (slow.count, slow.causes, slow.cause_ms) == (2, {"wait": 2, "steal": 1}, {"wait": 13.0, "steal": 6.5})
     assert [both.metrics.wall_ms.samples[each.frame] for each in slow.frames] == [9.0]
-    later = with_round(first, with_slow([20.0, 1.0], 0, wait=6.0), 2, 2)
+    later = of_rounds(first, with_slow([20.0, 1.0], 0, wait=6.0))
     assert [later.metrics.wall_ms.samples[each.frame] for each in later.metrics.slow_calls.frames] == [20.0]
 
 
 def test_a_round_that_is_not_ok_replaces_the_record_of_the_cell():
-    first = with_round(None, measured([1.0, 3.0]), 1, 2)
     failed = measured([2.0]).with_status("failed", "planted")
-    cell = with_round(first, failed, 2, 2)
-    assert (cell.status, cell.reason, cell.rounds) == ("failed", "round 2 of 2: planted", None)
+    cell = of_rounds(measured([1.0, 3.0]), failed)
+    assert (cell.status, cell.reason, cell.rounds) == ("failed", "planted", None)
     assert cell.metrics == failed.metrics
+
+
+def test_lines_of_rounds_are_merged_when_they_are_read(tmp_path):
+    """Each round is a line; the newest of a round counts, and a line of no round begins the cell anew."""
+    first, second = replace(measured([1.0, 3.0]), round=1), replace(measured([5.0]), round=2)
+    for line in (first, replace(first, notes=("with its compile log",)), second):
+        append_record(tmp_path, line)
+    (read,) = read_records(tmp_path).records
+    assert (read.metrics.wall_ms.samples, read.notes, read.round) == ((1.0, 3.0, 5.0), ("with its compile log",), None)
+    append_record(tmp_path, measured([9.0]).with_status("failed", NOT_ENDED))  # resumed: it begins once more
+    append_record(tmp_path, first)
+    (read,) = read_records(tmp_path).records
+    assert read.metrics.wall_ms.samples == (1.0, 3.0)
+    keep_newest_lines(tmp_path)
+    (line,) = (tmp_path / RESULTS_FILE).read_text().splitlines()
+    assert decode_record(line.encode()) == read
 
 
 def of_no_time(variant):
@@ -100,8 +121,7 @@ def test_a_speedup_is_the_ratio_of_medians_of_two_cells_that_are_ok_and_timed():
     for one, other in ((faster, None), (faster, failed), (baseline, baseline), (record(), baseline), (faster, zero)):
         assert with_speedup(one, other).speedup is None
     assert with_speedup(of_no_time("v"), baseline).speedup is None
-    merged = with_round(with_round(None, zero, 1, 2), zero, 2, 2)
-    assert merged.metrics.wall_ms.n == 4
+    assert of_rounds(zero, zero).metrics.wall_ms.n == 4
 
 
 #: The second keeps tensors of its first call, which the reference in float32 must not find.
