@@ -136,13 +136,17 @@ def _launched(target: str, run: Target, started: float) -> int:
         from profiling.cli.sweep import sweep
 
         return sweep(target, sys.argv[1:], parsed, folders, started)
-    cfg = _composed(target, parsed.overrides, folders)
-    HydraConfig.instance().set_config(cfg)  # of which the folder is made
-    folder = Path(cfg.hydra.run.dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    warn = partial(print, file=sys.stderr)
-    with claimed(folder, cfg.get("resume"), warn, started=started), explaining_os_errors(folder):
-        return run(_without_hydra(cfg), folder)
+    from profiling.run.fork_server import ForkServer
+
+    # It imports torch while the config is composed.
+    with contextlib.nullcontext() if "isolation=none" in parsed.overrides else ForkServer().begun():
+        cfg = _composed(target, parsed.overrides, folders)
+        HydraConfig.instance().set_config(cfg)  # of which the folder is made
+        folder = Path(cfg.hydra.run.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        warn = partial(print, file=sys.stderr)
+        with claimed(folder, cfg.get("resume"), warn, started=started), explaining_os_errors(folder):
+            return run(_without_hydra(cfg), folder)
 
 
 def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run], int] | None = None) -> int:

@@ -44,9 +44,9 @@ from profiling.results.measured import Metrics, Prepare, Start
 from profiling.results.record import FAILED, Status, encode_sections, merge_metric
 from profiling.roofline.section import call_roofline
 from profiling.run.check import check_call
-from profiling.run.child import PREPARE
 from profiling.run.events import Emit, End, Phase, Sections
 from profiling.run.job import Job
+from profiling.run.session import PREPARE
 from profiling.run.trace_passes import TracePasses
 from profiling.trace.counters import CompileCounters, compile_seconds, seconds_since, snapshot
 from profiling.trace.memory_history import memory_history

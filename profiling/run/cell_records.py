@@ -17,11 +17,11 @@ from profiling.results.record import BASELINE, NOT_ENDED, Record, decode_section
 from profiling.results.rounds import merged
 from profiling.results.run_folder import keep_newest_lines
 from profiling.results.verdicts import interval_of, is_captured, with_speedup
-from profiling.run.child import Pending, ProcessEnd, Session, wait
 from profiling.run.events import End, Event, Phase, Sections, Waiting
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor
 from profiling.run.progress import Progress
+from profiling.run.session import Pending, ProcessEnd, Session, wait
 from profiling.run.task import Cell
 from profiling.run.turns import Placement
 from profiling.trace.compile_log import CompileLogError, parse_compile_log

@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from profiling.components.spec import PACKAGES_FOLDER
 from profiling.results.measured import Prepare, Start
 from profiling.results.record import decode_section, encode_sections
-from profiling.run.child import most_processes
 from profiling.run.events import Event, Sections
 from profiling.run.job import RECIPE, Job
+from profiling.run.session import most_processes
 from profiling.run.task import Cell, Task
 
 #: Options of a recipe that do not change the compiled code.

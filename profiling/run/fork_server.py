@@ -1,6 +1,6 @@
 """Starts cells as forks of one process that has imported torch, which saves seconds for each.
 
-python -m profiling.run.fork_server CHANNEL WORKER [MODULE …]
+python -m profiling.run.fork_server CHANNEL WORKER
 
 A fork is like a fresh process after the same imports: no CUDA context, no compiled code, its own session, output,
 working folder and environment. A variable that torch reads while it is imported (TORCH_TRACE) needs a fresh process.
@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,13 @@ _NO_ANSWER = 255
 
 
 class ForkServer:
-    """The server, started by the first request; it imports the worker, and `modules` when it has forked once."""
+    """The server, started by the first request at the latest.
 
-    def __init__(self, modules: Iterable[str] = ()) -> None:
-        self._modules = tuple(modules)
+    It imports the worker, and the modules `later` when it has forked once.
+    """
+
+    def __init__(self, later: Iterable[str] = ()) -> None:
+        self.later = tuple(later)
         self._channel: socket.socket | None = None
         self._stack = contextlib.ExitStack()
 
@@ -62,9 +65,9 @@ class ForkServer:
         are imported in the process beside those of the server, before the fork.
         """
         if self._channel is None:
-            self._begin()
-        assert self._channel is not None
-        request = json.dumps([str(task_file.absolute()), str(Path.cwd()), dict(environment), sorted(modules)]).encode()
+            self._channel = self._begun()
+        places = str(task_file.absolute()), str(Path.cwd())
+        request = json.dumps([*places, dict(environment), sorted(modules), self.later]).encode()
         if len(request) > _REQUEST_BYTES:
             return None
         status, theirs = os.pipe()
@@ -89,13 +92,25 @@ class ForkServer:
 
         return Child(int(pid), status, reap)
 
-    def _begin(self) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._stack.callback(self._channel.close)
-        command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), WORKER, *self._modules]
+    @contextlib.contextmanager
+    def begun(self) -> Iterator[None]:
+        """Start the server now, for the next run of this process, unless that begins after the block."""
+        self._channel = self._begun()
+        _BEGUN.append(self)
+        try:
+            yield
+        finally:
+            _BEGUN.clear()
+            self.close()
+
+    def _begun(self) -> socket.socket:
+        channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._stack.callback(channel.close)
+        command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), WORKER]
         with theirs:  # a cell whose server cannot start is started afresh, and says why itself
             server = started(command, subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
             self._stack.enter_context(server)
+        return channel
 
     def close(self) -> None:
         """End the server and the processes that it forked."""
@@ -103,14 +118,26 @@ class ForkServer:
         self._channel = None
 
 
+#: The server that waits for the next run of this process, if there is one.
+_BEGUN: list[ForkServer] = []
+
+
+def server_for_run(later: Iterable[str]) -> ForkServer:
+    """Return the server that has begun, or a new one; it imports the modules `later` when it has forked once."""
+    server = _BEGUN.pop() if _BEGUN else ForkServer()
+    server.later = tuple(later)
+    return server
+
+
 def _serve(
-    channel: socket.socket, imported: tuple[str, ...] = (), later: Sequence[str] = ()
+    channel: socket.socket, imported: tuple[str, ...] = (), *, is_complete: bool = False
 ) -> tuple[str, int, int | None]:
     """Fork a process for each request; return there what `work_and_exit` of the worker takes. The server never returns.
 
     A second forked process waits for the first one and reports its end (`_fork_and_wait`). A request for more modules
     than `imported` is passed on to a server that is forked to import the next of them, so that each is imported once,
-    whatever else is wanted with it. `later` is imported while the first process, the probe, runs without it.
+    whatever else is wanted with it. What the first request wants later is imported while that process, the probe, runs
+    without it; the server `is_complete` then.
     """
     others: dict[tuple[str, ...], socket.socket] = {}
 
@@ -125,7 +152,7 @@ def _serve(
         if not request:
             raise SystemExit
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked here; `_import` does
-        task_file, folder, environment, modules = json.loads(request)
+        task_file, folder, environment, modules, later = json.loads(request)
         if tuple(modules) != imported:
             wanted = tuple(modules[: len(imported) + 1])
             if wanted not in others:
@@ -136,7 +163,7 @@ def _serve(
                     ours.close()
                     _close(*descriptors)
                     _import(wanted[-1:])
-                    return _serve(theirs, wanted, later)
+                    return _serve(theirs, wanted, is_complete=is_complete)
                 theirs.close()
                 if pid is not None:
                     others[wanted] = ours
@@ -157,10 +184,10 @@ def _serve(
             os.close(status)
             return task_file, rest[0], rest[1] if len(rest) > 1 else None
         _close(*descriptors)  # without an answer the caller starts a fresh process
-        if later:
+        if not is_complete:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _import(later)
-            later = ()
+            is_complete = True
 
 
 def _fork_and_wait(status: int, *others: int) -> None:
@@ -239,10 +266,10 @@ def _forked() -> int | None:
 
 def main() -> None:
     """Import what cells need, then serve requests."""
-    descriptor, worker, *modules = sys.argv[1:]
+    descriptor, worker = sys.argv[1:]
     work = import_module(worker).work_and_exit  # it imports torch
     _ready(())
-    work(*_serve(socket.socket(fileno=int(descriptor)), later=modules))
+    work(*_serve(socket.socket(fileno=int(descriptor))))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from profiling.results.environment import Ceilings, read_environment
 from profiling.results.explanations import CountedKernel, HardwareCounters, Kernel, TraceAnalysis, TraceFiles
 from profiling.results.record import decode_section
 from profiling.roofline.rules import bound_by_counters, bound_by_trace
-from profiling.run.child import started, worker_command
+from profiling.run.child import started
+from profiling.run.session import worker_command
 from profiling.run.task import Counters, write_task
 from profiling.trace import nsight_compute
 from profiling.trace.events import GpuWork, TracedCall, read_events, timeline, traced_calls

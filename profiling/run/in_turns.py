@@ -15,10 +15,10 @@ from typing import Self
 from profiling.metrics.sampling import Turn
 from profiling.results.record import BASELINE
 from profiling.run.cell_records import LiveCell
-from profiling.run.child import most_processes, wait
 from profiling.run.compile_caches import compares_times, compiled_ahead, compiled_code, shares_code
 from profiling.run.job import FORWARD, LATENCY
 from profiling.run.process import InProcess
+from profiling.run.session import most_processes, wait
 from profiling.run.turns import Placement, take_turns
 
 #: A further cell is prepared beside others where this many times the memory of the largest of them is free.

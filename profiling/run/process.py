@@ -1,6 +1,6 @@
 """Performs tasks (probe the device, run a cell), each in a process of its own or in this one, and relays their events.
 
-`Isolated` starts a process for each task (`child.py`), fresh or forked from one that has imported torch, so
+`Isolated` starts a process for each task (`session.py`), fresh or forked from one that has imported torch, so
 that a crash or a hang costs one cell. Processes that outlive their task, or this process, are killed or named.
 `InProcess` is for debuggers.
 """
@@ -28,14 +28,23 @@ from profiling.errors import working_directory
 from profiling.machine.run_queue import RUN_PROCESS
 from profiling.metrics.sampling import Turn
 from profiling.results.record import encode_sections
-from profiling.run import child
 from profiling.run.checkouts import Checkout
-from profiling.run.child import PREPARE, Limits, Orphans, Pending, ProcessEnd, Session, most_processes, side_by_side
+from profiling.run.child import Orphans
 from profiling.run.compile_caches import Cache, CompileCaches, compiled_ahead, compiled_code
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import NoCountersError, measure_counters
 from profiling.run.job import Job
+from profiling.run.session import (
+    PREPARE,
+    Limits,
+    Pending,
+    ProcessEnd,
+    Session,
+    most_processes,
+    open_session,
+    side_by_side,
+)
 from profiling.run.starts import measure_starts
 from profiling.run.task import Cell, Counters, Probe, Start, Task
 
@@ -172,7 +181,7 @@ class Isolated:
                 if isinstance(task, Cell) and task.loads:
                     environment[COMPILE_WORKERS] = "0"
                 try:
-                    process_end = yield from child.perform(
+                    process_end = yield from open_session(
                         *(task, files, limits, relay, environment),
                         turns=turns,
                         server=server,
@@ -203,7 +212,7 @@ class Isolated:
         variables = {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())}
         folder, done = self._run / "cells", list[Started]()
         sessions = [
-            child.perform(
+            open_session(
                 *(Start(job=each, checkout=self._checkout, began=time.perf_counter()), folder / f"{each.name}.ahead"),
                 *(self._limits, lambda event: done.append(event) if isinstance(event, Started) else None),
                 variables,

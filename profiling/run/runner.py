@@ -20,15 +20,16 @@ from profiling.results.rounds import rounds_done
 from profiling.results.run_folder import JOB_FILE, EarlierRun, prepare_folder, write_json
 from profiling.run.cell_records import CellRecords, LiveCell
 from profiling.run.checkouts import Checkout
-from profiling.run.child import Orphans, to_its_end
+from profiling.run.child import Orphans
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Event, Phase, Probed
-from profiling.run.fork_server import ForkServer
+from profiling.run.fork_server import ForkServer, server_for_run
 from profiling.run.in_turns import CellsInTurns, run_again, run_in_turns, waits
 from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.progress import Progress
 from profiling.run.revisions import code_and_command, code_changes
+from profiling.run.session import to_its_end
 from profiling.run.task import Probe
 
 #: Keys of the environment that may differ between a run and its resumption; the code is compared apart from them.
@@ -213,7 +214,7 @@ def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | Non
     orphans = Orphans()
     adopted = orphans.adopted() if runs[0].config.isolation == "process" else nullcontext()
     procedures = (run.config.procedure["_target_"].rpartition(".")[0] for run in runs)
-    with adopted, closing(ForkServer((*procedures, *IMPORTED_LATER))) as server:
+    with adopted, closing(server_for_run((*procedures, *IMPORTED_LATER))) as server:
         for run in runs:
             run.begin(orphans, server)
         try:

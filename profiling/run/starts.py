@@ -16,10 +16,10 @@ from time import perf_counter
 from msgspec.structs import replace
 
 from profiling.results.measured import Start, Starts
-from profiling.run import child, task
-from profiling.run.child import Limits
+from profiling.run import task
 from profiling.run.compile_caches import Cache, cache_variables
 from profiling.run.events import End, Event, Started
+from profiling.run.session import Limits, Session, open_session, to_its_end
 
 _TORCH_TRACE = "TORCH_TRACE"  # a second compile log would be read as that of the cell
 
@@ -33,7 +33,7 @@ def measure_starts(
     cache: Cache,
     run: Path,
     limits: Limits,
-    perform: Callable[..., child.Session] = child.perform,
+    perform: Callable[..., Session] = open_session,
 ) -> tuple[Starts | None, tuple[str, ...]]:
     """Return the section of a cell of the run in the folder `run`, and a note for a start that failed.
 
@@ -46,7 +46,7 @@ def measure_starts(
         variables = {key: value for key, value in {**os.environ, **variables}.items() if key != _TORCH_TRACE}
         events: list[Event] = []
         started = task.Start(job=cell.job, checkout=cell.checkout, began=perf_counter(), **files)
-        death = child.to_its_end(perform(started, files_of_start, limits, events.append, variables)).death or ""
+        death = to_its_end(perform(started, files_of_start, limits, events.append, variables)).death or ""
         for event in events:
             if isinstance(event, Started):
                 return event.start

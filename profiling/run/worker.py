@@ -27,9 +27,9 @@ from profiling.errors import InputError, MissingExtraError, SkippedError, print_
 from profiling.machine.memory import held_before
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results import measured
-from profiling.run.child import STACKS
 from profiling.run.events import Emit, End, Phase, Started, sender, turns_from
 from profiling.run.job import Job
+from profiling.run.session import STACKS
 from profiling.run.task import Cell, Counters, Probe, Start, Task, read_task
 
 

@@ -43,11 +43,11 @@ from profiling.results.jsonl import append_record, read_records
 from profiling.results.measured import Metrics
 from profiling.results.stats import summarize
 from profiling.run import process, worker
-from profiling.run.child import Limits
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, EventReader
 from profiling.run.process import InProcess
 from profiling.run.runner import Run
+from profiling.run.session import Limits, to_its_end
 from profiling.run.starts import measure_starts
 from profiling.run.task import Cell, Probe, write_task
 from profiling.training_step.options import TrainingOptions
@@ -70,7 +70,7 @@ def record_of(folder, **parts):
     """Run a cell in this process, as isolation=none does, and return its record as it is read from the results."""
     cell = job(folder, **parts)
     seen = watched()
-    seen.process_end = process.child.to_its_end(
+    seen.process_end = to_its_end(
         InProcess(folder, trace=False).session(Cell(job=cell), "cell", seen.receive, turns=False)
     )
     append_record(folder, seen.record())

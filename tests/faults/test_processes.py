@@ -18,9 +18,10 @@ from table import promise, rows
 from profiling.metrics.sampling import Turn
 from profiling.results.jsonl import read_records
 from profiling.run import child, events
-from profiling.run.child import Orphans, ProcessEnd
+from profiling.run.child import Orphans
 from profiling.run.events import EventReader, Phase, Sections
 from profiling.run.process import Isolated
+from profiling.run.session import Pending, ProcessEnd, to_its_end, wait
 from profiling.run.task import Cell
 
 NET = make_job()
@@ -61,7 +62,7 @@ def executor(monkeypatch, tmp_path):
         program = tmp_path / f"program{len(list(tmp_path.iterdir()))}"
         program.write_text(f"#!{sys._base_executable} -IS\n{SCRIPT}{script}\n")
         program.chmod(0o755)
-        monkeypatch.setattr(child, "sys", SimpleNamespace(executable=str(program)))
+        monkeypatch.setattr("profiling.run.session.sys", SimpleNamespace(executable=str(program)))
         return Isolated(tmp_path, timeout=timeout, orphans=orphans, **options)
 
     with orphans.adopted():
@@ -74,8 +75,8 @@ def isolated(executor):
 
     def run(script, **options):
         seen = watched()
-        session = executor(script, **options).session(Cell(job=NET), "net.tried", seen.receive, turns=False)
-        seen.process_end = child.to_its_end(session)
+        task = executor(script, **options).session(Cell(job=NET), "net.tried", seen.receive, turns=False)
+        seen.process_end = to_its_end(task)
         return seen.record()
 
     return run
@@ -128,7 +129,7 @@ def test_an_event_that_is_too_long(monkeypatch):
 @promise("names")
 def test_a_long_name(executor):
     session = executor("").session(Cell(job=NET), f"{'x' * 249}.baseline", print, turns=False)
-    process_end = child.to_its_end(session)
+    process_end = to_its_end(session)
     assert process_end.death == "could not be run: File name too long"
 
 
@@ -152,7 +153,7 @@ def test_how_a_process_ends(isolated, script, text):
 @promise("dies")
 @pytest.mark.parametrize(("gigabytes", "is_likely"), [(6, True), (4, False)])
 def test_what_a_process_held_that_the_system_killed(monkeypatch, isolated, gigabytes, is_likely):
-    monkeypatch.setattr(child.psutil, "virtual_memory", lambda: SimpleNamespace(total=10 * 10**9))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=10 * 10**9))
     peak = property(lambda _: gigabytes * 10**9, lambda *_: None)
     monkeypatch.setattr(child.Child, "peak_bytes", peak, raising=False)
     reason = isolated("some()\nos.kill(os.getpid(), 9)").reason
@@ -162,7 +163,7 @@ def test_what_a_process_held_that_the_system_killed(monkeypatch, isolated, gigab
 
 @promise("hangs")
 def test_a_process_that_lingers(monkeypatch, isolated):
-    monkeypatch.setattr(child, "EXIT_SECONDS", 0.2)
+    monkeypatch.setattr("profiling.run.session.EXIT_SECONDS", 0.2)
     record = isolated("some()\nend()\ntime.sleep(60)", timeout=1e9)
     assert record.status == "ok"
     assert "did not exit within" in record.notes[0]
@@ -210,8 +211,8 @@ def session(executor):
 def advance(session, turn=None):
     """Resume a session, with a turn if it waits for one, until it waits for the next."""
     state = next(session) if turn is None else session.send(turn)
-    while isinstance(state, child.Pending):
-        child.wait([state])
+    while isinstance(state, Pending):
+        wait([state])
         state = next(session)
     return state
 

@@ -47,9 +47,9 @@ from profiling.results.record import encode_sections
 from profiling.results.run_folder import LOCK_FILE, claimed, new_folder
 from profiling.results.stats import summarize
 from profiling.run import revisions, runner
-from profiling.run.child import ProcessEnd
 from profiling.run.events import Emit, End, Probed, Sections
 from profiling.run.revisions import code_changes
+from profiling.run.session import ProcessEnd
 from profiling.run.task import Probe
 
 CELLS = ("component=[net,caches]", "variant=[baseline]")

@@ -10,8 +10,8 @@ from profiling.components.spec import ComponentSpec
 from profiling.results.record import NOT_ENDED
 from profiling.results.rounds import rounds_done
 from profiling.results.verdicts import compare_records
-from profiling.run.child import ProcessEnd
 from profiling.run.runner import Run
+from profiling.run.session import ProcessEnd
 
 
 def three(**plans):

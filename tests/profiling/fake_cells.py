@@ -17,9 +17,9 @@ from profiling.results.record import encode_sections
 from profiling.run import runner
 from profiling.run.cell_records import LiveCell
 from profiling.run.checkouts import Checkout
-from profiling.run.child import ProcessEnd
 from profiling.run.events import End, Probed, Sections, Waiting
 from profiling.run.process import Isolated
+from profiling.run.session import ProcessEnd
 from profiling.run.task import Probe
 
 GB = 10**9

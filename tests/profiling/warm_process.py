@@ -8,7 +8,6 @@ their order, and variables that torch reads when it is imported (TORCH_TRACE for
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing
 import os
 import runpy
@@ -107,7 +106,7 @@ def _become(
 
 def _offer_a_server() -> None:
     """Fork a process now, before the run has changed anything in this one, and let its first fork server be that."""
-    environment, begin_fresh = dict(os.environ), ForkServer._begin
+    begin_fresh = ForkServer._begun
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -118,23 +117,22 @@ def _offer_a_server() -> None:
     reap = lambda: (os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), None)  # noqa: E731
     servers = [child.Child(pid, os.pidfd_open(pid), reap)]
 
-    def begin(self: ForkServer) -> None:
+    def begun(self: ForkServer) -> socket.socket:
         if not servers:
-            begin_fresh(self)
-            return
+            return begin_fresh(self)
         server = servers.pop()
-        self._channel, channel_of_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._stack.callback(self._channel.close)
-        self._environment = environment
+        channel, channel_of_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._stack.callback(channel.close)
         with channel_of_server, ours:
-            socket.send_fds(ours, [json.dumps(self._modules).encode()], [channel_of_server.fileno()])
+            socket.send_fds(ours, [b"begin"], [channel_of_server.fileno()])
         self._stack.enter_context(child.guarded(server))
+        return channel
 
-    ForkServer._begin = begin  # pyright: ignore[reportAttributeAccessIssue] - of this process only
+    ForkServer._begun = begun  # pyright: ignore[reportAttributeAccessIssue] - of this process only
 
 
 def _serve_once(control: socket.socket) -> None:
-    """Wait for the modules and the channel of a fork server, and be it; it does not return."""
+    """Wait for the channel of a fork server, and be it; it does not return."""
     os.setsid()
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -145,7 +143,6 @@ def _serve_once(control: socket.socket) -> None:
     control.close()
     if not request:
         os._exit(0)
-    fork_server._import(json.loads(request))
     from profiling.run.worker import work_and_exit
 
     work_and_exit(*fork_server._serve(socket.socket(fileno=descriptors[0])))

@@ -8,11 +8,11 @@ from make_job import NET, make_job
 
 from profiling.results.measured import Prepare
 from profiling.results.record import decode_section, encode_sections
-from profiling.run import child
-from profiling.run.child import Pending, ProcessEnd, to_its_end
+from profiling.run import process
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import Phase, Sections
 from profiling.run.process import Isolated
+from profiling.run.session import Pending, ProcessEnd, to_its_end
 from profiling.run.task import Cell, Probe
 
 COMPILER = {"_target_": "profiling.variants.inductor.Inductor", "mode": "default"}
@@ -91,7 +91,7 @@ def test_a_cell_that_fails_while_it_compiles_leaves_nothing_to_those_that_wait(t
         yield Pending((), 0.0)
         return ProcessEnd("was killed by SIGKILL")
 
-    monkeypatch.setattr(child, "perform", perform)
+    monkeypatch.setattr(process, "open_session", perform)
     caches = CompileCaches()
     executor = Isolated(tmp_path, 60.0, caches=caches)
     with caches.lease(task("again", compiler=COMPILER)) as waiting:

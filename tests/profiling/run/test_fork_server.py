@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from profiling.run.child import kill
-from profiling.run.fork_server import ForkServer
+from profiling.run.fork_server import ForkServer, server_for_run
 
 #: A module in place of the worker, whose tasks are lines of Python; forks fail while there is a file `full` beside it.
 #: Its torch knows whether CUDA was initialised, which counting the GPUs does.
@@ -138,7 +138,7 @@ def test_processes_run_beside_each_other_and_where_none_can_be_forked_a_fresh_on
 
 def test_where_the_server_was_killed_its_processes_go_on_and_a_fresh_one_is_asked_for(server, start):
     process = start(SLEEP)
-    (pid,) = {child.pid for child in psutil.Process().children() if "fork_server" in " ".join(child.cmdline())}
+    (pid,) = _servers()
     os.kill(pid, signal.SIGKILL)
     assert start("pass") is None
     with pytest.raises(subprocess.TimeoutExpired):
@@ -147,7 +147,7 @@ def test_where_the_server_was_killed_its_processes_go_on_and_a_fresh_one_is_aske
 
 
 def test_modules_of_all_processes_but_the_first_are_imported_once_beside_that(server, start, tmp_path):
-    server._modules = ("planted_compiler",)
+    server.later = ("planted_compiler",)
     script = "import os, psutil, sys; module = sys.modules.get('planted_compiler')\n"
     script += "print(module and module.IMPORTED_BY == psutil.Process(os.getppid()).ppid(), module and module.GPUS)"
     outputs = []
@@ -163,7 +163,7 @@ def test_modules_of_all_processes_but_the_first_are_imported_once_beside_that(se
 
 
 def test_modules_of_all_processes_are_also_those_of_cells_that_want_more(server, start, tmp_path):
-    server._modules = ("planted_compiler",)
+    server.later = ("planted_compiler",)
     for is_there in (False, True):
         script = "import sys; print('planted_compiler' in sys.modules)"
         assert ended(start(script, modules=("planted_finder:find",))) == 0
@@ -180,7 +180,7 @@ def test_collections_of_a_process_skip_what_was_imported_but_not_those_of_a_loop
 
 
 def test_a_server_that_cannot_import_starts_nothing_after_the_first_process(server, start):
-    server._modules = ("no.such.module",)
+    server.later = ("no.such.module",)
     assert ended(start("pass")) == 0
     assert start("pass") is None
 
@@ -268,3 +268,21 @@ def test_importing_the_compiler_starts_no_threads_processes_or_cuda(tmp_path, de
         environment["CUDA_VISIBLE_DEVICES"] = ""
     done = subprocess.run([sys.executable, "-c", IMPORTS], timeout=120, env=environment, capture_output=True, text=True)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+def test_a_server_that_has_begun_is_that_of_the_next_run(server, start):
+    """It imports what that run wants later, and ends with the block; a run after it has a server of its own."""
+    with server.begun():
+        assert server_for_run(["planted_finder"]) is server
+        assert ended(start("pass")) == 0
+        found = start('import os, sys; sys.modules["planted_finder"].FOUND_BY; print(os.getppid())', modules=())
+        assert ended(found) == 0, "the module was imported after the first process"
+        (pid,) = _servers()
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    with ForkServer().begun():
+        pass
+    assert server_for_run([]) is not server
+
+
+def _servers():
+    return [child.pid for child in psutil.Process().children() if "fork_server" in " ".join(child.cmdline())]

@@ -12,7 +12,6 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.results.explanations import Kernel
 from profiling.results.record import encode_sections
 from profiling.run import process
-from profiling.run.child import ProcessEnd
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Phase, Sections
 from profiling.run.hardware_counters import (
@@ -24,6 +23,7 @@ from profiling.run.hardware_counters import (
     measure_counters,
 )
 from profiling.run.process import Isolated
+from profiling.run.session import ProcessEnd, to_its_end
 from profiling.run.task import Cell, Counters, Probe
 from profiling.trace.events import GpuWork
 from profiling.trace.nsight_compute import read_launches
@@ -154,11 +154,11 @@ def test_the_section_is_sent_after_a_cell_has_ended_and_the_probe_is_not_measure
         return ProcessEnd()
         yield  # a generator
 
-    monkeypatch.setattr(process.child, "perform", worker)
+    monkeypatch.setattr(process, "open_session", worker)
     install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=40))))
     cells = Isolated(tmp_path, timeout=60, caches=CompileCaches())
     task, events = Probe(jobs=(job(tmp_path),)) if of is Probe else Cell(job=job(tmp_path)), []
-    assert process.child.to_its_end(cells.session(task, "net.baseline", events.append, turns=False)).notes == ()
+    assert to_its_end(cells.session(task, "net.baseline", events.append, turns=False)).notes == ()
     measured = [] if of is Probe else [Phase, Sections]
     assert [type(each) for each in events] == [Sections, End, *measured]
     if measured:

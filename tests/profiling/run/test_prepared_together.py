@@ -13,12 +13,12 @@ from profiling.results.record import Record, encode_sections
 from profiling.run import in_turns
 from profiling.run.cell import metrics_of
 from profiling.run.cell_records import LiveCell
-from profiling.run.child import Pending, ProcessEnd
 from profiling.run.compile_caches import compiled_code, shares_code
 from profiling.run.events import End, Sections, Waiting
 from profiling.run.in_turns import CellsInTurns, most_concurrent
 from profiling.run.job import FORWARD, LATENCY
 from profiling.run.process import Isolated
+from profiling.run.session import Pending, ProcessEnd
 
 INDUCTOR = "profiling.variants.inductor.Inductor"
 COMPILE = {"_target_": INDUCTOR, "mode": "default"}

@@ -14,10 +14,10 @@ from profiling.errors import InputError
 from profiling.results.explanations import Package, RecipeStep
 from profiling.results.measured import Start
 from profiling.run.cell import prepare_phases
-from profiling.run.child import Limits, ProcessEnd
 from profiling.run.compile_caches import CompileCaches, cache_variables
 from profiling.run.events import Started
 from profiling.run.forward import ForwardCell
+from profiling.run.session import Limits, ProcessEnd
 from profiling.run.starts import measure_starts
 from profiling.run.task import Cell
 
