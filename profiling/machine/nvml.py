@@ -6,10 +6,9 @@ A fact that the driver does not report is None (absent in the record), never a d
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Collection
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -29,8 +28,6 @@ LIMIT_FIELDS = {
     "hardware thermal slowdown": (270, 252),
     "power brake": (271, 253),
 }
-#: Processes of this run that were seen on a device: to look for them takes tens of milliseconds.
-_OF_RUN: set[int] = set()
 #: Shortest window whose share of limited time is known: the counters step every 0.1 s.
 LEAST_LIMIT_WINDOW = 1.0
 
@@ -164,84 +161,28 @@ def utilisation(device: torch.device) -> float | None:
     return None if rates is None else rates.gpu / 100
 
 
-def other_processes(device: torch.device) -> int | None:
-    """Return the number of other processes that compute on the device; None if they cannot be told from this process.
-
-    Inside a container the driver reports process ids of the host, so this process is not among them.
-    """
-    pids = _computing(device)
-    return None if pids is None else len(pids) - 1
-
-
-def _computing(device: torch.device) -> set[int] | None:
-    """Return the ids of the processes that compute on the device; None if this one is not among them."""
-    processes = _query(device, pynvml.nvmlDeviceGetComputeRunningProcesses)
-    pids = None if processes is None else {process.pid for process in processes}
-    return pids if pids is not None and os.getpid() in pids else None
-
-
-class OthersMonitor:
-    """Asks the driver once a second, in a thread, for how much of the time other processes used a device.
-
-    The thread runs only while another process computes there: the driver takes milliseconds for the answer, without
-    Python's lock.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._thread, self._stop = device, None, threading.Event()
-        self._share: float | None = None
-
-    def share(self) -> float | None:
-        """Return the share of the last second, 0 to 1; None where this process cannot be told from others."""
-        others = other_processes(self._device)
-        if not others:
-            return None if others is None else 0.0
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._ask, name="others-on-the-gpu", daemon=True)
-            self._thread.start()
-        return self._share
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._stop.set()
-
-    def _ask(self) -> None:
-        since_us = 0
-        while True:
-            answer = others_share(self._device, since_us)
-            if answer is not None:
-                self._share, since_us = answer
-            if self._stop.wait(1.0):
-                return
-
-
 def share_of_others(device: torch.device, seconds: float) -> float | None:
     """Return the share of the last seconds (at least one) in which processes that are not of this run used the device.
 
-    Where there are any, the driver takes tens of milliseconds for the answer. None where processes cannot be told.
+    Where there are any, the driver takes tens of milliseconds for the answer, from about six samples a second. None
+    where processes cannot be told: inside a container the driver reports process ids of the host, so this process is
+    not among them.
     """
-    pids = _computing(device)
-    if pids is not None and not pids <= _OF_RUN:
-        _OF_RUN.clear()
-        _OF_RUN.update(processes_of_run())
-    if pids is None or pids <= _OF_RUN:
-        return None if pids is None else 0.0
-    answer = others_share(device, int(1e6 * (time.time() - max(1.0, seconds))), of_run=_OF_RUN)
-    return 0.0 if answer is None else answer[0]
-
-
-def others_share(device: torch.device, since_us: int, *, of_run: Collection[int] = ()) -> tuple[float, int] | None:
-    """Return (share of the time, 0 to 1, in which other processes computed; time of the last sample in µs).
-
-    The samples are the driver's, about six a second, since the time `since_us`. None if there are none. This process
-    and those in `of_run` do not count.
-    """
-    samples = _query(device, lambda handle: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us))
-    if not samples:
+    processes = _query(device, pynvml.nvmlDeviceGetComputeRunningProcesses) or ()
+    computing = frozenset(process.pid for process in processes)
+    if os.getpid() not in computing:
         return None
+    of_run = _of_run(computing)
+    if computing <= of_run:
+        return 0.0
+    since_us = int(1e6 * (time.time() - max(1.0, seconds)))
     busy: dict[int, list[int]] = {}
-    ours = {os.getpid(), *of_run}
-    for sample in samples:
+    for sample in _query(device, lambda handle: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)) or ():
         busy.setdefault(sample.pid, []).append(sample.smUtil)
-    shares = (sum(values) / len(values) / 100 for pid, values in busy.items() if pid not in ours)
-    return min(1.0, sum(shares)), max(sample.timeStamp for sample in samples)
+    return min(1.0, sum(sum(values) / len(values) / 100 for pid, values in busy.items() if pid not in of_run))
+
+
+@lru_cache(maxsize=1)
+def _of_run(computing: frozenset[int]) -> frozenset[int]:
+    """Return the processes of this run, looked for, which takes milliseconds, whenever `computing` has changed."""
+    return processes_of_run()

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from profiling.machine import nvml
     from profiling.machine.energy import EnergyCounter
 
-#: Frames between two queries of the driver, and of the other processes on the device.
-DRIVER_EVERY, OTHERS_EVERY = 16, 64
-#: Seconds between two queries of the driver by a thread.
-DRIVER_SECONDS = 0.25
+#: Frames between two queries of the driver.
+DRIVER_EVERY = 16
+#: Seconds between two queries of the driver by a thread, and between two of how much other processes use the device.
+DRIVER_SECONDS, OTHERS_SECONDS = 0.25, 1.0
 #: A frame this many times as long as the running mean of those before it is long.
 LONG = 1.2
 #: Where not every frame is looked at, so many frames pass between two long ones that are. Of calls, those after which
@@ -61,9 +61,9 @@ class FrameMonitor:
     start, and what limited them. The allocator and /proc are read
     every `every` frames, and after a long one. With `calibrate`, a cudaMalloc is timed first, which waits for the
     device; without it the time of those inside frames is not known. With `of_loop`, the energy counter is read with the
-    clocks, and a thread asks the driver for the use of the device by other processes while there are any. With `apart`,
-    a thread queries the driver every `DRIVER_SECONDS`, because a query may take milliseconds: no frame waits for it,
-    and the values go into the row of the next frame that ends. `energy_reason` says why there is no energy.
+    clocks, and a thread asks the driver every `OTHERS_SECONDS` how much other processes use the device. With `apart`,
+    it asks for everything else, too, every `DRIVER_SECONDS`, because a query may take milliseconds: no frame waits for
+    it, and the values go into the row of the next frame that ends. `energy_reason` says why there is no energy.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class FrameMonitor:
         self._asking: threading.Thread | None = None
         self._closed = threading.Event()
         self._answers: dict[str, float] | None = None  # of the driver, for the next frame
+        self._others_share: float | None = None  # of the device's time in the last second, 0 to 1
         self._failure: Exception | None = None  # that ended the thread
         self._cuda = None if device is None or device.type != "cuda" else device
         self._every = every
@@ -97,7 +98,6 @@ class FrameMonitor:
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._tick_ms = 1e3 / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
         self._waits = ThreadWaits(workers=self._cuda is None)
-        self._others: nvml.OthersMonitor | None = None
         self._energy: EnergyCounter | None = None
         self.energy_reason: str | None = None
         gc.callbacks.append(self._on_collection)
@@ -108,8 +108,6 @@ class FrameMonitor:
         gc.callbacks.remove(self._on_collection)
         self._closed.set()
         self._waits.close()
-        if self._others is not None:
-            self._others.close()
         for descriptor in (self._statm, self._stat):
             if descriptor is not None:
                 os.close(descriptor)
@@ -142,32 +140,36 @@ class FrameMonitor:
     def _start_clocks(self) -> None:
         if self._cuda is not None:
             from profiling.machine.energy import EnergyCounter, NoEnergy
-            from profiling.machine.nvml import ClockMonitor, OthersMonitor
+            from profiling.machine.nvml import ClockMonitor
 
             self._clocks = ClockMonitor(self._cuda)
             if self._of_loop:
-                self._others = self._others or OthersMonitor(self._cuda)
                 try:
                     self._energy, self.energy_reason = EnergyCounter(self._cuda), None
                 except NoEnergy as reason:
                     self._energy, self.energy_reason = None, str(reason)
             self._answers = None
-            if self._apart and self._asking is None:
+            if self._of_loop and self._asking is None:
                 self._asking = threading.Thread(target=self._ask, args=(self._cuda,), name="driver", daemon=True)
                 self._asking.start()
 
     def _ask(self, device: torch.device) -> None:
         """Query the driver until this is closed; the next frame raises what it fails with."""
+        from profiling.machine.nvml import share_of_others
+
+        others_due = 0.0
         while True:
-            clocks = self._clocks
+            clocks, now = self._clocks, time.monotonic()
             try:
-                answers = self._driver(device, 1.0, others=True)
+                if now >= others_due:
+                    self._others_share, others_due = share_of_others(device, OTHERS_SECONDS), now + OTHERS_SECONDS
+                answers = self._driver(device) if self._apart else None
             except Exception as error:
                 self._failure = error
                 return
             if clocks is self._clocks:  # else the counters were started anew meanwhile
                 self._answers = answers
-            if self._closed.wait(DRIVER_SECONDS):
+            if self._closed.wait(DRIVER_SECONDS if self._apart else OTHERS_SECONDS):
                 return
 
     def __call__(self, frame: int, frame_ms: float, *, long: bool | None = None) -> Mapping[str, float]:
@@ -179,7 +181,9 @@ class FrameMonitor:
         typical = frame_ms if self._typical is None else self._typical
         self._typical = typical + 0.1 * (frame_ms - typical)
         if long is None:
-            long = frame_ms > LONG * typical and self._is_worth_a_look(frame, frame_ms - typical)
+            long = frame_ms > LONG * typical and (
+                self._every == 1 or (frame >= self._next_long and frame_ms - typical > LONG_MS)
+            )
         if long and self._every > 1:
             self._next_long = frame + LONG_EVERY
         counts, (wait_ms, switches) = self._counts(), self._waits.read()
@@ -195,16 +199,13 @@ class FrameMonitor:
         if counts != self._counted:
             row |= self._changes(frame, counts)
         if look:
-            row |= self._look(frame, frame_ms, long=long)
+            row |= self._look(frame, long=long)
         if answers:
             self._answers = None
             row |= answers
-            if "others_ms" in answers:
-                row["others_ms"] = answers["others_ms"] * frame_ms
+        if "others_ms" in row:
+            row["others_ms"] *= frame_ms
         return row
-
-    def _is_worth_a_look(self, frame: int, excess_ms: float) -> bool:
-        return self._every == 1 or (frame >= self._next_long and excess_ms > LONG_MS)
 
     def _counts(self) -> tuple[float, ...]:
         """Return the totals that are cheap to read, those of `_COUNTS`."""
@@ -225,7 +226,7 @@ class FrameMonitor:
             self._ids = ids
         return since
 
-    def _look(self, frame: int, frame_ms: float, *, long: bool) -> dict[str, float]:
+    def _look(self, frame: int, *, long: bool) -> dict[str, float]:
         """Return what the allocator, /proc and the driver say, which takes longer."""
         totals, row = self._memory()
         since = {name: total - self._totals[name] for name, total in totals.items()}
@@ -237,7 +238,7 @@ class FrameMonitor:
         self._memory_frame = frame
         row |= since
         if self._cuda is not None and not self._apart and (long or frame % max(DRIVER_EVERY, self._every) == 0):
-            row |= self._driver(self._cuda, frame_ms, others=long or frame % max(OTHERS_EVERY, 16 * self._every) == 0)
+            row |= self._driver(self._cuda)
         return row
 
     def _memory(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -264,28 +265,25 @@ class FrameMonitor:
         per_call, per_byte = self._malloc_cost
         return {"malloc_ms": allocations * per_call + grown * per_byte if allocations else 0.0}
 
-    def _driver(self, device: torch.device, frame_ms: float, *, others: bool) -> dict[str, float]:
+    def _driver(self, device: torch.device) -> dict[str, float]:
+        """Return what the driver says now, with `others_ms` as a share of the time; it may take milliseconds."""
         from profiling.machine.nvml import memory_used
 
         row: dict[str, float] = {}
         if self._clocks is not None and (clock := self._clocks.read()) is not None:
             row["sm_clock_mhz"] = clock
-        if self._energy is not None and (joules := self._read_energy(self._energy)) is not None:
-            row[ENERGY] = joules
+        if (counter := self._energy) is not None:
+            from profiling.machine.energy import NoEnergy
+
+            try:
+                row[ENERGY] = counter.read()
+            except NoEnergy as reason:
+                self._energy, self.energy_reason = None, str(reason)
         if (used := memory_used(device)) is not None:
             row["device_used"] = used
-        if others and self._others is not None and (share := self._others.share()) is not None:
-            row["others_ms"] = share * frame_ms
+        if self._others_share is not None:
+            row["others_ms"] = self._others_share
         return row
-
-    def _read_energy(self, counter: EnergyCounter) -> float | None:
-        from profiling.machine.energy import NoEnergy
-
-        try:
-            return counter.read()
-        except NoEnergy as reason:
-            self._energy, self.energy_reason = None, str(reason)
-            return None
 
     def _on_collection(self, phase: str, _info: dict[str, int]) -> None:
         if phase == "start":

@@ -67,7 +67,31 @@ def frame_with(monitor, frame, mhz):
     return frame
 
 
-def test_a_driver_that_is_asked_apart_holds_up_no_frame_and_its_failure_is_said_once(monkeypatch):
+@pytest.fixture
+def driver(monkeypatch):
+    """A device whose allocator holds nothing, and whose driver knows nothing but what a test lets it say."""
+    sizes = {"all": {"current": 0}}
+    stats = {"num_alloc_retries": 0, "num_device_alloc": 0, "allocated_bytes": sizes, "reserved_bytes": sizes}
+    monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", lambda device: stats)
+    monkeypatch.setattr(nvml, "_handle", lambda device: None)
+    return torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_others_took_of_a_frame_is_their_share_of_the_last_second_which_a_thread_asks_for(
+    driver, monkeypatch, apart
+):
+    asked_in = []
+    monkeypatch.setattr(nvml, "share_of_others", lambda *_: asked_in.append(threading.current_thread()) or 0.25)
+    with closing(FrameMonitor(driver, apart=apart)) as monitor:
+        deadline, row = time.monotonic() + 20, {}
+        while "others_ms" not in row and time.monotonic() < deadline:
+            row = monitor(0, 8.0, long=True)
+        assert row["others_ms"] == 2.0
+        assert threading.current_thread() not in asked_in
+
+
+def test_a_driver_that_is_asked_apart_holds_up_no_frame_and_its_failure_is_said_once(driver, monkeypatch):
     """Its answer is that of the frame that ends next."""
     may_answer, asked_in = threading.Event(), []
 
@@ -79,12 +103,8 @@ def test_a_driver_that_is_asked_apart_holds_up_no_frame_and_its_failure_is_said_
     def fails(device):
         raise RuntimeError("the driver is gone")
 
-    sizes = {"all": {"current": 0}}
-    stats = {"num_alloc_retries": 0, "num_device_alloc": 0, "allocated_bytes": sizes, "reserved_bytes": sizes}
-    monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", lambda device: stats)
-    monkeypatch.setattr(nvml, "_handle", lambda device: None)  # there is no other answer
     monkeypatch.setattr(nvml, "sm_clock_mhz", clock)
-    with closing(FrameMonitor(torch.device("cuda", 0), every=EVERY, apart=True)) as monitor:
+    with closing(FrameMonitor(driver, every=EVERY, apart=True)) as monitor:
         assert not any("sm_clock_mhz" in monitor(frame, 1.0) for frame in range(3 * EVERY))
         may_answer.set()
         frame = frame_with(monitor, 3 * EVERY + 1, 1755)
