@@ -14,6 +14,8 @@ import psutil
 
 #: Folder with a file `schedstat` per thread: nanoseconds run, nanoseconds waited in the run queue, times scheduled.
 _THREADS = Path("/proc/self/task")
+#: Nanoseconds that a thread ran, and that it waited in the run queue, by thread.
+Times = dict[str, tuple[int, int]]
 #: A thread that ran for this share of a frame, or of a window, is one of its workers.
 _WORKER_SHARE = 0.1
 #: Stolen time is counted in ticks of so many seconds; the first of a window may have begun before it.
@@ -72,7 +74,7 @@ def _apart(number: int) -> tuple[int, ...]:
 
 def physical_cores() -> list[tuple[int, ...]]:
     """Return the cores that this process may use, as tuples of their CPUs (hyperthreads), ordered by socket."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    allowed = os.sched_getaffinity(0)
     cores: dict[tuple[int, int], list[int]] = {}
     for cpu in sorted(allowed):
         topology = _CORES / f"cpu{cpu}" / "topology"
@@ -89,7 +91,7 @@ class RunQueueMonitor:
 
     def __init__(self) -> None:
         self._cores, self._allowed = psutil.cpu_count() or 1, len(os.sched_getaffinity(0))
-        self._stolen, self._threads, self._started = _stolen_seconds(), _thread_seconds(), time.perf_counter()
+        self._stolen, self._threads, self._started = _stolen_seconds(), self._read(), time.perf_counter()
 
     def lost_share(self) -> float | None:
         """Return the share of the time (0 to 1) that others kept this process from a CPU; None where unknown.
@@ -99,31 +101,20 @@ class RunQueueMonitor:
         more than the cores wait for each other: what the cores did not give to this process is the most that others
         took.
         """
-        elapsed, since = time.perf_counter() - self._started, self._since()
-        if since is None or elapsed <= 0:
+        elapsed, now = time.perf_counter() - self._started, self._read()
+        if not now or not self._threads or elapsed <= 0:
             return None
-        own = threading.get_native_id()
-        working = {name: each for name, each in since.items() if name == own or each[0] >= _WORKER_SHARE * elapsed}
-        waited = max((waited for _, waited in working.values()), default=0.0)
-        cores = min(self._allowed, max(1, len(working)))
-        left = cores * elapsed - sum(ran for ran, _ in since.values())
-        queued = min(waited, max(0.0, left) / cores)
+        since = _since(now, dict.fromkeys(now, (0, 0)) | self._threads)
+        waits = _waits_ns(since, elapsed)
+        cores = min(self._allowed, max(1, len(waits)))
+        left = cores * elapsed - sum(ran for ran, _ in since.values()) / 1e9
+        queued = min(max(waits, default=0) / 1e9, max(0.0, left) / cores)
         stolen = max(0.0, _stolen_seconds() - self._stolen - _STEAL_TICK) / self._cores
         return min(1.0, (queued + stolen) / elapsed)
 
-    def _since(self) -> dict[int, tuple[float, float]] | None:
-        """Return (seconds run, seconds waited) since the start, by thread."""
-        now = _thread_seconds()
-        if now is None or self._threads is None:
-            return None
-        before = self._threads
-        return {
-            thread: (
-                max(0.0, ran - before.get(thread, (0.0, 0.0))[0]),
-                max(0.0, waited - before.get(thread, (0.0, 0.0))[1]),
-            )
-            for thread, (ran, waited) in now.items()
-        }
+    def _read(self) -> Times:
+        with contextlib.closing(_Schedstats()) as files:
+            return files.read()
 
 
 class ThreadWaits:
@@ -134,11 +125,11 @@ class ThreadWaits:
     """
 
     def __init__(self, *, workers: bool) -> None:
-        self._workers = workers
-        self._files: dict[str, int] = {}
-        self._totals: dict[str, tuple[int, int]] = {}  # ns run and ns waited so far, by thread
+        self._workers, self._files = workers, _Schedstats()
+        self._totals: Times = {}
         self._who = resource.RUSAGE_SELF if workers else resource.RUSAGE_THREAD
         self._switches: dict[int, tuple[int, int]] = {}  # of all kinds, of `_who`; involuntary; by calling thread
+        self._began = time.perf_counter()
         self._unchanged = (None if self.wait_ms() is None else 0.0), 0
 
     def read(self) -> tuple[float | None, int]:
@@ -151,7 +142,7 @@ class ThreadWaits:
         before, switches = self._switches.get(caller), usage.ru_nvcsw + usage.ru_nivcsw
         if before is not None and 0 < switches == before[0]:
             if self._workers:
-                self._read = time.perf_counter()
+                self._began = time.perf_counter()
             return self._unchanged
         involuntary = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw if self._workers else usage.ru_nivcsw
         self._switches[caller] = switches, involuntary
@@ -159,55 +150,63 @@ class ThreadWaits:
 
     def wait_ms(self) -> float | None:
         """Return the wait since the last call in ms; None where the kernel does not count it."""
-        started = getattr(self, "_read", time.perf_counter())
-        self._read = time.perf_counter()
-        own = str(threading.get_native_id())
+        began, self._began = self._began, time.perf_counter()
+        now = self._files.read(None if self._workers else (str(threading.get_native_id()),))
+        since = _since(now, now | self._totals)  # a thread that is seen for the first time may be an old one
+        self._totals |= now
+        waits = _waits_ns(since, self._began - began)
+        return max(waits) / 1e6 if waits else None
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+
+class _Schedstats:
+    """Reads how long threads of this process ran and waited, from files that stay open."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+
+    def read(self, threads: Iterable[str] | None = None) -> Times:
+        """Return the times of these threads, or of all, without those that have ended.
+
+        The result is empty where the kernel does not count them.
+        """
+        times: Times = {}
         try:
-            threads = [thread.name for thread in _THREADS.iterdir()] if self._workers else [own]
-        except OSError:
-            return None
-        waits = []
+            threads = [each.name for each in _THREADS.iterdir()] if threads is None else threads
+        except OSError:  # a container without /proc
+            return times
         for thread in threads:
-            totals = self._schedstat(thread)
-            if totals is None:
-                continue
-            ran, waited = (now - before for now, before in zip(totals, self._totals.get(thread, totals), strict=True))
-            self._totals[thread] = totals
-            if thread == own or ran >= _WORKER_SHARE * 1e9 * (self._read - started):
-                waits.append(waited / 1e6)
-        return max(waits, default=None)
+            try:
+                if thread not in self._files:
+                    self._files[thread] = os.open(_THREADS / thread / "schedstat", os.O_RDONLY)
+                ran, waited, _ = os.pread(self._files[thread], 96, 0).split()
+                times[thread] = int(ran), int(waited)
+            except (OSError, ValueError):  # it has ended, or the kernel counts nothing
+                if thread in self._files:
+                    os.close(self._files.pop(thread))
+        return times
 
     def close(self) -> None:
         """Close the files."""
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def _schedstat(self, thread: str) -> tuple[int, int] | None:
-        """Return (ns run, ns waited in the run queue) of a thread; None where that is unknown, or it has ended."""
-        try:
-            if thread not in self._files:
-                self._files[thread] = os.open(_THREADS / thread / "schedstat", os.O_RDONLY)
-            ran, waited, _ = os.pread(self._files[thread], 96, 0).split()
-            return int(ran), int(waited)
-        except (OSError, ValueError):
-            if thread in self._files:
-                os.close(self._files.pop(thread))
-            return None
+
+def _since(now: Times, before: Times) -> Times:
+    """Return the times between two readings; where they went back, another thread has got the number."""
+    return {
+        thread: (max(0, ran - before[thread][0]), max(0, waited - before[thread][1]))
+        for thread, (ran, waited) in now.items()
+    }
 
 
-def _thread_seconds() -> dict[int, tuple[float, float]] | None:
-    """Return (seconds run, seconds waited in the run queue) of each thread; None where the kernel does not count it."""
-    threads = {}
-    try:
-        for thread in _THREADS.iterdir():
-            try:
-                ran, waited, _ = (thread / "schedstat").read_text().split()
-            except (FileNotFoundError, ProcessLookupError):  # the thread has ended since it was listed
-                continue
-            threads[int(thread.name)] = int(ran) / 1e9, int(waited) / 1e9
-    except (OSError, ValueError):
-        return None
-    return threads or None
+def _waits_ns(since: Times, seconds: float) -> list[int]:
+    """Return how long the calling thread, and each that ran for a tenth of so many seconds, waited in them."""
+    own, least = str(threading.get_native_id()), _WORKER_SHARE * 1e9 * seconds
+    return [waited for thread, (ran, waited) in since.items() if thread == own or ran >= least]
 
 
 def _stolen_seconds() -> float:
