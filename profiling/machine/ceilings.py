@@ -36,13 +36,14 @@ Key = Mapping[str, Any]
 def kept_ceilings(key: Key, measure: Callable[[], Ceilings], folder: Path | None = None) -> Ceilings:
     """Return the ceilings of `key`, from the cache or by calling `measure()`.
 
-    `key` holds everything they depend on: device, driver, torch, dtype, threads, TF32. A file that is damaged or of
-    another key is replaced by a new measurement. Disturbed ceilings are returned but not cached. If
+    `key` holds everything they depend on: device, driver, torch, dtype, threads, TF32; its digest names the file. One
+    that is damaged is replaced by a new measurement. Disturbed ceilings are returned but not cached. If
     the folder cannot be written to, nothing is cached.
     """
     key = {"method": _method(), **key}
-    path = (folder or cache_folder()) / f"{hashlib.sha256(_text(key).encode()).hexdigest()[:24]}.json"
-    cached = _read(path, key)
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    path = (folder or cache_folder()) / f"{digest[:24]}.json"
+    cached = _read(path)
     if cached is not None:
         return cached
     ceilings = measure()
@@ -63,15 +64,8 @@ def _method() -> str:
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in METHOD_FILES)).hexdigest()[:16]
 
 
-def _read(path: Path, key: Key) -> Ceilings | None:
+def _read(path: Path) -> Ceilings | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["key"] != json.loads(_text(key)):
-            return None
-        return msgspec.convert(content["ceilings"], Ceilings)
+        return msgspec.convert(json.loads(path.read_text(encoding="utf-8"))["ceilings"], Ceilings)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _text(key: Key) -> str:
-    return json.dumps(key, sort_keys=True)

@@ -10,7 +10,6 @@ readings, one after the other while a step is awaited: calls go on meanwhile, an
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from itertools import pairwise
 from math import ceil, inf
 from statistics import median
 from threading import Event, Thread
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import NamedTuple
 
 import pynvml
@@ -61,14 +60,6 @@ class EnergyCounter:
             raise NoEnergy("MIG is on: the driver counts the energy of the whole GPU, and others may use parts of it")
         self._first = self._last = self._millijoules()
 
-    def now(self) -> float:
-        """Return the seconds of the host's monotonic clock."""
-        return perf_counter()
-
-    def sleep(self, seconds: float) -> None:
-        """Do nothing for so long."""
-        time.sleep(seconds)
-
     def read(self) -> float:
         """Return the joules since the counter was made.
 
@@ -106,7 +97,7 @@ class EnergyCounter:
 
         def watch() -> None:
             try:
-                while not ended.wait(max(0.0, edges.poll() - self.now())):
+                while not ended.wait(max(0.0, edges.poll() - perf_counter())):
                     pass
             except Exception as error:  # raised where the calls are made
                 edges.failure = error
@@ -149,18 +140,18 @@ def idle_power(counter: EnergyCounter) -> Idle:
         NoEnergy: the counter stands still, or somebody else uses the GPU.
 
     """
-    started = counter.now()
+    started = perf_counter()
     while (use := counter.use_by_others()) > 0:
-        if counter.now() - started > BUSY_S:
+        if perf_counter() - started > BUSY_S:
             raise NoEnergy(f"other processes use the GPU ({use:.0%}), and the driver counts their energy too")
-        counter.sleep(0.05)
-    fallen, edges = counter.now() + FALL_S, Edges(counter)
+        sleep(0.05)
+    fallen, edges = perf_counter() + FALL_S, Edges(counter)
     while True:
         due = edges.poll()
         steps = [edge for edge in edges.seen if edge.seconds >= fallen]
         if len(steps) > IDLE_STEPS and steps[-1].seconds - steps[0].seconds >= IDLE_S:
             break
-        counter.sleep(max(0.0, due - counter.now()))
+        sleep(max(0.0, due - perf_counter()))
     if (use := counter.use_by_others()) > 0:
         raise NoEnergy(f"other processes use the GPU ({use:.0%}), and the driver counts their energy too")
     seconds = steps[-1].seconds - steps[0].seconds
@@ -191,11 +182,11 @@ def energy_windows(
         NoEnergy: the counter stands still or goes back, or cannot be read any more.
 
     """
-    ends, settling = [counter.now()], Edges(counter, step_s)  # when each call ended
+    ends, settling = [perf_counter()], Edges(counter, step_s)  # when each call ended
     with counter.watched(settling):
         while settling.failure is None and (ends[-1] - ends[0] < settle_s or len(ends) <= LEAST_CALLS):
             call()
-            ends.append(counter.now())
+            ends.append(perf_counter())
     call_s = (ends[-1] - ends[0]) / (len(ends) - 1)
     moment_s = median([edge.within_s for edge in settling.seen] or [step_s])
     wanted_s = max(min(max(CALLS * call_s, MOMENTS * moment_s), max_s / windows), LEAST_CALLS * call_s)
@@ -203,7 +194,7 @@ def energy_windows(
     with counter.watched(edges):
         while edges.failure is None and len(edges.seen) <= windows:
             call()
-            ends.append(counter.now())
+            ends.append(perf_counter())
     counts = [_calls_until(edge.seconds, ends) for edge in edges.seen]
     pairs = list(zip(edges.seen, counts, strict=True))[: windows + 1]
     return tuple(
@@ -240,10 +231,10 @@ class Edges:
             NoEnergy: the counter stands still or goes back, or cannot be read any more.
 
         """
-        asked = self._counter.now()
+        asked = perf_counter()
         if asked < self._due:
             return self._due
-        joules, read = self._counter.read(), self._counter.now()
+        joules, read = self._counter.read(), perf_counter()
         if self._before.joules == inf:
             self._since = read
         elif joules > self._before.joules:

@@ -38,7 +38,6 @@ class ClockMonitor:
     def __init__(self, device: torch.device | None) -> None:
         self._device, self._clocks = device, list[int]()
         self._seconds, self._limited = 0.0, dict[str, int]()  # until the last pause
-        self._started: float | None = None
         self.resume()
 
     def resume(self) -> None:

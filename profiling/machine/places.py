@@ -51,7 +51,7 @@ class Place:
     @contextmanager
     def on_its_cpus(self) -> Iterator[None]:
         """Let processes that this thread starts in the block run on the CPUs of this place only."""
-        if not self.cpus or not hasattr(os, "sched_setaffinity"):
+        if not self.cpus:
             yield
             return
         before = os.sched_getaffinity(0)
@@ -116,7 +116,7 @@ def _choices(gpus: tuple[str, ...], cpus: int | None) -> list[list[tuple[int, ..
     cores = physical_cores()
     number = min(len(cores), max(1, cpus // max(len(core) for core in cores)))
     sets = [cores[start : start + number] for start in range(0, len(cores) - number + 1, number)]
-    near = _cpus_of(gpus[0]) if gpus else frozenset[int]()
+    near = _gpus()[gpus[0]][2] if gpus and gpus[0] in _gpus() else frozenset[int]()
     return sorted(sets, key=lambda each: -sum(cpu in near for core in each for cpu in core))
 
 
@@ -157,10 +157,6 @@ def _near(handle: Any) -> frozenset[int]:
         words = pynvml.nvmlDeviceGetCpuAffinity(handle, ((os.cpu_count() or 1) + 63) // 64)
         return frozenset(64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1)
     return frozenset()
-
-
-def _cpus_of(gpu: str) -> frozenset[int]:
-    return _gpus()[gpu][2] if gpu in _gpus() else frozenset()
 
 
 def _gpu_label(gpu: str) -> str:

@@ -59,8 +59,8 @@ class FakeGpu:
         monkeypatch.setattr(nvml, "energy_mj", self.millijoules)
         monkeypatch.setattr(nvml, "is_mig", lambda device: False)
         monkeypatch.setattr(nvml, "utilisation", lambda device: self.use)
-        monkeypatch.setattr(energy.EnergyCounter, "now", lambda counter: self.now())
-        monkeypatch.setattr(energy.EnergyCounter, "sleep", lambda counter, seconds: self.sleep(seconds))
+        monkeypatch.setattr(energy, "perf_counter", self.now)
+        monkeypatch.setattr(energy, "sleep", self.sleep)
         monkeypatch.setattr(energy.EnergyCounter, "watched", lambda counter, edges: self.watched(edges))
 
     @contextmanager

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fake_energy import DEVICE, gpu, measured, subject_on  # noqa: F401 - a fixture
 
-from profiling.machine import nvml
+from profiling.machine import energy, nvml
 from profiling.machine.energy import EnergyCounter, NoEnergy, energy_windows, idle_power
 from profiling.metrics.energy import Energy
 from profiling.results.energy import EnergyWindow, energy_section
@@ -128,11 +128,11 @@ def test_a_thread_sees_the_steps_while_calls_are_made(monkeypatch, readings):
 def test_the_last_work_of_this_process_is_no_use_by_others(gpu, monkeypatch):  # noqa: F811
     gpu.use, began = 0.4, gpu.seconds
 
-    def sleep(counter, seconds):
+    def sleep(seconds):
         gpu.use = 0.0 if gpu.seconds > began + 1 else 0.4
         gpu.sleep(seconds)
 
-    monkeypatch.setattr(EnergyCounter, "sleep", sleep)
+    monkeypatch.setattr(energy, "sleep", sleep)
     assert idle_power(EnergyCounter(DEVICE)).watts == pytest.approx(120, rel=0.01)
 
 
