@@ -41,7 +41,6 @@ from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
 from profiling.trace.spans import span
 
-_CLOCKS = ("wall_ms", "device_ms")
 #: Seconds of a call before which no untimed call is made: it fills the caches itself.
 LONG_CALL = 0.1
 
@@ -212,8 +211,8 @@ class TimedWindowMonitor:
 
     def slow_calls(self) -> SlowFrames:
         """Return the slow calls of all windows so far, and what explains them."""
-        wall_ms, device_ms = ([ms for each in self.windows for ms in getattr(each, name)] for name in _CLOCKS)
-        return self._calls.slow_calls(wall_ms, device_ms)
+        wall_ms = [ms for each in self.windows for ms in each.wall_ms]
+        return self._calls.slow_calls(wall_ms, [ms for each in self.windows for ms in each.device_ms])
 
     def conditions(self, warmup: Warmup, *, cold: bool) -> LatencyConditions:
         """Return the conditions over all windows so far; one that was not measured in every window is None."""

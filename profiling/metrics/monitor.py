@@ -46,10 +46,7 @@ LONG_MS = 0.5
 #: Calls of usual length after which all is read once.
 CALLS_EVERY = 64
 #: What is counted after every frame.
-_COUNTS = (
-    *("compiles", "captures", "compile_ms"),
-    *("graphs_recorded", "capture_ms", "collections", "collection_ms"),
-)
+_COUNTS = ("compiles", "captures", "compile_ms", "graphs_recorded", "capture_ms", "collections", "collection_ms")
 PROC = Path("/proc")
 _STEAL = 8  # index of the ticks stolen by other guests in the first line of /proc/stat, see proc(5)
 
@@ -57,13 +54,13 @@ _STEAL = 8  # index of the ticks stolen by other guests in the first line of /pr
 class FrameMonitor:
     """Returns, after each frame, what happened since the call before.
 
-    `events` are recompiles: {"frame", "kind": "recompile", "id"}. `clocks()` are the SM clocks since the
-    start, and what limited them. The allocator and /proc are read
-    every `every` frames, and after a long one. With `calibrate`, a cudaMalloc is timed first, which waits for the
-    device; without it the time of those inside frames is not known. With `of_loop`, the energy counter is read with the
-    clocks, and a thread asks the driver every `OTHERS_SECONDS` how much other processes use the device. With `apart`,
-    it asks for everything else, too, every `DRIVER_SECONDS`, because a query may take milliseconds: no frame waits for
-    it, and the values go into the row of the next frame that ends. `energy_reason` says why there is no energy.
+    `events` are recompiles: {"frame", "kind": "recompile", "id"}. `clocks()` are the SM clocks since the start, and
+    what limited them. The allocator and /proc are read every `every` frames, and after a long one. With `calibrate`, a
+    cudaMalloc is timed first, which waits for the device; without it the time of those inside frames is not known. With
+    `of_loop`, the energy counter is read with the clocks, and a thread asks the driver every `OTHERS_SECONDS` how much
+    other processes use the device. With `apart`, it asks for everything else, too, every `DRIVER_SECONDS`, because a
+    query may take milliseconds: no frame waits for it, and the values go into the row of the next frame that ends.
+    `energy_reason` says why there is no energy.
     """
 
     def __init__(
@@ -119,7 +116,7 @@ class FrameMonitor:
         self._totals, held = self._memory()
         self._reserved = held.get("reserved", 0.0)
         self._memory_frame, self._next_long = -1, 0
-        self._nothing = dict.fromkeys((*_COUNTS, "switches"), 0.0)
+        self._nothing: dict[str, float] = dict.fromkeys((*_COUNTS, "switches"), 0.0)
         if self._waits.read()[0] is not None:
             self._nothing["run_queue_ms"] = 0.0
         self._counted = self._counts()
@@ -210,10 +207,8 @@ class FrameMonitor:
     def _counts(self) -> tuple[float, ...]:
         """Return the totals that are cheap to read, those of `_COUNTS`."""
         engine = sys.modules.get("profiling.graphs.engine")
-        if engine is None:
-            return (*compile_totals(), 0, 0.0, self._collections, self._collection_ms)
-        captures, capture_ms = engine.total_captures(), 1e3 * engine.capture_seconds()
-        return (*compile_totals(), captures, capture_ms, self._collections, self._collection_ms)
+        captured = (0, 0.0) if engine is None else (engine.total_captures(), 1e3 * engine.capture_seconds())
+        return (*compile_totals(), *captured, self._collections, self._collection_ms)
 
     def _changes(self, frame: int, counts: tuple[float, ...]) -> dict[str, float]:
         """Return what was counted since the frame before; `torch._dynamo.reset()` sets totals to zero."""

@@ -90,17 +90,12 @@ class Parity(Metric):
 
 
 def _measured(verdict: Verdict, name: str, rules: Rules, similar: Mapping[str, float]) -> Measured:
-    problem = None if verdict.passed else ("failed", f"parity: {verdict.reason}")
-    return Measured({"parity": _section(verdict, name, rules, similar)}, problem)
-
-
-def _section(verdict: Verdict, name: str, rules: Rules, similar: Mapping[str, float]) -> ParitySection:
-    """Return what the record holds of a verdict."""
+    """Return what the record holds of a verdict, and the problem where it has not passed."""
     excuse = {}
     if rules.excuse and verdict.numbers and "repeat_rel_l2" not in verdict.numbers:
         excuse["rounding_rel_l2"] = max(whole for each in rules.excuse for whole, *_ in each.values())
     shown = [leaf for leaf in verdict.leaves[:RECORDED] if _is_output(leaf.error.path) or leaf.excess[1]]
-    return ParitySection(
+    section = ParitySection(
         reference=name,
         passed=verdict.passed,
         calls=verdict.calls or None,
@@ -108,6 +103,7 @@ def _section(verdict: Verdict, name: str, rules: Rules, similar: Mapping[str, fl
         outputs=tuple(map(_output_error, shown)),
         **_finite({**verdict.numbers, **excuse, **similar}),
     )
+    return Measured({"parity": section}, None if verdict.passed else ("failed", f"parity: {verdict.reason}"))
 
 
 def _output_error(leaf: JudgedLeaf) -> OutputError:
