@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 import torch
-import yaml
 from rich.console import Console
 from torch import nn
 
-from profiling.cli.variants import CONF, named_recipes
+from profiling.cli.files import CONF, names_in, read_yaml
+from profiling.cli.variants import named_recipes
 from profiling.components import held
 from profiling.components.build import use_deterministic_algorithms, use_threads
 from profiling.components.compiled import compiled_note
@@ -30,7 +30,7 @@ from profiling.components.instantiate import instantiate
 from profiling.components.outputs import relative_l2
 from profiling.components.spec import DTYPES, ComponentSpec, Settings
 from profiling.components.trajectory import kept_generators
-from profiling.errors import InputError, SkippedError, did_you_mean, printable, shell_words
+from profiling.errors import InputError, SkippedError, check_choice, check_number, printable, shell_words
 from profiling.graphs import CaptureError
 from profiling.machine.tf32 import kept_tf32, tf32_allowed
 from profiling.report.format import few
@@ -113,20 +113,20 @@ def profile(
         InputError: an argument is wrong, or the module fails on its inputs.
 
     """
-    if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or not fps > 0):
-        raise InputError(f"fps={fps!r} must be a number above 0 (frames/s).")
+    if fps is not None:
+        check_number("fps", fps, above=0)
     if dtype is not None and autocast is not None:
         raise InputError(f"dtype={dtype} casts the module, and autocast={autocast} calls it uncast. Give one of them.")
     subject = Held(module, inputs, check_inputs, seed, cast=dtype is not None)
-    if dtype is None and autocast is None and subject.dtype not in [getattr(torch, each) for each in DTYPES]:
-        kind = str(subject.dtype).removeprefix("torch.")
+    kind = str(dtype or autocast or subject.dtype).removeprefix("torch.")
+    if dtype is None and autocast is None and kind not in DTYPES:
         raise InputError(
             f"module computes in {kind}; {', '.join(DTYPES)} can be measured. Pass dtype=torch.float32, which casts "
             "copies of it."
         )
     settings = Settings(
         device=str(device or subject.device),
-        dtype=str(dtype or autocast or subject.dtype).removeprefix("torch."),
+        dtype=kind,
         scale="full",
         checkpoint="random",  # the module has its weights
         seed=seed,
@@ -256,15 +256,9 @@ def _nodes(group: str, chosen: Chosen) -> dict[str, dict[str, Any]]:
         return {name: _node(f"{group}s[{name!r}]", value) for name, value in chosen.items()}
     if group == "variant":
         return named_recipes(chosen)
-    known = sorted(file.stem for file in (CONF / group).glob("*.yaml"))
-    nodes = {}
     for name in chosen:
-        if name not in known:
-            raise InputError(
-                f"there is no {group} {name!r}.{did_you_mean(str(name), known)} Known: {', '.join(known)}."
-            )
-        nodes[name] = yaml.safe_load((CONF / group / f"{name}.yaml").read_text(encoding="utf-8"))[name]
-    return nodes
+        check_choice(f"{group}s", name, names_in(group, [CONF]))
+    return {name: read_yaml(CONF / group / f"{name}.yaml")[name] for name in chosen}
 
 
 def _node(where: str, value: Any) -> Any:

@@ -70,7 +70,7 @@ class MissingExtraError(SkippedError):
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
     """Return `" Did you mean 'compile'?"` with up to three `options` that are similar to `word`, or `""` for none."""
-    near = difflib.get_close_matches(word, sorted(set(options)), n=3)
+    near = difflib.get_close_matches(word, sorted(set(options)), n=3, cutoff=2 / 3)  # two of three letters are shared
     return f" Did you mean {' or '.join(repr(option) for option in near)}?" if near else ""
 
 

@@ -11,9 +11,10 @@ import signal
 import sys
 import textwrap
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,13 +25,16 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from profiling.cli.variants import CONF, is_expression, register, short_names, step_nodes
+from profiling.cli.files import CONF, check_size, find_file, names_in, read_yaml
+from profiling.cli.variants import is_expression, register, short_names, step_nodes
 from profiling.errors import (
     InputError,
+    causes,
     command,
     did_you_mean,
     discard_output,
@@ -44,7 +48,7 @@ from profiling.errors import (
 )
 from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import AND, NOT_ENDED
-from profiling.results.run_folder import CONFIG_FILE, JOB_FILE, SWEEP_FILE, claimed, new_folder, resume_command
+from profiling.results.run_folder import CONFIG_FILE, JOB_FILE, SWEEP_FILE, claimed, flat, new_folder, resume_command
 from profiling.run.job import RunConfig
 from profiling.variants.steps import read_steps
 
@@ -56,8 +60,6 @@ INTERRUPTED = 130
 LISTS = ("component", "variant", "metric")
 #: Options of a sweep; its runs do not get them.
 SWEEP_OPTIONS = ("launcher", "devices", "retries", "job_timeout")
-#: Most bytes of a YAML file.
-MOST_BYTES = 2_000_000
 
 #: Flags with which Hydra shows the config, or itself, and nothing runs.
 _SHOWS_THE_CONFIG = ("help", "hydra_help", "cfg", "info", "shell_completion")
@@ -105,27 +107,24 @@ def launch(target: str, run: Target) -> int:
     started = time.time()
     with ending_as_on_ctrl_c():
         try:
-            return _launched(target, run, started)
+            parsed = _parsed(sys.argv[1:])
+            folders = [CONF, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
+            with explaining(target, parsed.overrides, folders):
+                return _launched(target, run, parsed, folders, started)
         except KeyboardInterrupt:
             return INTERRUPTED
         except BrokenPipeError:  # the reader of --help is gone
             discard_output()
             return 0
-        except (InputError, *_EXPLAINED) as error:
-            line = str(error) if isinstance(error, InputError) else _explained(error, target, _config_folders())
-            print(f"error: {line}", file=sys.stderr)
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
             return InputError.exit_code
 
 
-def _launched(target: str, run: Target, started: float) -> int:
-    folders = _config_folders()
-    parsed = check_arguments(sys.argv[1:], folders)
+def _launched(target: str, run: Target, parsed: Namespace, folders: Sequence[Path], started: float) -> int:
     for added in folders[1:]:
-        if not added.is_dir():
-            raise InputError(
-                f"--config-dir={added}: there is no such folder. Name the one that holds component/my_net.yaml."
-            )
-        _check_own_names(added)
+        _check_own_files(added)
+    given = check_overrides(parsed.overrides, folders, is_sweep=parsed.multirun)
     if any(getattr(parsed, each) for each in _SHOWS_THE_CONFIG):
         register_resolvers()
         sys.argv += register(target, parsed.overrides, folders)
@@ -135,11 +134,11 @@ def _launched(target: str, run: Target, started: float) -> int:
     if parsed.multirun:
         from profiling.cli.sweep import sweep
 
-        return sweep(target, sys.argv[1:], parsed, folders, started)
+        return sweep(target, sys.argv[1:], given, folders, started)
     from profiling.run.fork_server import ForkServer
 
     # It imports torch while the config is composed.
-    with contextlib.nullcontext() if "isolation=none" in parsed.overrides else ForkServer().begun():
+    with nullcontext() if "isolation=none" in parsed.overrides else ForkServer().begun():
         cfg = _composed(target, parsed.overrides, folders)
         HydraConfig.instance().set_config(cfg)  # of which the folder is made
         folder = Path(cfg.hydra.run.dir)
@@ -205,24 +204,17 @@ def register_resolvers() -> None:
     for a help text that is indented by six characters, and `product` multiplies.
     """
 
-    @cache
-    def run_folder(target: str, resume: str | None) -> str:
-        if resume:
-            return resume
-        return str(new_folder(target))
-
     def names(group: str) -> str:
-        stems = (
-            list(read_steps(step_nodes()))
-            if group == "step"
-            else sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-        )
+        stems = read_steps(step_nodes()) if group == "step" else names_in(group, [CONF])
         return "\n      ".join(textwrap.wrap(" ".join(stems), 94, break_on_hyphens=False))
 
-    OmegaConf.register_new_resolver("run_folder", run_folder, replace=True)
-    OmegaConf.register_new_resolver("names", names, replace=True)
-    OmegaConf.register_new_resolver("python", python_command, replace=True)
-    OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
+    def run_folder(target: str, resume: str | None) -> str:
+        return resume or str(new_folder(target))
+
+    resolvers = {"names": names, "python": python_command, "product": lambda *factors: math.prod(factors)}
+    for name, resolver in resolvers.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
+    OmegaConf.register_new_resolver("run_folder", run_folder, replace=True, use_cache=True)  # one folder for a config
 
 
 def compose_config(target: str, overrides: Sequence[str], folders: Sequence[Path]) -> DictConfig:
@@ -232,13 +224,9 @@ def compose_config(target: str, overrides: Sequence[str], folders: Sequence[Path
         InputError: an override or a YAML file is wrong.
 
     """
-    try:
-        check_arguments(overrides, folders)
+    with explaining(target, overrides, folders):
+        check_overrides(overrides, folders)
         return _without_hydra(_composed(target, overrides, folders))
-    except InputError:
-        raise
-    except _EXPLAINED as error:
-        raise InputError(_explained(error, target, folders)) from None
 
 
 def _without_hydra(cfg: DictConfig) -> DictConfig:
@@ -251,7 +239,8 @@ def _composed(target: str, overrides: Sequence[str], folders: Sequence[Path]) ->
     """Return the config of `target` with that of Hydra, whose overrides have been checked."""
     register_resolvers()
     # A path that Hydra adds is searched once it has found the file of the target.
-    own = next((folder for folder in folders if (folder / f"{target}.yaml").is_file()), folders[0])
+    file = find_file(target, folders)
+    own = folders[0] if file is None else file.parent
     places = (override("", f"file://{folder.absolute()}")[1:] for folder in folders if folder != own)
     added = f"hydra.searchpath=[{','.join(places)}]"
     steps = register(target, overrides, folders)
@@ -260,55 +249,43 @@ def _composed(target: str, overrides: Sequence[str], folders: Sequence[Path]) ->
         return compose(target, [*overrides, *steps, added], return_hydra_config=True)
 
 
-def _check_own_names(added: Path) -> None:
-    """Check that no file of the user's config folder is too large, or has the name of one in conf, which comes first.
+def _check_own_files(added: Path) -> None:
+    """Check the user's config folder: no file may be too large, or have the name of one in conf, which comes first.
 
     Raises:
-        InputError: names the file.
+        InputError: there is no such folder, or names the file.
 
     """
+    if not added.is_dir():
+        raise InputError(f"--config-dir={added}: there is no such folder. Name one that holds component/my_net.yaml.")
+    if added.samefile(CONF):
+        return
     steps = step_nodes()
     for file in sorted(added.glob("*/*.yaml")):
-        name = file.relative_to(added)
-        if name.parent.name in _groups():
-            _check_size(file)  # another file may include it
-        if name.parent.name == "variant" and is_expression(file.stem, steps):
+        group, name = file.parent.name, file.stem
+        if group in _groups():
+            check_size(file)  # another file may include it
+        if group == "variant" and is_expression(name, steps):
             raise InputError(f"{file} has the name of a recipe of the tool. Rename the file and the key in it.")
-        if name.parent.name == "step" and not added.samefile(CONF):
-            check_yaml(file)
-            if same := sorted(set(yaml.safe_load(file.read_text(encoding="utf-8")) or {}) & set(steps)):
-                raise InputError(f"{file}: the tool has a step {same[0]} of its own. Rename that of the file.")
-        if (CONF / name).exists() and not added.samefile(CONF):
-            key = f"{name.parent.name}.{name.stem}.KEY=VALUE"
+        if group == "step" and (same := sorted({*read_yaml(file)} & {*steps})):
+            raise InputError(f"{file}: the tool has a step {same[0]} of its own. Rename that of the file.")
+        if find_file(f"{group}/{name}", [CONF]):
             raise InputError(
-                f"{file} would not be used: the tool has a {name} of its own, which comes first. Rename the file and "
-                f"the key in it, or change the tool's one on the command line: {key}"
+                f"{file} would not be used: the tool has a {group}/{file.name} of its own, which comes first. Rename "
+                f"the file and the key in it, or change the tool's one on the command line: {group}.{name}.KEY=VALUE"
             )
 
 
-def override_values(target: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return {key: value} of overrides on the command line of `target`.
+def unescaped(value: Any) -> str:
+    """Return the text of an override's value without the escapes that keep it from being an interpolation."""
+    return str(OmegaConf.create({"value": value}).value)
+
+
+def _parsed(arguments: Sequence[str]) -> Namespace:
+    """Return what Hydra's parser says of a command line.
 
     Raises:
-        InputError: one cannot be parsed.
-
-    """
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-        return {each.key_or_group: None if each.is_delete() else each.value() for each in parsed}
-    except HydraException as error:
-        raise InputError(_explained(error, target, [CONF])) from None
-
-
-def check_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Any:
-    """Check what Hydra accepts and does not mean, or answers with a traceback; return what its parser says.
-
-    YAML files lie below `folders`.
-
-    Raises:
-        InputError: an argument that is not printable text, an override without a key, a key that is given twice or
-            deleted, a config group whose value is no name, a YAML file that cannot be read, or no folder to resume.
-        HydraException: an override that cannot be parsed.
+        InputError: an argument is unknown or not printable text, or the working directory was deleted.
 
     """
     working_directory()
@@ -319,13 +296,28 @@ def check_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Any:
             )
     parser = get_args_parser()
     parser.error = _refuse_argument  # instead of printing the usage of Hydra
-    given: dict[str, str] = {}
     parsed = parser.parse_args(arguments)
     for flag in ("config_name", "config_path", "experimental_rerun"):
-        if getattr(parsed, flag, None) is not None:
+        if getattr(parsed, flag) is not None:
             name = flag.replace("_", "-")
             raise InputError(f"--{name}: each target has one config. Leave it out; --config-dir adds your own files.")
-    for each in OverridesParser.create().parse_overrides(parsed.overrides):
+    return parsed
+
+
+def check_overrides(overrides: Sequence[str], folders: Sequence[Path], *, is_sweep: bool = False) -> list[Override]:
+    """Check what Hydra accepts and does not mean, or answers with a traceback; return the parsed overrides.
+
+    YAML files lie below `folders`.
+
+    Raises:
+        InputError: an override without a key, a key that is given twice or deleted, an option of a recipe, a config
+            group whose value is no name, a YAML file that cannot be read, or no folder to resume.
+        HydraException: an override that cannot be parsed.
+
+    """
+    given: dict[str, str] = {}
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    for each in parsed:
         key, text = each.get_key_element().lstrip("+~"), each.input_line or ""
         if not key:
             raise InputError(f"{text!r} names no key. Write KEY=VALUE; --help shows the keys.")
@@ -336,16 +328,20 @@ def check_arguments(arguments: Sequence[str], folders: Sequence[Path]) -> Any:
             raise InputError(f"{text}: {key} cannot be deleted. Leave it out, or give it another value.")
         if each.is_delete() or each.is_sweep_override():
             continue
-        value = each.value()
-        if match := re.fullmatch(r"variant\.([^.]+)\.(.*)", key):
-            _check_own_variant(match[1], match[2], folders)
+        match = re.fullmatch(r"variant\.([^.]+)\.(?:.*\.)?(.*)", key)
+        if match and find_file(f"variant/{match[1]}", folders) is None:
+            step = short_names().get(match[1], match[1]).partition(AND)[0]
+            raise InputError(
+                f"{key}: the options of a recipe are those of its steps. Write step.{step}.{match[2]}=VALUE, for "
+                "example; --cfg job lists them."
+            )
         if key in _groups():
-            check_choices(key, value, folders)
-        if key == "resume" and value is not None:
-            folder = OmegaConf.create({"folder": value}).folder  # without the escapes of an interpolation
-            if not isinstance(folder, str) or not Path(folder).is_dir():
+            _check_chosen_files(key, each, folders)
+        if key == "resume" and each.value() is not None:
+            folder = Path(unescaped(each.value()))
+            if not folder.is_dir():
                 raise InputError(f"resume={folder}: there is no such folder. Give the folder of the interrupted run.")
-            if (Path(folder) / SWEEP_FILE).is_file() and not parsed.multirun:
+            if (folder / SWEEP_FILE).is_file() and not is_sweep:
                 raise InputError(f"resume={folder} is a sweep. Add --multirun, or resume one of its runs.")
     return parsed
 
@@ -358,7 +354,7 @@ def _refuse_argument(message: str) -> NoReturn:
     )
 
 
-def check_choices(group: str, value: object, folders: Sequence[Path]) -> None:
+def _check_chosen_files(group: str, chosen: Override, folders: Sequence[Path]) -> None:
     """Check the value of a config group, and the YAML files below `folders` that it names.
 
     The top key of a component, variant or metric is the file's name: another one could overwrite another file's entry.
@@ -367,58 +363,17 @@ def check_choices(group: str, value: object, folders: Sequence[Path]) -> None:
         InputError: it is no name and no list of names, or a file is not valid YAML or has another top key.
 
     """
+    value = chosen.value()
     names = value if isinstance(value, list) and group in LISTS else [value]
     if not all(isinstance(name, str) for name in names):
         example = f"{group}=[NAME,NAME]" if group in LISTS else f"{group}=NAME"
-        wrong = next(name for name in names if not isinstance(name, str))
-        kinds = {bool: "a flag", int: "a number", float: "a number", type(None): "nothing"}
-        if type(wrong) in kinds:
-            written = "null" if wrong is None else str(wrong).lower()
-            example += f" ({written} is read as {kinds[type(wrong)]})"
-        shown = repr(value).replace("None", "null")  # as it is written
-        raise InputError(f"{group}={shown} does not name YAML files. Write {example}; --help lists the names.")
-    for path in (folder / group / f"{name}.yaml" for folder in folders for name in names):
-        if path.is_file() and check_yaml(path) - {"defaults"} != {path.stem} and group in LISTS:
-            raise InputError(f"{group}/{path.name} must have one top key, its own name: `{path.stem}:`")
-
-
-def check_yaml(path: Path) -> set[str]:
-    """Check that Hydra can read a YAML file, and return its top keys.
-
-    Raises:
-        InputError: it is not valid UTF-8 or YAML, or has more than `MOST_BYTES`.
-
-    """
-    _check_size(path)
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
-    except RecursionError:
-        raise InputError(f"{path} is not valid: it is nested too deeply.") from None
-    except (ValueError, yaml.YAMLError) as error:
-        raise InputError(f"{path} is not valid: {error}. Correct the file.") from None
-    return {key.value for key, _ in node.value} if isinstance(node, yaml.MappingNode) else set()
-
-
-def _check_size(path: Path) -> None:
-    """Raise an InputError for a YAML file of more than `MOST_BYTES`, which takes minutes to read."""
-    if (size := path.stat().st_size) > MOST_BYTES:
-        most = f"a config has at most {MOST_BYTES / 1e6:.0f}"
-        raise InputError(f"{path} has {size / 1e6:.0f} MB; {most}. Name another file.")
-
-
-def _check_own_variant(name: str, option: str, folders: Sequence[Path]) -> None:
-    """Check that a variant whose option is set has a YAML of its own: those of other variants are options of steps.
-
-    Raises:
-        InputError: it has none.
-
-    """
-    if not any((folder / "variant" / f"{name}.yaml").is_file() for folder in folders):
-        steps = short_names().get(name, name).split(AND)
         raise InputError(
-            f"variant.{name}.{option}: the options of a recipe are those of its steps. Write "
-            f"step.{steps[0]}.{option.rpartition('.')[2]}=VALUE, for example; --cfg job lists them."
+            f"{chosen.input_line} does not name YAML files: null, true, false, nan and other numbers are no names. "
+            f"Write {example}; --help lists the names."
         )
+    for file in filter(None, (find_file(f"{group}/{name}", folders) for name in names)):
+        if {*read_yaml(file)} - {"defaults"} != {file.stem} and group in LISTS:
+            raise InputError(f"{group}/{file.name} must have one top key, its own name: `{file.stem}:`")
 
 
 def _groups() -> set[str]:
@@ -432,84 +387,76 @@ def _groups() -> set[str]:
 _EXPLAINED = (HydraException, OmegaConfBaseException, yaml.YAMLError, RecursionError, OSError)
 
 
-def _explained(error: Exception, target: str, folders: Sequence[Path]) -> str:
+@contextmanager
+def explaining(target: str, overrides: Sequence[str], folders: Sequence[Path]) -> Iterator[None]:
+    """Raise an error in the config of `target`, or of the operating system, as an InputError, which is one line."""
+    try:
+        yield
+    except BrokenPipeError:  # the reader of the output is gone
+        raise
+    except _EXPLAINED as error:
+        raise InputError(_explained(error, target, overrides, folders)) from None
+
+
+def _explained(error: Exception, target: str, overrides: Sequence[str], folders: Sequence[Path]) -> str:
     """Return one line for an error of the config, which lies below `folders`, or of the operating system."""
-    text = " ".join(str(error).split())
-    of_config = isinstance(error, HydraException | OmegaConfBaseException)  # also an OSError where a YAML is missing
-    reported = error.__cause__ or error.__context__ if of_config else error
-    if isinstance(reported, OSError):
-        return _explained_os_error(reported)
+    chain = [*causes(error)]
+    for cause in chain:
+        if isinstance(cause, OSError) and not isinstance(cause, HydraException):  # a missing YAML is both
+            return _explained_os_error(cause)
     if isinstance(error, RecursionError):
         return "the config is nested too deeply, or contains itself. Correct the YAML files."
     if isinstance(error, yaml.YAMLError):
-        return f"a YAML file is not valid: {text}"
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
+        return f"a YAML file is not valid: {error}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        options = sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
+        options = names_in(group, folders)
         hint = _where_it_is(group, name, folders) or f"{did_you_mean(name, options)} Available: {', '.join(options)}"
         return f"there is no {group or 'target'} {name!r}.{hint}"
     if isinstance(error, OverrideParseException) and error.override:
-        key, equals, _ = error.override.partition("=")
-        advice = (
-            "Complete its brackets, quotes and lists. A value with brackets, commas, quotes, = or letters beyond ASCII "
-            f"needs quotes within those of the shell: \"{printable(key, 100)}='...'\""
-            if equals
-            else "Write KEY=VALUE"
+        key, given = printable(error.override.partition("=")[0], 100), printable(error.override, 200)
+        return (
+            f"cannot read {given}. Write KEY=VALUE, with complete brackets, quotes and lists; a value with brackets, "
+            f"commas, quotes, = or letters beyond ASCII needs quotes within those of the shell: \"{key}='...'\""
         )
-        return f"cannot read {printable(error.override, 200)}. {advice}; --help shows the usage."
-    if match := re.search(r"Could not override '([^']+)'", text):
+    if match := re.search(r"Could not override '([^']+)'", str(error)):
         if match[1] in SWEEP_OPTIONS:
             return f"{match[1]}= is an option of a sweep. Add --multirun, or leave it out."
-        near = _near_key(match[1], target, folders)
-        return (
-            f"there is no key {match[1]!r} in the config.{near} --cfg job lists all keys; "
-            f"to add one, write +{match[1]}=VALUE"
-        )
-    detail = " ".join(str(cause).split()) or text
+        missing = _missing_key(match[1], target, overrides, folders)
+        return f"{missing} --cfg job lists all keys; to add one, write +{match[1]}=VALUE"
+    detail = printable(chain[-1]) or printable(error)
     return f"{detail.rstrip('.')}. --help shows the usage."
-
-
-def _config_folders() -> list[Path]:
-    """Return the folders that hold config groups: conf, and the one that the user adds with --config-dir."""
-    added = re.findall(r"(?:^|\0)(?:--config-dir|-cd)[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
-    return [CONF, *map(Path, added[-1:])]
 
 
 def _where_it_is(group: str, name: str, folders: Sequence[Path]) -> str:
     """Return `" Add --config-dir=. to use component/my_net.yaml."` if it is nearby; or where a target's must be."""
-    known = {folder.resolve() for folder in (*folders, *_config_folders())}
+    given = {Path(word.removeprefix("--config-dir=")).resolve() for word in sys.argv}
     file = Path(group, f"{name}.yaml")
-    for folder in (Path(), Path(".."), *(each.parent for each in _config_folders()[1:])):
-        if (folder / file).is_file() and folder.resolve() not in known:
+    for folder in (Path(), Path(".."), *(each.parent for each in folders[1:])):
+        if (folder / file).is_file() and folder.resolve() not in given:
             return f" Add {shell_words([f'--config-dir={folder}'])} to use {folder / file}."
     return "" if group else f" Its YAML must be conf/{file}, or {file} in the folder that --config-dir=FOLDER names."
 
 
-def _near_key(key: str, target: str, folders: Sequence[Path]) -> str:
-    """Return `" Did you mean …?"` with similar keys of the config that the command line selects, or "".
+def _missing_key(key: str, target: str, overrides: Sequence[str], folders: Sequence[Path]) -> str:
+    """Return `"there is no key 'ney' in component. Did you mean 'net'?"` of a key that is not in the config.
 
-    Where the mapping above the key exists, these are its other keys, or keys of the same name elsewhere.
+    If no key beside it is similar, the same name elsewhere in the config is suggested.
     """
-    groups = [argument for argument in sys.argv[1:] if re.match(r"(component|variant|metric|pipeline|step)=", argument)]
-    with contextlib.suppress(Exception):
-        config = OmegaConf.to_container(_without_hydra(_composed(target, groups, folders)), resolve=False)
-        keys, (parent, _, name) = [*_dotted_keys(config), *SWEEP_OPTIONS], key.rpartition(".")
-        places = [each.rpartition(".") for each in keys]
-        if siblings := [last for above, _, last in places if above == parent]:
-            keys = [".".join((above, last)) for above, _, last in places if last == name]  # it stands elsewhere
-            return did_you_mean(name, siblings) or (f" Did you mean {keys[0]!r}?" if keys else "")
-        return did_you_mean(key, keys)
-    return ""
-
-
-def _dotted_keys(node: object, path: str = "") -> list[str]:
-    if not isinstance(node, dict):
-        return []
-    keys = {f"{path}.{name}" if path else str(name): value for name, value in node.items()}
-    return [*keys, *(nested for key, value in keys.items() for nested in _dotted_keys(value, key))]
+    groups = [each for each in overrides if each.partition("=")[0].lstrip("+") in _groups()]
+    try:
+        config = OmegaConf.to_container(_without_hydra(_composed(target, groups, folders)))
+    except (InputError, *_EXPLAINED):
+        return f"there is no key {key!r} in the config."
+    assert isinstance(config, dict)
+    keys = [f".{each}" for each in (*dict(flat(config)), *SWEEP_OPTIONS)]
+    place, _, name = f".{key}".rpartition(".")
+    while not any(each.startswith(f"{place}.") for each in keys):
+        place, _, name = place.rpartition(".")
+    siblings = [each.removeprefix(f"{place}.").partition(".")[0] for each in keys if each.startswith(f"{place}.")]
+    elsewhere = [each[1:] for each in keys if each.endswith(f".{key}".removeprefix(place))]
+    near = did_you_mean(name, siblings) or (f" Did you mean {elsewhere[0]!r}?" if elsewhere else "")
+    return f"there is no key {name!r} in {place[1:] or 'the config'}.{near}"
 
 
 @contextmanager
@@ -528,19 +475,15 @@ def _explained_os_error(error: OSError, folder: Path | None = None) -> str:
 
     `folder` is that of the run or sweep, if it had begun.
     """
-    where = f" {error.filename}" if error.filename else ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        cause, remedy = "the disk is full", "Free space"
-        if error.errno == errno.EFBIG:
-            cause, remedy = "it is above the limit on the size of a file", "Raise the limit (ulimit -f)"
-        kept, resumption = "Nothing was measured", ""
-        if folder is not None and _has_ended_cells(folder):
-            kept = f"The records of finished cells in {folder} are complete"
-            resumption = f" with {shell_words([override('resume', folder)])}"
-        return f"{error.strerror}{where}: {cause}. {kept}. {remedy}, then repeat the command{resumption}"
-    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return f"cannot write{where}: {error.strerror}. Choose another folder: hydra.run.dir=FOLDER"
-    return f"{error.strerror or error}{where}. Choose another folder: hydra.run.dir=FOLDER"
+    what = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"{what}. Choose another folder: hydra.run.dir=FOLDER, or hydra.sweep.dir=FOLDER for a sweep"
+    kept, resumption = "Nothing was measured", ""
+    if folder is not None and _has_ended_cells(folder):
+        kept = f"The records of finished cells in {folder} are complete"
+        resumption = f" with {shell_words([override('resume', folder)])}"
+    remedy = "Raise the limit (ulimit -f)" if error.errno == errno.EFBIG else "Free space"
+    return f"{what}. {kept}. {remedy}, then repeat the command{resumption}"
 
 
 def _has_ended_cells(folder: Path) -> bool:

@@ -35,9 +35,6 @@ def read_config(cfg: DictConfig) -> RunConfig:
         raise InputError(f"config: {str(error).splitlines()[0]}") from error
     assert isinstance(source, dict)
     plain: dict[str, Any] = {str(key): value for key, value in source.items()}
-    missing = [name for name in (*_SETTINGS, *_OPTIONS) if name not in plain]
-    if missing:
-        raise InputError(f"the config has no {missing[0]}. Do not delete it: leave out ~{missing[0]}.")
     groups: dict[str, Mapping[str, Any]] = {}
     for group in ("component", "variant", "metric"):
         groups[group] = plain.get(group) or {}
@@ -54,8 +51,8 @@ def read_config(cfg: DictConfig) -> RunConfig:
                 "eager, or the _target_ of your own variant."
             )
         check_target(as_recipe(node), f"variant.{name}")
-    settings = decode(Settings, {name: plain[name] for name in _SETTINGS}, "")
-    options = decode(RunOptions, {name: plain[name] for name in _OPTIONS}, "")
+    settings = decode(Settings, {name: plain[name] for name in _SETTINGS if name in plain}, "")
+    options = decode(RunOptions, {name: plain[name] for name in _OPTIONS if name in plain}, "")
     return RunConfig(
         components=tuple(read_component(str(name), node) for name, node in groups["component"].items()),
         variants=groups["variant"],
@@ -88,11 +85,9 @@ def read_component(name: str, node: Any) -> ComponentSpec:
         raise InputError(f"{where} is no mapping. Its YAML has the top key `{name}:` with module and inputs below it.")
     known = {each.name for each in fields(ComponentSpec)}
     for key, example in REQUIRED.items():
-        given = node.get(key)
-        if known >= {*node} and not isinstance(given, Mapping):  # else `decode` says which key is unknown
-            problem = "is missing. Add it to the YAML" if given is None else "must be a mapping. Write it so"
-            shown = "" if given is None else f"={printable(given, 100)}"
-            raise InputError(f"{where}.{key}{shown} {problem}, for example {key}: {example}")
+        if known >= {*node} and not isinstance(node.get(key), Mapping):  # else `decode` says which key is unknown
+            given = printable(f"{where}.{key}={node.get(key)}", 200)
+            raise InputError(f"{given} must be a mapping. Write {key}: {example} into its YAML, for example.")
     for key in SET_BY_THE_TOOL & set(node):
         raise InputError(f"{where}.{key} is not for a YAML: the tool sets it. Leave it out.")
     return decode(ComponentSpec, {"name": name, **node}, where, SET_BY_THE_TOOL)

@@ -27,6 +27,8 @@ from profiling.run.sweep_job import JobTask, run_job
 PACKAGES = {"local": "joblib", "slurm": "submitit", "ray": "ray"}
 #: What begins the keys of a launcher, and the choice that lets submitit run on this machine.
 OWN, ENGINE, HERE = "hydra.launcher.", "hydra/launcher", "submitit_local"
+#: What the keys of a launcher's own options begin with.
+_OWN_KEYS = {"slurm": (OWN, ENGINE), "ray": (f"{OWN}ray.init.", f"{OWN}ray.remote.")}
 #: Seconds in which a Ray cluster must answer.
 ANSWER_SECONDS = 30.0
 #: Bytes of the object store of a cluster of our own, the least that Ray takes: jobs return nothing.
@@ -61,8 +63,12 @@ class SweepOptions:
         return self.launcher == "slurm" and self.own.get(ENGINE) != HERE
 
     def own_below(self, prefix: str) -> dict[str, Any]:
-        """Return the launcher's own options whose keys begin so, without that."""
-        return {key.removeprefix(prefix): value for key, value in self.own.items() if key.startswith(prefix)}
+        """Return the launcher's own options whose keys begin so, without that, dotted keys as nested dictionaries."""
+        nested = OmegaConf.create({})
+        for key, value in self.own.items():
+            if key.startswith(prefix):
+                OmegaConf.update(nested, key.removeprefix(prefix), value, force_add=True)
+        return cast(dict[str, Any], OmegaConf.to_container(nested))
 
     @property
     def ray_address(self) -> str:
@@ -87,13 +93,15 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
         InputError: the launcher is not installed or does not answer, or there are fewer devices than asked for.
 
     """
+    for key in options.own:
+        if not key.startswith(begin := _OWN_KEYS.get(options.launcher, ())):
+            has = f"whose options begin with {' or '.join(begin)}" if begin else "which has no options but devices=N"
+            raise InputError(f"{key} is no option of launcher={options.launcher}, {has}. Leave it out.")
     if options.launcher == "basic":
         if options.devices not in (None, 1):
             raise InputError(
                 f"devices={options.devices}: without a launcher, jobs run one after another. Add launcher=local."
             )
-        if options.own:
-            raise InputError(f"{next(iter(options.own))} belongs to a launcher. Add launcher=local, slurm or ray.")
         return Places()
     if missing := missing_package(PACKAGES[options.launcher]):
         raise InputError(f"launcher={options.launcher}: {missing}")
@@ -105,11 +113,16 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
         )
     if options.on_slurm and shutil.which("sbatch") is None:
         raise InputError("launcher=slurm needs sbatch, which is not on the path. Start the sweep on a Slurm host.")
-    _check_own(options)
+    if (engine := options.own.get(ENGINE, HERE)) != HERE:
+        raise InputError(
+            f"{ENGINE}={engine}: leave it out to use Slurm; {ENGINE}={HERE} runs the jobs on this machine."
+        )
+    if options.launcher == "slurm":
+        _submitit(options, Path(), {})  # which refuses wrong parameters
     if options.on_slurm:
         return Places(options.devices or 0, None, int(devices != {"cpu"}), None)
     if options.launcher == "ray" and options.ray_address != "local":
-        return _places_of_cluster(options.ray_address, options, devices=devices)
+        return _places_of_cluster(options, devices)
     gpus = () if devices == {"cpu"} else tuple(visible_gpus())
     if "cuda" in devices and not gpus:
         raise InputError(
@@ -126,28 +139,6 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
     return Places(number, None if is_ray and gpus else gpus[:number], int(bool(gpus)), cpus)
 
 
-def _check_own(options: SweepOptions) -> None:
-    """Check the launcher's own options.
-
-    Raises:
-        InputError: a key or a choice that does not exist, or a value of a wrong type.
-
-    """
-    for key, value in options.own.items():
-        name = key.removeprefix(OWN)
-        if options.launcher == "local":
-            raise InputError(f"{key}: launcher=local has no options. devices=N sets how many jobs run at a time.")
-        if options.launcher == "ray" and not name.startswith(("ray.init.", "ray.remote.")):
-            raise InputError(f"{key}: options of Ray begin with {OWN}ray.init. or {OWN}ray.remote.")
-        if key == ENGINE and value != HERE:
-            raise InputError(
-                f"{ENGINE}={value} cannot be chosen. Leave it out to use Slurm, or write {ENGINE}={HERE} to run the "
-                "jobs on this machine."
-            )
-    if options.launcher == "slurm":
-        _submitit(options, Path(), {})
-
-
 def _submitit(options: SweepOptions, folder: Path, values: Mapping[str, Any]) -> Any:
     """Return the executor of submitit for parameters of its own, before which those of the user go.
 
@@ -158,7 +149,7 @@ def _submitit(options: SweepOptions, folder: Path, values: Mapping[str, Any]) ->
     import submitit
 
     executor = submitit.AutoExecutor(folder=folder, cluster="slurm" if options.on_slurm else "local")
-    own = {**values, **_nested(options.own_below(OWN))}
+    own = {**values, **options.own_below(OWN)}
     cluster = executor.cluster
     try:
         executor.update_parameters(
@@ -170,14 +161,6 @@ def _submitit(options: SweepOptions, folder: Path, values: Mapping[str, Any]) ->
     return executor
 
 
-def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with dotted keys as nested dictionaries."""
-    nested = OmegaConf.create({})
-    for key, value in options.items():
-        OmegaConf.update(nested, key, value, force_add=True)
-    return cast(dict[str, Any], OmegaConf.to_container(nested))
-
-
 _ASK_RAY = """
 import json, sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
@@ -185,13 +168,14 @@ print(json.dumps([node["Resources"] for node in ray.nodes() if node["Alive"]]))
 """
 
 
-def _places_of_cluster(address: str, options: SweepOptions, devices: set[str]) -> Places:
+def _places_of_cluster(options: SweepOptions, devices: set[str]) -> Places:
     """Ask a running Ray cluster for its GPUs and CPUs; `devices` are those that jobs name.
 
     Raises:
         InputError: it does not answer within `ANSWER_SECONDS`, or has no GPU and a job names one.
 
     """
+    address = options.ray_address
     try:
         words = [sys.executable, "-c", _ASK_RAY, address]
         answer = subprocess.run(words, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=True)
@@ -237,8 +221,7 @@ def _with_submitit(options: SweepOptions, places: Places, task: JobTask, numbers
     minutes = _SLURM_MINUTES
     if options.job_timeout is not None:
         minutes = math.ceil((options.retries + 1) * (options.job_timeout + 60) / 60)
-    asked: dict[str, Any] = {"name": "profiling", "timeout_min": minutes}
-    asked["cpus_per_task"] = places.cpus if places.cpus is not None else _SLURM_CPUS
+    asked = {"name": "profiling", "timeout_min": minutes, "cpus_per_task": places.cpus or _SLURM_CPUS}
     if places.gpus_of_a_job:  # Slurm refuses to hand out 0 GPUs where it has none
         asked["gpus_per_node"] = places.gpus_of_a_job
     if options.on_slurm and options.devices is not None:
@@ -265,9 +248,9 @@ def _with_ray(options: SweepOptions, places: Places, task: JobTask, numbers: Seq
     asked = {"num_gpus": places.gpus_of_a_job, "num_cpus": places.cpus or 1, "max_retries": _RAY_TRIES}
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(**settings | _nested(options.own_below(f"{OWN}ray.init.")))
+        ray.init(**settings | options.own_below(f"{OWN}ray.init."))
         signal.signal(signal.SIGTERM, before)  # Ray takes it, which is to end a sweep
-        run = ray.remote(**asked | _nested(options.own_below(f"{OWN}ray.remote.")))(run_job)
+        run = ray.remote(**asked | options.own_below(f"{OWN}ray.remote."))(run_job)
         ray.get([run.remote(task, number) for number in numbers])
     finally:
         ray.shutdown()

@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from msgspec.structs import replace
-from omegaconf import OmegaConf
 
 from profiling.cli.app import (
     SWEEP_OPTIONS,
@@ -32,6 +30,7 @@ from profiling.cli.app import (
     explaining_interrupts,
     explaining_os_errors,
     let_interrupts_raise,
+    unescaped,
 )
 from profiling.cli.config import read_config
 from profiling.cli.launchers import ENGINE, OWN, SweepOptions, launch, places_for
@@ -74,34 +73,30 @@ _GLOB = ValueType.GLOB_CHOICE_SWEEP
 _FOLDER, _CHANGED = "hydra.sweep.dir", "resume_changed"
 
 
-def sweep(target: str, arguments: Sequence[str], parsed: Any, folders: Sequence[Path], started: float) -> int:
+def sweep(
+    target: str, arguments: Sequence[str], given: Sequence[Override], folders: Sequence[Path], started: float
+) -> int:
     """Run the sweep of a command line with --multirun; return the highest exit code of its runs.
 
-    `arguments` are the words after `python -m profiling.TARGET`, and `parsed` is what Hydra's parser makes of them.
-    YAML files lie below `folders`. `started` is when this process began (`time.time`).
+    `arguments` are the words after `python -m profiling.TARGET`, `given` the overrides among them. YAML files lie below
+    `folders`: conf, and that of --config-dir. `started` is when this process began (`time.time`).
 
     Raises:
         InputError: a wrong option, a swept key or value that does not exist, a launcher that is not installed or does
             not answer, or a folder that is in use, or belongs to something else.
 
     """
-    given = OverridesParser.create().parse_overrides(list(parsed.overrides))
     options, jobs, folder, resume = _plan(given)
     for job in _one_for_each_value(jobs):
         read_config(compose_config(target, job, folders))  # which refuses wrong overrides
     places = places_for(options, jobs)
-    if folder is None:
-        folder = new_folder(target)
-    try:
+    folder = folder or (new_folder(target) if resume is None else Path(resume))
+    if resume is None:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make {folder}: {error.strerror}. Choose another folder: {_FOLDER}=FOLDER") from None
-    # Also `--multi`, which the parser accepts: a job with it would be a sweep that starts itself.
-    flags = [word for word in arguments if word not in parsed.overrides and not word.startswith(("-m", "--m"))]
     paths = [TOOL, *(Path(each).absolute() for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
     task = JobTask(
         folder=str(folder.absolute()),
-        command=(*run_command(target), *flags, *options.of_all),
+        command=(*run_command(target), *(f"--config-dir={own}" for own in folders[1:]), *options.of_all),
         working_dir=str(Path.cwd()),
         python_path=os.pathsep.join(map(str, dict.fromkeys(paths))),
         locks=str(Path(tempfile.gettempdir()) / f"rt-profiling-{os.getuid()}"),
@@ -173,7 +168,7 @@ def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[in
 
 
 def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Path | None, str | None]:
-    """Return the options of the sweep, the overrides of each job, the folder where it is given, and `resume`."""
+    """Return the options of the sweep, the overrides of each job, and where given hydra.sweep.dir and resume."""
     values: dict[str, Any] = {}
     own: dict[str, Any] = {}
     of_jobs: list[Override] = []
@@ -189,11 +184,11 @@ def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Pat
         if key in SWEEP_OPTIONS:
             values[key] = each.value()
         elif key == "resume":
-            resume = None if each.value() is None else _path(each)
+            resume = None if each.value() is None else unescaped(each.value())
         elif key == _CHANGED:
             of_all.append(text)  # no job is another one for it
         elif key == _FOLDER:
-            folder = Path(_path(each))
+            folder = Path(unescaped(each.value()))
         elif key.startswith((OWN, ENGINE)):
             own[key] = each.value()
         elif key.startswith(("hydra.sweep", "hydra/sweep")):
@@ -207,17 +202,11 @@ def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Pat
     check_whole("retries", options.retries, least=0, most=100)
     if options.job_timeout is not None:
         check_number("job_timeout", options.job_timeout, above=0)
-    if resume is not None and folder is not None and folder.resolve() != Path(resume).resolve():
-        raise InputError(f"resume={resume} and hydra.sweep.dir={folder} are different folders. Leave one out.")
     number = math.prod(len(list(each.sweep_string_iterator())) for each in of_jobs if each.is_discrete_sweep())
     if number > MOST_JOBS:
         raise InputError(f"the swept values make {number:,} jobs. Sweep fewer values: at most {MOST_JOBS:,} jobs.")
     (jobs,) = BasicSweeper.split_arguments(list(of_jobs), None)
-    return options, jobs, Path(resume) if resume is not None else folder, resume
-
-
-def _path(given: Override) -> str:
-    return str(OmegaConf.create({"path": given.value()}).path)  # without the escapes of an interpolation
+    return options, jobs, folder, resume
 
 
 def _one_for_each_value(jobs: Sequence[list[str]]) -> Iterator[list[str]]:

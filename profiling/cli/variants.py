@@ -7,35 +7,28 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from profiling.cli.files import CONF, find_file, names_in, read_yaml
 from profiling.errors import InputError, did_you_mean
 from profiling.results.record import AND, BASELINE
 from profiling.variants.steps import Step, named_recipe, read_steps
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 #: The key of a variant that is an expression, in the composed config.
 STEPS = "steps"
 
 
-def step_files(folder: Path) -> list[Path]:
-    """Return the YAML files of steps in a config folder."""
-    return sorted((folder / "step").glob("*.yaml"))
-
-
 def step_nodes(folders: Sequence[Path] = (CONF,)) -> dict[str, Any]:
     """Return the steps of config folders as in their YAML, by name."""
-    files = [file for folder in folders for file in step_files(folder)]
-    contents = [yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in files]
-    return {name: node for content in contents for name, node in content.items()}
+    files = (file for folder in folders for file in sorted((folder / "step").glob("*.yaml")))
+    return {name: node for file in files for name, node in read_yaml(file).items()}
 
 
 @cache
 def short_names() -> Mapping[str, str]:
     """Return the short names of expressions."""
-    return yaml.safe_load((CONF / "settings" / "short_names.yaml").read_text(encoding="utf-8"))
+    return read_yaml(CONF / "settings" / "short_names.yaml")
 
 
 def named_recipes(names: Iterable[str], steps: Mapping[str, Step] | None = None) -> dict[str, dict[str, Any]]:
@@ -49,6 +42,14 @@ def named_recipes(names: Iterable[str], steps: Mapping[str, Step] | None = None)
     return dict(named_recipe(_known(str(name), known, ()), known, short) for name in names)
 
 
+def override_values(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the overrides of a command line by their keys; None for one that is deleted or swept."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return {
+        each.key_or_group: None if each.is_delete() or each.is_sweep_override() else each.value() for each in parsed
+    }
+
+
 def register(target: str, overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """Let Hydra find the variants that a command line names; return overrides that add the user's own steps.
 
@@ -58,25 +59,20 @@ def register(target: str, overrides: Sequence[str], folders: Sequence[Path]) -> 
         InputError: an expression is wrong, or two names are of one recipe.
 
     """
-    given = {each.key_or_group: each for each in OverridesParser.create().parse_overrides(list(overrides))}
-    own = [file.stem for folder in folders[1:] for file in step_files(folder)]
+    given = override_values(overrides)
     chosen = given.get("variant")
-    if chosen is None or chosen.is_delete() or chosen.is_sweep_override():
-        names: Any = _defaults(target, folders)
-    else:
-        value = chosen.value()
-        names = value if isinstance(value, list) else [value]
+    names = chosen if isinstance(chosen, list) else _defaults(target, folders) if chosen is None else [chosen]
     steps, short, named = read_steps(step_nodes(folders)), short_names(), dict[str, str]()
     for name in names:
         key = str(name)
-        if not any((folder / "variant" / f"{name}.yaml").is_file() for folder in folders):
+        if find_file(f"variant/{name}", folders) is None:
             key, _ = named_recipe(_known(str(name), steps, folders), steps, short)
             ConfigStore.instance().store(group="variant", name=str(name), node={key: {STEPS: key}})
         if key in named:
             raise InputError(f"variant=[{named[key]},{name}]: both are the recipe {key}. Leave one out.")
         named[key] = str(name)
-    shipped = [file.stem for file in step_files(folders[0])]
-    return [f"step=[{','.join([*shipped, *own])}]"] if own and "step" not in given else []
+    has_own = any(names_in("step", folders[1:]))
+    return [f"step=[{','.join(names_in('step', folders))}]"] if has_own and "step" not in given else []
 
 
 def expanded(variants: Mapping[str, Any], steps: Mapping[str, Step]) -> dict[str, Any]:
@@ -106,7 +102,7 @@ def _known(name: str, steps: Mapping[str, Step], folders: Sequence[Path]) -> str
     """
     if is_expression(name, steps):
         return name
-    files = [file.stem for folder in folders for file in sorted((folder / "variant").glob("*.yaml"))]
+    files = names_in("variant", folders)
     near = did_you_mean(name, [BASELINE, *steps, *short_names(), *files])
     others = f"; or a YAML: {', '.join(files)}" if files else ""
     raise InputError(
@@ -117,10 +113,9 @@ def _known(name: str, steps: Mapping[str, Step], folders: Sequence[Path]) -> str
 
 def _defaults(target: str, folders: Sequence[Path]) -> list[str]:
     """Return the variants in the defaults of a target's YAML, or of one that it is based on."""
-    file = next((path for folder in folders if (path := folder / f"{target}.yaml").is_file()), None)
-    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file is not None else {}
+    file = find_file(target, folders)
     found: list[str] = []
-    for each in content.get("defaults", []) if isinstance(content, Mapping) else []:
+    for each in read_yaml(file).get("defaults") or () if file is not None else ():
         if isinstance(each, str):
             found = _defaults(each.strip("/"), folders) or found
         for key, value in each.items() if isinstance(each, Mapping) else ():

@@ -18,11 +18,12 @@ from profiling.cli.app import (
     command_line,
     compose_config,
     ending_as_on_ctrl_c,
+    explaining,
     explaining_interrupts,
     let_interrupts_raise,
-    override_values,
 )
 from profiling.cli.config import read_config
+from profiling.cli.variants import override_values
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
 from profiling.report.render import write_report
@@ -59,7 +60,8 @@ def measure(
         KeyboardInterrupt: the user stopped the runs; finished cells are on disk.
 
     """
-    given = override_values(TARGET, overrides)
+    with explaining(TARGET, overrides, [CONF]):
+        given = override_values(overrides)
     for key in (key for key in given if key in _REFUSED):
         raise InputError(f"{key}={given[key]}: {_REFUSED[key]}. Leave it out.")
     kept = [each for each in overrides if not each.startswith(f"{_FOLDER}=")]

@@ -44,7 +44,7 @@ WRONG = (
     ("seed=0 hydra.sweep.subdir=a", "hydra.sweep.subdir"),
     ("seed=interval(0,2)", "seed=interval(0,2)", "range(1,5)"),
     ("seed=glob(*)", "seed=glob(*)", "range(1,5)"),
-    ("seed=0 hydra.sweep.dir=/proc/sweep", "cannot make /proc/sweep", "hydra.sweep.dir=FOLDER"),
+    ("seed=0 hydra.sweep.dir=/proc/sweep", "/proc/sweep", "hydra.sweep.dir=FOLDER"),
     ("seed=0 launcher=local hydra.launcher.n_jobs=1", "hydra.launcher.n_jobs", "devices=N"),
     ("seed=0 launcher=slurm hydra/launcher=submitit_local hydra.launcher.timeout_mins=1", "submitit", "timeout_mins"),
     ("seed=0 launcher=slurm hydra/launcher=submitit_local hydra.launcher.timeout_min=many", "timeout_min", "int"),

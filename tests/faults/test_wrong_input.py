@@ -48,12 +48,9 @@ REFUSED = {
     "generic_forward": (
         # names
         ("--config-name=tune", "each target has one config"),
-        ("component=[nan]", "component=[NAME,NAME] (nan is read as a number)"),
-        ("component=nan", "component=[NAME,NAME] (nan is read as a number)"),
-        (
-            "component=[null]",
-            "component=[null] does not name YAML files. Write component=[NAME,NAME] (null is read as n",
-        ),
+        ("component=[nan]", "numbers are no names. Write component=[NAME,NAME]"),
+        ("component=nan", "numbers are no names. Write component=[NAME,NAME]"),
+        ("component=[null]", "component=[null] does not name YAML files"),
         ("component=null", "component=[NAME,NAME]"),
         ("component=[]", "Name at least one component"),
         ("component=[nte]", "Did you mean"),
@@ -62,7 +59,8 @@ REFUSED = {
         ("settings=5", "settings=NAME"),
         # keys
         ("tarce=true", "Did you mean 'trace'? --cfg job lists all keys; to add one, write +tarce=VALUE"),
-        ("component.ney.checkpoint=x", "component.net"),
+        ("target_fps=60", "no key 'target_fps' in the config. --cfg job lists"),  # and none that is near
+        ("component.ney.checkpoint=x", "no key 'ney' in component. Did you mean 'net'?"),
         ("component.net.module.widht=3", "Did you mean"),
         (f"{COMPILED} variant.compile.mode=a", "step.compile.mode="),
         (f"{COMPILED} +{COMPILER}.options.triton.max_tiles=2", "as one key: '+step"),
@@ -97,7 +95,7 @@ REFUSED = {
         # words that are no KEY=VALUE
         ([""], "--help"),
         ("seed", "cannot read seed. Write KEY=VALUE"),
-        ("metric=[latency", "cannot read metric=[latency. Complete its brackets, quotes and lists."),
+        ("metric=[latency", "cannot read metric=[latency. Write KEY=VALUE, with complete brackets"),
         ("dtype=flöat", "\"dtype='...'\""),
         ("dtype=auto --config-dir=x seed=1", "before the first KEY=VALUE"),
         ("--seconds=3", "write seconds=3"),
@@ -108,6 +106,7 @@ REFUSED = {
         ("loop=5", "loop"),
         ("checkpoint=required", "checkpoint=required, but caches has none"),  # before any cell
         ("loop.frames=many", "loop.frames"),
+        ("fps=60", "no key 'fps' in the config. Did you mean 'loop.fps'?"),
         ("loop.actions=5", "loop.actions"),
         ("+loop.frame=3", "Did you mean 'frames'"),
         ("stages=5", "stages"),
@@ -214,7 +213,7 @@ def test_a_target_without_a_yaml(started):
 COMPONENT = (
     ("module=my_package.Net", "module=my_package.Net must be a mapping"),
     ("module._target_=''", "dotted path"),
-    ("inputs=null", "inputs is missing"),
+    ("inputs=null", "net.inputs=None must be a mapping"),
     ("modul=5", "state, sweep. Did you mean 'module'"),
     ("point=5", "Leave it out"),
     ("tiny=null", "tiny must be a mapping, not null"),
