@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import math
 import os
@@ -13,10 +12,10 @@ import textwrap
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import hydra
 import yaml
@@ -79,15 +78,11 @@ def ending_as_on_ctrl_c() -> Iterator[None]:
 
     A run that a scheduler or `timeout` terminates keeps its finished cells.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    changed = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
-    for number in changed:  # not where they are ignored, as under nohup
-        signal.signal(number, signal.default_int_handler)
-    try:
+    with ExitStack() as stack:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) not in (None, signal.SIG_IGN):  # as under nohup
+                stack.callback(signal.signal, number, signal.signal(number, signal.default_int_handler))
         yield
-    finally:
-        for number, handler in changed.items():
-            signal.signal(number, handler)
 
 
 def let_interrupts_raise() -> None:
@@ -347,11 +342,8 @@ def check_overrides(overrides: Sequence[str], folders: Sequence[Path], *, is_swe
 
 
 def _refuse_argument(message: str) -> NoReturn:
-    key = re.match(r"unrecognized arguments: --(\w[\w.]*)[= ](\S+)", message)
-    advice = "Options with a dash stand before the first KEY=VALUE"
-    raise InputError(
-        f"{message}. {f'Keys have no dashes: write {key[1]}={key[2]}' if key else advice}; --help shows the usage."
-    )
+    advice = "Options with a dash stand before the first KEY=VALUE, and keys have none: seconds=3"
+    raise InputError(f"{message}. {advice}; --help shows the usage.")
 
 
 def _check_chosen_files(group: str, chosen: Override, folders: Sequence[Path]) -> None:
@@ -446,10 +438,9 @@ def _missing_key(key: str, target: str, overrides: Sequence[str], folders: Seque
     groups = [each for each in overrides if each.partition("=")[0].lstrip("+") in _groups()]
     try:
         config = OmegaConf.to_container(_without_hydra(_composed(target, groups, folders)))
-    except (InputError, *_EXPLAINED):
+    except (InputError, *_EXPLAINED):  # the target has no such group
         return f"there is no key {key!r} in the config."
-    assert isinstance(config, dict)
-    keys = [f".{each}" for each in (*dict(flat(config)), *SWEEP_OPTIONS)]
+    keys = [f".{each}" for each in (*dict(flat(cast(dict[str, Any], config))), *SWEEP_OPTIONS)]
     place, _, name = f".{key}".rpartition(".")
     while not any(each.startswith(f"{place}.") for each in keys):
         place, _, name = place.rpartition(".")
@@ -489,7 +480,7 @@ def _explained_os_error(error: OSError, folder: Path | None = None) -> str:
 def _has_ended_cells(folder: Path) -> bool:
     """Return whether the run in the folder, or one of the sweep there, has the record of a cell that has ended."""
     for file in (folder / RESULTS_FILE, *folder.glob(f"*/{RESULTS_FILE}")):
-        with contextlib.suppress(InputError):
+        with suppress(InputError):
             if any(record.reason != NOT_ENDED for record in read_records(file).records):
                 return True
     return False

@@ -284,11 +284,7 @@ def _progress(folder: Path, options: SweepOptions) -> Iterator[None]:
     """Print a line for each job that ends while the block runs."""
     jobs = read_plan(folder).jobs
     told = {job.number for job in read_sweep(folder).jobs if job.state in ENDED}
-    values: dict[str, set[str]] = {}
-    for job in jobs:
-        for word in job.overrides:
-            values.setdefault(word.partition("=")[0], set()).add(word)
-    swept = {key for key, words in values.items() if len(words) > 1}
+    common = set.intersection(*(set(job.overrides) for job in jobs))
     kept = f", {len(told)} of them done" if told else ""
     print(
         f"sweep: {len(jobs)} job{'s' * (len(jobs) != 1)}{kept}, launcher={options.launcher} -> {folder}",
@@ -296,12 +292,12 @@ def _progress(folder: Path, options: SweepOptions) -> Iterator[None]:
     )
 
     def tell() -> None:
-        for planned in jobs:
-            job = planned if planned.number in told else read_job(folder, planned)
-            if job.number in told or job.state not in ENDED or job.ended is None:
+        for planned in (each for each in jobs if each.number not in told):
+            job = read_job(folder, planned)
+            if job.state not in ENDED or job.ended is None:
                 continue
             told.add(job.number)
-            words = " ".join(word for word in job.overrides if word.partition("=")[0] in swept)
+            words = " ".join(word for word in job.overrides if word not in common)
             device = f" on {job.device}" if job.device else ""
             line = ": ".join(filter(None, (f"job {job.number} {job.state}{device}", words, job.reason)))
             print(f"[{len(told)}/{len(jobs)}] {line}", file=sys.stderr)

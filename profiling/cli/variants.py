@@ -31,15 +31,29 @@ def short_names() -> Mapping[str, str]:
     return read_yaml(CONF / "settings" / "short_names.yaml")
 
 
-def named_recipes(names: Iterable[str], steps: Mapping[str, Step] | None = None) -> dict[str, dict[str, Any]]:
+def named_recipes(
+    names: Iterable[str], steps: Mapping[str, Step] | None = None, folders: Sequence[Path] = ()
+) -> dict[str, dict[str, Any]]:
     """Return the recipes of expressions or short names by their names; without `steps` of those that are shipped.
 
     Raises:
-        InputError: an expression is wrong.
+        InputError: an expression is wrong, or a single word is no step; variants with a YAML in `folders` are offered.
 
     """
     known, short = read_steps(step_nodes()) if steps is None else steps, short_names()
-    return dict(named_recipe(_known(str(name), known, ()), known, short) for name in names)
+    recipes = {}
+    for name in map(str, names):
+        if not is_expression(name, known):
+            files = names_in("variant", folders)
+            near = did_you_mean(name, [BASELINE, *known, *short, *files])
+            others = f"; or a YAML: {', '.join(files)}" if files else ""
+            raise InputError(
+                f"there is no variant {name!r}.{near} A variant is {BASELINE}, or steps joined by {AND}: "
+                f"{', '.join(known)}{others}."
+            )
+        key, recipe = named_recipe(name, known, short)
+        recipes[key] = recipe
+    return recipes
 
 
 def override_values(overrides: Sequence[str]) -> dict[str, Any]:
@@ -62,15 +76,15 @@ def register(target: str, overrides: Sequence[str], folders: Sequence[Path]) -> 
     given = override_values(overrides)
     chosen = given.get("variant")
     names = chosen if isinstance(chosen, list) else _defaults(target, folders) if chosen is None else [chosen]
-    steps, short, named = read_steps(step_nodes(folders)), short_names(), dict[str, str]()
-    for name in names:
-        key = str(name)
+    steps, named = read_steps(step_nodes(folders)), dict[str, str]()
+    for name in map(str, names):
+        key = name
         if find_file(f"variant/{name}", folders) is None:
-            key, _ = named_recipe(_known(str(name), steps, folders), steps, short)
-            ConfigStore.instance().store(group="variant", name=str(name), node={key: {STEPS: key}})
+            (key,) = named_recipes([name], steps, folders)
+            ConfigStore.instance().store(group="variant", name=name, node={key: {STEPS: key}})
         if key in named:
             raise InputError(f"variant=[{named[key]},{name}]: both are the recipe {key}. Leave one out.")
-        named[key] = str(name)
+        named[key] = name
     has_own = any(names_in("step", folders[1:]))
     return [f"step=[{','.join(names_in('step', folders))}]"] if has_own and "step" not in given else []
 
@@ -91,24 +105,6 @@ def expanded(variants: Mapping[str, Any], steps: Mapping[str, Step]) -> dict[str
 def is_expression(name: str, steps: Iterable[str]) -> bool:
     """Return whether the name of a variant is an expression of `steps`, or a short name of one: it has no YAML."""
     return AND in name or name in (BASELINE, *short_names(), *steps)
-
-
-def _known(name: str, steps: Mapping[str, Step], folders: Sequence[Path]) -> str:
-    """Return the name of a variant, which is an expression, a short name of one, or that of a step.
-
-    Raises:
-        InputError: it is a single word that is none of these.
-
-    """
-    if is_expression(name, steps):
-        return name
-    files = names_in("variant", folders)
-    near = did_you_mean(name, [BASELINE, *steps, *short_names(), *files])
-    others = f"; or a YAML: {', '.join(files)}" if files else ""
-    raise InputError(
-        f"there is no variant {name!r}.{near} A variant is {BASELINE}, or steps joined by {AND}: "
-        f"{', '.join(steps)}{others}."
-    )
 
 
 def _defaults(target: str, folders: Sequence[Path]) -> list[str]:

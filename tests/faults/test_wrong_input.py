@@ -98,7 +98,7 @@ REFUSED = {
         ("metric=[latency", "cannot read metric=[latency. Write KEY=VALUE, with complete brackets"),
         ("dtype=flöat", "\"dtype='...'\""),
         ("dtype=auto --config-dir=x seed=1", "before the first KEY=VALUE"),
-        ("--seconds=3", "write seconds=3"),
+        ("--seconds=3", "keys have none: seconds=3"),
         ("--config-name", "expected one argument"),
         ([os.fsdecode(b"device=\xff")], "control characters, or bytes that are not UTF-8"),
     ),
