@@ -121,6 +121,8 @@ def _launched(target: str, run: Target, parsed: Namespace, folders: Sequence[Pat
         _check_own_files(added)
     given = check_overrides(parsed.overrides, folders, is_sweep=parsed.multirun)
     if any(getattr(parsed, each) for each in _SHOWS_THE_CONFIG):
+        if parsed.multirun:
+            raise InputError("--multirun runs a sweep, and --cfg only shows a config. Leave out --multirun.")
         register_resolvers()
         sys.argv += register(target, parsed.overrides, folders)
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line

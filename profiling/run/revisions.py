@@ -15,6 +15,8 @@ from pathlib import Path
 from profiling.results.environment import Environment, Git
 from profiling.results.jsonl import RESULTS_FILE
 
+#: Files that git does not know yet belong to the code if they end like this: the rest may be gigabytes of data.
+_CODE = ("py", "pyx", "c", "cc", "cpp", "cu", "cuh", "h", "hpp")
 #: The checkout of this tool, if it runs from one.
 TOOL = Path(__file__).resolve().parents[2]
 
@@ -22,7 +24,7 @@ TOOL = Path(__file__).resolve().parents[2]
 def git_state(folder: Path) -> Git | None:
     """Return revision and state of the git checkout that holds `folder`; None outside a checkout or without git.
 
-    Python files that git does not know yet belong to it, without those that are ignored or that runs have written.
+    Source files that git does not know yet belong to it, without those that are ignored or that runs have written.
     """
     try:
         revision = git(folder, "rev-parse", "HEAD").decode().strip()
@@ -39,9 +41,10 @@ def git_state(folder: Path) -> Git | None:
 
 
 def _new_code(folder: Path) -> list[Path]:
-    """Return the Python files of a checkout that are not in git, not ignored, and in no folder of a run."""
+    """Return the source files of a checkout that are not in git, not ignored, and in no folder of a run."""
     top = Path(os.fsdecode(git(folder, "rev-parse", "--show-toplevel").rstrip(b"\n")))
-    names = git(top, "ls-files", "--others", "--exclude-standard", "-z", "--", "*.py").split(b"\0")
+    patterns = [f"*.{ending}" for ending in _CODE]
+    names = git(top, "ls-files", "--others", "--exclude-standard", "-z", "--", *patterns).split(b"\0")
     files = [top / os.fsdecode(name) for name in names if name]
     above = {parent for file in files for parent in file.parents}
     runs = {folder for folder in above if (folder / RESULTS_FILE).exists()}

@@ -180,6 +180,11 @@ def test_what_is_refused_before_anything_runs(started, target, words, says):
 
 
 @promise("option")
+def test_a_config_that_is_shown_of_a_sweep(started):
+    is_refused(started("--cfg=job --multirun seed=1", quick=""), "Leave out --multirun")
+
+
+@promise("option")
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [

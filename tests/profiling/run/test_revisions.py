@@ -28,15 +28,16 @@ def test_the_users_revisions_are_recorded_apart_from_the_tools(tmp_path, in_repo
     assert getattr(recorded.tool_git, "revision", None) == getattr(git_state(ROOT), "revision", None)
 
 
-def test_code_that_git_does_not_know_yet_belongs_to_the_state(tmp_path):
+@pytest.mark.parametrize("name", ["new_net.py", "kernel.cu"])
+def test_code_that_git_does_not_know_yet_belongs_to_the_state(tmp_path, name):
     folder = tmp_path / "work"
     commit(folder, {"net.py": "one"})
     assert not git_state(folder).dirty
     (folder / "package").mkdir()
-    (folder / "package" / "new_net.py").write_text("a = 1")
+    (folder / "package" / name).write_text("a = 1")
     (folder / "notes.txt").write_text("no code")
     first = git_state(folder / "package")
-    (folder / "package" / "new_net.py").write_text("a = 2")
+    (folder / "package" / name).write_text("a = 2")
     second = git_state(folder)
     assert (first.dirty, second.dirty, first.diff == second.diff) == (True, True, False)
     (folder / "outputs" / "kernels").mkdir(parents=True)
