@@ -203,13 +203,6 @@ def test_the_same_record_gives_the_same_verdict_everywhere(save):
                 assert remark in " ".join(text.split()), (name, remark)
 
 
-def test_a_loop_in_python_has_the_answer_and_its_verdict(save):
-    loops = [build_loop(name, frame_loop(ms)) for name, ms in (("baseline", 12.0), ("compile", 9.0))]
-    said = str(RunResult(save(loops)))
-    assert re.search(r"^realtime +compile \(not checked\) +9\.0", said, re.MULTILINE)
-    assert "60 FPS: " in said
-
-
 def test_every_target_names_the_same_leader_with_the_same_answers(tmp_path):
     sweep = plant(tmp_path / "sweep", Job("seed=0", planted()), Job("seed=1"))
     run, history = sweep / "0", read_history(sweep / "0")

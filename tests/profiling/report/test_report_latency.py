@@ -1,20 +1,10 @@
 """The tables of calls show the planted numbers, their chart the spread of the samples."""
 
 import numpy as np
-from report_records import MIB, build, build_loop, cells, clocks, faster, run_data, titled
+from report_records import MIB, build, build_loop, cells, clocks, run_data, titled
 
 from profiling.report.charts import Rows
 from profiling.report.latency import latency_section
-
-
-def test_a_wrong_answer_is_struck_out_and_claims_nothing(three):
-    lie = build("lie", 2.5, parity={"reference": "x", "rel_l2": 1.0, "passed": False}, speedup=faster(11.5))
-    _, _, *wrong = cells(*three, lie)
-    shown = ("p50 ms", "status", "rel. L2", "speedup vs baseline")
-    assert [[row[header] for header in shown] for row in wrong] == [
-        ["~~1.230~~", "failed", "1.2e+00", "–"],
-        ["~~2.500~~", "parity failed", "1.0e+00", "–"],
-    ]
 
 
 def test_the_dtypes_of_a_call():

@@ -72,13 +72,6 @@ def test_words_around_numbers():
     assert [escaped(name) for name in ("world_model", "__init__")] == ["world_model", "\\_\\_init\\_\\_"]
 
 
-def test_a_header_names_its_unit_and_an_empty_column_is_left_out():
-    table = build(Row("eager", 28.7), Row("compile", 2.5, calls=math.inf))
-    assert cells(markdown(table).splitlines()[0]) == ["variant", "wall p50 ms", "pays after calls"]
-    assert cells(markdown(table).splitlines()[-1]) == ["compile", "2.500", "never"]
-    assert "speedup" not in console(table)
-
-
 def test_what_is_not_correct_is_struck_out_where_it_was_measured():
     table = build(Row("fast", 1.23, 23.3, calls=3.0, correct=False), Row("eager", 28.7))
     for text in (markdown(table), console(table, depth="report")):
