@@ -38,16 +38,6 @@ def values(ticks, name):
     return [tick[name] for tick in ticks]
 
 
-def test_feedback_is_an_output_of_the_tick_before():
-    stages = {"a": {"inputs": {"x": "count.n", "last": "b@-1"}}, "b": {"inputs": {"y": "a"}}}
-    ticks = played(range(4), stages, COUNT, deliver=["a", "b"])
-    # a = n + b of the tick before + 1, b = a + 1; before the first tick, zeros
-    assert values(ticks, "a") == [1, 4, 8, 13]
-    assert values(ticks, "b") == [2, 5, 9, 14]
-    own = played(range(4), {"a": {"inputs": {"x": "a@-1"}, "affine": {"factor": 2.0}}})
-    assert values(own, "a") == [1, 3, 7, 15]
-
-
 def test_a_stage_that_runs_now_and_then_keeps_its_output():
     stages = {"text": {"inputs": {"x": "count.n"}, "every": 3}, "a": {"inputs": {"t": "text", "before": "text@-1"}}}
     graph, components = planted(stages, COUNT, deliver=["text", "a"])

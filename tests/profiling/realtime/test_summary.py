@@ -116,11 +116,6 @@ def test_clean_noise_has_no_fault():
     assert section.slope.ci95[0] > 0, "it is measurable, but half a percent over the run"
 
 
-def test_a_stall_every_50_frames():
-    section = summary(series_of(noise(FRAMES) + at(*range(49, FRAMES, 50), value=40.0)))
-    assert faults(section) == {"causes": {"stage world": 12}, "late": 12}
-
-
 def test_a_stage_that_runs_now_and_then_is_the_cause_of_its_frames():
     """In the other frames it took no time: 4 ms are its excess, not those beyond its own median."""
     every = np.arange(FRAMES) % 10 == 0
