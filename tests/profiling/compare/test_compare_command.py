@@ -98,7 +98,9 @@ def test_runs_without_a_common_cell_say_that_nothing_was_compared(tmp_path, caps
     assert "Nothing was compared: no cell was measured, and correct, in both" in capsys.readouterr().out
     sizes = [write_run(tmp_path / f"{size}", cell("a", noisy(1), parameters=size)) for size in (5, 6)]
     assert main([*map(str, sizes)]) == 2
-    assert "Nothing was compared: cells of A and B do different work" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "Nothing was compared: cells of A and B do different work" in printed
+    assert "different work: parameters 5 → 6" in printed
 
 
 @pytest.mark.parametrize(

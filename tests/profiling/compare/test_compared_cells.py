@@ -166,12 +166,6 @@ def test_a_cell_that_cannot_be_compared_has_a_reason(runs, a, b, reason, code):
     assert exit_code(cells, T) == code
 
 
-def test_two_runs_of_networks_of_other_sizes_are_not_compared(runs):
-    one, two = (replace(cell("v", noisy(1), turns=name), parameters=number) for number, name in enumerate("ab", 1))
-    (found,) = compared_cells(*runs([one], [two]))
-    assert found.reason == "different work: parameters 1 → 2"
-
-
 def test_loops_are_compared_by_their_windows_where_those_were_kept(runs):
     kept, bare = (replace(loop(ms), variant=name) for name, ms in (("kept", noisy(10, seed=1)), ("bare", ())))
     slower = replace(loop(noisy(30, seed=2)), variant="kept")
