@@ -31,7 +31,7 @@ FILLABLE_US = 20.0
 _DETACHES = "TEARDOWN_CUPTI"
 _THREADS = Path("/proc/self/task")
 #: Seconds for which `detached_afterwards` waits; it takes a few milliseconds.
-_DETACHING_S = 1.0
+_DETACHING_S = 0.5
 
 
 def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | None:

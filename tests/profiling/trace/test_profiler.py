@@ -2,14 +2,18 @@
 
 import gzip
 import json
+import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import pytest
 import torch
 
 from profiling.trace import spans
+from profiling.trace.device_work import detached_afterwards
 from profiling.trace.profiler import trace_step
 from profiling.trace.spans import cell_span, open_names, span
 
@@ -106,3 +110,50 @@ def test_nested_names_are_paths_for_nvtx_and_for_the_profiler(monkeypatch):
 def test_threads_do_not_see_each_others_spans():
     with span("main"), ThreadPoolExecutor() as pool:
         assert pool.submit(open_names).result() == ()
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """A thread that ends when a call into CUDA has ended, as that in which torch detaches CUPTI; CUDA 13."""
+    called = threading.Event()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=called.set))
+    monkeypatch.setenv("TEARDOWN_CUPTI", "restored")
+    monkeypatch.delenv("TEARDOWN_CUPTI")
+    thread = threading.Thread(target=called.wait, daemon=True)
+    yield thread
+    called.set()
+
+
+def test_after_a_session_cupti_is_detached(driver):
+    with detached_afterwards(True):
+        driver.start()
+    assert not driver.is_alive()
+    assert os.environ["TEARDOWN_CUPTI"] == "1"
+
+
+@pytest.mark.parametrize("keeps", ["the user's choice", "another device", "CUDA 12.4"])
+def test_where_cupti_stays_attached_nothing_is_waited_for(driver, monkeypatch, keeps):
+    if keeps == "the user's choice":
+        monkeypatch.setenv("TEARDOWN_CUPTI", "0")
+    if keeps == "CUDA 12.4":
+        monkeypatch.setattr(torch.version, "cuda", "12.4")
+    with detached_afterwards(keeps != "another device"):
+        driver.start()
+    assert driver.is_alive()
+    assert os.environ.get("TEARDOWN_CUPTI") == ("0" if keeps == "the user's choice" else None)
+
+
+def test_a_session_that_fails_detaches_cupti_too_and_a_thread_that_stays_is_not_waited_for(driver):
+    stays = threading.Event()
+
+    def fails():
+        with detached_afterwards(True):
+            driver.start()
+            threading.Thread(target=stays.wait, daemon=True).start()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert not driver.is_alive()
+    stays.set()
