@@ -68,7 +68,7 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
         return ProcessEnd()
         yield
 
-    monkeypatch.setattr(process.child, "perform", worker)
+    monkeypatch.setattr(process, "open_session", worker)
     job = make_job("baseline", tmp_path, settings=Settings(device="cuda:0", trace=True, counters=True))
     events = []
     cells = Isolated(tmp_path, timeout=9.0)
