@@ -52,6 +52,8 @@ from profiling.run.task import Cell, Counters, Probe, Start, Task
 TORCH_TRACE = "TORCH_TRACE"
 #: The variable that makes inductor start no workers before it has kernels to compile.
 COMPILE_WORKERS = "TORCH_WARM_POOL"
+#: The variable for the least level at which torch's profiler logs, and one above all: a session logs two lines.
+_LOGS_LESS = ("KINETO_LOG_LEVEL", "6")
 #: Timeout in seconds for probing the device, which takes a few: a driver that hangs must not hang the run.
 PROBE_SECONDS = 300.0
 
@@ -95,6 +97,7 @@ class InProcess:
 
         with self._caches.lease(task) as cache, ProcessState() as state:
             os.environ.update(cache.variables)
+            os.environ.setdefault(*_LOGS_LESS)  # the terminal is that of the caller
             turns = None if cell is None else turns_by(partial(_hand_over, cell, state))
             variant = "" if isinstance(task, Probe) else task.job.variant
             perform(task, lambda event: on_event(cache.describe(event, variant)), turns)

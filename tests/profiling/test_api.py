@@ -534,3 +534,14 @@ sys.exit("Dynamo was imported" if "torch._dynamo" in sys.modules else None)
     assert (recorded.device.type, recorded.command[:6]) == ("cpu", "python")
     with pytest.raises(AttributeError, match="has no attribute 'profil'"):
         profiling.profil  # noqa: B018
+
+
+def test_a_quiet_call_prints_nothing():
+    """Torch's profiler, by which the roofline knows the operators, logs two lines for each of its sessions."""
+    script = """import torch, profiling
+net = torch.nn.Linear(8, 8)
+profiling.profile(net, {"input": torch.ones(2, 8)}, ["baseline"], metrics=["latency"], seconds=1, quiet=True)
+"""
+    environment = os.environ | {"PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
