@@ -12,7 +12,7 @@ import textwrap
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -103,7 +103,8 @@ def launch(target: str, run: Target) -> int:
     with ending_as_on_ctrl_c():
         try:
             parsed = _parsed(sys.argv[1:])
-            folders = [CONF, *([Path(parsed.config_dir)] if parsed.config_dir else [])]
+            added = Path(parsed.config_dir or CONF)
+            folders = [CONF] if added.is_dir() and added.samefile(CONF) else [CONF, added]
             with explaining(target, parsed.overrides, folders):
                 return _launched(target, run, parsed, folders, started)
         except KeyboardInterrupt:
@@ -121,7 +122,7 @@ def _launched(target: str, run: Target, parsed: Namespace, folders: Sequence[Pat
         _check_own_files(added)
     given = check_overrides(parsed.overrides, folders, is_sweep=parsed.multirun)
     if any(getattr(parsed, each) for each in _SHOWS_THE_CONFIG):
-        if parsed.multirun:
+        if parsed.multirun and parsed.cfg:
             raise InputError("--multirun runs a sweep, and --cfg only shows a config. Leave out --multirun.")
         register_resolvers()
         sys.argv += register(target, parsed.overrides, folders)
@@ -135,8 +136,10 @@ def _launched(target: str, run: Target, parsed: Namespace, folders: Sequence[Pat
     from profiling.run.fork_server import ForkServer
 
     # It imports torch while the config is composed.
-    with nullcontext() if "isolation=none" in parsed.overrides else ForkServer().begun():
+    with ForkServer().begun() as server:
         cfg = _composed(target, parsed.overrides, folders)
+        if cfg.get("isolation") == "none" or cfg.get("trace"):
+            server.close()  # it would not be used
         HydraConfig.instance().set_config(cfg)  # of which the folder is made
         folder = Path(cfg.hydra.run.dir)
         folder.mkdir(parents=True, exist_ok=True)
@@ -389,6 +392,8 @@ def explaining(target: str, overrides: Sequence[str], folders: Sequence[Path]) -
     except BrokenPipeError:  # the reader of the output is gone
         raise
     except _EXPLAINED as error:
+        if any(isinstance(cause, KeyboardInterrupt) for cause in causes(error)):  # the error came of it
+            raise KeyboardInterrupt from None
         raise InputError(_explained(error, target, overrides, folders)) from None
 
 
@@ -438,6 +443,8 @@ def _missing_key(key: str, target: str, overrides: Sequence[str], folders: Seque
     If no key beside it is similar, the same name elsewhere in the config is suggested.
     """
     groups = [each for each in overrides if each.partition("=")[0].lstrip("+") in _groups()]
+    if key.startswith("hydra."):
+        return f"there is no key {key!r} in the config."
     try:
         config = OmegaConf.to_container(_without_hydra(_composed(target, groups, folders)))
     except (InputError, *_EXPLAINED):  # the target has no such group

@@ -86,8 +86,10 @@ def read_component(name: str, node: Any) -> ComponentSpec:
     known = {each.name for each in fields(ComponentSpec)}
     for key, example in REQUIRED.items():
         if known >= {*node} and not isinstance(node.get(key), Mapping):  # else `decode` says which key is unknown
-            given = printable(f"{where}.{key}={node.get(key)}", 200)
-            raise InputError(f"{given} must be a mapping. Write {key}: {example} into its YAML, for example.")
+            given = "" if node.get(key) is None else f"={node[key]}"
+            named = printable(f"{where}.{key}{given}", 200)
+            problem = "must be a mapping" if given else "is missing"
+            raise InputError(f"{named} {problem}. Write {key}: {example} into its YAML, for example.")
     for key in SET_BY_THE_TOOL & set(node):
         raise InputError(f"{where}.{key} is not for a YAML: the tool sets it. Leave it out.")
     return decode(ComponentSpec, {"name": name, **node}, where, SET_BY_THE_TOOL)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -28,6 +28,8 @@ LIMIT_FIELDS = {
     "hardware thermal slowdown": (270, 252),
     "power brake": (271, 253),
 }
+#: Processes of this run that were seen on a device: to look for them takes tens of milliseconds.
+_OF_RUN: set[int] = set()
 #: Shortest window whose share of limited time is known: the counters step every 0.1 s.
 LEAST_LIMIT_WINDOW = 1.0
 
@@ -171,17 +173,16 @@ def share_of_others(device: torch.device, seconds: float) -> float | None:
     computing = frozenset(process.pid for process in processes)
     if os.getpid() not in computing:
         return None
-    of_run = _of_run(computing)
-    if computing <= of_run:
+    if not computing <= _OF_RUN:
+        _OF_RUN.clear()
+        _OF_RUN.update(processes_of_run())
+    if computing <= _OF_RUN:
         return 0.0
     since_us = int(1e6 * (time.time() - max(1.0, seconds)))
     busy: dict[int, list[int]] = {}
-    for sample in _query(device, lambda handle: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)) or ():
+    samples = _query(device, lambda handle: pynvml.nvmlDeviceGetProcessUtilization(handle, since_us))
+    if samples is None:
+        return None
+    for sample in samples:
         busy.setdefault(sample.pid, []).append(sample.smUtil)
-    return min(1.0, sum(sum(values) / len(values) / 100 for pid, values in busy.items() if pid not in of_run))
-
-
-@lru_cache(maxsize=1)
-def _of_run(computing: frozenset[int]) -> frozenset[int]:
-    """Return the processes of this run, looked for, which takes milliseconds, whenever `computing` has changed."""
-    return processes_of_run()
+    return min(1.0, sum(sum(values) / len(values) / 100 for pid, values in busy.items() if pid not in _OF_RUN))

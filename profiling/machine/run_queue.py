@@ -226,7 +226,8 @@ def processes_of_run() -> frozenset[int]:
     if os.getsid(own) != own or not run.isdecimal():
         return frozenset({own})
     siblings = [own]
-    with contextlib.suppress(psutil.Error, OSError):
-        started = psutil.Process(int(run)).children(recursive=True)
-        siblings += [each.pid for each in started if os.getsid(each.pid) == each.pid]
+    with contextlib.suppress(psutil.Error):
+        for each in psutil.Process(int(run)).children(recursive=True):
+            with contextlib.suppress(OSError):  # it has ended
+                siblings += [each.pid] if os.getsid(each.pid) == each.pid else []
     return frozenset(siblings)

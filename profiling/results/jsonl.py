@@ -105,7 +105,8 @@ def read_records(run: Path) -> Results:
             before = cells.setdefault(record.cell, {})
             if record.round is None or None in before:
                 before.clear()
-            before[record.round] = record
+            before.pop(record.round, None)
+            before[record.round] = record  # the newest is the last one
     rounds = tuple(tuple(each.values()) for each in cells.values())
     return Results(tuple(map(merged, rounds)), skipped, rounds)
 

@@ -18,13 +18,8 @@ from profiling.results.verdicts import interval_of
 CLOCKS = ("wall_ms", "device_ms", "host_ms")
 
 
-def rounds_done(record: Record) -> int:
-    """Return the number of rounds in `record`; it is 1 for a cell that is not repeated."""
-    return len(record.rounds) if record.rounds else 1
-
-
 def merged(rounds: Sequence[Record]) -> Record:
-    """Return the record of a cell from those of its rounds, in their order.
+    """Return the record of a cell from those of its rounds, in the order in which they ended.
 
     Samples, slow calls and conditions are those of all rounds; every other section is from the newest one. A newest
     record that is not ok, or is of no round, stands for the cell. A metric of the user may report numbers that cannot
@@ -34,7 +29,7 @@ def merged(rounds: Sequence[Record]) -> Record:
     if newest.status != "ok" or rounds[-1].round is None:
         return newest
     try:
-        record = _merged(rounds, newest)
+        record = _merged(sorted(rounds, key=lambda each: each.round or 0), newest)
         encode_record(record)
     except Exception as error:
         return newest.with_status("failed", f"its rounds cannot be merged: {reason_of(error)}")

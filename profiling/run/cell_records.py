@@ -346,7 +346,8 @@ class CellRecords:
 
     def keep(self, record: Record) -> None:
         """Write a record, in the place of an earlier one of its cell or round, and merge it with the rounds before."""
-        rounds = [each for each in self.rounds.get(record.cell, ()) if (each.round or 0) < (record.round or 0)]
+        others = self.rounds.get(record.cell, ()) if record.round is not None else ()
+        rounds = [each for each in others if each.round not in (None, record.round)]
         cell = self._with_speedup(merged((*rounds, record)))
         if cell.status != record.status:  # it could not be merged
             record = cell

@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest import mock
 
 from profiling.run.child import Child, started
@@ -93,12 +93,12 @@ class ForkServer:
         return Child(int(pid), status, reap)
 
     @contextlib.contextmanager
-    def begun(self) -> Iterator[None]:
+    def begun(self) -> Iterator[Self]:
         """Start the server now, for the next run of this process, unless that begins after the block."""
         self._channel = self._begun()
         _BEGUN.append(self)
         try:
-            yield
+            yield self
         finally:
             _BEGUN.clear()
             self.close()

@@ -16,7 +16,6 @@ from profiling.machine.spreads import Spreads
 from profiling.results.environment import ENVIRONMENT_FILE, Environment, encode_environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.record import Record
-from profiling.results.rounds import rounds_done
 from profiling.results.run_folder import JOB_FILE, EarlierRun, prepare_folder, write_json
 from profiling.run.cell_records import CellRecords, LiveCell
 from profiling.run.checkouts import Checkout
@@ -87,8 +86,10 @@ class Run:
         """
         config = self.config
         earlier = prepare_folder(self.folder, config.source, resumed=config.resume is not None)
-        self.cells.by_cell = {record.cell: record for record in earlier.records}
-        self.cells.rounds = {rounds[0].cell: rounds for rounds in earlier.rounds}
+        for record, rounds in zip(earlier.records, earlier.rounds, strict=True):
+            # Rounds that are merged already, but for some that are missing, cannot be gone on with.
+            if rounds[0].round is not None or record.rounds is None or len(record.rounds) >= config.rounds:
+                self.cells.by_cell[record.cell], self.cells.rounds[record.cell] = record, rounds
         self.executor = self.performs or self._executor(orphans, server)
         probed = self._probe(self.executor)
         self._write_environment(probed.environment, earlier)
@@ -106,7 +107,8 @@ class Run:
         record = self.records.get(job.cell)
         if record is None:
             return True
-        return record.status == "ok" and record.turns is None and rounds_done(record) < round_
+        done = {each.round for each in self.cells.rounds[job.cell]}
+        return record.status == "ok" and done.isdisjoint((None, round_))
 
     def say_resumed(self) -> None:
         """Print how many cells of a resumed run are done."""

@@ -48,11 +48,16 @@ def profiled(
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
     shapes: bool = False,
 ) -> Timeline:
-    """Profile `calls` calls, each inside `around()`; on a GPU after one that warms up: CUPTI misses the first launches.
+    """Profile `calls` calls, each inside `around()`, after one that warms up: CUPTI misses the first launches.
+
+    On a CPU that one has a session of its own, since the trace is read as a whole.
 
     This is the autograd profiler: `torch.profiler.profile` would import the compiler (4 s). With `shapes`, and always
     on a CPU, operators have shapes.
     """
+    if not cuda:
+        with profile(use_kineto=True, record_shapes=True):
+            call()
     profiler = profile(use_device="cuda" if cuda else None, use_kineto=True, record_shapes=shapes or not cuda)
     with detached_afterwards(cuda), profiler:
         if cuda:
@@ -77,7 +82,7 @@ def detached_afterwards(on_device: bool) -> Iterator[None]:
     call into CUDA; the next session would lose its kernels if it began before. Nothing happens with a CUDA below 12.6,
     where detaching crashes itself, or where the user has set TEARDOWN_CUPTI=0.
     """
-    detaches = on_device and TorchVersion(torch.version.cuda or "0") >= "12.6"
+    detaches = on_device and _THREADS.is_dir() and TorchVersion(torch.version.cuda or "0") >= "12.6"
     if not detaches or os.environ.setdefault(_DETACHES, "1") != "1":
         yield
         return

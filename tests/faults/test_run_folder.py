@@ -26,6 +26,7 @@ import pytest
 from as_user import OUTSIDE, ROOT
 from make_record import record
 from msgspec import convert
+from msgspec.structs import replace
 from planted_repository import git
 from table import promise
 
@@ -40,7 +41,7 @@ from profiling.report.__main__ import main as report
 from profiling.results import run_folder
 from profiling.results.environment import Environment, Git, read_environment
 from profiling.results.frames import Journal, read_journal, read_series
-from profiling.results.jsonl import append_record, encode_record, read_records
+from profiling.results.jsonl import RESULTS_FILE, append_record, encode_record, read_records
 from profiling.results.loop import Realtime
 from profiling.results.measured import Metrics
 from profiling.results.record import encode_sections
@@ -491,6 +492,34 @@ def test_ended_in_a_later_round(start, how):
     assert [len(each.rounds) for each in read_records(ended.folder).records] == [1, 1]
     resumed = start("rounds=2", f"resume={ended.folder}")
     assert "2 of 4 rounds of cells done" in resumed.err
+    assert [len(each.rounds) for each in read_records(ended.folder).records] == [2, 2]
+
+
+@promise("damaged records")
+@pytest.mark.parametrize("lost", [1, 2])
+def test_the_line_of_a_round_is_damaged(start, lost):
+    """The other round counts, and only the lost one is measured again."""
+    ended = start("rounds=2")
+    merged = read_records(ended.folder).records
+    lines = [replace(each, rounds=None, round=number) for each in merged for number in (1, 2) if number != lost]
+    (ended.folder / RESULTS_FILE).write_bytes(b'{"damaged\n' + b"\n".join(map(encode_record, lines)) + b"\n")
+    resumed = start("rounds=2", f"resume={ended.folder}")
+    assert "2 of 4 rounds of cells done" in resumed.err
+    again = read_records(ended.folder).records
+    assert [len(each.rounds) for each in again] == [2, 2]
+    for before, after in zip(lines, again, strict=True):
+        kept, samples = before.metrics.wall_ms, after.metrics.wall_ms.samples
+        assert kept.samples == (samples[-kept.n :] if lost == 1 else samples[: kept.n])
+
+
+@promise("killed run")
+def test_merged_rounds_of_which_some_are_missing_begin_anew(start):
+    """A run of an older version wrote them so."""
+    ended = start("rounds=2")
+    merged = [replace(each, rounds=each.rounds[:1]) for each in read_records(ended.folder).records]
+    (ended.folder / RESULTS_FILE).write_bytes(b"\n".join(map(encode_record, merged)) + b"\n")
+    resumed = start("rounds=2", f"resume={ended.folder}")
+    assert "rounds of cells done" not in resumed.err
     assert [len(each.rounds) for each in read_records(ended.folder).records] == [2, 2]
 
 

@@ -8,7 +8,6 @@ from table import promise
 
 from profiling.components.spec import ComponentSpec
 from profiling.results.record import NOT_ENDED
-from profiling.results.rounds import rounds_done
 from profiling.results.verdicts import compare_records
 from profiling.run.runner import Run
 from profiling.run.session import ProcessEnd
@@ -126,7 +125,7 @@ def test_an_interrupt_before_a_finished_cell_is_kept(tmp_path, variants, rounds)
     with pytest.raises(KeyboardInterrupt):
         run.execute()
     record = rows(run.folder)["baseline"]
-    assert (record.status, record.reason, rounds_done(record)) == ("ok", None, rounds)
+    assert (record.status, record.reason, len(record.rounds or (1,))) == ("ok", None, rounds)
 
 
 @promise("memory")

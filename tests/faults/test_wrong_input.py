@@ -99,6 +99,7 @@ REFUSED = {
         ("dtype=flöat", "\"dtype='...'\""),
         ("dtype=auto --config-dir=x seed=1", "before the first KEY=VALUE"),
         ("--seconds=3", "keys have none: seconds=3"),
+        ("hydra.run.dri=x", "there is no key 'hydra.run.dri'"),
         ("--config-name", "expected one argument"),
         ([os.fsdecode(b"device=\xff")], "control characters, or bytes that are not UTF-8"),
     ),
@@ -218,7 +219,7 @@ def test_a_target_without_a_yaml(started):
 COMPONENT = (
     ("module=my_package.Net", "module=my_package.Net must be a mapping"),
     ("module._target_=''", "dotted path"),
-    ("inputs=null", "net.inputs=None must be a mapping"),
+    ("inputs=null", "net.inputs is missing. Write inputs:"),
     ("modul=5", "state, sweep. Did you mean 'module'"),
     ("point=5", "Leave it out"),
     ("tiny=null", "tiny must be a mapping, not null"),

@@ -102,11 +102,17 @@ def test_the_share_of_others_is_known_only_where_this_process_can_be_told(monkey
     processes = [SimpleNamespace(pid=pid) for pid in running]
     monkeypatch.setattr(nvml, "_handle", lambda device: object())
     monkeypatch.setattr(nvml.os, "getpid", lambda: 1)
-    nvml._of_run.cache_clear()
+    monkeypatch.setattr(nvml, "_OF_RUN", set())
     monkeypatch.setattr(nvml, "processes_of_run", lambda: frozenset({1, 2}))
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetProcessUtilization", lambda handle, since: samples)
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: processes)
     assert nvml.share_of_others(CUDA, 0.1) == share
+    monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetProcessUtilization", lambda *_: refused())
+    assert nvml.share_of_others(CUDA, 0.1) == (share and None), "unknown where the driver does not tell"
+
+
+def refused():
+    raise nvml.pynvml.NVMLError(nvml.pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def test_the_cells_of_a_run_know_each_other(monkeypatch):

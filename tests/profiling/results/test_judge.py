@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from scipy.stats import binomtest, hypergeom
+from scipy.stats import t as t_distribution
 
 from profiling.results.judge import (
     BETWEEN_RUNS,
@@ -512,3 +513,27 @@ def test_the_slope_and_its_interval_are_those_of_the_line():
     error = 0.01 / np.sqrt(400**3 / 12)  # of an ordinary least-squares slope
     assert low < line.slope < high
     assert line.reach / 399 == pytest.approx(1.96 * error, rel=0.3)
+
+
+def test_without_common_turns_the_noise_of_two_cells_adds_up():
+    one, other, steady = cell(2.0, session=""), cell(1.0, seed=1, session=""), cell(1.0, noise=0.0, session="")
+    apart = compare(one, steady).noise, compare(other, steady).noise
+    assert compare(one, other).noise == pytest.approx(sum(apart))
+    assert min(apart) > 0
+
+
+def test_two_odd_windows_of_forty_are_trimmed():
+    times = np.exp(0.001 * np.random.default_rng(3).standard_normal(40))
+    odd = times.copy()
+    odd[[7, 30]] *= 20  # a mean of the logarithms would move by 15%
+    with_odd, without = (Cell((Windows.of(each, session=""),), TIGHT) for each in (odd, times))
+    assert abs(compare(with_odd, without).log_ratio) < 0.002
+
+
+def test_the_interval_of_totals_is_that_of_students_t():
+    parts, wholes = np.random.default_rng(5).uniform(1, 2, (2, 12))
+    low, high = total_ratio(parts, wholes)[1]
+    residuals = parts - parts.sum() / wholes.sum() * wholes
+    plain = np.sqrt(12 / 11 * (residuals**2).sum()) / parts.sum()  # of windows that do not depend on each other
+    reach = np.log(high / low) / 2
+    assert t_distribution.ppf(0.975, 11) * plain <= reach < 2 * t_distribution.ppf(0.975, 11) * plain
