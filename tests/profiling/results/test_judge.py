@@ -531,9 +531,7 @@ def test_two_odd_windows_of_forty_are_trimmed():
 
 
 def test_the_interval_of_totals_is_that_of_students_t():
-    parts, wholes = np.random.default_rng(5).uniform(1, 2, (2, 12))
-    low, high = total_ratio(parts, wholes)[1]
-    residuals = parts - parts.sum() / wholes.sum() * wholes
-    plain = np.sqrt(12 / 11 * (residuals**2).sum()) / parts.sum()  # of windows that do not depend on each other
-    reach = np.log(high / low) / 2
-    assert t_distribution.ppf(0.975, 11) * plain <= reach < 2 * t_distribution.ppf(0.975, 11) * plain
+    low, high = total_ratio([0.9, 1.1] * 6, [1.0] * 12)[1]
+    inflation = (1 + 2 / 12) / (1 - 2 / 12)  # of twelve windows, correlated by 2 / 12 at least
+    noise = np.sqrt(12 / 11 * 12 * 0.1**2 * inflation) / 12
+    assert np.log(high / low) / 2 == pytest.approx(t_distribution.ppf(0.975, 11 / inflation) * noise)

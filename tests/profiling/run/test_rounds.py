@@ -77,10 +77,10 @@ def test_slow_calls_of_all_rounds_are_added():
         return replace(cell, metrics=replace(cell.metrics, slow_calls=slow))
 
     first = with_slow([1.0, 9.0], 1, wait=7.0)
-    both = of_rounds(first, with_slow([8.0, 1.0, 1.0], 0, wait=6.0, steal=6.5))
+    both = of_rounds(first, with_slow([8.0, 1.5, 1.5], 0, wait=6.0, steal=6.5))
     slow = both.metrics.slow_calls
     assert (slow.count, slow.causes, slow.cause_ms) == (2, {"wait": 2, "steal": 1}, {"wait": 13.0, "steal": 6.5})
-    assert slow.threshold_ms == 1.0, "that of the newest round"
+    assert slow.threshold_ms == 1.5, "that of the newest round"
     assert [each.frame for each in slow.frames] == [1]
     later = of_rounds(first, with_slow([20.0, 1.0], 0, wait=6.0))
     assert [each.frame for each in later.metrics.slow_calls.frames] == [2], "calls are numbered over all rounds"
