@@ -136,7 +136,7 @@ def _launched(target: str, run: Target, parsed: Namespace, folders: Sequence[Pat
     from profiling.run.fork_server import ForkServer
 
     # It imports torch while the config is composed.
-    with ForkServer().begun() as server:
+    with ForkServer().started_early() as server:
         cfg = _composed(target, parsed.overrides, folders)
         if cfg.get("isolation") == "none" or cfg.get("trace"):
             server.close()  # it would not be used
@@ -368,8 +368,9 @@ def _check_chosen_files(group: str, chosen: Override, folders: Sequence[Path]) -
             f"{chosen.input_line} does not name YAML files: null, true, false, nan and other numbers are no names. "
             f"Write {example}; --help lists the names."
         )
-    for file in filter(None, (find_file(f"{group}/{name}", folders) for name in names)):
-        if {*read_yaml(file)} - {"defaults"} != {file.stem} and group in LISTS:
+    for name in names:
+        file = find_file(f"{group}/{name}", folders)
+        if file is not None and {*read_yaml(file)} - {"defaults"} != {file.stem} and group in LISTS:
             raise InputError(f"{group}/{file.name} must have one top key, its own name: `{file.stem}:`")
 
 
@@ -438,9 +439,10 @@ def _where_it_is(group: str, name: str, folders: Sequence[Path]) -> str:
 
 
 def _missing_key(key: str, target: str, overrides: Sequence[str], folders: Sequence[Path]) -> str:
-    """Return `"there is no key 'ney' in component. Did you mean 'net'?"` of a key that is not in the config.
+    """Return a sentence that says which part of a key the config lacks, and suggests another one.
 
-    If no key beside it is similar, the same name elsewhere in the config is suggested.
+    For example "there is no key 'ney' in component. Did you mean 'net'?"
+    The suggestion is a similar key in the same place, or else the same name elsewhere in the config.
     """
     groups = [each for each in overrides if each.partition("=")[0].lstrip("+") in _groups()]
     if key.startswith("hydra."):

@@ -27,8 +27,8 @@ from profiling.run.sweep_job import JobTask, run_job
 PACKAGES = {"local": "joblib", "slurm": "submitit", "ray": "ray"}
 #: What begins the keys of a launcher, and the choice that lets submitit run on this machine.
 OWN, ENGINE, HERE = "hydra.launcher.", "hydra/launcher", "submitit_local"
-#: What the keys of a launcher's own options begin with.
-_OWN_KEYS = {"slurm": (OWN, ENGINE), "ray": (f"{OWN}ray.init.", f"{OWN}ray.remote.")}
+#: Prefixes of the options that a launcher has; one that is not listed has none.
+_OPTION_PREFIXES = {"slurm": (OWN, ENGINE), "ray": (f"{OWN}ray.init.", f"{OWN}ray.remote.")}
 #: Seconds in which a Ray cluster must answer.
 ANSWER_SECONDS = 30.0
 #: Bytes of the object store of a cluster of our own, the least that Ray takes: jobs return nothing.
@@ -63,7 +63,7 @@ class SweepOptions:
         return self.launcher == "slurm" and self.own.get(ENGINE) != HERE
 
     def own_below(self, prefix: str) -> dict[str, Any]:
-        """Return the launcher's own options whose keys begin so, without that, dotted keys as nested dictionaries."""
+        """Return the launcher's options that start with `prefix`, without it; dotted keys become nested mappings."""
         nested = OmegaConf.create({})
         for key, value in self.own.items():
             if key.startswith(prefix):
@@ -94,7 +94,7 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
 
     """
     for key in options.own:
-        if not key.startswith(begin := _OWN_KEYS.get(options.launcher, ())):
+        if not key.startswith(begin := _OPTION_PREFIXES.get(options.launcher, ())):
             has = f"whose options begin with {' or '.join(begin)}" if begin else "which has no options but devices=N"
             raise InputError(f"{key} is no option of launcher={options.launcher}, {has}. Leave it out.")
     if options.launcher == "basic":

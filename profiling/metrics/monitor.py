@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Frames between two queries of the driver.
 DRIVER_EVERY = 16
-#: Seconds between two queries of the driver by a thread, and between two of how much other processes use the device.
+#: Seconds between queries by a thread: of clocks, energy and memory, and of how much other processes use the device.
 DRIVER_SECONDS, OTHERS_SECONDS = 0.25, 1.0
 #: A frame this many times as long as the running mean of those before it is long.
 LONG = 1.2

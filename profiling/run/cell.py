@@ -140,7 +140,7 @@ class Cell(ABC):
             self.add(check=check)
 
     def variant(self) -> Variant:
-        """Return the variant of the cell; processes that it will need are starting.
+        """Return the variant of the cell, and start the worker processes of its compiler.
 
         Raises:
             InputError: it refuses its options.

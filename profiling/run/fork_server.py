@@ -43,7 +43,7 @@ _NO_ANSWER = 255
 class ForkServer:
     """The server, started by the first request at the latest.
 
-    It imports the worker, and the modules `later` when it has forked once.
+    It imports the worker. After its first fork it imports the modules `later`, too.
     """
 
     def __init__(self, later: Iterable[str] = ()) -> None:
@@ -65,7 +65,7 @@ class ForkServer:
         are imported in the process beside those of the server, before the fork.
         """
         if self._channel is None:
-            self._channel = self._begun()
+            self._channel = self._launch()
         places = str(task_file.absolute()), str(Path.cwd())
         request = json.dumps([*places, dict(environment), sorted(modules), self.later]).encode()
         if len(request) > _REQUEST_BYTES:
@@ -93,17 +93,17 @@ class ForkServer:
         return Child(int(pid), status, reap)
 
     @contextlib.contextmanager
-    def begun(self) -> Iterator[Self]:
-        """Start the server now, for the next run of this process, unless that begins after the block."""
-        self._channel = self._begun()
-        _BEGUN.append(self)
+    def started_early(self) -> Iterator[Self]:
+        """Start the server now, for a run that begins inside the block; it ends with the block."""
+        self._channel = self._launch()
+        _EARLY.append(self)
         try:
             yield self
         finally:
-            _BEGUN.clear()
+            _EARLY.clear()
             self.close()
 
-    def _begun(self) -> socket.socket:
+    def _launch(self) -> socket.socket:
         channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stack.callback(channel.close)
         command = [sys.executable, "-m", __spec__.name, str(theirs.fileno()), WORKER]
@@ -118,26 +118,26 @@ class ForkServer:
         self._channel = None
 
 
-#: The server that waits for the next run of this process, if there is one.
-_BEGUN: list[ForkServer] = []
+#: The server that was started early and that no run has taken yet.
+_EARLY: list[ForkServer] = []
 
 
 def server_for_run(later: Iterable[str]) -> ForkServer:
-    """Return the server that has begun, or a new one; it imports the modules `later` when it has forked once."""
-    server = _BEGUN.pop() if _BEGUN else ForkServer()
+    """Return the server for a run, the one that was started early if there is one; `later` is what it imports later."""
+    server = _EARLY.pop() if _EARLY else ForkServer()
     server.later = tuple(later)
     return server
 
 
 def _serve(
-    channel: socket.socket, imported: tuple[str, ...] = (), *, is_complete: bool = False
+    channel: socket.socket, imported: tuple[str, ...] = (), *, imported_later: bool = False
 ) -> tuple[str, int, int | None]:
     """Fork a process for each request; return there what `work_and_exit` of the worker takes. The server never returns.
 
     A second forked process waits for the first one and reports its end (`_fork_and_wait`). A request for more modules
     than `imported` is passed on to a server that is forked to import the next of them, so that each is imported once,
-    whatever else is wanted with it. What the first request wants later is imported while that process, the probe, runs
-    without it; the server `is_complete` then.
+    whatever else is wanted with it. The modules for later in a request are imported after the first fork, while that
+    process, the probe, runs without them; `imported_later` says that this was done.
     """
     others: dict[tuple[str, ...], socket.socket] = {}
 
@@ -163,7 +163,7 @@ def _serve(
                     ours.close()
                     _close(*descriptors)
                     _import(wanted[-1:])
-                    return _serve(theirs, wanted, is_complete=is_complete)
+                    return _serve(theirs, wanted, imported_later=imported_later)
                 theirs.close()
                 if pid is not None:
                     others[wanted] = ours
@@ -184,10 +184,10 @@ def _serve(
             os.close(status)
             return task_file, rest[0], rest[1] if len(rest) > 1 else None
         _close(*descriptors)  # without an answer the caller starts a fresh process
-        if not is_complete:
+        if not imported_later:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _import(later)
-            is_complete = True
+            imported_later = True
 
 
 def _fork_and_wait(status: int, *others: int) -> None:

@@ -289,7 +289,7 @@ class CellsInTurns:
                 self._finished(each, note)
 
     def _finished(self, cell: LiveCell, note: str) -> None:
-        """Write the record of a cell that has ended, or list it for another try if it lacked memory beside others."""
+        """Write the record of a cell that has ended; one that ran out of memory beside others is measured again."""
         if cell.ran_out_of_memory and cell.placement and cell.placement.others and self.again is not None:
             self.again.append(cell)
         else:

@@ -71,8 +71,8 @@ class Pending:
     seconds: float
 
 
-#: A task in progress: it yields `Pending` where it is to be resumed when there is something to read, and `Waiting` when
-#: it waits for its turn, which it is then sent. It returns how its process ended. Closing it kills the process.
+#: A task in progress. It yields `Pending` (resume it when a descriptor is readable) or `Waiting` (send it the cell's
+#: next turn), and returns how its process ended. Closing it kills the process.
 Session = Generator[Pending | Waiting, Turn | None, ProcessEnd]
 
 

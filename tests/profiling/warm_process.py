@@ -106,7 +106,7 @@ def _become(
 
 def _offer_a_server() -> None:
     """Fork a process now, before the run has changed anything in this one, and let its first fork server be that."""
-    begin_fresh = ForkServer._begun
+    begin_fresh = ForkServer._launch
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -117,7 +117,7 @@ def _offer_a_server() -> None:
     reap = lambda: (os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), None)  # noqa: E731
     servers = [child.Child(pid, os.pidfd_open(pid), reap)]
 
-    def begun(self: ForkServer) -> socket.socket:
+    def launch(self: ForkServer) -> socket.socket:
         if not servers:
             return begin_fresh(self)
         server = servers.pop()
@@ -128,7 +128,7 @@ def _offer_a_server() -> None:
         self._stack.enter_context(child.guarded(server))
         return channel
 
-    ForkServer._begun = begun  # pyright: ignore[reportAttributeAccessIssue] - of this process only
+    ForkServer._launch = launch  # pyright: ignore[reportAttributeAccessIssue] - of this process only
 
 
 def _serve_once(control: socket.socket) -> None:

@@ -270,16 +270,16 @@ def test_importing_the_compiler_starts_no_threads_processes_or_cuda(tmp_path, de
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 
-def test_a_server_that_has_begun_is_that_of_the_next_run(server, start):
+def test_a_server_that_was_started_early_is_that_of_the_next_run(server, start):
     """It imports what that run wants later, and ends with the block; a run after it has a server of its own."""
-    with server.begun():
+    with server.started_early():
         assert server_for_run(["planted_finder"]) is server
         assert ended(start("pass")) == 0
         found = start('import os, sys; sys.modules["planted_finder"].FOUND_BY; print(os.getppid())', modules=())
         assert ended(found) == 0, "the module was imported after the first process"
         (pid,) = _servers()
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    with ForkServer().begun():
+    with ForkServer().started_early():
         pass
     assert server_for_run([]) is not server
 
