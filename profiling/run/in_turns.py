@@ -90,8 +90,8 @@ class CellsInTurns:
     def prepare_all(self, cells: Sequence[LiveCell], later: Sequence[LiveCell] = (), most: int = 1) -> list[LiveCell]:
         """Prepare cells beside those that wait, `most` at a time, and return those that there is no memory for.
 
-        The first one goes alone: what it needs is expected of the others. Then one of each code that is compiled goes
-        until it compiles, which takes longest; those with the same code are built meanwhile and wait for it. A compiler
+        The first one goes alone: what it needs is expected of the others. Then one of each code that is compiled
+        begins first, which takes longest; those with the same code are built meanwhile and wait for it. A compiler
         that compares times goes alone. Where there is room, `later` ones are prepared, too, and a second process of
         each cell, its control.
         """
@@ -104,12 +104,13 @@ class CellsInTurns:
                     if cell in due:
                         due.remove(cell)
                 self._begin(cell)
-            if self._preparing:
+            if any(not (each.is_control and self._is_spare(each)) for each in self._preparing):
                 self._go_on(cells)
             elif left and (early := [each for each in self.waiting if each not in cells]):
                 self._give_up(early[-1])
             else:
                 break  # all are prepared, or there is no memory
+        self._end_controls([each for each, control in self._controls.items() if control in self._preparing])
         places = {cell: place for place, cell in enumerate((*cells, *later))}
         self.waiting.sort(key=lambda each: places.get(each, -1))
         return left
@@ -126,15 +127,10 @@ class CellsInTurns:
         if most == 1:
             return left[0] if left else None
         fitting = [each for each in (*left, *optional) if not (self._preparing and compares_times(each.job))]
-        begun = [each for each in self._preparing if self._is_compiled_anew(each)]
-        codes, compiling = {_code(each) for each in begun}, {_code(each) for each in begun if each.may_prepare}
+        codes = {_code(each) for each in self._preparing if self._is_compiled_anew(each)}
         fitting = [each for each in fitting if not (compiled_ahead(each.job) and _code(each) in codes)]
-        built = {_code(each) for each in begun if not compiled_ahead(each.job)}
-        if fresh := [each for each in fitting if self._is_compiled_anew(each) and _code(each) not in codes]:
-            return fresh[0]
-        if built - compiling:
-            return None
-        return fitting[0] if fitting else self._next_control()
+        fresh = [each for each in fitting if self._is_compiled_anew(each) and _code(each) not in codes]
+        return next(iter((*fresh, *fitting)), None) or self._next_control()
 
     def _is_full(self) -> bool:
         """Return whether a cell that has compiled waits in this process: another would share the compiler's caches."""
@@ -143,18 +139,29 @@ class CellsInTurns:
     def _next_control(self) -> LiveCell | None:
         """Return a control that may be prepared before it is known whether it will be used; None if there is none.
 
-        The baseline's will be used, and that of the recipe with the most steps probably. These go first; the others
-        begin only while a cell is being prepared, so that timing does not wait for them.
+        Those that may not be used are spare: they begin only while a cell is being prepared, and nothing waits for
+        them.
         """
-        cells = [each for each in (*self.waiting, *self._preparing) if not each.is_control]
-        likely = {each for each in cells if each.job.variant == BASELINE or each.job.steps == _most_steps(cells, each)}
-        free = [each for each in cells if each not in self._controls and each.job.takes_windows]
+        free = [each for each in self._cells if each not in self._controls and each.job.takes_windows]
         free = [each for each in free if shares_code(each.job) or not each.job.compiles]
-        free.sort(key=lambda each: each not in likely)
-        if not free or (free[0] not in likely and all(each.is_control for each in self._preparing)):
+        free.sort(key=self._is_spare)
+        if not free or (self._is_spare(free[0]) and all(each.is_control for each in self._preparing)):
             return None
         self._controls[free[0]] = _control_of(free[0])
         return self._controls[free[0]]
+
+    @property
+    def _cells(self) -> list[LiveCell]:
+        """Cells that wait or are being prepared, without controls."""
+        return [each for each in (*self.waiting, *self._preparing) if not each.is_control]
+
+    def _is_spare(self, cell: LiveCell) -> bool:
+        """Return whether the control of a cell, or this control, may not be used.
+
+        The baseline's will be used, and that of the recipe with the most steps probably.
+        """
+        most = max((each.job.steps for each in self._cells if each.job.row == cell.job.row), default=0)
+        return cell.job.variant != BASELINE and cell.job.steps < most
 
     def _is_compiled_anew(self, cell: LiveCell) -> bool:
         """Return whether a cell compiles code that no other cell has compiled."""
@@ -309,11 +316,6 @@ class CellsInTurns:
 def _code(cell: LiveCell) -> tuple[str, str | None]:
     """Return the run, which has caches of its own, and what determines the code that a cell of it compiles."""
     return str(cell.records.folder), compiled_code(cell.job)
-
-
-def _most_steps(cells: Sequence[LiveCell], cell: LiveCell) -> int:
-    """Return the most steps that a recipe of the component of `cell` has among the cells."""
-    return max(each.job.steps for each in cells if each.job.row == cell.job.row)
 
 
 def _control_of(cell: LiveCell) -> LiveCell:

@@ -59,10 +59,11 @@ def profiled(
         with profile(use_kineto=True, record_shapes=True):
             call()
     profiler = profile(use_device="cuda" if cuda else None, use_kineto=True, record_shapes=shapes or not cuda)
-    with detached_afterwards(cuda), profiler:
+    with detached_afterwards(cuda) as traced, profiler:
         if cuda:
             call()
             torch.cuda.synchronize()
+            traced()
         for number in range(calls):
             with torch.profiler.record_function(f"profiling/call/trace/{number}"), around():
                 call()
@@ -74,25 +75,30 @@ def profiled(
 
 
 @contextmanager
-def detached_afterwards(on_device: bool) -> Iterator[None]:
+def detached_afterwards(on_device: bool) -> Iterator[Callable[[], None]]:
     """Make torch's profiler detach CUPTI from the process after the session in this block, and wait for that.
 
     CUPTI that stays attached remembers CUDA graphs that are freed later, and crashes in the next session at the replay
     of a graph that was captured since (torch 2.11, CUDA 13.0). Torch detaches it in a thread, which ends after the next
     call into CUDA; the next session would lose its kernels if it began before. Nothing happens with a CUDA below 12.6,
     where detaching crashes itself, or where the user has set TEARDOWN_CUPTI=0.
+
+    Yields a function to call once a call was traced: threads that run by then stay, and are not waited for.
     """
     detaches = on_device and _THREADS.is_dir() and TorchVersion(torch.version.cuda or "0") >= "12.6"
-    if not detaches or os.environ.setdefault(_DETACHES, "1") != "1":
-        yield
-        return
-    others = set(_THREADS.iterdir())
+    detaches = detaches and os.environ.setdefault(_DETACHES, "1") == "1"
+    others = set[Path]()
+
+    def traced() -> None:
+        others.update(_THREADS.iterdir() if detaches else ())
+
+    traced()
     try:
-        yield
+        yield traced
     finally:
         until = perf_counter() + _DETACHING_S
         with suppress(RuntimeError):  # the call has broken the device
-            while perf_counter() < until and not others.issuperset(_THREADS.iterdir()):
+            while detaches and perf_counter() < until and not others.issuperset(_THREADS.iterdir()):
                 torch.cuda.current_stream().query()
                 sleep(1e-3)
 

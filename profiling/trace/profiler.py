@@ -56,11 +56,13 @@ def trace_step(
         with_stack=stacks,
         acc_events=True,  # avoids a warning that events are cleared after the cycle
     )
-    with detached_afterwards(on_device), profiler, cell_span(component, variant, "trace"):
+    with detached_afterwards(on_device) as traced, profiler, cell_span(component, variant, "trace"):
         for index in range(-warmup, iterations):
             with span("warmup" if index < 0 else str(index)):
                 step()
             synchronize(device)
+            if index < 0:
+                traced()
             profiler.step()
     averages = profiler.key_averages()
     title = f"{component}/{variant}: {iterations} profiled iterations on {device}; times are sums over all of them\n"

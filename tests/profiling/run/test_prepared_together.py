@@ -34,8 +34,8 @@ class Processes(Isolated):
     `log` has each begin and end, in order.
     """
 
-    def __init__(self, memory=10**12, lacking=(), dying=(), compile_steps=STEPS // 2):
-        self.compile_steps, self.dying = compile_steps, dying
+    def __init__(self, memory=10**12, lacking=(), dying=(), stuck=(), compile_steps=STEPS // 2):
+        self.compile_steps, self.dying, self.stuck = compile_steps, dying, stuck
         self.compiled, self.ahead, self.loads = set(), set(), {}
         self.begun = self.most_begun = 0  # and not ready
         self.log, self.active, self.most, self.memory, self.lacking = [], set(), 0, memory, list(lacking)
@@ -57,6 +57,8 @@ class Processes(Isolated):
         self.active.add(name)
         self.most = max(self.most, len(self.active))
         for _ in range(STEPS // 2):
+            yield Pending((), 0.0)
+        while name in self.stuck:
             yield Pending((), 0.0)
         if task.job.compiles:
             self.active.discard(name)
@@ -195,7 +197,7 @@ def test_cells_with_the_same_code_begin_together_and_load_what_one_of_them_has_c
     log = processes.log
     at = log.index("ready net.compile")
     for other in ("net.both", "net.compile.control", "net.both.control"):
-        assert log.index("compiles net.compile") < log.index(f"begin {other}") < at < log.index(f"loads {other}")
+        assert log.index("begin net.compile") < log.index(f"begin {other}") < at < log.index(f"loads {other}")
     with_workers = [name for name, loads in processes.loads.items() if not loads]
     assert with_workers == ["net.baseline", "net.compile", "net.baseline.control"]
 
@@ -213,6 +215,13 @@ def test_a_cell_whose_code_no_other_has_compiled_compiles_it(options):
     assert log.index("compiles net.compile") < log.index(ended) < log.index("compiles net.both")
     if options:
         assert "loads net.both.control" in log, "it does not compile before the cell whose row says what that takes"
+
+
+def test_nothing_waits_for_a_control_that_may_not_be_used():
+    processes = Processes(stuck=["net.a.control"])
+    cells = due(processes, "baseline"), due(processes, "a"), due(processes, "b", COMPILE)
+    assert prepared(CellsInTurns(), *cells) == []
+    assert [each for each in begun(processes) if f"ready {each}" not in processes.log] == ["net.a.control"]
 
 
 def test_cells_that_die_while_they_are_held_end_and_so_do_their_controls():
@@ -308,9 +317,7 @@ def test_the_first_cell_goes_alone_then_the_others_and_those_of_later_components
     assert prepared(turns, *first, later=later) == []
     log = [line for line in processes.log if not line.endswith(".control")]
     assert log[1:5] == ["ready net.baseline", "begin net.compile", "begin two.b", "begin three.b"]
-    assert max(map(log.index, ("compiles net.compile", "compiles two.b", "compiles three.b"))) < log.index(
-        "begin two.a"
-    )
+    assert log.index("begin two.a") < log.index("compiles net.compile"), "it is built meanwhile"
     assert not processes.active, "nothing compiles when timing begins"
     before = len(processes.log)
     assert prepared(turns, *later[:2], later=later[2:]) == []

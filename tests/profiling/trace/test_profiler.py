@@ -132,6 +132,13 @@ def test_after_a_session_cupti_is_detached(driver):
     assert os.environ["TEARDOWN_CUPTI"] == "1"
 
 
+def test_a_thread_that_cupti_keeps_from_the_first_session_on_is_not_waited_for(driver):
+    with detached_afterwards(True) as traced:
+        driver.start()
+        traced()
+    assert driver.is_alive()
+
+
 @pytest.mark.parametrize("keeps", ["the user's choice", "another device", "CUDA 12.4"])
 def test_where_cupti_stays_attached_nothing_is_waited_for(driver, monkeypatch, keeps):
     if keeps == "the user's choice":
