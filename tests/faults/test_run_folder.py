@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +31,9 @@ from msgspec.structs import replace
 from planted_repository import git
 from table import promise
 
-from profiling import generic_forward, history
+from profiling import history
 from profiling.cli import app
+from profiling.cli.config import read_config
 from profiling.compare.__main__ import main as compare
 from profiling.components.spec import Settings
 from profiling.errors import InputError
@@ -114,13 +116,17 @@ def start(tmp_path, monkeypatch, capsys):
                     cell(task.job, on_event)
                 return ProcessEnd()
 
-        monkeypatch.setattr(runner.Run, "_executor", lambda self, orphans, server: Executor())
+        def perform(run: runner.Run) -> int:
+            run.performs = Executor()
+            return run.execute()
+
         monkeypatch.setattr(signal, "signal", lambda *_: None)
         flags = [each for each in overrides if each.startswith("--")]
         keys = [f"--config-dir={OUTSIDE}", *flags, f"hydra.run.dir={folder}", *CELLS]
         monkeypatch.setattr(sys, "argv", ["profiling", *keys, *(each for each in overrides if each not in flags)])
         try:
-            code = app.launch("generic_forward", generic_forward.run)
+            run_in = partial(app.execute, "generic_forward", perform=perform)
+            code = app.launch("generic_forward", lambda cfg, folder: run_in(read_config(cfg), folder))
         except Killed:
             code = -9
         return Ended(code, *capsys.readouterr(), folder)
