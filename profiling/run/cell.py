@@ -49,6 +49,7 @@ from profiling.run.job import Job
 from profiling.run.session import PREPARE
 from profiling.run.trace_passes import TracePasses
 from profiling.trace.counters import CompileCounters, compile_seconds, seconds_since, snapshot
+from profiling.trace.events import Timeline
 from profiling.trace.memory_history import memory_history
 from profiling.trace.profiler import synchronize, trace_step
 from profiling.trace.spans import span
@@ -337,21 +338,28 @@ class Cell(ABC):
         except (TypeError, ValueError) as error:
             raise ValueError(f"the results of metric {name} do not fit into a record: {error}") from error
 
-    def explain(self, component: Component, step: Step) -> None:
-        """Send what explains the times: sections of the variant, a call's roofline (with ceilings), and a trace."""
+    def explain(self, component: Component, step: Step) -> Timeline | None:
+        """Send sections of the variant and, if asked for, a trace; return what `explain_time` needs, None on a CPU.
+
+        What follows measures no kernel: it waits until others have done this, and may run beside what follows there.
+        """
         with self.phase("explain"), self.best_effort("explain() of the variant"):
             self.add(**step.explain())
         if self.job.settings.trace:
             self.trace(component, step)
+        trace = None if self.ceilings() is None else self.passes(component, step).trace_kernels()
+        if trace is not None and self.job.takes_windows:
+            self.wait()
+        return trace
+
+    def explain_time(self, component: Component, step: Step, trace: Timeline | None) -> None:
+        """Send the roofline of a call, in a run with ceilings."""
         if (ceilings := self.ceilings()) is None:
             return
-        passes = self.passes(component, step)
-        trace = passes.trace_kernels()
-        if trace is not None and self.job.takes_windows:
-            self.wait()  # until others have traced theirs: what follows measures no kernel, and may run beside theirs
         with self.phase("roofline"), self.best_effort("the roofline"):
             wall_ms = None if self.metrics.wall_ms is None else self.metrics.wall_ms.p50
-            called = {"fused": bool(self.compiled), "trace": trace, "traced": passes.analyze_kernels(trace)}
+            traced = self.passes(component, step).analyze_kernels(trace)
+            called = {"fused": bool(self.compiled), "trace": trace, "traced": traced}
             self.add(roofline=call_roofline(component, step.repeat, ceilings, wall_ms, **called))
 
     def ceilings(self) -> Ceilings | None:

@@ -67,10 +67,11 @@ class ForwardCell(Cell):
                     self.run_metric(name, metric, replace(subject, expected=expected_by[name], around=recompiled))
                     if (reason := recompiled.reason) is not None and ("invalid", reason) not in self.problems:
                         self.problems.append(("invalid", reason))
+                trace = self.explain(component, step)
                 self._check_after_timing(metrics, subject)
                 if reference is not None:
                     self._check_other_shapes(component, step, eager)
-                self.explain(component, step)
+                self.explain_time(component, step, trace)
 
     def components(self) -> Mapping[str, Component]:
         """Build the component as a run calls it."""

@@ -34,7 +34,7 @@ _THREADS = Path("/proc/self/task")
 _DETACHING_S = 0.5
 
 
-def device_work(call: Callable[[], object], *, calls: int = 3) -> DeviceWork | None:
+def device_work(call: Callable[[], object], *, calls: int = 1) -> DeviceWork | None:
     """Profile `calls` calls and return the mean GPU work of one; None where CUPTI reports no work on the GPU."""
     multiprocessors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     return summarize(profiled(call, calls, cuda=True), multiprocessors)

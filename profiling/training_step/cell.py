@@ -72,7 +72,7 @@ class TrainingCell(Cell):
                 trainer.start.restore()
                 self.run_metric(name, metric, subject)
             trainer.start.restore()
-            self.explain(component, step)
+            self.explain_time(component, step, self.explain(component, step))
         deterministic = timed if device.type == "cpu" else self._compare_deterministic(variant, component, trainer)
         self._judge(timed, deterministic, is_random=eager.is_random)
 
