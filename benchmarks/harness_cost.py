@@ -19,7 +19,7 @@ from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams, world_model_inputs
 from profiling.metrics.clocks import clock_of
 from profiling.metrics.latency import TimedWindowMonitor
-from profiling.metrics.monitor import CallMonitor, FrameMonitor
+from profiling.metrics.monitor import CallMonitor, EventCounter
 from profiling.metrics.sampling import Sample, Turn, collect_window
 
 ROUNDS, CALLS = 5, 5000
@@ -58,10 +58,10 @@ def observing_us(device: torch.device, count: int = 20_000) -> tuple[float, floa
 def reading_us(device: torch.device, count: int = 20_000) -> float:
     """Return the µs that it takes to read the counters after a call of usual length, in which nothing happened."""
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))  # a process that compiled has more to read
-    with closing(FrameMonitor(device, every=count + 1, of_loop=False)) as monitor:
+    with closing(EventCounter(device, skips=True)) as counter:
         start = time.perf_counter()
-        for number in range(1, count + 1):
-            monitor(number, 1.0, long=False)
+        for number in range(count):
+            counter.read(number, look=False)
         return (time.perf_counter() - start) / count * 1e6
 
 

@@ -8,12 +8,13 @@ length, but for every 64th. Without a CUDA device, torch is not imported.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,7 @@ from profiling.trace.counters import compile_ids, compile_totals
 if TYPE_CHECKING:
     import torch
 
-    from profiling.machine import nvml
-    from profiling.machine.energy import EnergyCounter
+    from profiling.machine import energy, nvml
 
 #: Frames between two queries of the driver.
 DRIVER_EVERY = 16
@@ -51,43 +51,24 @@ PROC = Path("/proc")
 _STEAL = 8  # index of the ticks stolen by other guests in the first line of /proc/stat, see proc(5)
 
 
-class FrameMonitor:
-    """Returns, after each frame, what happened since the call before.
+class EventCounter:
+    """Counts, from one reading to the next, what delays the frames or calls of this process.
 
-    `events` are recompiles: {"frame", "kind": "recompile", "id"}. `clocks()` are the SM clocks since the start, and
-    what limited them. The allocator and /proc are read every `every` frames, and after a long one. With `calibrate`, a
-    cudaMalloc is timed first, which waits for the device; without it the time of those inside frames is not known. With
-    `of_loop`, the energy counter is read with the clocks, and a thread asks the driver every `OTHERS_SECONDS` how much
-    other processes use the device. With `apart`, it asks for everything else, too, every `DRIVER_SECONDS`, because a
-    query may take milliseconds: no frame waits for it, and the values go into the row of the next frame that ends.
-    `energy_reason` says why there is no energy.
+    `events` are recompiles: {"frame", "id"}. With `skips`, a look at the allocator and at /proc covers several frames,
+    and which of them was delayed is not known: the time of cudaMallocs and the CPU time that other guests took are
+    absent. Without, a cudaMalloc is timed first, which waits for the device.
     """
 
-    def __init__(
-        self,
-        device: torch.device | None = None,
-        *,
-        every: int = 1,
-        calibrate: bool = False,
-        of_loop: bool = True,
-        apart: bool = False,
-    ) -> None:
-        self._of_loop, self._apart = of_loop, apart
-        self._asking: threading.Thread | None = None
-        self._closed = threading.Event()
-        self._answers: dict[str, float] | None = None  # of the driver, for the next frame
-        self._others_share: float | None = None  # of the device's time in the last second, 0 to 1
-        self._failure: Exception | None = None  # that ended the thread
-        self._cuda = None if device is None or device.type != "cuda" else device
-        self._every = every
+    def __init__(self, device: torch.device | None, *, skips: bool) -> None:
+        self._cuda, self._skips = None if device is None or device.type != "cuda" else device, skips
         self._malloc_cost: tuple[float, float] | None = None
-        if calibrate and self._cuda is not None:
+        if self._cuda is not None and not skips:
             from profiling.machine.memory import malloc_cost
 
             self._malloc_cost = malloc_cost(self._cuda)
         self.events: list[dict[str, Any]] = []
-        self._clocks: nvml.ClockMonitor | None = None
         self._collecting, self._collections, self._collection_ms = 0.0, 0, 0.0
+        self._totals, self._reserved = dict[str, float](), 0.0  # of the allocator and of /proc
         self._statm, self._stat = (
             os.open(file, os.O_RDONLY) if os.access(file, os.R_OK) else None  # a container may have no /proc
             for file in (PROC / "self" / "statm", PROC / "stat")
@@ -95,15 +76,12 @@ class FrameMonitor:
         self._page = os.sysconf("SC_PAGE_SIZE")
         self._tick_ms = 1e3 / os.sysconf("SC_CLK_TCK") / (os.cpu_count() or 1)
         self._waits = ThreadWaits(workers=self._cuda is None)
-        self._energy: EnergyCounter | None = None
-        self.energy_reason: str | None = None
         gc.callbacks.append(self._on_collection)
         self.start()
 
     def close(self) -> None:
         """Close the files and remove the callback of the garbage collector."""
         gc.callbacks.remove(self._on_collection)
-        self._closed.set()
         self._waits.close()
         for descriptor in (self._statm, self._stat):
             if descriptor is not None:
@@ -111,44 +89,129 @@ class FrameMonitor:
 
     def start(self) -> None:
         """Start counting: earlier events are not reported."""
-        self._typical: float | None = None
         self._ids = compile_ids()
-        self._totals, held = self._memory()
-        self._reserved = held.get("reserved", 0.0)
-        self._memory_frame, self._next_long = -1, 0
+        self._look()
         self._nothing: dict[str, float] = dict.fromkeys((*_COUNTS, "switches"), 0.0)
         if self._waits.read()[0] is not None:
             self._nothing["run_queue_ms"] = 0.0
         self._counted = self._counts()
-        self._start_clocks()
+
+    def read(self, frame: int, *, look: bool) -> dict[str, float]:
+        """Return counts and ms since the reading before, and where `look` also what the allocator and /proc say.
+
+        The result must not be changed: after a frame in which nothing happened it is the same one each time.
+        """
+        counts, (wait_ms, switches) = self._counts(), self._waits.read()
+        if not (look or switches or wait_ms) and counts == self._counted:
+            return self._nothing
+        row = self._nothing | {"switches": switches}
+        if wait_ms is not None:
+            row["run_queue_ms"] = wait_ms
+        if counts != self._counted:
+            row |= self._changes(frame, counts)
+        if look:
+            row |= self._look()
+        return row
+
+    def _counts(self) -> tuple[float, ...]:
+        """Return the totals that are cheap to read, those of `_COUNTS`."""
+        engine = sys.modules.get("profiling.graphs.engine")
+        captured = (0, 0.0) if engine is None else (engine.total_captures(), 1e3 * engine.capture_seconds())
+        return (*compile_totals(), *captured, self._collections, self._collection_ms)
+
+    def _changes(self, frame: int, counts: tuple[float, ...]) -> dict[str, float]:
+        """Return what was counted since the frame before; `torch._dynamo.reset()` sets totals to zero."""
+        totals = zip(_COUNTS, counts, self._counted, strict=True)
+        since = {name: now - before if now >= before else now for name, now, before in totals}
+        self._counted = counts
+        if since["compiles"]:
+            ids = compile_ids()
+            self.events += [{"frame": frame, "id": name} for name in ids if name not in self._ids]
+            self._ids = ids
+        return since
+
+    def _look(self) -> dict[str, float]:
+        """Return the bytes held now, and what the allocator and /proc have counted since the last look."""
+        row: dict[str, float] = {}
+        totals: dict[str, float] = {}
+        if self._statm is not None:
+            row["host_rss"] = int(os.pread(self._statm, 128, 0).split()[1]) * self._page
+        if self._stat is not None and not self._skips:  # the CPU time that other guests took, the mean of all CPUs
+            totals["steal_ms"] = int(os.pread(self._stat, 256, 0).split()[_STEAL]) * self._tick_ms
+        if self._cuda is not None:
+            import torch
+
+            stats = torch.cuda.memory_stats_as_nested_dict(self._cuda)
+            totals |= {"alloc_retries": stats["num_alloc_retries"], "device_allocs": stats["num_device_alloc"]}
+            row |= {name: stats[f"{name}_bytes"]["all"]["current"] for name in ("allocated", "reserved")}
+        row |= {name: total - self._totals.get(name, total) for name, total in totals.items()}
+        if self._malloc_cost is not None:
+            per_call, per_byte = self._malloc_cost
+            grown, allocations = max(0.0, row["reserved"] - self._reserved), row["device_allocs"]
+            row["malloc_ms"] = allocations * per_call + grown * per_byte if allocations else 0.0
+        self._totals, self._reserved = totals, row.get("reserved", 0.0)
+        return row
+
+    def _on_collection(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self._collecting = time.perf_counter()
+            return
+        self._collections += 1
+        self._collection_ms += 1e3 * (time.perf_counter() - self._collecting)
+
+
+class FrameMonitor(EventCounter):
+    """Returns, after each frame, what happened since the call before.
+
+    The allocator and /proc are read every `every` frames, and after a long one. Of a CUDA device the driver is asked,
+    too: for energy, memory in use and SM clocks, of which `clocks()` are those since the start with what limited them;
+    and by a thread every `OTHERS_SECONDS` how much other processes use the device. With `apart`, that thread asks for
+    everything, every `DRIVER_SECONDS`, because a query may take milliseconds: no frame waits for it, and the values go
+    into the row of the next frame that ends. `energy_reason` says why there is no energy.
+    """
+
+    def __init__(self, device: torch.device | None = None, *, every: int = 1, apart: bool = False) -> None:
+        self._every, self._apart = every, apart
+        self._closed = threading.Event()
+        self._answers: dict[str, float] | None = None  # of the driver, for the next frame
+        self._others_share: float | None = None  # of the device's time in the last second, 0 to 1
+        self._failure: Exception | None = None  # that ended the thread
+        self._clocks: nvml.ClockMonitor | None = None
+        self._energy: energy.EnergyCounter | None = None
+        self.energy_reason: str | None = None
+        super().__init__(device, skips=every > 1)
+
+    def close(self) -> None:
+        """Stop observing."""
+        self._closed.set()
+        super().close()
+
+    def start(self) -> None:
+        """Start counting: earlier events are not reported."""
+        super().start()
+        self._typical, self._next_long = 0.0, 0
+        self._start_driver()
 
     def use(self, device: torch.device) -> None:
         """Observe this CUDA device too, from now on."""
-        self._cuda = device
         self._waits.close()
-        self._waits = ThreadWaits(workers=False)
-        self._totals |= self._memory()[0]
-        self._start_clocks()
+        self._cuda, self._waits = device, ThreadWaits(workers=False)
+        self._look()
+        self._start_driver()
 
     def clocks(self) -> ClockConditions:
         """Return the clocks since the start, and for how long they were limited."""
         return ClockConditions() if self._clocks is None else self._clocks.conditions()
 
-    def _start_clocks(self) -> None:
-        if self._cuda is not None:
-            from profiling.machine.energy import EnergyCounter, NoEnergy
-            from profiling.machine.nvml import ClockMonitor
+    def _start_driver(self) -> None:
+        if self._cuda is None:
+            return
+        from profiling.machine.nvml import ClockMonitor
 
-            self._clocks = ClockMonitor(self._cuda)
-            if self._of_loop:
-                try:
-                    self._energy, self.energy_reason = EnergyCounter(self._cuda), None
-                except NoEnergy as reason:
-                    self._energy, self.energy_reason = None, str(reason)
-            self._answers = None
-            if self._of_loop and self._asking is None:
-                self._asking = threading.Thread(target=self._ask, args=(self._cuda,), name="driver", daemon=True)
-                self._asking.start()
+        asks, self._clocks = self._clocks is not None, ClockMonitor(self._cuda)
+        self._answers = self._energy = self.energy_reason = None
+        if not asks:
+            threading.Thread(target=self._ask, args=(self._cuda,), name="driver", daemon=True).start()
 
     def _ask(self, device: torch.device) -> None:
         """Query the driver until this is closed; the next frame raises what it fails with."""
@@ -169,159 +232,77 @@ class FrameMonitor:
             if self._closed.wait(DRIVER_SECONDS if self._apart else OTHERS_SECONDS):
                 return
 
-    def __call__(self, frame: int, frame_ms: float, *, long: bool | None = None) -> Mapping[str, float]:
-        """Return the series of a frame: counts and ms since the call before, and bytes held now.
-
-        `long` says whether it took longer than usual; None: compared with the frames before it. The mapping must not be
-        changed: after a frame in which nothing happened it is the same one each time.
-        """
-        typical = frame_ms if self._typical is None else self._typical
+    def __call__(self, frame: int, frame_ms: float) -> Mapping[str, float]:
+        """Return the series of a frame, as `read` does: counts and ms since the call before, and bytes held now."""
+        typical = self._typical or frame_ms
         self._typical = typical + 0.1 * (frame_ms - typical)
-        if long is None:
-            long = frame_ms > LONG * typical and (
-                self._every == 1 or (frame >= self._next_long and frame_ms - typical > LONG_MS)
-            )
-        if long and self._every > 1:
+        long = frame_ms > LONG * typical and (
+            self._every == 1 or (frame >= self._next_long and frame_ms - typical > LONG_MS)
+        )
+        if long:
             self._next_long = frame + LONG_EVERY
-        counts, (wait_ms, switches) = self._counts(), self._waits.read()
-        look, answers = long or frame % self._every == 0, self._answers
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
-        if not (look or answers or switches or wait_ms) and counts == self._counted:
-            return self._nothing
-        row = self._nothing | {"switches": switches}
-        if wait_ms is not None:
-            row["run_queue_ms"] = wait_ms
-        if counts != self._counted:
-            row |= self._changes(frame, counts)
-        if look:
-            row |= self._look(frame, long=long)
-        if answers:
-            self._answers = None
-            row |= answers
-        if "others_ms" in row:
-            row["others_ms"] *= frame_ms
-        return row
-
-    def _counts(self) -> tuple[float, ...]:
-        """Return the totals that are cheap to read, those of `_COUNTS`."""
-        engine = sys.modules.get("profiling.graphs.engine")
-        captured = (0, 0.0) if engine is None else (engine.total_captures(), 1e3 * engine.capture_seconds())
-        return (*compile_totals(), *captured, self._collections, self._collection_ms)
-
-    def _changes(self, frame: int, counts: tuple[float, ...]) -> dict[str, float]:
-        """Return what was counted since the frame before; `torch._dynamo.reset()` sets totals to zero."""
-        totals = zip(_COUNTS, counts, self._counted, strict=True)
-        since = {name: now - before if now >= before else now for name, now, before in totals}
-        self._counted = counts
-        if since["compiles"]:
-            ids = compile_ids()
-            self.events += [{"frame": frame, "kind": "recompile", "id": name} for name in ids if name not in self._ids]
-            self._ids = ids
-        return since
-
-    def _look(self, frame: int, *, long: bool) -> dict[str, float]:
-        """Return what the allocator, /proc and the driver say, which takes longer."""
-        totals, row = self._memory()
-        since = {name: total - self._totals[name] for name, total in totals.items()}
-        self._totals |= totals
-        if "reserved" in row:
-            since |= self._malloc_time(since["device_allocs"], row["reserved"])
-        if frame != self._memory_frame + 1:  # these are of several frames, and which of them was delayed is not known
-            since = {name: value for name, value in since.items() if name not in ("steal_ms", "malloc_ms")}
-        self._memory_frame = frame
-        row |= since
+        row = self.read(frame, look=long or frame % self._every == 0)
+        answers = self._answers
         if self._cuda is not None and not self._apart and (long or frame % max(DRIVER_EVERY, self._every) == 0):
-            row |= self._driver(self._cuda)
-        return row
-
-    def _memory(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return further totals so far, in counts or ms, and bytes held now."""
-        totals: dict[str, float] = {}
-        held: dict[str, float] = {}
-        if self._statm is not None:
-            held["host_rss"] = int(os.pread(self._statm, 128, 0).split()[1]) * self._page
-        # The CPU time that other guests took, the mean of all CPUs. Where frames are skipped it would be of several.
-        if self._stat is not None and self._every == 1:
-            totals["steal_ms"] = int(os.pread(self._stat, 256, 0).split()[_STEAL]) * self._tick_ms
-        if self._cuda is not None:
-            import torch
-
-            stats = torch.cuda.memory_stats_as_nested_dict(self._cuda)
-            totals |= {"alloc_retries": stats["num_alloc_retries"], "device_allocs": stats["num_device_alloc"]}
-            held |= {name: stats[f"{name}_bytes"]["all"]["current"] for name in ("allocated", "reserved")}
-        return totals, held
-
-    def _malloc_time(self, allocations: float, reserved: float) -> dict[str, float]:
-        grown, self._reserved = max(0.0, reserved - self._reserved), reserved
-        if self._malloc_cost is None:
-            return {}
-        per_call, per_byte = self._malloc_cost
-        return {"malloc_ms": allocations * per_call + grown * per_byte if allocations else 0.0}
+            answers = self._driver(self._cuda)
+        if answers is None:
+            return row
+        self._answers = None
+        if self._others_share is not None:
+            answers["others_ms"] = self._others_share * frame_ms
+        return row | answers
 
     def _driver(self, device: torch.device) -> dict[str, float]:
-        """Return what the driver says now, with `others_ms` as a share of the time; it may take milliseconds."""
-        from profiling.machine.nvml import memory_used
+        """Return what the driver says now, which may take milliseconds."""
+        from profiling.machine import energy, nvml
 
         row: dict[str, float] = {}
         if self._clocks is not None and (clock := self._clocks.read()) is not None:
             row["sm_clock_mhz"] = clock
-        if (counter := self._energy) is not None:
-            from profiling.machine.energy import NoEnergy
-
+        if self.energy_reason is None:
             try:
-                row[ENERGY] = counter.read()
-            except NoEnergy as reason:
-                self._energy, self.energy_reason = None, str(reason)
-        if (used := memory_used(device)) is not None:
+                counter = self._energy or energy.EnergyCounter(device)
+                row[ENERGY], self._energy = counter.read(), counter
+            except energy.NoEnergy as reason:
+                self.energy_reason = str(reason)
+        if (used := nvml.memory_used(device)) is not None:
             row["device_used"] = used
-        if self._others_share is not None:
-            row["others_ms"] = self._others_share
         return row
 
-    def _on_collection(self, phase: str, _info: dict[str, int]) -> None:
-        if phase == "start":
-            self._collecting = time.perf_counter()
-            return
-        self._collections += 1
-        self._collection_ms += 1e3 * (time.perf_counter() - self._collecting)
 
-
-class CallMonitor:
+class CallMonitor(EventCounter):
     """Observes the timed calls of a step, between samples, and explains the slow ones.
 
-    After a call of usual length it compares one number. After a long one it reads what `FrameMonitor` does; so it does
-    after the first call of a window and every 64th, to know what calls of usual length take. What was counted since the
-    last reading belongs to the long call, but for what the usual calls before it took, and for the time by which those
-    were longer than usual.
+    After a call of usual length it compares one number. After a long one it reads what happened; so it does after the
+    first call of a window and every 64th, to know what calls of usual length take. What was counted since the last
+    reading belongs to the long call, but for what the usual calls before it took, and for the time by which those were
+    longer than usual. There is no thread: it would run beside the timed calls of the cells with which this one takes
+    turns.
 
     Reading the counters after every call, so that nothing need be apportioned, would take 4.6 to 5.2 µs where this
     takes 1.05 µs (`benchmarks/harness_cost.py`, two shared CPU cores, 27 November 2026).
     """
 
     def __init__(self, device: torch.device) -> None:
-        # No thread: it would run beside the timed calls of the cells with which this one takes turns.
-        self._monitor = FrameMonitor(device, calibrate=True, of_loop=False)
         self._typical, self._calls = 0.0, 0
         self._rows: list[_Reading] = []
+        self._others: list[float] = []  # the share of its window in which other processes used the device, by call
         self._last_long = -LONG_EVERY
+        super().__init__(device, skips=False)
         self.begin()
-
-    def close(self) -> None:
-        """Stop observing."""
-        self._monitor.close()
 
     def begin(self) -> None:
         """Begin a window of calls: what happens between two windows belongs to none."""
-        self._monitor.start()
+        self.start()
         self._readings, self._first, self._beyond_ms = 0, self._calls, 0.0
-        self._rows_before = len(self._rows)
 
     def end(self, others_share: float | None) -> None:
         """End a window, in which other processes took that share of the device's time."""
-        rows = self._rows[self._rows_before :]
-        self._rows[self._rows_before :] = [replace(each, others_share=others_share) for each in rows]
+        share = math.nan if others_share is None else others_share
+        self._others += [share] * (self._calls - len(self._others))
 
     def __call__(self, call_ms: float) -> None:
         """Observe the call that has just ended."""
@@ -330,36 +311,34 @@ class CallMonitor:
         long = call_ms > LONG * usual
         self._typical = usual + 0.1 * (min(call_ms, 2 * usual) - usual)
         if long or not self._readings or self._calls - self._first >= CALLS_EVERY:
-            self._read(call_ms, long=long)
+            self._read(long=long)
         elif call_ms > usual:
             self._beyond_ms += call_ms - usual
 
-    def _read(self, call_ms: float, *, long: bool) -> None:
-        ask_driver = long and self._calls - self._last_long >= LONG_EVERY
-        if ask_driver:
+    def _read(self, *, long: bool) -> None:
+        row = self.read(self._calls - 1, look=True)
+        ask = long and self._calls - self._last_long >= LONG_EVERY
+        if ask:
             self._last_long = self._calls
-        known = len(self._monitor.events)
-        row = self._monitor(self._readings, call_ms, long=ask_driver)
-        for event in self._monitor.events[known:]:
-            event["frame"] = self._calls - 1
+        if self._cuda is not None and (ask or self._readings % DRIVER_EVERY == 0):
+            from profiling.machine.nvml import sm_clock_mhz
+
+            row["sm_clock_mhz"] = sm_clock_mhz(self._cuda) or math.nan
         self._rows.append(_Reading(self._first, self._calls, long, self._beyond_ms, row))
         self._readings, self._first, self._beyond_ms = self._readings + 1, self._calls, 0.0
 
     def slow_calls(self, wall_ms: Sequence[float], device_ms: Sequence[float] = ()) -> SlowFrames:
         """Return the slow ones of all calls so far, and what explains them; the times are in ms, one a call."""
         frame_ms = np.asarray(wall_ms, dtype=np.float64)
-        series = {"frame_ms": frame_ms, **{name: self._per_call(name, frame_ms.size) for name in CAUSES.values()}}
-        for name in ("others_ms", "sm_clock_mhz"):  # these are known of the call after which there was a reading
-            series[name] = np.full(frame_ms.size, np.nan)
+        clocks = np.full(frame_ms.size, np.nan)  # known of the calls after which the driver was asked
         for each in self._rows:
-            series["sm_clock_mhz"][each.end - 1] = each.row.get("sm_clock_mhz", np.nan)
-            if each.others_share is not None:
-                series["others_ms"][each.end - 1] = each.others_share * frame_ms[each.end - 1]
+            clocks[each.end - 1] = each.row.get("sm_clock_mhz", np.nan)
+        series = {name: self._per_call(name, frame_ms.size) for name in CAUSES.values()}
+        series |= {"frame_ms": frame_ms, "others_ms": np.array(self._others) * frame_ms, "sm_clock_mhz": clocks}
         if device_ms:
             series["device_call_ms"] = np.asarray(device_ms, dtype=np.float64)
         usual = Steady(from_frame=0, settled=True, p50=float(np.median(frame_ms)))
-        slow = [int(call) for call in np.flatnonzero(frame_ms > threshold_ms(frame_ms, usual))]
-        return slow_section(series, usual, slow, self._monitor.events)
+        return slow_section(series, usual, frame_ms > threshold_ms(frame_ms, usual), self.events)
 
     def _per_call(self, name: str, calls: int) -> Array:
         """Return the ms [calls] of a cause in each call: in usual ones their mean, in a long one what is left."""
@@ -379,8 +358,7 @@ class CallMonitor:
 class _Reading:
     """What was read after the call before `end`, since that of the call before `first`.
 
-    `beyond_ms` is by how much the calls before a `long` one were longer than usual; `others_share` the share of the
-    window in which other processes used the device.
+    `beyond_ms` is by how much the calls before a `long` one were longer than usual.
     """
 
     first: int
@@ -388,4 +366,3 @@ class _Reading:
     long: bool
     beyond_ms: float
     row: Mapping[str, float]
-    others_share: float | None = None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profiling.results.frames import Array, Series, stage_names
 from profiling.results.loop import Steady
 from profiling.results.measured import SlowFrame, SlowFrames
 
+#: Which samples of a series, bool [n].
+Mask = NDArray[np.bool_]
 #: A frame is slow above the steady median plus this many median absolute deviations, and above this multiple of it.
 SLOW_MADS, SLOW_FACTOR = 5.0, 1.2
 #: A cause explains a slow frame if it took at least this share of the time beyond the steady median.
@@ -39,68 +42,59 @@ def threshold_ms(frame_ms: Array, steady: Steady) -> float:
     return max(steady.p50 + SLOW_MADS * deviation, SLOW_FACTOR * steady.p50)
 
 
-def slow_section(
-    series: Series, steady: Steady, slow: Sequence[int], events: Sequence[Mapping[str, Any]]
-) -> SlowFrames:
-    """Return the threshold, the number of `slow` frames, and what explains them; a frame may have several causes.
+def slow_section(series: Series, steady: Steady, slow: Mask, events: Sequence[Mapping[str, Any]]) -> SlowFrames:
+    """Return the threshold, the number of `slow` [n] frames, and what explains them; a frame may have several causes.
 
     A cause says where it was: "garbage collection in decode". Time that no cause explains belongs to the place alone:
     "stage decode", "stages world, decode" where none of them took half of it, or "outside all stages". `events` are
-    recompiles: {"frame", "kind": "recompile", "id"}.
+    recompiles: {"frame", "id"}.
     """
     frame_ms, took_ms, spent_ms = series["frame_ms"], cause_ms(series, steady), _place_ms(series, steady)
-    frames, total_ms = {}, dict[str, float]()
-    for frame in slow:
+    frames, total_ms = list[SlowFrame](), defaultdict[str, float](float)
+    for frame in map(int, np.flatnonzero(slow)):
         excess_ms = float(frame_ms[frame]) - steady.p50
+        where, alone, alone_ms = _places({place: float(values[frame]) for place, values in spent_ms.items()}, excess_ms)
         took = {cause: float(values[frame]) for cause, values in took_ms.items()}
-        places = _places({place: float(values[frame]) for place, values in spent_ms.items()}, excess_ms)
-        where, alone = _place_words(places)
-        explained = {cause: ms for cause, ms in took.items() if ms >= LEAST_SHARE * excess_ms}
-        recompiles = [str(event["id"]) for event in events if (event["frame"], event["kind"]) == (frame, "recompile")]
-        if COMPILE in explained and recompiles:
-            explained[f"recompile {', '.join(recompiles)}"] = explained.pop(COMPILE)
-        explained = {f"{cause} {where}".rstrip(): ms for cause, ms in explained.items()}
-        if not explained and places:
-            explained = {alone: sum(places.values())}
-        frames[frame] = SlowFrame(
-            frame=frame, ms=float(frame_ms[frame]), causes=tuple(explained) or (UNKNOWN,), cause_ms=explained
-        )
+        recompiles = [str(event["id"]) for event in events if event["frame"] == frame]
+        if recompiles:
+            took[f"recompile {', '.join(recompiles)}"] = took.pop(COMPILE)
+        explained = {f"{cause} {where}".rstrip(): ms for cause, ms in took.items() if ms >= LEAST_SHARE * excess_ms}
+        if not explained and alone != UNKNOWN:
+            explained = {alone: alone_ms}
+        causes = tuple(explained) or (UNKNOWN,)
+        frames.append(SlowFrame(frame=frame, ms=float(frame_ms[frame]), causes=causes, cause_ms=explained))
         left_ms = excess_ms
         for cause, ms in sorted(explained.items(), key=lambda item: -item[1]):
-            total_ms[cause] = total_ms.get(cause, 0.0) + min(ms, left_ms)
+            total_ms[cause] += min(ms, left_ms)
             left_ms -= min(ms, left_ms)
-        total_ms[alone] = total_ms.get(alone, 0.0) + left_ms
-    slowest = sorted(frames.values(), key=lambda each: -each.ms)[:LISTED]
+        total_ms[alone] += left_ms
     return SlowFrames(
         threshold_ms=threshold_ms(frame_ms, steady),
         count=len(frames),
-        causes=dict(Counter(cause for each in frames.values() for cause in each.causes).most_common()),
+        causes=dict(Counter(cause for each in frames for cause in each.causes).most_common()),
         cause_ms={cause: ms for cause, ms in sorted(total_ms.items(), key=lambda item: -item[1]) if ms > 0},
-        frames=tuple(slowest),
+        frames=tuple(sorted(frames, key=lambda each: -each.ms)[:LISTED]),
     )
 
 
-def _places(spent_ms: Mapping[str, float], excess_ms: float) -> dict[str, float]:
-    """Return the fewest places that together took `LEAST_SHARE` of the excess, with the ms of each.
+def _places(spent_ms: Mapping[str, float], excess_ms: float) -> tuple[str, str, float]:
+    """Return the fewest places that together took `LEAST_SHARE` of the excess, and their ms.
 
-    The result is empty where all places together took less.
+    They are named as they follow a cause ("in world"), and as they stand without one ("stage world"): nowhere, and
+    `UNKNOWN`, where all places together took less.
     """
     chosen = dict[str, float]()
     for place, ms in sorted(spent_ms.items(), key=lambda item: -item[1]):
         chosen[place] = ms
         if sum(chosen.values()) >= LEAST_SHARE * excess_ms:
-            return chosen
-    return {}
-
-
-def _place_words(places: Collection[str]) -> tuple[str, str]:
-    """Return places as they follow a cause ("in world"), and as they are named without one ("stage world")."""
-    stages = ", ".join(place for place in places if place != OUTSIDE)
-    outside = [OUTSIDE] if OUTSIDE in places else []
-    if not stages:
-        return "".join(outside), "".join(outside) or UNKNOWN
-    noun = "stages" if ", " in stages else "stage"
-    return ", ".join((f"in {stages}", *outside)), ", ".join((f"{noun} {stages}", *outside))
+            break
+    else:
+        return "", UNKNOWN, 0.0
+    stages = [place for place in chosen if place != OUTSIDE]
+    outside = [OUTSIDE] if OUTSIDE in chosen else []
+    within = [f"in {', '.join(stages)}"] if stages else []
+    named = [f"stage{'s' * (len(stages) > 1)} {', '.join(stages)}"] if stages else []
+    return ", ".join(within + outside), ", ".join(named + outside), sum(chosen.values())
 
 
 def _place_ms(series: Series, steady: Steady) -> dict[str, Array]:
@@ -126,15 +120,12 @@ def cause_ms(series: Series, steady: Steady) -> dict[str, Array]:
     inverse proportion at most; it is known in the frames in which it was read, which a long frame is.
     """
     took = {cause: _beyond_median(series[name], steady) for cause, name in CAUSES.items()}
-    clock, work = series["sm_clock_mhz"], np.zeros_like(series["frame_ms"])
-    for name, values in series.items():
-        if name.startswith("device_") and name.endswith("_ms"):
-            work += np.nan_to_num(values)
-    known = np.isfinite(clock)
-    if known.any():
-        usual = float(np.median(clock[known]))
-        lower = np.where(known & (clock < usual), 1 - np.nan_to_num(clock, nan=usual) / usual, 0.0)
-        took[LOWER_CLOCK] = lower * work
+    clock = series["sm_clock_mhz"]
+    if np.isfinite(clock).any():
+        usual = float(np.nanmedian(clock))
+        lower = np.maximum(0.0, 1 - np.nan_to_num(clock, nan=usual) / usual)
+        work = [ms for name, ms in series.items() if name.startswith("device_") and name.endswith("_ms")]
+        took[LOWER_CLOCK] = lower * np.nansum(work, axis=0)
     return took
 
 

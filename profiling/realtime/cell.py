@@ -187,7 +187,7 @@ class RealtimeCell(Cell):
         paced = plan.options.pace == "realtime"
         period = plan.graph.frames_per_tick / plan.target_fps if paced else None
         # A query of the driver takes milliseconds. Where frames overlap, the next one would wait for it.
-        monitor = FrameMonitor(device, calibrate=True, apart=pipeline.depth > 1)
+        monitor = FrameMonitor(device, apart=pipeline.depth > 1)
         journal = Journal(run, self.job.name, series_names(pipeline))
         loop = FrameLoop(pipeline, Clock(), monitor, period=period)
         before: dict[str, int] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from profiling.metrics.slow_samples import SLOW_FACTOR, slow_section, threshold_ms
+from profiling.metrics.slow_samples import SLOW_FACTOR, Mask, slow_section, threshold_ms
 from profiling.realtime.deadlines import deadlines, held_ms, rate_key, sustained_fps, underruns
 from profiling.realtime.graph import DELIVER, Graph
 from profiling.realtime.trend import find_steady, line_of, rolling_median, slope_section, unsteady_times
@@ -41,7 +41,7 @@ def summarize_frames(
     """Return `loop`, the section as it is before the first frame, with the measurements of the frames added.
 
     `series` may end after any frame; without a frame, nothing is added. `graph` names the rates to compare with, and
-    how old an input is when it is delivered. `events` are recompiles: {"frame", "kind": "recompile", "id"}.
+    how old an input is when it is delivered. `events` are recompiles: {"frame", "id"}.
     `media_rate` is the rate in frames/s at which delivered sound is played, None for a loop without sound. `late` is
     the share of frames that may be late (0 to 1). Fields that need more frames are absent.
 
@@ -101,8 +101,8 @@ def summarize_frames(
     )
 
 
-def _slow_frames(frame_ms: Array, steady: Steady) -> list[int]:
-    """Return the slow frames, ascending.
+def _slow_frames(frame_ms: Array, steady: Steady) -> Mask:
+    """Return which frames [n] are slow.
 
     Where times never settle, and most frames of the first or the last quarter would be slow, a frame must also stand
     out from the frames around it: those are the level before or after a change, and no burst.
@@ -111,7 +111,7 @@ def _slow_frames(frame_ms: Array, steady: Steady) -> list[int]:
     slow = frame_ms > threshold
     if not steady.settled and max(np.median(frame_ms[:quarter]), np.median(frame_ms[-quarter:])) > threshold:
         slow &= frame_ms > SLOW_FACTOR * rolling_median(frame_ms)
-    return [int(frame) for frame in np.flatnonzero(slow)]
+    return slow
 
 
 def loop_energy(

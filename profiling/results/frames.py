@@ -28,7 +28,7 @@ Series = Mapping[str, Array]
 TIMES = ("action_ms", "delivered_ms", "frame_ms", "latency_ms")
 #: Bytes held after the frame, by kind.
 MEMORY = ("allocated", "reserved", "device_used", "host_rss")
-#: Joules that the GPU has taken since the first frame began, by the driver's counter; read after some frames only.
+#: Joules that the GPU has taken since the driver's counter was read first; it is read after some frames only.
 ENERGY = "energy_j"
 #: What happened inside a frame: counts of events, the SM clock, and the milliseconds that events took.
 DISTURBANCES = (

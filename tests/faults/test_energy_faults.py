@@ -62,6 +62,7 @@ def test_a_counter_that_fails_in_a_loop(monkeypatch):
     monkeypatch.setattr(nvml, "limited_ns", lambda device: {})
     monkeypatch.setattr(nvml, "sm_clock_mhz", lambda device: None)
     monkeypatch.setattr(nvml, "memory_used", lambda device: 1)
+    monkeypatch.setattr("profiling.machine.memory.malloc_cost", lambda device: None)
     monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", _no_memory)
     monitor = FrameMonitor(DEVICE)
     rows = []
@@ -69,7 +70,7 @@ def test_a_counter_that_fails_in_a_loop(monkeypatch):
         made.work(0.02)
         if frame == 48:
             made.fault = fails(pynvml.NVML_ERROR_GPU_IS_LOST)
-        rows.append(monitor(frame, 20.0, long=False))
+        rows.append(monitor(frame, 20.0))
     monitor.close()
     assert [frame for frame, row in enumerate(rows) if "energy_j" in row] == [0, 16, 32]
     assert "GPU is lost" in monitor.energy_reason

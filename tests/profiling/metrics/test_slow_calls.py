@@ -32,20 +32,13 @@ def usual(call: int) -> float:
 
 
 class Counted:
-    """Stands for what a monitor of frames reads: milliseconds since its last reading, planted in single calls."""
+    """Stands for what a monitor reads: milliseconds since its last reading, planted in single calls."""
 
     def __init__(self, planted: dict[int, dict[str, float]], clocks: dict[int, float]) -> None:
-        self.events: list[dict[str, Any]] = []
         self.planted, self.clocks, self.call, self.readings = planted, clocks, 0, 0
 
-    def start(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-    def __call__(self, reading: int, call_ms: float, *, long: bool) -> dict[str, float]:
-        assert reading == self.readings
+    def __call__(self, call: int, *, look: bool) -> dict[str, float]:
+        assert (call, look) == (self.call - 1, True)
         self.readings += 1
         sums = {"sm_clock_mhz": self.clocks.get(self.call - 1, 1980.0)}
         for call in [call for call in self.planted if call < self.call]:
@@ -61,8 +54,7 @@ def explained(planted: dict[int, dict[str, float]], walls: list[float], others: 
     """
     counted, size = Counted(planted, {FAULT: clocks.get("clock", 1980.0)}), len(walls) // len(others)
     with closing(CallMonitor(torch.device("cpu"))) as calls:
-        calls._monitor.close()
-        calls._monitor = counted  # type: ignore[assignment]
+        calls.read = counted  # type: ignore[method-assign]
         for window, share in enumerate(others):
             counted.readings = 0
             calls.begin()

@@ -307,7 +307,7 @@ def test_a_recompile_is_named_in_its_frame_where_an_earlier_one_is_written_later
         delivered_ms = 5.0 * place + 5 + 50 * (place >= 4)
         row[:MEASURED] = delivered_ms - frame_ms, delivered_ms, frame_ms, frame_ms, 0.0, 0.0, 0.0
         run.append(row, number, observed)
-    events = [{"frame": 5, "kind": "recompile", "id": "1/0"}]
+    events = [{"frame": 5, "id": "1/0"}]
     result = run.save(None, "cpu", SimpleNamespace(events=events, clocks=ClockConditions))
     run.close()
     (record,) = result.records

@@ -191,7 +191,7 @@ def test_a_ramp_is_found_and_left_out_of_the_slope_and_the_warm_up_was_too_short
 
 def test_a_recompile_by_its_id():
     series = series_of(noise(FRAMES) + at(60, value=900.0), compiles=at(60), compile_ms=at(60, value=850.0))
-    events = [{"frame": 60, "kind": "recompile", "id": "0/1"}, {"frame": 61, "kind": "recompile", "id": "7/7"}]
+    events = [{"frame": 60, "id": "0/1"}, {"frame": 61, "kind": "recompile", "id": "7/7"}]
     section = summary(series, events)
     assert faults(section) == {"causes": {"recompile 0/1 in world": 1}, "late": 1}
     [frame] = section.slow.frames
