@@ -44,7 +44,7 @@ from torch import nn
 
 from profiling.machine.run_queue import RUN_PROCESS
 from profiling.machine.spreads import Spreads
-from profiling.metrics.clocks import clock_of
+from profiling.metrics.clocks import CallClock
 from profiling.metrics.latency import TimedWindowMonitor
 from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import (
@@ -111,7 +111,7 @@ def serve(link: Connection, device_name: str, kind: str, links: int, seconds: fl
         def step() -> object:
             return run(x) if graph is None else graph.replay()
 
-        clock, monitor = clock_of(device), TimedWindowMonitor(device, CallMonitor(device))
+        clock, monitor = CallClock(device), TimedWindowMonitor(device, CallMonitor(device))
 
         def sample() -> Sample:
             if device.type == "cuda":

@@ -17,7 +17,7 @@ from tabulate import tabulate
 
 from models.initialisation import randomise
 from models.world_model import WorldModel, WorldModelParams, world_model_inputs
-from profiling.metrics.clocks import clock_of
+from profiling.metrics.clocks import CallClock
 from profiling.metrics.latency import TimedWindowMonitor
 from profiling.metrics.monitor import CallMonitor, EventCounter
 from profiling.metrics.sampling import Sample, Turn, collect_window
@@ -31,7 +31,7 @@ def nothing() -> None:
 
 def overhead_us(device: torch.device) -> tuple[float, float]:
     """Return (µs of an iteration outside the reported wall time, µs that the clock itself adds to it)."""
-    clock, samples = clock_of(device), list[Sample]()
+    clock, samples = CallClock(device), list[Sample]()
     with closing(CallMonitor(device)) as calls:
         observed = TimedWindowMonitor(device, calls).observed(lambda: clock.sample(nothing))
         start = time.perf_counter()
@@ -84,7 +84,7 @@ def device_clock(device: torch.device) -> list[tuple[str, float, float, float]]:
     randomise(module, 0)
     generator = torch.Generator(device).manual_seed(0)
     inputs = world_model_inputs(module, batch=1, frames=1, generator=generator, device=device, dtype=torch.bfloat16)
-    clock = clock_of(device)
+    clock = CallClock(device)
     ours, bare = [], []
     with torch.inference_mode():
         step = lambda: module(**inputs)  # noqa: E731

@@ -40,7 +40,7 @@ from torch.utils.benchmark import Timer
 from profiling.errors import reason_of
 from profiling.graphs import CudaGraphed
 from profiling.machine.spreads import Spreads
-from profiling.metrics.clocks import CacheFlush, clock_of
+from profiling.metrics.clocks import CacheFlush, CallClock
 from profiling.metrics.sampling import LONGEST, SHORTEST, Ready, Turn, WindowSamples
 from profiling.report.table import Column, Table, markdown
 from profiling.results.judge import ONE_PROCESS, Cell, Pair, Windows, compare
@@ -218,7 +218,7 @@ def fixed(ours: Measure, theirs: Measure) -> tuple[list[float], list[float]]:
 
 def our_median(call: Call, device: torch.device, seconds: float, *, cold: bool = False) -> float:
     """Return our median of a call in ms: of the device clock where there is one, else of the wall clock."""
-    clock, flush = clock_of(device), CacheFlush(device) if cold else None
+    clock, flush = CallClock(device), CacheFlush(device) if cold else None
 
     def sample():
         if flush is not None:
@@ -242,7 +242,7 @@ def back_to_back(call: Call, device: torch.device, seconds: float) -> float:
         for _ in range(number):
             call()
 
-    clock, blocks = clock_of(device), []
+    clock, blocks = CallClock(device), []
     while sum(blocks) < 1e3 * seconds:
         clock.sample(partial(calls, 2))
         blocks.append(clock.sample(partial(calls, 5)).wall)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from profiling.metrics.clocks import CudaClock, WallClock, clock_of
+from profiling.metrics.clocks import CallClock
 from profiling.roofline.measure_ceilings import captured
 
 Array = NDArray[np.float64]
@@ -123,7 +123,7 @@ def call_repeatedly(operator: Operator, count: int) -> None:
         operator()
 
 
-def idle_sample(clock: CudaClock | WallClock, enqueue: Callable[[], Any]) -> tuple[float, float]:
+def idle_sample(clock: CallClock, enqueue: Callable[[], Any]) -> tuple[float, float]:
     """Return (host, device) time of `enqueue` on an idle device in microseconds; on a CPU the device's is NaN."""
     sample = clock.sample(enqueue)
     host_ms, device_ms = sample.wall if sample.host is None else sample.host, sample.device
@@ -163,7 +163,7 @@ def samplers_of(chains: Sequence[Chain], device: torch.device) -> dict[Series, S
     Only the smallest operator of the first chain is captured: the cost of a node is that of a negligible kernel, and a
     linear may be more than one node.
     """
-    clock, samplers = clock_of(device), dict[Series, Sampler]()
+    clock, samplers = CallClock(device), dict[Series, Sampler]()
 
     def add(series: Series, calls: Callable[[int], Callable[[], Any]]) -> None:
         samplers[series] = lambda count: idle_sample(clock, calls(count))

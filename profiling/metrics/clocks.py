@@ -13,46 +13,35 @@ import torch
 
 from profiling.metrics.sampling import Sample
 
-Run = Callable[[], Any]
 
+class CallClock:
+    """Times a call on the current device, and waits for it, as a loop does that shows every frame.
 
-class WallClock:
-    """The wall clock, the only one on a CPU, where the work is done when the call returns."""
+    On CUDA by all three clocks; on a CPU, where the work is done when the call returns, by the wall clock alone.
+    """
 
-    def sample(self, run: Run) -> Sample:
-        """Time one call; its output is freed after the clock has stopped."""
-        start = perf_counter_ns()
-        output = run()
-        end = perf_counter_ns()
-        del output
-        return Sample(wall=(end - start) / 1e6)
+    def __init__(self, device: torch.device) -> None:
+        on_cuda = device.type == "cuda"
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if on_cuda else None
 
-
-class CudaClock:
-    """All three clocks, on the current CUDA device; each call is waited for, as in a loop that shows every frame."""
-
-    def __init__(self) -> None:
-        self._start = torch.cuda.Event(enable_timing=True)
-        self._end = torch.cuda.Event(enable_timing=True)
-
-    def sample(self, run: Run) -> Sample:
-        """Time one call on an idle device; the wait covers all streams."""
-        self._start.record()
+    def sample(self, run: Callable[[], Any]) -> Sample:
+        """Time one call on an idle device; the wait covers all streams, and the output is freed after it."""
+        if self._events is None:
+            start = perf_counter_ns()
+            output = run()
+            end = perf_counter_ns()
+            del output
+            return Sample(wall=(end - start) / 1e6)
+        begun, ended = self._events
+        begun.record()
         start = perf_counter_ns()
         output = run()
         returned = perf_counter_ns()
-        self._end.record()
+        ended.record()
         torch.cuda.synchronize()
         end = perf_counter_ns()
         del output
-        return Sample(
-            wall=(end - start) / 1e6, host=(returned - start) / 1e6, device=self._start.elapsed_time(self._end)
-        )
-
-
-def clock_of(device: torch.device) -> WallClock | CudaClock:
-    """Return the clocks that can be read on `device`."""
-    return CudaClock() if device.type == "cuda" else WallClock()
+        return Sample(wall=(end - start) / 1e6, host=(returned - start) / 1e6, device=begun.elapsed_time(ended))
 
 
 class CacheFlush:
@@ -65,9 +54,8 @@ class CacheFlush:
     CPU_BYTES = 512 * 2**20
 
     def __init__(self, device: torch.device) -> None:
-        size = self.CPU_BYTES
-        if device.type == "cuda":
-            size = 4 * torch.cuda.get_device_properties(device).L2_cache_size
+        on_cpu = device.type != "cuda"
+        size = self.CPU_BYTES if on_cpu else 4 * torch.cuda.get_device_properties(device).L2_cache_size
         self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
 
     def __call__(self) -> None:

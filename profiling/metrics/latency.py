@@ -16,7 +16,7 @@ from profiling.machine import nvml
 from profiling.machine.gc_policy import no_garbage_collection
 from profiling.machine.memory import used_and_free
 from profiling.machine.run_queue import RunQueueMonitor, pinned
-from profiling.metrics.clocks import CacheFlush, clock_of
+from profiling.metrics.clocks import CacheFlush, CallClock
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import (
@@ -117,7 +117,7 @@ class Latency(SamplingLimits, Metric):
 
     def _sampler(self, subject: Subject) -> Callable[[], Sample]:
         device, step = subject.component.device, subject.step
-        clock, flush = clock_of(device), CacheFlush(device) if self.cold else None
+        clock, flush = CallClock(device), CacheFlush(device) if self.cold else None
 
         def sample() -> Sample:
             step.advance()

@@ -10,7 +10,7 @@ import torch
 from test_slow_calls import named, timed
 
 from profiling.graphs import CudaGraphed
-from profiling.metrics.clocks import CacheFlush, clock_of
+from profiling.metrics.clocks import CacheFlush, CallClock
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
@@ -66,7 +66,7 @@ def test_cold_is_slower_than_hot_where_the_weights_fit_in_the_cache():
     with torch.cuda.graph(graph):
         for matrix in matrices:  # each read once
             torch.mm(matrix, vector, out=output)
-    clock, flush = clock_of(torch.device(DEVICE)), CacheFlush(torch.device(DEVICE))
+    clock, flush = CallClock(torch.device(DEVICE)), CacheFlush(torch.device(DEVICE))
     hot, cold = [], []
     for _ in range(40):
         graph.replay()

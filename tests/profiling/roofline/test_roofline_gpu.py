@@ -7,7 +7,7 @@ import pytest
 import torch
 from planted_networks import Chain, Copy, Product, component
 
-from profiling.metrics.clocks import CudaClock
+from profiling.metrics.clocks import CallClock
 from profiling.results.jsonl import read_records
 from profiling.roofline.measure_ceilings import measure_ceilings
 from profiling.roofline.section import call_roofline
@@ -28,7 +28,7 @@ def ceilings():
 @torch.inference_mode()
 def judged(ceilings, module, *, calls=50, **inputs):
     planted = component(module, "cuda", **inputs)
-    clock = CudaClock()
+    clock = CallClock(torch.device("cuda"))
     for _ in range(5):
         clock.sample(planted.call)
     walls = sorted(clock.sample(planted.call).wall for _ in range(calls))
@@ -71,7 +71,7 @@ def test_a_chain_of_tiny_kernels_is_launch_bound_and_its_replay_is_predicted(cei
     assert section.bound == "launch overhead"
     assert section.device_work.kernels == section.operators == 500
     assert section.device_work.launches == 500
-    x, clock = torch.ones(64, device="cuda"), CudaClock()
+    x, clock = torch.ones(64, device="cuda"), CallClock(torch.device("cuda"))
     graph = torch.cuda.CUDAGraph()
     chain = Chain()
     with torch.cuda.graph(graph):
