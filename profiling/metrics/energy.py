@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
-
-import torch
 
 from profiling.errors import check_number, check_whole
 from profiling.machine import nvml
@@ -57,12 +53,18 @@ class Energy(Metric):
         if device.type != "cuda":
             raise NoEnergy("the energy of a CPU is not measured")
         counter = EnergyCounter(device)
+
+        def call() -> None:
+            output = subject.step.call()
+            synchronize(device)  # without holding the interpreter's lock
+            del output
+
         with no_garbage_collection():
             synchronize(device)
             idle = idle_power(counter)
             began = perf_counter()
             windows = energy_windows(
-                waited_for(subject.step.call, device),
+                call,
                 counter,
                 idle.step_s,
                 windows=self.windows,
@@ -75,14 +77,3 @@ class Energy(Metric):
             raise NoEnergy(others)
         frames = subject.component.frames_per_call
         return energy_section(windows, frames_per_call=frames, idle_w=idle.watts, step_ms=1e3 * idle.step_s)
-
-
-def waited_for(run: Callable[[], Any], device: torch.device) -> Callable[[], None]:
-    """Return a function that makes a call and waits for all of it, without holding the interpreter's lock."""
-
-    def call() -> None:
-        output = run()
-        torch.cuda.synchronize(device)
-        del output
-
-    return call

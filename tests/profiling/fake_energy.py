@@ -119,8 +119,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """Return the GPU on which the metric makes calls of 10 ms."""
     made = FakeGpu()
     made.install(monkeypatch)
-    monkeypatch.setattr(metric, "synchronize", lambda device: None)
-    monkeypatch.setattr(metric, "waited_for", lambda run, device: made.call(0.01))
+    monkeypatch.setattr(metric, "synchronize", lambda device: made.work(0.01))
     monkeypatch.setattr(nvml, "share_of_others", lambda device, seconds: None)
     return made
 

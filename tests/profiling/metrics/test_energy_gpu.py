@@ -10,7 +10,6 @@ import torch
 
 from profiling.machine import nvml
 from profiling.machine.energy import EnergyCounter, NoEnergy, energy_windows, idle_power
-from profiling.metrics.energy import waited_for
 from profiling.results.energy import energy_section
 
 pytestmark = [
@@ -48,11 +47,11 @@ def test_power_and_energy_of_products_of_matrices(counter):
         product = matrix
         for _ in range(20):
             product = (matrix @ product).clamp_(-1, 1)
-        return product
+        torch.cuda.synchronize(DEVICE)
 
     idle = idle_power(counter)
     plan = {"windows": 6, "window_steps": 5, "settle_s": 1.5, "max_s": 10.0}
-    windows = energy_windows(waited_for(work, DEVICE), counter, idle.step_s, **plan)
+    windows = energy_windows(work, counter, idle.step_s, **plan)
     reported = pynvml.nvmlDeviceGetPowerUsage(nvml._handle(DEVICE)) / 1e3  # the mean of the last second
     section = energy_section(windows, idle_w=idle.watts)
     assert section.watts == pytest.approx(reported, rel=0.1)
