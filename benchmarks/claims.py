@@ -48,13 +48,13 @@ from profiling.metrics.clocks import CallClock
 from profiling.metrics.latency import TimedWindowMonitor
 from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import (
+    REWARM,
     Ready,
     Sample,
     SamplingLimits,
     Turn,
     WindowSamples,
     collect_window,
-    rewarm,
     warm_up,
 )
 from profiling.report.table import Column, Table, markdown
@@ -130,7 +130,7 @@ def serve(link: Connection, device_name: str, kind: str, links: int, seconds: fl
         while request := link.recv_bytes():
             turn = msgspec.json.decode(request, type=Turn)
             with monitor.on_own_cores():
-                rewarm(sample, time.perf_counter)
+                collect_window(sample, REWARM, time.perf_counter)
                 with monitor.window() as samples:
                     samples += collect_window(sample, turn, time.perf_counter)
             link.send_bytes(msgspec.json.encode(monitor.windows[-1]))

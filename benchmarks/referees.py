@@ -59,7 +59,7 @@ SECONDS, LAUNCH_SECONDS, LEAST, MOST = 20.0, 50.0, 8, 240
 FIXED_WINDOWS, WINDOW_SECONDS = 12, 0.15
 #: Seconds after which nvbench's process is given up.
 NVBENCH_SECONDS = 240
-#: Warm-up of do_bench in ms, equal to that of `rewarm` in a window of a run or longer.
+#: Warm-up of do_bench in ms, equal to that of `REWARM` in a window of a run or longer.
 WARM_UP_MS = 30
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 from time import perf_counter
 from typing import ClassVar
 
-import msgspec
 import torch
 
 from profiling.machine import nvml
@@ -20,6 +20,7 @@ from profiling.metrics.clocks import CacheFlush, CallClock
 from profiling.metrics.metric import Measured, Metric, Subject
 from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import (
+    REWARM,
     Ready,
     Sample,
     SamplingLimits,
@@ -30,12 +31,11 @@ from profiling.metrics.sampling import (
     by_call_ms,
     collect,
     collect_window,
-    rewarm,
     summaries,
     warm_up,
     window_of,
 )
-from profiling.results.measured import LatencyConditions, SlowFrames
+from profiling.results.measured import LatencyConditions
 from profiling.results.stats import frame_rate, rates_of_calls
 from profiling.trace.counters import snapshot
 from profiling.trace.profiler import synchronize
@@ -58,27 +58,23 @@ class Latency(SamplingLimits, Metric):
 
     def measure(self, subject: Subject) -> Measured:
         """Return wall_ms, on CUDA also device_ms and host_ms, fps, conditions of the timed windows, and slow calls."""
-        component, sample = subject.component, self._sampler(subject)
-        whole = component.place.calls  # a window is whole trajectories
+        component = subject.component
         with no_garbage_collection(), closing(CallMonitor(component.device)) as calls:
             monitor = TimedWindowMonitor(component.device, calls)
-            stopped_by, warmup = self._timed(sample, subject, monitor)
-            windows, invalid = monitor.windows, monitor.invalid_reason()
-            conditions, slow = monitor.conditions(warmup, cold=self.cold), monitor.slow_calls()
-        clocks = summaries(windows, stopped_by)
+            stopped_by, warmup = self._timed(subject, monitor)
+        clocks, invalid = summaries(monitor.windows, stopped_by), monitor.invalid_reason()
+        wall, device = clocks["wall_ms"], clocks.get("device_ms")
         sections = {
             **clocks,
-            "fps": frame_rate(clocks["wall_ms"], component.frames_per_call),
-            "rates": rates_of_calls(clocks["wall_ms"].samples, component.frames_per_call),
-            "latency": conditions,
-            "slow_calls": slow,
-            "by_call_ms": by_call_ms(windows, whole),
+            "fps": frame_rate(wall, component.frames_per_call),
+            "rates": rates_of_calls(wall.samples, component.frames_per_call),
+            "latency": monitor.conditions(warmup, cold=self.cold),
+            "slow_calls": calls.slow_calls(wall.samples, () if device is None else device.samples),
+            "by_call_ms": by_call_ms(monitor.windows, component.place.calls),  # a window is whole trajectories
         }
         return Measured(sections, None if invalid is None else ("invalid", f"inside the timed window: {invalid}"))
 
-    def _timed(
-        self, sample: Callable[[], Sample], subject: Subject, monitor: TimedWindowMonitor
-    ) -> tuple[StoppedBy | None, Warmup]:
+    def _timed(self, subject: Subject, monitor: TimedWindowMonitor) -> tuple[StoppedBy | None, Warmup]:
         """Time the windows that this cell is given, or takes alone; return what ended them, and the warm-up.
 
         That is made before the first window and not earlier: while cells are prepared side by side, times do not
@@ -93,7 +89,8 @@ class Latency(SamplingLimits, Metric):
             free=free,
             pinned=monitor.pins,
         )
-        observed, component = monitor.observed(sample), subject.component
+        component, sample = subject.component, self._sampler(subject)
+        observed = monitor.observed(sample)
         warmup: Warmup | None = None
 
         def window(turn: Turn) -> WindowSamples:
@@ -103,7 +100,7 @@ class Latency(SamplingLimits, Metric):
                     with span("warm-up"):
                         warmup = warm_up(sample, snapshot, self, perf_counter)
                 elif subject.take_turns is not None and warmup.seconds < LONG_CALL * warmup.iterations:
-                    rewarm(sample, perf_counter)
+                    collect_window(sample, REWARM, perf_counter)
                 component.reset()
                 with span("timing"), monitor.window() as samples:
                     samples += collect_window(observed, turn, perf_counter, component.place.calls)
@@ -134,7 +131,7 @@ class TimedWindowMonitor:
 
     A recompile, a capture or an allocator retry inside a window means that another program was timed, and makes the
     samples invalid. Lower clocks and other processes are conditions: they are recorded, and the samples stay valid.
-    `calls` explains slow calls.
+    `calls` observes each call.
     """
 
     def __init__(self, device: torch.device, calls: CallMonitor) -> None:
@@ -144,9 +141,10 @@ class TimedWindowMonitor:
         self._calls = calls
         self._reasons: list[str] = []
         self._retries = 0
-        self._cores: tuple[int, ...] = ()
         self._clocks = nvml.ClockMonitor(self._cuda)
         self._clocks.pause()
+        with self.on_own_cores():
+            self.pins = bool(self._cores)  # whether windows are timed on cores of their own
 
     @contextmanager
     def on_own_cores(self) -> Iterator[None]:
@@ -156,12 +154,6 @@ class TimedWindowMonitor:
         """
         with pinned(torch.get_num_threads() if self._cuda is None else 0) as self._cores:
             yield
-
-    @property
-    def pins(self) -> bool:
-        """Whether windows are timed on cores of their own."""
-        with self.on_own_cores():
-            return bool(self._cores)
 
     def observed(self, sample: Callable[[], Sample]) -> Callable[[], Sample]:
         """Return `sample`, each call of which is observed after it has ended."""
@@ -203,36 +195,27 @@ class TimedWindowMonitor:
 
     def invalid_reason(self) -> str | None:
         """Return why another program ran inside a window, or None."""
-        reasons = list(self._reasons)
-        if self._retries:
-            retries = f"{self._retries} allocator retries"
-            reasons.append(f"{retries} (the device ran out of memory and the cache was flushed)")
-        return "; ".join(reasons) or None
-
-    def slow_calls(self) -> SlowFrames:
-        """Return the slow calls of all windows so far, and what explains them."""
-        wall_ms = [ms for each in self.windows for ms in each.wall_ms]
-        return self._calls.slow_calls(wall_ms, [ms for each in self.windows for ms in each.device_ms])
+        retries = f"{self._retries} allocator retries (the device ran out of memory and the cache was flushed)"
+        return "; ".join([*self._reasons, retries] if self._retries else self._reasons) or None
 
     def conditions(self, warmup: Warmup, *, cold: bool) -> LatencyConditions:
         """Return the conditions over all windows so far; one that was not measured in every window is None."""
+        clocks = self._clocks.conditions()
         return LatencyConditions(
             cold=cold,
             warmup_seconds=warmup.seconds,
             settled=warmup.settled,
             pinned_cores=self._cores,
-            **{
-                **msgspec.structs.asdict(self._clocks.conditions()),
-                "cpu_lost_share": self._mean_share("cpu_lost_share"),
-                "gpu_lost_share": self._mean_share("gpu_lost_share"),
-            },
+            limited_share=clocks.limited_share,
+            sm_clock_median_mhz=clocks.sm_clock_median_mhz,
+            cpu_lost_share=self._mean_share("cpu_lost_share"),
+            gpu_lost_share=self._mean_share("gpu_lost_share"),
         )
 
     def _mean_share(self, name: str) -> float | None:
         """Return the mean of a share of the windows' time; None where one of them does not know it."""
-        known = [(sum(each.wall_ms), share) for each in self.windows if (share := getattr(each, name)) is not None]
-        total = sum(ms for ms, _ in known)
-        return sum(ms * share for ms, share in known) / total if total and len(known) == len(self.windows) else None
+        shares, times_ms = [getattr(each, name) for each in self.windows], [sum(each.wall_ms) for each in self.windows]
+        return None if None in shares or not any(times_ms) else fmean(shares, times_ms)
 
     def _allocator_retries(self) -> int:
         return 0 if self._cuda is None else torch.cuda.memory_stats(self._cuda).get("num_alloc_retries", 0)

@@ -36,7 +36,7 @@ class Memory(Metric):
     iterations: int = 5
     _before: dict[str, int] = field(default_factory=dict, init=False, repr=False)  # before the cell began
     _phases: dict[str, MemoryKinds] = field(default_factory=dict, init=False, repr=False)
-    _prepare_peak: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+    _peaks: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the option."""
@@ -51,13 +51,12 @@ class Memory(Metric):
         self._phases[phase] = self._held(device)
         if device.type == "cuda":
             if phase == "prepared":
-                self._prepare_peak["prepare_peak_allocated"] = self._peak_allocated(device)
+                self._peaks["prepare_peak_allocated"] = self._peak_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
 
     def measure(self, subject: Subject) -> Measured:
         """Return `memory`: the phases and the peaks."""
-        device = subject.component.device
-        peaks: dict[str, int] = {}
+        device, peaks = subject.component.device, self._peaks
         resettable = reset_peak_host_rss()
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -72,7 +71,7 @@ class Memory(Metric):
         if resettable:
             peaks["peak_host_rss"] = peak_host_rss()
         self._phases["steady"] = self._held(device)
-        return Measured({"memory": MemorySection(phases=self._phases, **peaks, **self._prepare_peak)})
+        return Measured({"memory": MemorySection(phases=self._phases, **peaks)})
 
     def _held(self, device: torch.device) -> MemoryKinds:
         kinds = held(device)

@@ -13,17 +13,18 @@ from statistics import median
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from profiling.errors import InputError, check_number, check_whole
 from profiling.results.judge import ONE_PROCESS, Cell, Windows, compare, judged
-from profiling.results.measured import Summary
+from profiling.results.measured import Interference, Summary
+from profiling.results.rounds import CLOCKS
 from profiling.results.stats import relative_half_width, summarize
 
 StoppedBy = Literal["interval", "decided", "iterations", "time"]
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """Milliseconds of one call of the step; host and device times only if the device works asynchronously.
 
     Raises:
@@ -36,18 +37,12 @@ class Sample:
     device: float | None = None
 
     def __post_init__(self) -> None:
-        """Check that time has passed."""
-        if not 0 < self.wall < inf:
-            raise ValueError(f"the wall clock {_instead(self.wall)} during a call")
-        for name, value in (("host", self.host), ("device", self.device)):  # a call without work takes 0 ms there
-            if value is not None and not 0 <= value < inf:
-                raise ValueError(f"the {name} clock {_instead(value)} during a call")
-
-
-def _instead(passed_ms: float) -> str:
-    if passed_ms == 0:
-        return "stood still"
-    return f"went back by {-passed_ms:.4g} ms" if -inf < passed_ms < 0 else f"advanced by {passed_ms} ms"
+        """Check that time has passed; a call without work takes 0 ms of the host or the device."""
+        for name, ms in (("wall", self.wall), ("host", self.host), ("device", self.device)):
+            if ms is None or 0 < ms < inf or (ms == 0 and name != "wall"):
+                continue
+            passed = f"went back by {-ms:.4g} ms" if -inf < ms < 0 else f"advanced by {ms} ms"
+            raise ValueError(f"the {name} clock {passed if ms else 'stood still'} during a call")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +64,15 @@ class SamplingLimits:
 
     def __post_init__(self) -> None:
         """Check the options."""
-        for name in ("min_iterations", "max_iterations", "warmup_min_iterations", "warmup_max_iterations"):
-            check_whole(name, getattr(self, name))
-        for name in ("interval", "max_seconds", "warmup_max_seconds"):
-            check_number(name, getattr(self, name), above=0, below=1 if name == "interval" else inf)
-        for low, high in (
-            ("min_iterations", "max_iterations"),
-            ("warmup_min_iterations", "warmup_max_iterations"),
-        ):
-            if getattr(self, low) > getattr(self, high):
-                raise InputError(f"{low}={getattr(self, low)} is more than {high}={getattr(self, high)}. Raise {high}.")
+        check_number("interval", self.interval, above=0, below=1)
+        for part in ("", "warmup_"):
+            low, high, seconds = f"{part}min_iterations", f"{part}max_iterations", f"{part}max_seconds"
+            least, most = getattr(self, low), getattr(self, high)
+            check_whole(low, least)
+            check_whole(high, most)
+            check_number(seconds, getattr(self, seconds), above=0)
+            if least > most:
+                raise InputError(f"{low}={least} is more than {high}={most}. Raise {high}.")
 
 
 @dataclass(frozen=True)
@@ -148,15 +142,13 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False  # to cores of its own
 
 
-class WindowSamples(msgspec.Struct, frozen=True, kw_only=True):
+class WindowSamples(Interference, frozen=True, kw_only=True):
     """Samples of one window in milliseconds, and its conditions; `start_s` is on a clock that all processes share."""
 
     start_s: float
     wall_ms: tuple[float, ...]
     host_ms: tuple[float, ...] = ()
     device_ms: tuple[float, ...] = ()
-    cpu_lost_share: float | None = None
-    gpu_lost_share: float | None = None
 
 
 #: Longest window, in seconds. Fewest windows that the limits of a cell leave room for, and those over which the samples
@@ -173,16 +165,8 @@ def window_of(ready: Ready) -> Turn:
 #: ended the turns. A cell whose function was never called times itself alone.
 TakeTurns = Callable[[Ready, Callable[[Turn], WindowSamples]], StoppedBy | None]
 
-#: Seconds of untimed calls before a window, since other cells have used the caches meanwhile.
-REWARM = 0.01
-
-
-def rewarm(sample: Callable[[], Sample], now: Callable[[], float]) -> None:
-    """Make the untimed calls before a window, at least one."""
-    start = now()
-    sample()
-    while now() - start < REWARM:
-        sample()
+#: The untimed calls before a window, at least one, since other cells have used the caches meanwhile.
+REWARM = Turn(seconds=0.01, calls=10**9)
 
 
 def collect_window(sample: Callable[[], Sample], turn: Turn, now: Callable[[], float], whole: int = 1) -> list[Sample]:
@@ -232,8 +216,5 @@ def collect(window: Callable[[], WindowSamples], limits: SamplingLimits, now: Ca
 
 def summaries(windows: Sequence[WindowSamples], stopped_by: StoppedBy | None) -> dict[str, Summary]:
     """Return the summary of each clock that was read, in milliseconds: wall_ms, device_ms, host_ms."""
-    clocks = {}
-    for name in ("wall_ms", "device_ms", "host_ms"):
-        if values := [value for window in windows for value in getattr(window, name)]:
-            clocks[name] = msgspec.structs.replace(summarize(values), stopped_by=stopped_by)
-    return clocks
+    clocks = {name: [value for window in windows for value in getattr(window, name)] for name in CLOCKS}
+    return {name: replace(summarize(values), stopped_by=stopped_by) for name, values in clocks.items() if values}

@@ -8,6 +8,7 @@ import pytest
 
 from profiling.errors import InputError
 from profiling.metrics.sampling import (
+    REWARM,
     Sample,
     SamplingLimits,
     Turn,
@@ -15,7 +16,6 @@ from profiling.metrics.sampling import (
     by_call_ms,
     collect,
     collect_window,
-    rewarm,
     summaries,
     warm_up,
 )
@@ -120,7 +120,7 @@ def test_a_window_lasts_as_long_as_its_least_time_and_calls_and_no_longer_than_i
 @pytest.mark.parametrize(("call_ms", "calls"), [(1.0, 10), (20.0, 1)])
 def test_untimed_calls_are_made_before_a_window(call_ms, calls):
     clock = FakeClock(itertools.repeat(call_ms))
-    rewarm(clock.take, clock.now)
+    collect_window(clock.take, REWARM, clock.now)
     assert clock.seconds == pytest.approx(calls * call_ms / 1e3)
 
 
