@@ -19,8 +19,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from profiling.cli.files import CONF, names_in, read_yaml
-from profiling.cli.variants import named_recipes
+from profiling.cli.groups import CONF, named_recipes, names_in, read_yaml
 from profiling.components import held
 from profiling.components.build import use_deterministic_algorithms, use_threads
 from profiling.components.compiled import compiled_note

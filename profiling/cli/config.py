@@ -7,13 +7,12 @@ from dataclasses import asdict, fields, replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from profiling.cli.variants import expanded
+from profiling.cli.groups import STEPS
 from profiling.components.spec import ComponentSpec, Settings, check_target, decode
-from profiling.errors import InputError, printable
+from profiling.errors import InputError
 from profiling.run.job import RunConfig, RunOptions, as_recipe
-from profiling.variants.steps import Step, read_steps
+from profiling.variants.steps import Step, named_recipe, read_steps
 
 _SETTINGS, _OPTIONS = (tuple(each.name for each in fields(kind)) for kind in (Settings, RunOptions))
 #: Keys of a component that no YAML may have.
@@ -27,12 +26,10 @@ def read_config(cfg: DictConfig) -> RunConfig:
 
     Raises:
         InputError: an unknown key, or an invalid value.
+        OmegaConfBaseException: a value is missing, or refers to one that is.
 
     """
-    try:
-        source = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        raise InputError(f"config: {str(error).splitlines()[0]}") from error
+    source = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(source, dict)
     plain: dict[str, Any] = {str(key): value for key, value in source.items()}
     groups: dict[str, Mapping[str, Any]] = {}
@@ -40,8 +37,11 @@ def read_config(cfg: DictConfig) -> RunConfig:
         groups[group] = plain.get(group) or {}
         if not isinstance(groups[group], Mapping):
             raise InputError(f"{group}={groups[group]!r}: name YAML files, {group}=[NAME,NAME] for example.")
-    plain.pop("step", None)  # each variant has the options of its steps
-    groups["variant"] = expanded(groups["variant"], steps_of(cfg))
+    steps = read_steps(plain.pop("step", {}))  # each variant has the options of its steps
+    groups["variant"] = {
+        name: named_recipe(node[STEPS], steps, {})[1] if isinstance(node, Mapping) and {*node} == {STEPS} else node
+        for name, node in groups["variant"].items()
+    }
     for name, node in groups["metric"].items():
         check_target(node, f"metric.{name}")
     for name, node in groups["variant"].items():
@@ -86,10 +86,7 @@ def read_component(name: str, node: Any) -> ComponentSpec:
     known = {each.name for each in fields(ComponentSpec)}
     for key, example in REQUIRED.items():
         if known >= {*node} and not isinstance(node.get(key), Mapping):  # else `decode` says which key is unknown
-            given = "" if node.get(key) is None else f"={node[key]}"
-            named = printable(f"{where}.{key}{given}", 200)
-            problem = "must be a mapping" if given else "is missing"
-            raise InputError(f"{named} {problem}. Write {key}: {example} into its YAML, for example.")
+            raise InputError(f"{where}.{key} is missing, or no mapping. Write {key}: {example}, for example.")
     for key in SET_BY_THE_TOOL & set(node):
         raise InputError(f"{where}.{key} is not for a YAML: the tool sets it. Leave it out.")
     return decode(ComponentSpec, {"name": name, **node}, where, SET_BY_THE_TOOL)

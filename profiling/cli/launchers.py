@@ -47,7 +47,7 @@ class SweepOptions:
     """How the jobs of a sweep are started.
 
     `devices` is how many jobs of this machine run at a time, each alone on its device. `own` are the launcher's own
-    options, by the keys of the command line; `of_all` the overrides that each job gets beside its own.
+    options, by the keys of the command line.
     """
 
     launcher: Launcher = "basic"
@@ -55,7 +55,6 @@ class SweepOptions:
     retries: int = 0
     job_timeout: float | None = None
     own: Mapping[str, Any] = field(default_factory=dict)
-    of_all: tuple[str, ...] = ()
 
     @property
     def on_slurm(self) -> bool:

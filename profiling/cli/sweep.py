@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import socket
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -26,11 +27,12 @@ from msgspec.structs import replace
 
 from profiling.cli.app import (
     SWEEP_OPTIONS,
+    command_line,
     compose_config,
     explaining_interrupts,
-    explaining_os_errors,
-    let_interrupts_raise,
-    unescaped,
+    held,
+    raising_interrupts,
+    text_of,
 )
 from profiling.cli.config import read_config
 from profiling.cli.launchers import ENGINE, OWN, SweepOptions, launch, places_for
@@ -45,7 +47,7 @@ from profiling.errors import (
     reason_of,
 )
 from profiling.results.jsonl import RESULTS_FILE
-from profiling.results.run_folder import claimed, new_folder
+from profiling.results.run_folder import new_folder, resume_command
 from profiling.results.sweep import (
     ENDED,
     LAUNCHERS,
@@ -69,34 +71,36 @@ _POLL_SECONDS = 0.5
 _END_SECONDS = 25.0
 #: Seconds between two looks at the files of the jobs: a look must not disturb them.
 _LOOK_SECONDS = 2.0
-_GLOB = ValueType.GLOB_CHOICE_SWEEP
 _FOLDER, _CHANGED = "hydra.sweep.dir", "resume_changed"
 
 
-def sweep(
-    target: str, arguments: Sequence[str], given: Sequence[Override], folders: Sequence[Path], started: float
-) -> int:
+def sweep(target: str, given: Mapping[str, Override], folders: Sequence[Path], started: float) -> int:
     """Run the sweep of a command line with --multirun; return the highest exit code of its runs.
 
-    `arguments` are the words after `python -m profiling.TARGET`, `given` the overrides among them. YAML files lie below
-    `folders`: conf, and that of --config-dir. `started` is when this process began (`time.time`).
+    `given` are its overrides by their keys. YAML files lie below `folders`: conf, and that of --config-dir. `started`
+    is when this process began (`time.time`).
 
     Raises:
         InputError: a wrong option, a swept key or value that does not exist, a launcher that is not installed or does
             not answer, or a folder that is in use, or belongs to something else.
 
     """
-    options, jobs, folder, resume = _plan(given)
-    for job in _one_for_each_value(jobs):
-        read_config(compose_config(target, job, folders))  # which refuses wrong overrides
+    options, jobs = _plan(given)
+    checked: set[str] = set()
+    for job in jobs:
+        if not checked.issuperset(job):  # one job for each value suffices
+            checked.update(job)
+            read_config(compose_config(target, job, folders))  # which refuses wrong overrides
     places = places_for(options, jobs)
-    folder = folder or (new_folder(target) if resume is None else Path(resume))
-    if resume is None:
-        folder.mkdir(parents=True, exist_ok=True)
+    resume = text_of(given.get("resume"))
+    folder = Path(text_of(given.get(_FOLDER)) or resume or new_folder(target))
     paths = [TOOL, *(Path(each).absolute() for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
     task = JobTask(
         folder=str(folder.absolute()),
-        command=(*run_command(target), *(f"--config-dir={own}" for own in folders[1:]), *options.of_all),
+        command=(
+            *(sys.executable, "-m", f"profiling.{target}", *(f"--config-dir={own}" for own in folders[1:])),
+            *(each.input_line or "" for key, each in given.items() if key == _CHANGED),
+        ),
         working_dir=str(Path.cwd()),
         python_path=os.pathsep.join(map(str, dict.fromkeys(paths))),
         locks=str(Path(tempfile.gettempdir()) / f"rt-profiling-{os.getuid()}"),
@@ -105,29 +109,22 @@ def sweep(
         retries=options.retries,
         timeout=options.job_timeout,
     )
-    let_interrupts_raise()
-    warn = partial(print, file=sys.stderr)
-    with claimed(folder, resume, warn, started=started, key=_FOLDER), explaining_os_errors(folder):
+    with raising_interrupts(signal.SIGINT), held(folder, resume, started, _FOLDER):
         if resume is None:
             planned = tuple(SweepJob(number=n, folder=str(n), overrides=tuple(job)) for n, job in enumerate(jobs))
-            argv = tuple(arguments)
+            argv = tuple(sys.argv[1:])
             write_sweep(folder, Sweep(target=target, launcher=options.launcher, began=now(), argv=argv, jobs=planned))
         else:
             _resume(folder, target, jobs, options.launcher)
-        repeat = command("-m", f"profiling.{target}", *(word for word in arguments if not word.startswith("resume=")))
-        return perform(folder, options, partial(launch, options, places, task), repeat)
+        resumption = resume_command(folder, command_line(target))
+        return perform(folder, options, partial(launch, options, places, task), resumption)
 
 
-def run_command(target: str) -> tuple[str, ...]:
-    """Return the first words of the command of a run."""
-    return (sys.executable, "-m", f"profiling.{target}")
-
-
-def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[int]], None], repeat: str) -> int:
+def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[int]], None], resumption: str) -> int:
     """Launch the jobs that are left until none is, print a line for each that ends, return the highest exit code.
 
-    `launched` starts the jobs of some numbers, and returns when they have ended. `repeat` is the command that began
-    the sweep.
+    `launched` starts the jobs of some numbers, and returns when they have ended. `resumption` is the command that
+    resumes the sweep.
     """
     failure = None
     with _progress(folder, options):
@@ -157,7 +154,7 @@ def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[in
     if failure is not None:
         print(f"{failure}.", file=sys.stderr)
     if counts["done"] < len(jobs):
-        print(f"To run what is missing:\n  {repeat} {override('resume', folder)}", file=sys.stderr)
+        print(f"To run what is missing:\n  {resumption}", file=sys.stderr)
     if failure is not None and failure.startswith("interrupted"):
         return INTERRUPTED
     codes = (job.exit_code or 0 if job.state in ("failed", "done") else 1 for job in jobs)
@@ -167,35 +164,22 @@ def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[in
 # The plan.
 
 
-def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Path | None, str | None]:
-    """Return the options of the sweep, the overrides of each job, and where given hydra.sweep.dir and resume."""
-    values: dict[str, Any] = {}
-    own: dict[str, Any] = {}
-    of_jobs: list[Override] = []
-    of_all: list[str] = []
-    folder: Path | None = None
-    resume: str | None = None
-    for each in given:
-        key, text = each.get_key_element().lstrip("+"), each.input_line or ""
-        if key in (*SWEEP_OPTIONS, "resume", _CHANGED) and each.is_sweep_override():
-            raise InputError(f"{text}: {key} applies to the whole sweep. Give one value.")
-        if each.is_sweep_override() and (not each.is_discrete_sweep() or each.value_type == _GLOB):
-            raise InputError(f"{text}: a sweep takes values or a range. Write {key}=A,B or '{key}=range(1,5)'.")
-        if key in SWEEP_OPTIONS:
-            values[key] = each.value()
-        elif key == "resume":
-            resume = None if each.value() is None else unescaped(each.value())
-        elif key == _CHANGED:
-            of_all.append(text)  # no job is another one for it
-        elif key == _FOLDER:
-            folder = Path(unescaped(each.value()))
-        elif key.startswith((OWN, ENGINE)):
-            own[key] = each.value()
-        elif key.startswith(("hydra.sweep", "hydra/sweep")):
-            raise InputError(f"{text} has no effect: the folders of a sweep are numbered. Leave it out.")
-        elif not key.startswith("hydra.run."):
-            of_jobs.append(each)
-    options = SweepOptions(own=own, of_all=tuple(of_all), **values)
+def _plan(given: Mapping[str, Override]) -> tuple[SweepOptions, list[list[str]]]:
+    """Return the options of the sweep, and the overrides of each job."""
+    own = {key: each.value() for key, each in given.items() if key.startswith((OWN, ENGINE))}
+    of_sweep = {*SWEEP_OPTIONS, *own, _FOLDER, _CHANGED, "resume"}
+    for key, each in given.items():
+        if each.is_sweep_override() and key in of_sweep:
+            raise InputError(f"{each.input_line}: {key} applies to the whole sweep. Give one value.")
+        is_list_or_range = each.is_discrete_sweep() and each.value_type != ValueType.GLOB_CHOICE_SWEEP
+        if each.is_sweep_override() and not is_list_or_range:
+            example = f"Write {key}=A,B or '{key}=range(1,5)'."
+            raise InputError(f"{each.input_line}: a sweep takes values or a range. {example}")
+        if key.startswith(("hydra.sweep", "hydra/sweep")) and key not in of_sweep:
+            raise InputError(f"{each.input_line} has no effect: the folders of a sweep are numbered. Leave it out.")
+    of_jobs = [each for key, each in given.items() if key not in of_sweep and not key.startswith("hydra.run.")]
+    values: dict[str, Any] = {key: given[key].value() for key in SWEEP_OPTIONS if key in given}
+    options = SweepOptions(own=own, **values)
     check_choice("launcher", options.launcher, LAUNCHERS)
     if options.devices is not None:
         check_whole("devices", options.devices, most=10_000)
@@ -205,17 +189,8 @@ def _plan(given: Sequence[Override]) -> tuple[SweepOptions, list[list[str]], Pat
     number = math.prod(len(list(each.sweep_string_iterator())) for each in of_jobs if each.is_discrete_sweep())
     if number > MOST_JOBS:
         raise InputError(f"the swept values make {number:,} jobs. Sweep fewer values: at most {MOST_JOBS:,} jobs.")
-    (jobs,) = BasicSweeper.split_arguments(list(of_jobs), None)
-    return options, jobs, folder, resume
-
-
-def _one_for_each_value(jobs: Sequence[list[str]]) -> Iterator[list[str]]:
-    """Yield jobs until each value of each override was in one of them."""
-    seen: set[str] = set()
-    for job in jobs:
-        if not seen.issuperset(job):
-            seen.update(job)
-            yield job
+    (jobs,) = BasicSweeper.split_arguments(of_jobs, None)
+    return options, jobs
 
 
 def _resume(folder: Path, target: str, jobs: Sequence[Sequence[str]], launcher: Launcher) -> None:
@@ -232,7 +207,7 @@ def _resume(folder: Path, target: str, jobs: Sequence[Sequence[str]], launcher: 
     write_sweep(folder, replace(before, launcher=launcher))
     for job in read_sweep(folder).jobs:
         if job.state not in ("done", "running") and (folder / job.folder).is_dir():
-            write_job(folder, SweepJob(number=job.number, folder=job.folder, overrides=job.overrides))
+            write_job(folder, before.jobs[job.number])
 
 
 def _launched_until_none_is_left(folder: Path, retries: int, launched: Callable[[Sequence[int]], None]) -> str | None:

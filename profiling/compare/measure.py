@@ -7,23 +7,23 @@ YAML files of components and variants, come from each checkout.
 from __future__ import annotations
 
 import contextlib
+import signal
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from profiling.cli.app import (
     CONF,
+    check_overrides,
     command_line,
     compose_config,
-    ending_as_on_ctrl_c,
     explaining,
     explaining_interrupts,
-    let_interrupts_raise,
+    raising_interrupts,
+    text_of,
 )
 from profiling.cli.config import read_config
-from profiling.cli.variants import override_values
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
 from profiling.report.render import write_report
@@ -60,20 +60,22 @@ def measure(
         KeyboardInterrupt: the user stopped the runs; finished cells are on disk.
 
     """
-    with explaining(TARGET, overrides, [CONF]):
-        given = override_values(overrides)
+    with explaining([CONF]):
+        given = check_overrides(overrides)
     for key in (key for key in given if key in _REFUSED):
-        raise InputError(f"{key}={given[key]}: {_REFUSED[key]}. Leave it out.")
+        raise InputError(f"{given[key].input_line}: {_REFUSED[key]}. Leave it out.")
     kept = [each for each in overrides if not each.startswith(f"{_FOLDER}=")]
     own = sorted(file.stem for file in (config_folder / "component").glob("*.yaml")) if config_folder else []
     if own and "component" not in given:  # the user's networks, and not those of the tool
         kept.append(f"component=[{','.join(own)}]")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(ending_as_on_ctrl_c())
-        let_interrupts_raise()
+        stack.enter_context(raising_interrupts(signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         checkouts = stack.enter_context(opened(names))
         configs = _configs(checkouts, kept, config_folder)
-        base = _folder(given.get(_FOLDER))
+        chosen = text_of(given.get(_FOLDER))
+        base = new_folder("compare") if chosen is None else Path(chosen)
+        if chosen is not None:
+            check_is_new(base)
         folders = [base / letter for letter, _ in zip(LETTERS, checkouts, strict=False)]
         progress = Progress()
         stack.callback(progress.close)
@@ -113,7 +115,9 @@ def _configs(checkouts: Sequence[Checkout], overrides: Sequence[str], config_fol
     for checkout in checkouts:
         with tempfile.TemporaryDirectory(prefix="profiling-") as folder:
             try:
-                config = read_config(compose_config(TARGET, overrides, _conf(checkout, config_folder, Path(folder))))
+                conf = _conf(checkout, config_folder, Path(folder))
+                with explaining(conf):
+                    config = read_config(compose_config(TARGET, overrides, conf))
             except InputError as error:
                 errors.append(f"{checkout.name}: {error}")
             else:
@@ -150,15 +154,6 @@ def _with_weights(config: RunConfig, checkout: Checkout) -> RunConfig:
         return replace(spec, checkpoint=str(here)) if here.exists() else spec
 
     return replace(config, components=tuple(located(spec) for spec in config.components))
-
-
-def _folder(chosen: Any) -> Path:
-    """Return the folder of the runs: the one that the user has chosen, or a new one below `runs/compare`."""
-    if chosen is None:
-        return new_folder("compare")
-    folder = Path(str(chosen))
-    check_is_new(folder)
-    return folder
 
 
 def _say_what_is_installed(runs: Sequence[Run], progress: Progress) -> None:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from profiling.cli.app import execute, main
 from profiling.cli.config import read_config, steps_of
-from profiling.cli.variants import named_recipes
+from profiling.cli.groups import named_recipes
 from profiling.components.spec import ComponentSpec, decode_options
 from profiling.errors import InputError
 from profiling.realtime.graph import Graph, parse_graph

@@ -209,7 +209,7 @@ def prepare_folder(run: Path, config: Mapping[str, Any], *, resumed: bool) -> Ea
         (run / "cells").mkdir(exist_ok=True)
         return EarlierRun()
     if not (run / CONFIG_FILE).is_file():
-        raise InputError(f"resume={run} is no run: it has no {CONFIG_FILE}. Name a folder that a run printed.")
+        raise InputError(f"resume={run} is no run: it has no {CONFIG_FILE}. Name a run. Add --multirun for a sweep.")
     differing = config_differences(read_config(run / CONFIG_FILE), config)
     if differing:
         raise InputError(

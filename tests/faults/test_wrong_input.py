@@ -77,6 +77,8 @@ REFUSED = {
         (f"variant=[own_halved_twice] {OWN}.transforms=[5]", "_partial_"),
         (f"variant=[own_halved_twice] +{OWN}._target_=5", "dotted path"),
         ("variant.baseline=5", "variant.baseline=5 is no mapping"),
+        ("variant=[]", "Name at least one variant"),
+        ("seed.x=3", "no key 'x' in seed"),
         (f"{PASSES} step.cuda_graph.warmup=0", "warmup=0"),
         (f"{PASSES} step.fx_passes.passes=5", "variant.fx_passes+cuda_graph"),
         ("~metric.latency._target_", "metric.latency has no _target_"),
@@ -99,7 +101,7 @@ REFUSED = {
         ("dtype=flöat", "\"dtype='...'\""),
         ("dtype=auto --config-dir=x seed=1", "before the first KEY=VALUE"),
         ("--seconds=3", "keys have none: seconds=3"),
-        ("hydra.run.dri=x", "there is no key 'hydra.run.dri'"),
+        ("hydra.run.dri=x", "there is no key 'dri' in hydra.run. Did you mean 'dir'?"),
         ("--config-name", "expected one argument"),
         ([os.fsdecode(b"device=\xff")], "control characters, or bytes that are not UTF-8"),
     ),
@@ -190,7 +192,11 @@ def test_a_config_that_is_shown_of_a_sweep(started):
     ("file", "text", "says"),
     [
         # It would hide that of the tool.
-        ("variant/baseline.yaml", "baseline: {compiler: null}\n", "baseline.yaml has the name of a recipe of the tool"),
+        (
+            "variant/baseline.yaml",
+            "baseline: {compiler: null}\n",
+            "the tool has a variant baseline of its own",
+        ),
         ("step/mine.yaml", "compile: {_target_: a.b}\n", "the tool has a step compile of its own"),
     ],
 )
@@ -217,9 +223,9 @@ def test_a_target_without_a_yaml(started):
 
 #: Changes of the YAML of the component net.
 COMPONENT = (
-    ("module=my_package.Net", "module=my_package.Net must be a mapping"),
+    ("module=my_package.Net", "module is missing, or no mapping. Write module: {_target_:"),
     ("module._target_=''", "dotted path"),
-    ("inputs=null", "net.inputs is missing. Write inputs:"),
+    ("inputs=null", "net.inputs is missing, or no mapping. Write inputs:"),
     ("modul=5", "state, sweep. Did you mean 'module'"),
     ("point=5", "Leave it out"),
     ("tiny=null", "tiny must be a mapping, not null"),
@@ -286,7 +292,7 @@ FILES = (
     ("has the same key twice", b"mine: {module: 1, module: 2}", "duplicate key"),
     ("contains itself", b"mine: &x\n  module: {_target_: torch.nn.ReLU, x: *x}\n  inputs: {}\n", "contains itself"),
     ("has 50 MB", b"mine: {}\n# " + b"x" * 50_000_000, "has 50 MB; a config has at most 2"),
-    ("is nested two thousand times", b"mine: " + b"[" * 2000, "nested too deeply"),
+    ("is nested two thousand times", b"mine: " + b"[" * 2000, "mine.yaml is not valid: maximum recursion depth"),
     ("is a list", b"- 1\n- 2\n", "component"),
     ("is empty", b"", "mine"),
     ("names a file outside the run", b"mine: {}\n../../x: {module: {_target_: a.B}, inputs: {}}", "`mine:`"),

@@ -10,7 +10,7 @@ from models.image_vae import ImageVAEParams
 from models.world_model import WorldModelParams
 from profiling.cli.app import CONF, compose_config
 from profiling.cli.config import read_component, read_config, steps_of
-from profiling.cli.variants import named_recipes, short_names
+from profiling.cli.groups import named_recipes, short_names
 from profiling.components.spec import Settings
 from profiling.errors import InputError
 

@@ -15,6 +15,7 @@ import pytest
 from profiling import generic_forward
 from profiling.cli import app, sweep
 from profiling.results.sweep import Sweep, is_sweep, read_sweep
+from profiling.run.sweep_job import JobTask
 
 ROOT = Path(__file__).resolve().parents[3]
 PLANTED_JOB = Path(__file__).with_name("planted_job.py")
@@ -60,7 +61,7 @@ def start_sweep(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
     def start(*words: str, plan: dict[int, str] | None = None, folder: str = "sweep") -> Swept:
-        monkeypatch.setattr(sweep, "run_command", lambda target: planted_command(plan))
+        monkeypatch.setattr(sweep, "JobTask", lambda **task: planted_task(plan, **task))
         resume = [word for word in words if word.startswith("resume=")]
         place = tmp_path / folder if not resume else Path(resume[0].partition("=")[2])
         monkeypatch.setattr(sys, "argv", arguments(place, *words))
@@ -70,8 +71,9 @@ def start_sweep(tmp_path, monkeypatch, capfd):
     return start
 
 
-def planted_command(plan: dict[int, str] | None) -> tuple[str, ...]:
-    return (sys.executable, str(PLANTED_JOB), json.dumps(plan or {}))
+def planted_task(plan: dict[int, str] | None, *, command: tuple[str, ...], **task: Any) -> JobTask:
+    """The task of a sweep, with a planted job in the place of `python -m profiling.TARGET`."""
+    return JobTask(command=(sys.executable, str(PLANTED_JOB), json.dumps(plan or {}), *command[3:]), **task)
 
 
 def arguments(folder: Path, *words: str) -> list[str]:
@@ -86,11 +88,12 @@ def arguments(folder: Path, *words: str) -> list[str]:
 
 _BEGIN = """
 import sys
-command, arguments = eval(sys.argv[1])
+plan, arguments = eval(sys.argv[1])
 sys.argv = ["-m", *arguments[1:]]  # as `python -m profiling.TARGET` begins
 from profiling import generic_forward
 from profiling.cli import app, sweep
-sweep.run_command = lambda target: command
+from swept import planted_task
+sweep.JobTask = lambda **task: planted_task(plan, **task)
 sys.exit(app.launch("generic_forward", generic_forward.run))
 """
 
@@ -102,7 +105,7 @@ def begin_sweep(tmp_path):
 
     def begin(*words: str, plan: dict[int, str]) -> tuple[subprocess.Popen[str], Path]:
         folder = tmp_path / "sweep"
-        given = repr((planted_command(plan), arguments(folder, *words)))
+        given = repr((plan, arguments(folder, *words)))
         environment = os.environ | {"TMPDIR": str(tmp_path), "RAY_TMPDIR": "/tmp"}  # sockets need a short path
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *sys.path])
         process = subprocess.Popen(

@@ -11,7 +11,7 @@ from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.image_vae import ImageDecoder, ImageVAEParams
 from models.initialisation import randomise
 from models.kernels import convolution, forms, fused_norm
-from profiling.cli.variants import named_recipes
+from profiling.cli.groups import named_recipes
 from profiling.components.instantiate import instantiate
 from profiling.variants.recipe import Recipe
 from profiling.variants.rewrite import Rewrite

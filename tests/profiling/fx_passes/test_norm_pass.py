@@ -9,7 +9,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from models.kernels.fused_norm import fused_norm
-from profiling.cli.variants import named_recipes
+from profiling.cli.groups import named_recipes
 from profiling.components.instantiate import instantiate
 from profiling.errors import SkippedError
 from profiling.fx_passes.nodes import propagate

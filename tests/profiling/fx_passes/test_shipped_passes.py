@@ -10,7 +10,7 @@ from fixed_component import fixed_component as component
 from fx_networks import assert_same, calls, normal
 from torch import fx, nn
 
-from profiling.cli.variants import named_recipes
+from profiling.cli.groups import named_recipes
 from profiling.components.instantiate import instantiate
 from profiling.errors import InputError
 from profiling.fx_passes.linear import FuseParallelLinears

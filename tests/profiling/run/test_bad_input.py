@@ -8,7 +8,7 @@ import sys
 import torch
 from as_user import ROOT, environment
 
-from profiling.cli.variants import step_nodes
+from profiling.cli.groups import step_nodes
 from profiling.components.spec import Settings
 from profiling.errors import python_command
 from profiling.run.probe import resolve

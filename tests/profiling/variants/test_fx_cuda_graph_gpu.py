@@ -6,7 +6,7 @@ from torch import nn
 
 from models.clip import build_clip_text, clip_text_inputs
 from models.hub import randomise_library
-from profiling.cli.variants import named_recipes
+from profiling.cli.groups import named_recipes
 from profiling.components.component import Component
 from profiling.components.instantiate import instantiate
 from profiling.components.outputs import relative_l2

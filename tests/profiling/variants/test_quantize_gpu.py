@@ -8,7 +8,7 @@ import torch
 from fixed_component import fixed_component
 from torch import nn
 
-from profiling.cli.variants import named_recipes
+from profiling.cli.groups import named_recipes
 from profiling.components.instantiate import instantiate
 from profiling.components.outputs import difference, to_host
 from profiling.run.job import as_recipe

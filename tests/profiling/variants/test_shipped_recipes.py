@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from profiling.cli.variants import named_recipes, short_names, step_nodes
+from profiling.cli.groups import named_recipes, short_names, step_nodes
 from profiling.variants.steps import read_steps
 
 ALONE = [name for name, step in read_steps(step_nodes()).items() if not step.rules.needs]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from profiling.cli.variants import named_recipes, short_names, step_nodes
+from profiling.cli.groups import named_recipes, short_names, step_nodes
 from profiling.errors import InputError
 from profiling.results.record import BASELINE
 from profiling.variants.steps import parse, read_steps, recipe
