@@ -25,21 +25,14 @@ from profiling.run.sweep_job import JobTask, run_job
 
 #: The package that starts the jobs.
 PACKAGES = {"local": "joblib", "slurm": "submitit", "ray": "ray"}
-#: What begins the keys of a launcher, and the choice that lets submitit run on this machine.
-OWN, ENGINE, HERE = "hydra.launcher.", "hydra/launcher", "submitit_local"
+#: What begins the keys of a launcher, and the one that says what submitit starts the jobs on.
+OWN, ENGINE = "hydra.launcher.", "hydra/launcher"
 #: Prefixes of the options that a launcher has; one that is not listed has none.
 _OPTION_PREFIXES = {"slurm": (OWN, ENGINE), "ray": (f"{OWN}ray.init.", f"{OWN}ray.remote.")}
 #: Seconds in which a Ray cluster must answer.
 ANSWER_SECONDS = 30.0
-#: Bytes of the object store of a cluster of our own, the least that Ray takes: jobs return nothing.
-_OBJECT_STORE = 78_643_200
 #: CPUs that Slurm gives a job, and minutes that a job may take where it has no limit.
 _SLURM_CPUS, _SLURM_MINUTES = 8, 1440
-#: Parameters of every executor of submitit; others are those of Slurm.
-_OF_SUBMITIT = ("name", "timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes")
-_OF_SUBMITIT += ("stderr_to_stdout",)
-#: How often Ray starts a job again whose worker is gone; the job counts its tries itself.
-_RAY_TRIES = 20
 
 
 @dataclass(frozen=True)
@@ -57,9 +50,9 @@ class SweepOptions:
     own: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def on_slurm(self) -> bool:
-        """Whether Slurm runs the jobs, and not submitit on this machine."""
-        return self.launcher == "slurm" and self.own.get(ENGINE) != HERE
+    def cluster(self) -> str | None:
+        """What submitit starts the jobs on: "slurm", or "local" (`hydra/launcher=submitit_local`), this machine."""
+        return str(self.own.get(ENGINE, "slurm")).removeprefix("submitit_") if self.launcher == "slurm" else None
 
     def own_below(self, prefix: str) -> dict[str, Any]:
         """Return the launcher's options that start with `prefix`, without it; dotted keys become nested mappings."""
@@ -77,11 +70,10 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class Places:
-    """Where jobs run: how many at a time on a host, and what each gets; None: the launcher hands it out."""
+    """Where jobs run: how many at a time on a host, and of what each gets one GPU; None: the launcher hands it out."""
 
     number: int = 1
     gpus: tuple[str, ...] | None = ()
-    gpus_of_a_job: int = 0
     cpus: int | None = None
 
 
@@ -110,16 +102,12 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
             f"device={numbered[0]}: the launcher hands out the devices. Write device=cuda, and "
             f"CUDA_VISIBLE_DEVICES={numbered[0][5:]} before the command to use no other."
         )
-    if options.on_slurm and shutil.which("sbatch") is None:
+    if options.cluster == "slurm" and shutil.which("sbatch") is None:
         raise InputError("launcher=slurm needs sbatch, which is not on the path. Start the sweep on a Slurm host.")
-    if (engine := options.own.get(ENGINE, HERE)) != HERE:
-        raise InputError(
-            f"{ENGINE}={engine}: leave it out to use Slurm; {ENGINE}={HERE} runs the jobs on this machine."
-        )
-    if options.launcher == "slurm":
+    if options.cluster is not None:
         _submitit(options, Path(), {})  # which refuses wrong parameters
-    if options.on_slurm:
-        return Places(options.devices or 0, None, int(devices != {"cpu"}), None)
+    if options.cluster == "slurm":
+        return Places(gpus=() if devices == {"cpu"} else None)
     if options.launcher == "ray" and options.ray_address != "local":
         return _places_of_cluster(options, devices)
     gpus = () if devices == {"cpu"} else tuple(visible_gpus())
@@ -135,7 +123,7 @@ def places_for(options: SweepOptions, jobs: Sequence[Sequence[str]]) -> Places:
         raise InputError(f"devices={number}: this machine has {most} {kind}. Give {most} or fewer.")
     cpus = sum(len(core) for core in cores) // number
     is_ray = options.launcher == "ray"  # which hands out the GPUs itself
-    return Places(number, None if is_ray and gpus else gpus[:number], int(bool(gpus)), cpus)
+    return Places(number, None if is_ray and gpus else gpus[:number], cpus)
 
 
 def _submitit(options: SweepOptions, folder: Path, values: Mapping[str, Any]) -> Any:
@@ -147,16 +135,16 @@ def _submitit(options: SweepOptions, folder: Path, values: Mapping[str, Any]) ->
     """
     import submitit
 
-    executor = submitit.AutoExecutor(folder=folder, cluster="slurm" if options.on_slurm else "local")
-    own = {**values, **options.own_below(OWN)}
-    cluster = executor.cluster
+    given = {**values, **options.own_below(OWN)}
     try:
+        executor: Any = submitit.AutoExecutor(folder=folder, cluster=options.cluster)
+        shared = executor._valid_parameters()  # by all executors; others have the name of theirs before them
         executor.update_parameters(
-            **{name if name in _OF_SUBMITIT else f"{cluster}_{name}": value for name, value in own.items()}
+            **{name if name in shared else f"{executor.cluster}_{name}": value for name, value in given.items()}
         )
     except (NameError, TypeError, ValueError, AssertionError) as error:
         what = str(error).strip().partition("\n")[0].rstrip(".")
-        raise InputError(f"launcher=slurm: submitit does not take {OWN}KEY=VALUE: {what}.") from None
+        raise InputError(f"launcher=slurm: submitit does not take {ENGINE} or {OWN}KEY=VALUE: {what}.") from None
     return executor
 
 
@@ -195,9 +183,9 @@ def _places_of_cluster(options: SweepOptions, devices: set[str]) -> Places:
     if "cuda" in devices and not with_gpu:
         raise InputError(f"device=cuda: no node of the Ray cluster at {address} has a GPU. Write device=cpu.")
     if devices != {"cpu"} and with_gpu:
-        return Places(1, None, 1, min(max(1, int(node.get("CPU", 1) // node["GPU"])) for node in with_gpu))
+        return Places(1, None, min(max(1, int(node.get("CPU", 1) // node["GPU"])) for node in with_gpu))
     cpus = min((int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1), default=1)
-    return Places(1, (), 0, max(1, cpus // (options.devices or 1)))
+    return Places(1, (), max(1, cpus // (options.devices or 1)))
 
 
 def launch(options: SweepOptions, places: Places, task: JobTask, numbers: Sequence[int]) -> None:
@@ -221,9 +209,9 @@ def _with_submitit(options: SweepOptions, places: Places, task: JobTask, numbers
     if options.job_timeout is not None:
         minutes = math.ceil((options.retries + 1) * (options.job_timeout + 60) / 60)
     asked = {"name": "profiling", "timeout_min": minutes, "cpus_per_task": places.cpus or _SLURM_CPUS}
-    if places.gpus_of_a_job:  # Slurm refuses to hand out 0 GPUs where it has none
-        asked["gpus_per_node"] = places.gpus_of_a_job
-    if options.on_slurm and options.devices is not None:
+    if places.gpus is None:  # Slurm refuses to hand out 0 GPUs where it has none
+        asked["gpus_per_node"] = 1
+    if options.cluster == "slurm" and options.devices is not None:
         asked["array_parallelism"] = options.devices
     folder = Path(task.folder, "launcher", ".submitit", "%j")
     for each in _submitit(options, folder, asked).map_array(task, numbers):
@@ -233,18 +221,20 @@ def _with_submitit(options: SweepOptions, places: Places, task: JobTask, numbers
 def _with_ray(options: SweepOptions, places: Places, task: JobTask, numbers: Sequence[int]) -> None:
     import ray  # type: ignore
 
+    gpus = int(places.gpus is None)
     settings: dict[str, Any] = {"address": options.ray_address, "log_to_driver": False, "logging_level": "WARNING"}
     if options.ray_address == "local":
         os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: others would run first on a job's cores
         settings |= {
-            "num_gpus": places.number * places.gpus_of_a_job,
+            "num_gpus": places.number * gpus,
             "num_cpus": places.number * (places.cpus or 1),
             "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE,
+            "object_store_memory": 78_643_200,  # bytes, the least that Ray takes: jobs return nothing
         }
     else:
         settings["runtime_env"] = {"env_vars": {"PYTHONPATH": task.python_path}}
-    asked = {"num_gpus": places.gpus_of_a_job, "num_cpus": places.cpus or 1, "max_retries": _RAY_TRIES}
+    # A job whose worker is gone is started again; it counts its tries itself.
+    asked = {"num_gpus": gpus, "num_cpus": places.cpus or 1, "max_retries": 20}
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**settings | options.own_below(f"{OWN}ray.init."))

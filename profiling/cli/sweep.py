@@ -135,7 +135,7 @@ def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[in
             for job in _silent(folder):
                 write_job(folder, replace(job, state="waiting", tries=job.tries - 1, reason="interrupted"))
             failure = "interrupted; finished cells are kept"
-            if options.on_slurm:
+            if options.cluster == "slurm":
                 failure += ", and jobs that Slurm has go on (scancel ends them)"
     ended = read_sweep(folder)
     write_sweep(folder, ended)
