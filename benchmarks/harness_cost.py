@@ -55,14 +55,21 @@ def observing_us(device: torch.device, count: int = 20_000) -> tuple[float, floa
     return usual, 10 * mixed - 9 * usual
 
 
-def reading_us(device: torch.device, count: int = 20_000) -> float:
-    """Return the µs that it takes to read the counters after a call of usual length, in which nothing happened."""
+def reading_us(device: torch.device, *, switches: bool, count: int = 5_000) -> float:
+    """Return the µs that it takes to read the counters after a call in which nothing happened but a context switch.
+
+    Calls with several threads have those: the kernel's files are then read, too.
+    """
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))  # a process that compiled has more to read
+    seconds = 0.0
     with closing(EventCounter(device, skips=True)) as counter:
-        start = time.perf_counter()
         for number in range(count):
+            if switches:
+                time.sleep(1e-6)
+            start = time.perf_counter()
             counter.read(number, look=False)
-        return (time.perf_counter() - start) / count * 1e6
+            seconds += time.perf_counter() - start
+    return seconds / count * 1e6
 
 
 def bare_event_loop(step, count: int) -> list[float]:
@@ -113,8 +120,10 @@ def main() -> None:
     usual, long = (statistics.median(values) for values in zip(*observed, strict=True))
     print("looking for slow calls, outside the sample, every 64th reading included:")
     print(f"after a call of usual length {usual:.2f} µs (target 2), after one 20% longer {long:.0f} µs")
-    reading = statistics.median(reading_us(device) for _ in range(ROUNDS))
-    print(f"reading the counters after every call instead: {reading:.2f} µs\n")
+    idle, switched = (
+        statistics.median(reading_us(device, switches=each) for _ in range(ROUNDS)) for each in (False, True)
+    )
+    print(f"reading the counters after every call instead: {idle:.2f} µs, with a context switch {switched:.0f} µs\n")
     if device.type == "cuda":
         rows = device_clock(device)
         headers = ("round", "harness, device ms", "bare events, ms", "ratio")

@@ -282,8 +282,9 @@ class CallMonitor(EventCounter):
     longer than usual. There is no thread: it would run beside the timed calls of the cells with which this one takes
     turns.
 
-    Reading the counters after every call, so that nothing need be apportioned, would take 4.6 to 5.2 µs where this
-    takes 1.05 µs (`benchmarks/harness_cost.py`, two shared CPU cores, 27 November 2026).
+    Reading the counters after every call, so that nothing need be apportioned, takes 20 µs after one with a context
+    switch, as calls with several threads have, and 2 µs after others, where this takes 0.6 µs
+    (`benchmarks/harness_cost.py`, two shared CPU cores, 30 November 2026).
     """
 
     def __init__(self, device: torch.device) -> None:
