@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import re
 import signal
 import sys
@@ -17,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-import hydra
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra._internal.hydra import Hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -104,23 +103,21 @@ def launch(target: str, run: Target) -> int:
 def _launched(target: str, run: Target, parsed: Namespace, folders: Sequence[Path], started: float) -> int:
     for added in folders[1:]:
         check_own_files(added)
-    given = check_overrides(parsed.overrides)
     if parsed.help or parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion:  # nothing runs
         if parsed.multirun and parsed.cfg:
             raise InputError("--multirun runs a sweep, and --cfg only shows a config. Leave out --multirun.")
-        sys.argv += register(target, given, folders)
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, so that errors can be printed in one line
-        hydra.main(version_base=None, config_path=str(CONF), config_name=target)(lambda cfg: None)()
+        _show(target, parsed, folders)
         return 0
     if parsed.multirun:
         from profiling.cli.sweep import sweep
 
-        return sweep(target, given, folders, started)
+        return sweep(target, check_overrides(parsed.overrides), folders, started)
     from profiling.run.fork_server import ForkServer
 
     # It imports torch while the config is composed.
     with ForkServer().started_early() as server:
-        cfg = compose_config(target, parsed.overrides, folders, with_hydra=True)
+        with _composer(target, parsed.overrides, folders) as (_, given):
+            cfg = compose(target, given, return_hydra_config=True)
         if cfg.get("isolation") == "none" or cfg.get("trace"):
             server.close()  # it would not be used
         HydraConfig.instance().set_config(cfg)  # of which the folder is made
@@ -154,8 +151,7 @@ def execute(target: str, config: RunConfig, folder: Path, perform: Callable[[Run
             print_text(printed.text)
             code = code if printed.is_written else max(code, 1)
         if code == INTERRUPTED and (folder / CONFIG_FILE).exists():
-            resumption = resume_command(folder, started_by)
-            progress.say(f"interrupted; finished cells are kept. To resume:\n  {resumption}")
+            progress.say(f"interrupted; finished cells are kept. To resume:\n  {resume_command(folder, started_by)}")
     return code
 
 
@@ -197,25 +193,45 @@ for _name, _resolver in _RESOLVERS.items():
     OmegaConf.register_new_resolver(_name, _resolver, replace=True, use_cache=_name == "run_folder")
 
 
-def compose_config(
-    target: str, overrides: Sequence[str], folders: Sequence[Path], *, with_hydra: bool = False
-) -> DictConfig:
-    """Compose the config of `target` from YAML files below `folders`, perhaps with that of Hydra.
+def compose_config(target: str, overrides: Sequence[str], folders: Sequence[Path]) -> DictConfig:
+    """Compose the config of `target` from YAML files below `folders`.
 
     Raises:
         InputError: an override or a YAML file is wrong.
         Exception: Hydra or OmegaConf say so (see `explaining`).
 
     """
+    with _composer(target, overrides, folders) as (_, given):
+        return compose(target, given)
+
+
+@contextmanager
+def _composer(target: str, overrides: Sequence[str], folders: Sequence[Path]) -> Iterator[tuple[Hydra, list[str]]]:
+    """Yield Hydra, set up for YAML files below `folders`, and the overrides with those that these files need."""
     # A path that Hydra adds is searched once it has found the file of the target.
     file = find_file(target, folders)
     own = folders[0] if file is None else file.parent
     places = (override("", f"file://{folder.absolute()}")[1:] for folder in folders if folder != own)
     added = f"hydra.searchpath=[{','.join(places)}]"
-    steps = register(target, check_overrides(overrides), folders)
+    given = [*overrides, added, *register(target, check_overrides(overrides), folders)]
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(own.absolute()), version_base=None):
-        return compose(target, [*overrides, *steps, added], return_hydra_config=with_hydra)
+    with initialize_config_dir(str(own.absolute()), job_name=target, version_base=None):
+        yield cast(Hydra, GlobalHydra.instance().hydra), given
+
+
+def _show(target: str, parsed: Namespace, folders: Sequence[Path]) -> None:
+    """Print the help, the config, or what else Hydra shows of it."""
+    with _composer(target, () if parsed.shell_completion else parsed.overrides, folders) as (hydra, given):
+        if parsed.help:
+            hydra.app_help(target, get_args_parser(), Namespace(overrides=given, resolve=parsed.resolve))
+        elif parsed.hydra_help:
+            hydra.hydra_help(target, get_args_parser(), Namespace(overrides=[]))
+        elif parsed.cfg:
+            hydra.show_cfg(target, given, parsed.cfg, parsed.package, parsed.resolve)
+        elif parsed.info:
+            hydra.show_info(parsed.info, target, given)
+        else:
+            hydra.shell_completion(target, parsed.overrides)
 
 
 def text_of(chosen: Override | None) -> str | None:
@@ -232,11 +248,9 @@ def _parsed(arguments: Sequence[str]) -> Namespace:
 
     """
     working_directory()
-    for argument in arguments:
-        if not argument.isprintable():
-            raise InputError(
-                f"{argument!r} holds control characters, or bytes that are not UTF-8. Rename what it names."
-            )
+    for word in arguments:
+        if not word.isprintable():
+            raise InputError(f"{word!r} holds control characters, or bytes that are not UTF-8. Rename what it names.")
     parser = get_args_parser()
     parser.error = _refuse_argument  # instead of printing the usage of Hydra
     parsed = parser.parse_args(arguments)
@@ -331,11 +345,7 @@ def _where_it_is(group: str, name: str, folders: Sequence[Path]) -> str:
 
 
 def _missing_key(key: str, error: OmegaConfBaseException) -> str:
-    """Return a sentence that says which part of a key the config lacks, and suggests another one.
-
-    For example "there is no key 'ney' in component. Did you mean 'net'?"
-    The suggestion is a similar key in the same place, or else the same name elsewhere in the config.
-    """
+    """Say which part of a key the config lacks; suggest a similar one there, or the same name elsewhere."""
     place = error.parent_node
     config = cast(dict[str, Any], OmegaConf.to_container(place._get_root()))
     where = place._get_full_key(None)
@@ -362,10 +372,7 @@ def held(folder: Path, resume: str | None, started: float, key: str = "hydra.run
 
 
 def _explained_os_error(error: OSError, folder: Path | None = None) -> str:
-    """Return one line for a full disk, a folder without write permission or another error of the operating system.
-
-    `folder` is that of the run or sweep, if it had begun.
-    """
+    """Return one line for an error of the operating system; `folder` is that of the run or sweep, if it had begun."""
     what = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{what}. Choose another folder: hydra.run.dir=FOLDER, or hydra.sweep.dir=FOLDER for a sweep"

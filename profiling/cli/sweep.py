@@ -126,7 +126,6 @@ def perform(folder: Path, options: SweepOptions, launched: Callable[[Sequence[in
     `launched` starts the jobs of some numbers, and returns when they have ended. `resumption` is the command that
     resumes the sweep.
     """
-    failure = None
     with _progress(folder, options):
         try:
             failure = _launched_until_none_is_left(folder, options.retries, launched)
