@@ -345,6 +345,19 @@ def test_cells_that_took_turns_with_the_baseline_only_are_compared_by_it():
     assert ranked.pairs["second"].ratio == pytest.approx(1 / 0.95, rel=0.005)
 
 
+def test_what_others_took_of_two_cells_adds_up_where_they_are_compared_by_the_baseline():
+    def timed(ms, turns, taken):
+        return Cell((Windows.of(ms * np.exp(0.001 * np.sin(turns)), turns, taken, session="run"),), TIGHT)
+
+    one, other = timed(1.0, np.arange(20), 0.2), timed(0.5, np.arange(20, 40), 0.3)
+    baseline = timed(2.0, np.arange(40), 0.1)
+    first, second = compare(one, baseline), compare(baseline, other)
+    between = rank({"baseline": baseline, "one": one, "other": other}).pairs["one"]
+    assert min(-first.low_shift, -second.low_shift, first.high_shift, second.high_shift) > 0.1
+    assert between.low_shift == pytest.approx(first.low_shift + second.low_shift)
+    assert between.high_shift == pytest.approx(first.high_shift + second.high_shift)
+
+
 def test_turns_are_settled_by_answers_or_by_what_windows_cannot_show():
     assert is_settled([cell(5.0, n=10, seed=1), cell(1.0, n=10, seed=2)], 0.999)
     assert not is_settled([cell(1.0, n=10, noise=0.2, seed=seed) for seed in (1, 2)], 0.999)
@@ -483,8 +496,22 @@ def test_turns_go_on_while_a_comparison_with_the_baseline_alone_may_be_decided()
 def test_the_interval_of_totals_has_no_negative_end():
     ratio, (low, high) = total_ratio(np.random.default_rng(0).lognormal(0, 1.5, 8), np.ones(8))
     assert 0 < low < ratio < high
-    with pytest.raises(ValueError, match="above 0"):
-        total_ratio([0.0], [1.0])
+    for parts, wholes in (([0.0], [1.0]), ([1.0], [0.0]), ([1.0, 1.0], [1.0]), ([], [])):
+        with pytest.raises(ValueError, match="above 0"):
+            total_ratio(parts, wholes)
+
+
+def test_windows_that_slowly_change_have_a_wider_interval():
+    """Ranks of four blocks of equal values, whose neighbours correlate by 0.9 after the correction, counted as 0.8."""
+    values = np.repeat([1.0, 1.1, 1.2, 1.3], 4)
+    orders = values, np.random.default_rng(1).permutation(values)
+    widths = [np.log(high / low) for low, high in (total_ratio(each, np.ones(16))[1] for each in orders)]
+    assert widths[0] > 3 * widths[1]
+
+
+def test_six_windows_have_an_interval_and_five_have_none():
+    parts = [1.0, 1.1, 0.9, 1.0, 1.1, 1.0]
+    assert [total_ratio(parts[:n], [1.0] * n)[1] is None for n in (5, 6)] == [True, False]
 
 
 def test_the_noise_of_two_totals_adds_up():
