@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -159,21 +160,15 @@ class LiveCell:
         elif isinstance(event, End):
             self.end = event
 
-    @staticmethod
-    def ending(cells: Sequence[LiveCell]) -> Iterator[LiveCell]:
-        """Let cells that wait go on side by side; yield each when it has ended."""
-        turns: dict[LiveCell, Turn | None] = dict.fromkeys(cells, Turn())
-        while turns:
-            for cell, turn in tuple(turns.items()):
-                cell.records.show(cell, again=True)
-                state = cell._go_on(turn)
-                if state is None:
-                    del turns[cell]
-                    yield cell
-                else:
-                    turns[cell] = Turn() if isinstance(state, Waiting) else None
-            if not any(turns.values()):
-                wait([cell.pending for cell in turns if cell.pending is not None])
+    def ending(self) -> Generator[Pending, Any, None]:
+        """Let it go on until it has ended, without windows; yield what it waits for when there is nothing to read."""
+        self.records.show(self, again=True)
+        state = self._go_on(Turn())
+        while state is not None:
+            if isinstance(state, Pending):
+                yield state
+                self.records.show(self, again=True)
+            state = self._go_on(None if isinstance(state, Pending) else Turn())
 
     def record(self) -> Record:
         """Return the record, with everything that was measured, even if the process died or events are missing.

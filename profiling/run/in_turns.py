@@ -7,10 +7,10 @@ too. Nothing is timed meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Self
+from typing import Any, Self
 
 from profiling.metrics.sampling import Turn
 from profiling.results.record import BASELINE
@@ -18,7 +18,7 @@ from profiling.run.cell_records import LiveCell
 from profiling.run.compile_caches import compares_times, compiled_ahead, compiled_code, shares_code
 from profiling.run.job import FORWARD, LATENCY
 from profiling.run.process import InProcess
-from profiling.run.session import most_processes, wait
+from profiling.run.session import Pending, most_processes, side_by_side, wait
 from profiling.run.turns import Placement, take_turns
 
 #: A further cell is prepared beside others where this many times the memory of the largest of them is free.
@@ -284,16 +284,20 @@ class CellsInTurns:
         """
         self._end_controls([each for each in self.waiting if each.placement and each.placement.start])
         settings = cells[0].job.settings if cells else None
-        side_by_side = settings is not None and not (settings.counters or settings.memory_snapshot)
-        side_by_side = side_by_side and most_concurrent(cells) >= len(cells) and not self.lacking_memory()
-        for together in [tuple(cells)] if side_by_side else [(each,) for each in cells]:
+        at_once = settings is not None and not (settings.counters or settings.memory_snapshot)
+        at_once = at_once and most_concurrent(cells) >= len(cells) and not self.lacking_memory()
+        for together in [tuple(cells)] if at_once else [(each,) for each in cells]:
             for each in together:
                 each.records.show(each)
                 each.finish()
                 if each.session is None:
                     self._finished(each, note)
-            for each in LiveCell.ending([each for each in together if each.session is not None]):
-                self._finished(each, note)
+            for pending in side_by_side(self._ending(each, note) for each in together if each.session is not None):
+                wait([pending])
+
+    def _ending(self, cell: LiveCell, note: str) -> Generator[Pending, Any, None]:
+        yield from cell.ending()
+        self._finished(cell, note)
 
     def _finished(self, cell: LiveCell, note: str) -> None:
         """Write the record of a cell that has ended; one that ran out of memory beside others is measured again."""

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -89,8 +89,8 @@ def to_its_end(session: Session) -> ProcessEnd:
 
 def wait(pending: Sequence[Pending]) -> None:
     """Wait until one of several sessions can be resumed."""
-    descriptors = {each for one in pending for each in one.descriptors}
-    select.select(descriptors, [], [], min((one.seconds for one in pending), default=0.0))
+    soonest = _any_of(pending)
+    select.select(soonest.descriptors, [], [], soonest.seconds)
 
 
 def most_processes() -> int:
@@ -98,20 +98,16 @@ def most_processes() -> int:
     return max(1, min(_MOST_CONCURRENT, len(os.sched_getaffinity(0)) // 2))
 
 
-def side_by_side(sessions: Sequence[Session]) -> Generator[Pending, Any, None]:
+def _any_of(pending: Sequence[Pending]) -> Pending:
+    descriptors = {each for one in pending for each in one.descriptors}
+    return Pending(tuple(descriptors), min((one.seconds for one in pending), default=0.0))
+
+
+def side_by_side(sessions: Iterable[Generator[Pending | Waiting, Any, Any]]) -> Generator[Pending, Any, None]:
     """Resume sessions that take no turns until all have ended; it is one itself."""
-    left = list(sessions)
-    while left:
-        pending = list[Pending]()
-        for session in tuple(left):
-            if (state := next(session, None)) is None:
-                left.remove(session)
-            elif isinstance(state, Pending):
-                pending.append(state)
-        if left:
-            yield Pending(
-                tuple(each for one in pending for each in one.descriptors), min(one.seconds for one in pending)
-            )
+    while states := {each: state for each in sessions if isinstance(state := next(each, None), Pending)}:
+        yield _any_of(tuple(states.values()))
+        sessions = tuple(states)
 
 
 @dataclass(frozen=True)
@@ -151,19 +147,14 @@ def open_session(
             pipe = stack.enter_context(os.fdopen(read_end, "rb"))
             stack.enter_context(os.fdopen(turn_write, "wb"))
             descriptors = (write_end, turn_read) if turns else (write_end,)
-            try:
-                with log.open("wb") as output:
-                    arguments = task_file, output.fileno(), descriptors, environment, modules
-                    child = None if server is None else server.start(*arguments)
-                    if child is not None:
-                        stack.enter_context(guarded(child))
-                    else:
-                        command = worker_command(task_file, descriptors)
-                        process = started(command, output, pass_fds=descriptors, env=environment)
-                        child = stack.enter_context(process)
-            finally:
-                os.close(write_end)
-                os.close(turn_read)
+            with os.fdopen(write_end, "wb"), os.fdopen(turn_read, "rb"), log.open("wb") as output:
+                arguments = task_file, output.fileno(), descriptors, environment, modules
+                child = None if server is None else server.start(*arguments)
+                if child is not None:
+                    stack.enter_context(guarded(child))
+                else:
+                    command = worker_command(task_file, descriptors)
+                    child = stack.enter_context(started(command, output, pass_fds=descriptors, env=environment))
             overdue = yield from _attended(child, pipe, turn_write, limits, reader, on_event)
     finally:
         task_file.unlink(missing_ok=True)
