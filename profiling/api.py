@@ -37,8 +37,8 @@ from profiling.report.result import RunResult
 from profiling.results.environment import ENVIRONMENT_FILE, encode_environment, read_environment
 from profiling.results.jsonl import append_record
 from profiling.results.run_folder import keep_newest_lines, write_json
+from profiling.run.compile_caches import TORCH_TRACE
 from profiling.run.job import RunConfig, as_recipe
-from profiling.run.process import TORCH_TRACE
 from profiling.run.progress import Progress
 from profiling.run.revisions import module_states
 from profiling.run.runner import Run

@@ -26,6 +26,8 @@ from profiling.run.job import RECIPE, Job
 from profiling.run.session import most_processes
 from profiling.run.task import Cell, Task
 
+#: The variable that makes torch write its compile log into a folder.
+TORCH_TRACE = "TORCH_TRACE"
 #: Options of a recipe that do not change the compiled code.
 _NOT_COMPILED = {"capture", "tolerance"}
 #: In the options of a compiler that times candidates while it compiles.

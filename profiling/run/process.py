@@ -30,7 +30,7 @@ from profiling.metrics.sampling import Turn
 from profiling.results.record import encode_sections
 from profiling.run.checkouts import Checkout
 from profiling.run.child import Orphans
-from profiling.run.compile_caches import Cache, CompileCaches, compiled_ahead, compiled_code
+from profiling.run.compile_caches import TORCH_TRACE, Cache, CompileCaches, compiled_ahead, compiled_code
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import NoCountersError, measure_counters
@@ -48,8 +48,6 @@ from profiling.run.session import (
 from profiling.run.starts import measure_starts
 from profiling.run.task import Cell, Counters, Probe, Start, Task
 
-#: The variable that makes torch write its compile log into a folder.
-TORCH_TRACE = "TORCH_TRACE"
 #: The variable that makes inductor start no workers before it has kernels to compile.
 COMPILE_WORKERS = "TORCH_WARM_POOL"
 #: The variable for the least level at which torch's profiler logs, and one above all: a session logs two lines.
@@ -130,21 +128,16 @@ class Isolated:
     def __init__(
         self,
         run: Path,
-        timeout: float,
-        prepare_timeout: float | None = None,
+        limits: Limits,
         caches: CompileCaches | None = None,
         orphans: Orphans | None = None,
         checkout: Checkout | None = None,
         server: ForkServer | None = None,
     ) -> None:
-        self.timeout = timeout  # seconds for which a cell may be active; of cells that begin later, if it is changed
-        self._run, self._prepare_timeout, self._caches = run, prepare_timeout, caches or CompileCaches("shared")
+        self.limits = limits  # of a cell; of cells that begin later, if it is changed
+        self._run, self._caches = run, caches or CompileCaches("shared")
         self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
         self._ahead = set[str]()  # code of cells whose parts have been compiled
-
-    @property
-    def _limits(self) -> Limits:
-        return Limits(self.timeout, self._prepare_timeout)
 
     def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
         """Perform the task in a process of its own, with its own compile log if the run is traced.
@@ -154,7 +147,7 @@ class Isolated:
         task = replace(task, checkout=self._checkout)
         jobs = task.jobs if isinstance(task, Probe) else (task.job,)
         settings = jobs[0].settings
-        limits = Limits(PROBE_SECONDS) if isinstance(task, Probe) else self._limits
+        limits = Limits(PROBE_SECONDS) if isinstance(task, Probe) else self.limits
         sections: dict[str, Any] = {}
         phases, not_copied = set[str](), list[str]()
         try:
@@ -166,7 +159,7 @@ class Isolated:
                 notes: tuple[str, ...] = ()
                 if isinstance(task, Cell) and settings.starts:
                     on_event(Phase("starts"))
-                    section, notes = measure_starts(task, cache, self._run, self._limits)
+                    section, notes = measure_starts(task, cache, self._run, self.limits)
                     if section is not None:
                         on_event(Sections(encode_sections(starts=section)))
                 if isinstance(task, Cell) and server is not None:
@@ -217,7 +210,7 @@ class Isolated:
         sessions = [
             open_session(
                 *(Start(job=each, checkout=self._checkout, began=time.perf_counter()), folder / f"{each.name}.ahead"),
-                *(self._limits, lambda event: done.append(event) if isinstance(event, Started) else None),
+                *(self.limits, lambda event: done.append(event) if isinstance(event, Started) else None),
                 variables,
                 server=server,
                 modules=set(each.imports),

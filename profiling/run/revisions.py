@@ -28,14 +28,11 @@ def git_state(folder: Path) -> Git | None:
     """
     try:
         revision = git(folder, "rev-parse", "HEAD").decode().strip()
-        content = hashlib.sha256()
-        dirty = bool(git(folder, "status", "--porcelain", "--untracked-files=no"))
-        if dirty:
-            content.update(git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-relative"))
+        changes = git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-relative")
         for file in _new_code(folder):
-            dirty = True
-            content.update(f"{file}\n".encode(errors="surrogateescape") + file.read_bytes())
-        return Git(revision=revision, dirty=dirty, diff=content.hexdigest()[:16] if dirty else None)
+            changes += f"{file}\n".encode(errors="surrogateescape") + file.read_bytes()
+        diff = hashlib.sha256(changes).hexdigest()[:16] if changes else None
+        return Git(revision=revision, dirty=diff is not None, diff=diff)
     except (OSError, subprocess.CalledProcessError):
         return None
 

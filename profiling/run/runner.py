@@ -28,7 +28,7 @@ from profiling.run.job import Job, RunConfig
 from profiling.run.process import Executor, InProcess, Isolated
 from profiling.run.progress import Progress
 from profiling.run.revisions import code_and_command, code_changes
-from profiling.run.session import to_its_end
+from profiling.run.session import Limits, to_its_end
 from profiling.run.task import Probe
 
 #: Keys of the environment that may differ between a run and its resumption; the code is compared apart from them.
@@ -135,8 +135,8 @@ class Run:
         config = self.config
         if config.isolation == "none":
             return InProcess(self.folder, trace=config.settings.trace, caches=self.caches)
-        limits = config.cell_timeout, config.prepare_timeout
-        return Isolated(self.folder, *limits, self.caches, orphans, self.checkout, server)
+        limits = Limits(config.cell_timeout, config.prepare_timeout)
+        return Isolated(self.folder, limits, self.caches, orphans, self.checkout, server)
 
     def _probe(self, executor: Executor) -> Probed:
         """Call `probe` in another process: it resolves the settings and checks every option. Return its result."""

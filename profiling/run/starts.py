@@ -17,11 +17,9 @@ from msgspec.structs import replace
 
 from profiling.results.measured import Start, Starts
 from profiling.run import task
-from profiling.run.compile_caches import Cache, cache_variables
+from profiling.run.compile_caches import TORCH_TRACE, Cache, cache_variables
 from profiling.run.events import End, Event, Started
 from profiling.run.session import Limits, Session, open_session, to_its_end
-
-_TORCH_TRACE = "TORCH_TRACE"  # a second compile log would be read as that of the cell
 
 
 class _NoStartError(Exception):
@@ -43,7 +41,8 @@ def measure_starts(
 
     def start(kind: str, variables: Mapping[str, str], **files: str) -> Start:
         files_of_start = run / "cells" / f"{cell.job.name}.{kind}_start"
-        variables = {key: value for key, value in {**os.environ, **variables}.items() if key != _TORCH_TRACE}
+        variables = {**os.environ, **variables}
+        variables.pop(TORCH_TRACE, None)  # a second compile log would be read as that of the cell
         events: list[Event] = []
         started = task.Start(job=cell.job, checkout=cell.checkout, began=perf_counter(), **files)
         death = to_its_end(perform(started, files_of_start, limits, events.append, variables)).death or ""

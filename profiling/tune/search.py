@@ -333,9 +333,9 @@ class Search:
     @property
     def _executor(self) -> Isolated:
         """What runs a cell, for as long as the budget lasts."""
-        executor = self._run.executor
+        executor, most = self._run.executor, self._run.config.cell_timeout
         assert isinstance(executor, Isolated)
-        executor.timeout = min(self._run.config.cell_timeout, max(0.0, self.left) + GRACE)
+        executor.limits = replace(executor.limits, seconds=min(most, max(0.0, self.left) + GRACE))
         return executor
 
     def _ended(self, chosen: Chosen, job: Job) -> Record:

@@ -11,7 +11,7 @@ from profiling.run import process
 from profiling.run.events import End, Phase, Sections
 from profiling.run.probe import resolve
 from profiling.run.process import Isolated
-from profiling.run.session import ProcessEnd, to_its_end
+from profiling.run.session import Limits, ProcessEnd, to_its_end
 from profiling.run.task import Cell
 
 NET = ("component=[net]", "variant=[baseline]", "counters=true")
@@ -71,7 +71,7 @@ def test_ncu_fails(tmp_path, monkeypatch, text, mode, says):
     monkeypatch.setattr(process, "open_session", worker)
     job = make_job("baseline", tmp_path, settings=Settings(device="cuda:0", trace=True, counters=True))
     events = []
-    cells = Isolated(tmp_path, timeout=9.0)
+    cells = Isolated(tmp_path, Limits(9.0))
     process_end = to_its_end(cells.session(Cell(job=job), job.name, events.append, turns=False))
     assert process_end.death is None
     assert [type(each) for each in events] == [Sections, End, Phase]

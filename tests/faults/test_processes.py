@@ -21,7 +21,7 @@ from profiling.run import child, events
 from profiling.run.child import Orphans
 from profiling.run.events import EventReader, Phase, Sections
 from profiling.run.process import Isolated
-from profiling.run.session import Pending, ProcessEnd, to_its_end, wait
+from profiling.run.session import Limits, Pending, ProcessEnd, to_its_end, wait
 from profiling.run.task import Cell
 
 NET = make_job()
@@ -58,12 +58,12 @@ def executor(monkeypatch, tmp_path):
     monkeypatch.setenv("PID", str(tmp_path / "pid"))
     orphans = Orphans()
 
-    def make(script, timeout=60.0, **options):
+    def make(script, timeout=60.0, prepare_timeout=None, **options):
         program = tmp_path / f"program{len(list(tmp_path.iterdir()))}"
         program.write_text(f"#!{sys._base_executable} -IS\n{SCRIPT}{script}\n")
         program.chmod(0o755)
         monkeypatch.setattr("profiling.run.session.sys", SimpleNamespace(executable=str(program)))
-        return Isolated(tmp_path, timeout=timeout, orphans=orphans, **options)
+        return Isolated(tmp_path, Limits(timeout, prepare_timeout), orphans=orphans, **options)
 
     with orphans.adopted():
         yield make

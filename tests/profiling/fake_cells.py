@@ -19,7 +19,7 @@ from profiling.run.cell_records import LiveCell
 from profiling.run.checkouts import Checkout
 from profiling.run.events import End, Probed, Sections, Waiting
 from profiling.run.process import Isolated
-from profiling.run.session import ProcessEnd
+from profiling.run.session import Limits, ProcessEnd
 from profiling.run.task import Probe
 
 GB = 10**9
@@ -60,7 +60,7 @@ class FakeCells(Isolated):
     log: list[tuple[str, object]] = field(default_factory=list)
     held: dict[str, int] = field(default_factory=dict)
     not_run: dict = field(default_factory=dict)  # variants that cannot run here, with their ends
-    timeout: float = 1800.0
+    limits: Limits = field(default_factory=lambda: Limits(1800.0))
     rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def alone(self, task, name, on_event):
@@ -92,8 +92,8 @@ class FakeCells(Isolated):
 
         try:
             self.held[name] = plan.used
-            self.seconds += min(plan.prepare_s, self.timeout)
-            if plan.prepare_s > self.timeout:
+            self.seconds += min(plan.prepare_s, self.limits.seconds)
+            if plan.prepare_s > self.limits.seconds:
                 return ProcessEnd("took longer than cell_timeout and was killed")
             wrong = plan.rel_l2 > 1e-4
             parity = Parity(reference="fp32 eager", passed=not wrong, rel_l2=plan.rel_l2, tolerance=1e-4)

@@ -12,7 +12,7 @@ from profiling.run import process
 from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import Phase, Sections
 from profiling.run.process import Isolated
-from profiling.run.session import Pending, ProcessEnd, to_its_end
+from profiling.run.session import Limits, Pending, ProcessEnd, to_its_end
 from profiling.run.task import Cell, Probe
 
 COMPILER = {"_target_": "profiling.variants.inductor.Inductor", "mode": "default"}
@@ -93,7 +93,7 @@ def test_a_cell_that_fails_while_it_compiles_leaves_nothing_to_those_that_wait(t
 
     monkeypatch.setattr(process, "open_session", perform)
     caches = CompileCaches()
-    executor = Isolated(tmp_path, 60.0, caches=caches)
+    executor = Isolated(tmp_path, Limits(60.0), caches=caches)
     with caches.lease(task("again", compiler=COMPILER)) as waiting:
         to_its_end(executor.session(task("compile", compiler=COMPILER), "net.compile", lambda event: None))
         assert [each.name for each in folder(waiting).iterdir()] == ["code"] * prepared

@@ -23,7 +23,7 @@ from profiling.run.hardware_counters import (
     measure_counters,
 )
 from profiling.run.process import Isolated
-from profiling.run.session import ProcessEnd, to_its_end
+from profiling.run.session import Limits, ProcessEnd, to_its_end
 from profiling.run.task import Cell, Counters, Probe
 from profiling.trace.events import GpuWork
 from profiling.trace.nsight_compute import read_launches
@@ -156,7 +156,7 @@ def test_the_section_is_sent_after_a_cell_has_ended_and_the_probe_is_not_measure
 
     monkeypatch.setattr(process, "open_session", worker)
     install(tmp_path / "bin", monkeypatch, printed((GEMM, "(16, 1, 1)", counters(110, dram=40))))
-    cells = Isolated(tmp_path, timeout=60, caches=CompileCaches())
+    cells = Isolated(tmp_path, Limits(60.0), caches=CompileCaches())
     task, events = Probe(jobs=(job(tmp_path),)) if of is Probe else Cell(job=job(tmp_path)), []
     assert to_its_end(cells.session(task, "net.baseline", events.append, turns=False)).notes == ()
     measured = [] if of is Probe else [Phase, Sections]
