@@ -151,11 +151,11 @@ class Cell(ABC):
         variant.start_workers(torch.device(self.job.settings.device))
         return variant
 
-    def wait(self) -> None:
-        """Wait until the run lets this cell go on."""
+    def wait(self, *, prepared: bool = True) -> None:
+        """Wait until the run lets this cell go on; until it is `prepared`, while another one compiles the same code."""
         if self.take_turns is not None:
             used, free = used_and_free(torch.device(self.job.settings.device))
-            self.take_turns(Ready(used=used, free=free, takes_windows=False), _no_window)
+            self.take_turns(Ready(used=used, free=free, takes_windows=False, prepared=prepared), _no_window)
 
     def add(self, **sections: Any) -> None:
         """Send sections of the record: structs of `profiling.results.record`, or mappings of the same shape.
@@ -266,8 +266,8 @@ class Cell(ABC):
         """
         folder = Path(self.job.run) / "kernels" / self.job.name
         steps = dict[str, Step]()
-        if self.take_turns is not None and self.job.compiles:  # until no other cell compiles the same code
-            self.take_turns(Ready(used={}, free={}, takes_windows=False, prepared=False), _no_window)
+        if self.job.compiles:
+            self.wait(prepared=False)
         with self.phase("prepare"):
             before, compiling, started = snapshot(), compile_seconds(), perf_counter()
             for name, component in components.items():
@@ -442,56 +442,55 @@ class Cell(ABC):
 
         `began` is the start of the process on the clock of `perf_counter`; `artifacts` are those of torch's compiler.
         """
-        variant = self.variant()
-        marks = [began, perf_counter()]  # ends of the phases import, artifacts and load, then of preparing and calling
+        variant, device = self.variant(), torch.device(self.job.settings.device)
+        ends = {"import": perf_counter()}  # of the phases
         if artifacts is not None:
             torch.compiler.load_cache_artifacts(artifacts)
-        marks.append(perf_counter())
-        with torch.inference_mode(self.in_inference_mode), TemporaryDirectory() as folder, ExitStack() as stack:
+            ends["artifacts"] = perf_counter()
+        with torch.inference_mode(self.in_inference_mode), ExitStack() as stack:
             components = self.components()
-
-            def wait() -> None:
-                for component in components.values():
-                    synchronize(component.device)
-                marks.append(perf_counter())
-
-            wait()
+            synchronize(device)
+            ends["load"] = perf_counter()
             before, compiling = snapshot(), compile_seconds()
-            steps = []
             self.emit(Phase(PREPARE))
-            for component in components.values():
-                steps.append(variant.prepare(component, Path(folder)))
-                stack.callback(self.close, steps[-1])
-            wait()
+            steps = self._prepared_again(variant, components, stack)
+            synchronize(device)
+            ends[PREPARE] = perf_counter()
             self.emit(Phase("call"))
             recipe = [each for step in steps for each in step.recipe]
-            phases = prepare_phases(compiling, recipe)
+            preparing = prepare_phases(compiling, recipe)
             for step in steps:
                 step.run()
-            wait()
+            synchronize(device)
+            ends["call"] = perf_counter()
             counters = with_packages(snapshot().since(before), recipe)
-        imported, loaded_artifacts, loaded, _, call = (end - begin for begin, end in pairwise(marks))
-        phases = {"import": imported, "artifacts": loaded_artifacts, "load": loaded, **phases, "call": call}
-        if artifacts is None:
-            del phases["artifacts"]
-        seconds = marks[-1] - began
-        return Start(seconds=seconds, phases=phases, graphs=counters.graphs, cache_hits=counters.cache_hits)
+        seconds = (end - begin for begin, end in pairwise((began, *ends.values())))
+        phases = dict(zip(ends, seconds, strict=True)) | preparing
+        del phases[PREPARE]  # which `preparing` divides
+        return Start(
+            seconds=ends["call"] - began, phases=phases, graphs=counters.graphs, cache_hits=counters.cache_hits
+        )
 
     def _call_again(self, last: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
         """Build and prepare everything once more and call each step a few times, the last time inside `last()`."""
         variant = self.variant()
-        with torch.inference_mode(self.in_inference_mode), TemporaryDirectory() as folder, ExitStack() as stack:
+        with torch.inference_mode(self.in_inference_mode), ExitStack() as stack:
             components = self.components()
-            steps = []
-            for component in components.values():
-                steps.append(variant.prepare(component, Path(folder)))
-                stack.callback(self.close, steps[-1])
+            steps = self._prepared_again(variant, components, stack)
             for call in range(_CALLS_AGAIN):
                 with last() if call == _CALLS_AGAIN - 1 else contextlib.nullcontext():
                     for step in steps:
                         step.run()
                     for component in components.values():
                         synchronize(component.device)
+
+    def _prepared_again(self, variant: Variant, components: Mapping[str, Component], stack: ExitStack) -> list[Step]:
+        """Prepare a step of each component, without a record; what belongs to them is closed with `stack`."""
+        folder, steps = Path(stack.enter_context(TemporaryDirectory())), list[Step]()
+        for component in components.values():
+            steps.append(variant.prepare(component, folder))
+            stack.callback(self.close, steps[-1])
+        return steps
 
 
 def _no_window(turn: Turn) -> WindowSamples:
@@ -507,10 +506,8 @@ def inputs_text(inputs: Mapping[str, Any]) -> str:
     for name in sorted(inputs):
         sizes = []
         for keys, leaf in keyed_leaves({name: inputs[name]}):
-            place = dotted(keys)
-            is_plain = leaf is None or isinstance(leaf, torch.Tensor | bool | int | float | str)
-            within = [(place, leaf)] if is_plain else [*Structure.of({place: leaf}).tensors.values()]
-            sizes += [f"{path} {_size(each)}" for path, each in within or [(place, leaf)]]
+            within = Structure.of({dotted(keys): leaf}).tensors.values()
+            sizes += [f"{path} {_size(each)}" for path, each in within or [(dotted(keys), leaf)]]
         if len(sizes) > _LISTED:
             sizes = [f"{name} with {len(sizes)} tensors and values (checksum {crc32(', '.join(sizes).encode()):08x})"]
         texts += sizes
