@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -42,28 +43,25 @@ class LiveCell:
     is_control: bool = False  # a second process of a cell: it is timed, and has no record
     takes_turns: bool = True  # else it is measured at once
     measured: Record = field(init=False)  # with the sections that have arrived
-    damage: list[str] = field(init=False)  # what is missing in the record, and why
-    end: End | None = field(init=False)
-    process_end: ProcessEnd = field(init=False)  # how its process ended
-    notes: list[str] = field(init=False)
-    number: int = field(init=False)  # in the progress display, once it has begun
+    damage: list[str] = field(default_factory=list, init=False)  # what is missing in the record, and why
+    end: End | None = field(default=None, init=False)
+    process_end: ProcessEnd = field(default_factory=ProcessEnd, init=False)  # how its process ended
+    notes: list[str] = field(default_factory=list, init=False)
+    number: int = field(default=0, init=False)  # in the progress display, once it has begun
     session: Session | None = field(default=None, init=False)  # its process
-    pending: Pending | None = field(init=False)  # what that waits for
-    concurrent: int = field(init=False)  # most others that were prepared meanwhile
-    is_held: bool = field(init=False)  # whether it waits until no other cell compiles its code
-    may_prepare: bool = field(init=False)  # whether it waits no longer for that
-    placement: Placement | None = field(init=False)  # once it has waited for its turn
+    pending: Pending | None = field(default=None, init=False)  # what that waits for
+    concurrent: int = field(default=0, init=False)  # most others that were prepared meanwhile
+    is_held: bool = field(default=False, init=False)  # whether it waits until no other cell compiles its code
+    may_prepare: bool = field(default=False, init=False)  # whether it waits no longer for that
+    placement: Placement | None = field(default=None, init=False)  # once it has waited for its turn
     is_kept: bool = field(default=False, init=False)  # whether its record is on disk
 
     def __post_init__(self) -> None:
-        self.anew()
+        self.measured = self.records.base_record(self.job)
 
     def anew(self) -> None:
         """Forget what happened, so that the cell can begin once more."""
-        self.measured, self.damage = self.records.base_record(self.job), []
-        self.end, self.process_end, self.pending, self.placement = None, ProcessEnd(), None, None
-        self.notes, self.number, self.concurrent = [], 0, 0
-        self.is_held = self.may_prepare = False
+        self.__dict__ = vars(dataclasses.replace(self))
 
     @property
     def label(self) -> str:
@@ -260,10 +258,7 @@ class CellRecords:
         record = self._of_round(cell)
         self.keep(record)
         cell.is_kept = True
-        readers = [] if self.config.files is None else [self._with_recovered]
-        if job.settings.trace and self.config.isolation == "process":  # otherwise all cells share one compile log
-            readers.append(self._with_compile_log)
-        complete = self._with_files(record, job, readers)
+        complete = self._with_files(record, job, self._with_recovered, self._with_compile_log)
         if complete != record:
             self.keep(complete)
         self.progress.end(self.by_cell[job.cell])
@@ -274,8 +269,7 @@ class CellRecords:
             return
         if cell.end is None:
             cell.process_end = ProcessEnd(death="was interrupted")
-        readers = [] if self.config.files is None else [self._with_recovered]
-        record = self._with_files(self._of_round(cell), cell.job, readers)
+        record = self._with_files(self._of_round(cell), cell.job, self._with_recovered)
         if cell.end is not None or cell.job.cell not in self.by_cell:
             self.keep(record)
 
@@ -321,7 +315,7 @@ class CellRecords:
             return _with_note(record, f"no speedup: {reason_of(error)}")
         return compared
 
-    def _with_files(self, record: Record, job: Job, readers: Sequence[Callable[[Record, Job], Record]]) -> Record:
+    def _with_files(self, record: Record, job: Job, *readers: Callable[[Record, Job], Record]) -> Record:
         """Add the sections that `readers` read from the cell's files, or a note for each file that cannot be read."""
         for reader in readers:
             try:
@@ -331,10 +325,13 @@ class CellRecords:
         return record
 
     def _with_recovered(self, record: Record, job: Job) -> Record:
-        sections = encode_sections(**self.config.files.recover(self.folder, job))
+        files = self.config.files
+        sections = {} if files is None else encode_sections(**files.recover(self.folder, job))
         return record_with(record, {name: each for name, each in sections.items() if getattr(record, name) is None})
 
     def _with_compile_log(self, record: Record, job: Job) -> Record:
+        if not job.settings.trace or self.config.isolation == "none":  # all cells then share one compile log
+            return record
         self.progress.phase("parse")
         summary = parse_compile_log(self.folder / "torch_trace" / job.name, self.folder / "tl_out" / job.name)
         return record if summary is None else replace(record, compile=summary)
