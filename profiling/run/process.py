@@ -15,8 +15,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -149,13 +148,12 @@ class Isolated:
         settings = jobs[0].settings
         limits = Limits(PROBE_SECONDS) if isinstance(task, Probe) else self.limits
         sections: dict[str, Any] = {}
-        phases, not_copied = set[str](), list[str]()
+        phases, log = set[str](), self._run / "torch_trace" / name
         try:
             files = self._run / "cells" / name
             files.parent.mkdir(exist_ok=True)
             server = None if settings.trace else self._server
-            log = _compile_log(self._run / "torch_trace" / name, not_copied) if settings.trace else nullcontext({})
-            with log as trace, self._caches.lease(task) as cache:
+            with self._caches.lease(task) as cache:
                 notes: tuple[str, ...] = ()
                 if isinstance(task, Cell) and settings.starts:
                     on_event(Phase("starts"))
@@ -173,7 +171,9 @@ class Isolated:
                         phases.add(event.phase)
                     on_event(event)
 
-                environment = {**os.environ, **trace, **cache.variables, RUN_PROCESS: str(os.getpid())}
+                environment = {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())}
+                if settings.trace:
+                    environment[TORCH_TRACE] = str(log)
                 if isinstance(task, Cell) and task.loads:
                     environment[COMPILE_WORKERS] = "0"
                 try:
@@ -186,12 +186,13 @@ class Isolated:
                 finally:
                     if PREPARE in phases and "prepare" not in sections:
                         cache.empty()  # the next cell of that code must not find half of a compile
+                    notes += copied_log(log)
                 notes += self._orphans.notes()
                 if settings.counters and isinstance(task, Cell) and process_end.death is None:
                     notes += self._counted(task, sections, environment, relay)
         except OSError as error:  # a name that is too long for a file, for example
             return ProcessEnd(f"could not be run: {error.strerror or error}")
-        return dataclasses.replace(process_end, notes=(*process_end.notes, *notes, *not_copied))
+        return dataclasses.replace(process_end, notes=(*process_end.notes, *notes))
 
     def has_compiled_parts(self, job: Job) -> bool:
         """Return whether the parts of a cell, the stages of a loop, are in the compiler's cache already."""
@@ -247,24 +248,16 @@ class Isolated:
 Executor = InProcess | Isolated
 
 
-@contextmanager
-def _compile_log(folder: Path, notes: list[str]) -> Iterator[Mapping[str, str]]:
-    """Yield environment variables with which torch writes its compile log into `folder`.
-
-    If the user has set TORCH_TRACE, the log is copied into that folder afterwards; `notes` gets the reason if it fails.
-    """
+def copied_log(folder: Path) -> tuple[str, ...]:
+    """Copy the compile log of a cell, if it has one, to the user's TORCH_TRACE; return a note if that fails."""
     users = os.environ.get(TORCH_TRACE)
-    try:
-        yield {TORCH_TRACE: str(folder)}
-    finally:
-        if users and folder.is_dir():  # torch creates it when it compiles
-            try:
-                shutil.copytree(folder, users, dirs_exist_ok=True)
-            except OSError as error:  # copytree collects those of its files: [(source, target, reason), …]
-                reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error
-                notes.append(
-                    f"the compile log could not be copied to TORCH_TRACE={users} ({reason}). It stays in {folder}."
-                )
+    if users and folder.is_dir():  # torch creates it when it compiles
+        try:
+            shutil.copytree(folder, users, dirs_exist_ok=True)
+        except OSError as error:  # copytree collects those of its files: [(source, target, reason), …]
+            reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error
+            return (f"the compile log could not be copied to TORCH_TRACE={users} ({reason}). It stays in {folder}.",)
+    return ()
 
 
 class ProcessState:
@@ -300,10 +293,8 @@ class ProcessState:
     def _timer_now(self) -> tuple[float, float]:
         """Return (seconds left, interval) as the timer would have them now, had the cell not touched it."""
         left, interval = self._timer
-        if not left:
-            return 0.0, 0.0
         left -= time.monotonic() - self._began
-        if left <= 0:  # it has fired
+        if left <= 0:  # it has fired, or was off
             left = interval - (-left) % interval if interval else 0.0
         return left, interval
 

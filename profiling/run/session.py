@@ -39,8 +39,8 @@ PREPARE = "prepare"
 EXIT_SECONDS = 30.0
 #: Longest wait for a descriptor, in seconds: a limit may be infinite, which select does not take.
 LONGEST_WAIT = 3600.0
-#: Most bytes that are read once the process has ended: the largest capacity of a pipe.
-LAST_BYTES = 2**20
+#: Most bytes that are read at a time: the largest capacity of a pipe, which is read once when its process has ended.
+_PIPE_BYTES = 2**20
 LAST_LINES = 3
 #: Bytes at the end of a log in which they are looked for, and lines of the stacks of other threads.
 _TAIL, _OF_STACK = 65536, re.compile(r"Thread 0x|\s+File \"")
@@ -202,10 +202,7 @@ def _attended(
         if not ready:
             yield Pending(tuple(descriptors), min(left, LONGEST_WAIT))
         elif child.fileno() in ready:
-            rest = LAST_BYTES
-            while rest > 0 and (chunk := _read(pipe.fileno())):
-                yield from relayed(chunk)
-                rest -= len(chunk)
+            yield from relayed(_read(pipe.fileno()) or b"")
             reader.close()
             return None
         else:
@@ -230,7 +227,7 @@ def _attended(
 def _read(descriptor: int) -> bytes | None:
     """Return the bytes that wait in the pipe, b"" if it is closed, None if there are none at the moment."""
     try:
-        return os.read(descriptor, 1 << 20)
+        return os.read(descriptor, _PIPE_BYTES)
     except BlockingIOError:
         return None
 

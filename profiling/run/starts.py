@@ -58,22 +58,20 @@ def measure_starts(
         folder = Path(temporary)
         fills = cache.is_fillable
         variables = cache.variables if fills else cache_variables(str(folder / "cold"), folder / "packages")
-        artifacts = folder / "artifacts"
+        artifacts, starts = folder / "artifacts", None
         try:
             starts = Starts(cold=start("cold", variables, save=str(artifacts)))
-        except _NoStartError as error:
-            cache.empty()
-            return None, (f"no starts: {error}",)
-        if not starts.cold.graphs:
-            return starts, ()
-        if fills:
-            cache.fill([starts.cold], f"the cold start of {cell.job.variant}")
-        try:
+            if not starts.cold.graphs:
+                return starts, ()
+            if fills:
+                cache.fill([starts.cold], f"the cold start of {cell.job.variant}")
             starts = replace(starts, warm=start("warm", variables))
             if artifacts.is_file():
                 starts = replace(starts, artifact_bytes=artifacts.stat().st_size)
                 moved = cache_variables(str(folder / "moved"))
                 starts = replace(starts, portable=start("portable", moved, load=str(artifacts)))
         except _NoStartError as error:
-            return starts, (f"starts are incomplete: {error}",)
+            if starts is None:
+                cache.empty()
+            return starts, (f"{'no starts' if starts is None else 'starts are incomplete'}: {error}",)
         return starts, ()

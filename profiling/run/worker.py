@@ -27,8 +27,7 @@ from profiling.errors import InputError, MissingExtraError, SkippedError, print_
 from profiling.machine.memory import held_before
 from profiling.metrics.sampling import Ready, StoppedBy, TakeTurns, Turn, WindowSamples
 from profiling.results import measured
-from profiling.run.events import Emit, End, Phase, Started, sender, turns_from
-from profiling.run.job import Job
+from profiling.run.events import Emit, End, Started, sender, turns_from
 from profiling.run.session import STACKS
 from profiling.run.task import Cell, Counters, Probe, Start, Task, read_task
 
@@ -86,16 +85,16 @@ def perform(task: Task, emit: Emit, take_turns: TakeTurns | None = None) -> None
             return
         set_process_state(task.job.settings)
         with torch.inference_mode(False), torch.enable_grad():
+            cell: Any = partial_of(task.job.procedure, task.job.target)(job=task.job, emit=emit)
             if isinstance(task, Start):
-                emit(Started(_start(task, emit)))
+                emit(Started(_start(task, cell)))
             elif isinstance(task, Counters):
-                _procedure(task.job)(job=task.job, emit=emit).call_for_counters()
+                cell.call_for_counters()
             else:
                 use_deterministic_algorithms(False)  # an earlier cell of this process may have asked for them
-                turns = None
                 if take_turns is not None:
-                    turns = _with_own_memory(take_turns, torch.device(task.job.settings.device))
-                end = _procedure(task.job)(job=task.job, emit=emit, take_turns=turns).run()
+                    cell.take_turns = _with_own_memory(take_turns, torch.device(task.job.settings.device))
+                end = cell.run()
                 if task.checkout is not None:
                     task.checkout.check_imports()
                 emit(end)
@@ -105,13 +104,8 @@ def perform(task: Task, emit: Emit, take_turns: TakeTurns | None = None) -> None
         _fail(task, error, emit)
 
 
-def _procedure(job: Job) -> Any:
-    return partial_of(job.procedure, job.target)
-
-
-def _start(task: Start, emit: Emit) -> measured.Start:
+def _start(task: Start, cell: Any) -> measured.Start:
     """Start as an application does; return the seconds of each phase."""
-    cell = _procedure(task.job)(job=task.job, emit=lambda event: emit(event) if isinstance(event, Phase) else None)
     start = cell.start(task.began, None if task.load is None else Path(task.load).read_bytes())
     # A package compiled ahead of time is itself the file that an application takes along.
     if task.save is not None and start.graphs and "load package" not in start.phases:

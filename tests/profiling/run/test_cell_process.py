@@ -18,7 +18,7 @@ from profiling.metrics.metric import Subject
 from profiling.metrics.monitor import CallMonitor
 from profiling.metrics.sampling import Ready, Turn, WindowSamples
 from profiling.run import worker
-from profiling.run.process import InProcess, _compile_log
+from profiling.run.process import InProcess, copied_log
 from profiling.run.task import Cell, Counters, Probe, Start, read_task, write_task
 from profiling.run.worker import _with_own_memory
 from profiling.variants.variant import Step
@@ -152,10 +152,8 @@ def test_a_task_is_read_as_it_was_written(tmp_path, kind):
 def test_a_compile_log_that_cannot_be_copied_for_the_user_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("TORCH_TRACE", str(tmp_path / "file"))
-    notes = []
-    with _compile_log(tmp_path / "log", notes) as variables:
-        (tmp_path / "log").mkdir()
-        (tmp_path / "log" / "rank_0.log").write_text("compiled")
-    (note,) = notes
-    assert variables == {"TORCH_TRACE": str(tmp_path / "log")}
+    assert copied_log(tmp_path / "log") == ()
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "rank_0.log").write_text("compiled")
+    (note,) = copied_log(tmp_path / "log")
     assert f"TORCH_TRACE={tmp_path / 'file'} (File exists). It stays in {tmp_path / 'log'}" in note
