@@ -51,8 +51,8 @@ def check_call(component: Component, nondeterminism: str | None = None) -> Check
     graphs, breaks = _traced(component, unknown)
     captured = None
     if component.device.type == "cuda":
-        error = None if component.refusal() else _captured(component)
-        captured = error is None and component.refusal() is None
+        error = component.refusal() or _captured(component)
+        captured = not error
         if captured:  # what the audit found does no harm
             findings = ()
         elif not findings:

@@ -55,9 +55,8 @@ class Checkout:
         sys.path[:] = list(dict.fromkeys([self.folder, *entries]))
         if places:  # for processes that the user's code starts
             os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(places))
-        for name, file in _users_modules():
-            if self._is_foreign(file):
-                del sys.modules[name]
+        for name, _ in self._foreign_modules():
+            del sys.modules[name]
         importlib.invalidate_caches()
 
     def counterpart(self, path: str | Path) -> str:
@@ -77,15 +76,16 @@ class Checkout:
             InputError: one was, so that its code would be measured in the place of this checkout's.
 
         """
-        for name, file in _users_modules():
-            if self._is_foreign(file):
-                raise InputError(
-                    f"{name} is imported from {file}, which is not in this checkout. Add the folder that it is "
-                    "imported from to PYTHONPATH, or start the command there."
-                )
+        for name, file in self._foreign_modules():
+            raise InputError(
+                f"{name} is imported from {file}, which is not in this checkout. Add the folder that it is imported "
+                "from to PYTHONPATH, or start the command there."
+            )
 
-    def _is_foreign(self, file: Path) -> bool:
-        return not file.is_relative_to(self.root) and any(file.is_relative_to(other) for other in self.others)
+    def _foreign_modules(self) -> list[tuple[str, Path]]:
+        """Return the imported modules of the other checkouts, with their files."""
+        found = [(name, file) for name, file in _users_modules() if not file.is_relative_to(self.root)]
+        return [(name, file) for name, file in found if any(file.is_relative_to(other) for other in self.others)]
 
 
 def _users_modules() -> list[tuple[str, Path]]:

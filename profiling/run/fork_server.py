@@ -70,18 +70,13 @@ class ForkServer:
         request = json.dumps([*places, dict(environment), sorted(modules), self.later]).encode()
         if len(request) > _REQUEST_BYTES:
             return None
-        status, theirs = os.pipe()
-        try:
-            socket.send_fds(self._channel, [request], [theirs, output, *descriptors])
-        except OSError:  # it has died
-            os.close(status)
-            return None
-        finally:
-            os.close(theirs)
-        pid = b""
-        if select.select([status], [], [], _START_SECONDS)[0]:
-            with open(status, "rb", buffering=0, closefd=False) as answers:  # the exit code follows the line
-                pid = answers.readline()
+        (status, theirs), pid = os.pipe(), b""
+        with contextlib.suppress(OSError):  # it has died
+            with os.fdopen(theirs, "wb"):
+                socket.send_fds(self._channel, [request], [theirs, output, *descriptors])
+            if select.select([status], [], [], _START_SECONDS)[0]:
+                with open(status, "rb", buffering=0, closefd=False) as answers:  # the exit code follows the line
+                    pid = answers.readline()
         if not pid:
             os.close(status)
             return None

@@ -56,20 +56,20 @@ class JobTask:
         folder = Path(self.folder)
         planned = read_plan(folder).jobs[number]
         job = read_job(folder, planned)
-        if job.state in ("running", "done"):  # another process has it
-            return
         if job.state == "died" and job.tries > self.retries:  # its process could not write that itself
             write_job(folder, job)
-        while job.tries <= self.retries and not (job.state in ENDED and job.exit_code == WRONG_INPUT):
+        while self._may_start(job):
             choices = [tuple(visible_gpus())] if self.gpus is None else [(gpu,) for gpu in self.gpus] or [()]
             say = partial(print, f"job {job.number}", file=sys.stderr, flush=True)
             with held_place(Path(self.locks), choices, self.cpus, say) as place:
                 job = read_job(folder, planned)  # another process may have run it while this one waited for its place
-                if job.state in ("running", "done"):
-                    return
-                job = self._tried(folder, replace(planned, tries=job.tries + 1), place)
-            if job.state == "done":
-                return
+                if self._may_start(job):
+                    job = self._tried(folder, replace(planned, tries=job.tries + 1), place)
+
+    def _may_start(self, job: SweepJob) -> bool:
+        """Return whether the job is left to be tried, has not been refused, and no other process has it."""
+        refused = job.state in ENDED and job.exit_code == WRONG_INPUT
+        return job.tries <= self.retries and job.state not in ("running", "done") and not refused
 
     def _tried(self, folder: Path, job: SweepJob, place: Place) -> SweepJob:
         """Start the job's process once and return what became of it."""
@@ -102,11 +102,10 @@ class JobTask:
             try:
                 return process.wait(self.timeout), False
             except subprocess.TimeoutExpired:
+                is_late = True
+            finally:
                 end([process], GRACE_SECONDS)
-                return process.wait(), True
-            except BaseException:
-                end([process], GRACE_SECONDS)
-                raise
+            return process.wait(), is_late
 
     def _outcome(self, code: int, is_late: bool, run: Path, earlier: int) -> tuple[State, str | None]:
         """Return the state of a job whose process has ended, and the reason in one line.
