@@ -121,23 +121,22 @@ def opened(names: Sequence[str]) -> Iterator[tuple[Checkout, ...]]:
     here = working_directory().resolve()
     top = _top(here)
     with contextlib.ExitStack() as stack:
-        folders: list[tuple[Path, Path]] = []
+        found: dict[str, tuple[Path, Path]] = {}  # folder and root, by the name that messages use
         for letter, name in zip(LETTERS, names, strict=False):
             if Path(name).is_dir():
                 folder = Path(name).resolve()
-                folders.append((folder, _root(folder, here, top)))
-                continue
-            commit = _commit(name, here, top)
-            assert top is not None
-            root = stack.enter_context(_worktree(top, commit, f"{letter}-{commit[:7]}"))
-            folder = root / here.relative_to(top)
-            if not folder.is_dir():
-                raise InputError(f"{name} has no folder {here.relative_to(top)}. Start the command in {top}.")
-            folders.append((folder, root))
-        roots = dict.fromkeys((str(top or here), *(str(root) for _, root in folders)))
+                root = _root(folder, here, top)
+            else:
+                commit = _commit(name, here, top)
+                assert top is not None
+                root = stack.enter_context(_worktree(top, commit, f"{letter}-{commit[:7]}"))
+                folder = root / here.relative_to(top)
+                if not folder.is_dir():
+                    raise InputError(f"{name} has no folder {here.relative_to(top)}. Start the command in {top}.")
+            found[f"{letter} ({name})"] = folder, root
+        roots = {str(top or here), *(str(root) for _, root in found.values())}
         yield tuple(
-            Checkout(f"{letter} ({name})", str(folder), str(root), tuple(roots.keys() - {str(root)}))
-            for letter, name, (folder, root) in zip(LETTERS, names, folders, strict=False)
+            Checkout(name, str(folder), str(root), tuple(roots - {str(root)})) for name, (folder, root) in found.items()
         )
 
 

@@ -124,15 +124,13 @@ def server_for_run(later: Iterable[str]) -> ForkServer:
     return server
 
 
-def _serve(
-    channel: socket.socket, imported: tuple[str, ...] = (), *, imported_later: bool = False
-) -> tuple[str, int, int | None]:
+def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str, int, int | None]:
     """Fork a process for each request; return there what `work_and_exit` of the worker takes. The server never returns.
 
     A second forked process waits for the first one and reports its end (`_fork_and_wait`). A request for more modules
     than `imported` is passed on to a server that is forked to import the next of them, so that each is imported once,
     whatever else is wanted with it. The modules for later in a request are imported after the first fork, while that
-    process, the probe, runs without them; `imported_later` says that this was done.
+    process, the probe, runs without them.
     """
     others: dict[tuple[str, ...], socket.socket] = {}
 
@@ -158,7 +156,7 @@ def _serve(
                     ours.close()
                     _close(*descriptors)
                     _import(wanted[-1:])
-                    return _serve(theirs, wanted, imported_later=imported_later)
+                    return _serve(theirs, wanted)
                 theirs.close()
                 if pid is not None:
                     others[wanted] = ours
@@ -179,10 +177,9 @@ def _serve(
             os.close(status)
             return task_file, rest[0], rest[1] if len(rest) > 1 else None
         _close(*descriptors)  # without an answer the caller starts a fresh process
-        if not imported_later:
+        if missing := [each for each in later if each not in sys.modules]:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _import(later)
-            imported_later = True
+            _import(missing)
 
 
 def _fork_and_wait(status: int, *others: int) -> None:

@@ -7,7 +7,7 @@ prepares the cell once more. What fails becomes a line for the record: the cell 
 from __future__ import annotations
 
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from profiling.results.explanations import CountedKernel, HardwareCounters, Kern
 from profiling.results.record import decode_section
 from profiling.roofline.rules import bound_by_counters, bound_by_trace
 from profiling.run.child import started
-from profiling.run.session import worker_command
+from profiling.run.session import NotMeasuredError, worker_command
 from profiling.run.task import Counters, write_task
 from profiling.trace import nsight_compute
 from profiling.trace.events import GpuWork, TracedCall, read_events, timeline, traced_calls
@@ -41,10 +41,6 @@ _NAME_LENGTH = 200  # of kernels in a record
 _metrics_on = cache(nsight_compute.metrics_on)  # ncu takes seconds for the answer
 
 
-class NoCountersError(Exception):
-    """Why there are no counters, in one line."""
-
-
 class Group(NamedTuple):
     """The launches of a kernel with one grid and block."""
 
@@ -59,7 +55,7 @@ def measure_counters(
     """Return the section for a cell of the run in the folder `run`; `sections` are those that the cell has sent.
 
     Raises:
-        NoCountersError: nothing was measured.
+        NotMeasuredError: nothing was measured.
         OSError: a file cannot be read or written, or ncu not started.
         ValueError: ncu printed what cannot be read.
 
@@ -68,10 +64,10 @@ def measure_counters(
     analysis: TraceAnalysis | None = decode_section("trace_analysis", sections.get("trace_analysis"))
     kernels = () if analysis is None else longest(analysis.kernels)
     if not kernels:
-        raise NoCountersError("no trace names the kernels")
+        raise NotMeasuredError("no trace names the kernels")
     ncu = nsight_compute.available()
     if ncu is None:
-        raise NoCountersError("ncu is no longer on the PATH")
+        raise NotMeasuredError("ncu is no longer on the PATH")
     began, output = perf_counter(), run / "counters" / f"{job.name}.csv"
     output.parent.mkdir(exist_ok=True)
     output.unlink(missing_ok=True)
@@ -88,9 +84,9 @@ def measure_counters(
     if not launches:
         hung = f"ncu was killed after {COUNTER_SECONDS:.0f} s"
         unknown = f"ncu printed no rows; see cells/{job.name}.counters.log"
-        raise NoCountersError(hung if killed else nsight_compute.failure_in(text) or unknown)
+        raise NotMeasuredError(hung if killed else nsight_compute.failure_in(text) or unknown)
     if not any(launch.has_counters for launch in launches):
-        raise NoCountersError(f"ncu printed none of the metrics that it was asked for; see counters/{output.name}")
+        raise NotMeasuredError(f"ncu printed none of the metrics that it was asked for; see counters/{output.name}")
     ceilings = read_environment(run).ceilings
     times = _times(calls)
     groups = grouped(launches, times or [Group(kernel.name, None, None) for kernel in kernels])
@@ -126,13 +122,11 @@ def _killed(command: Sequence[str], task_file: Path, environment: Mapping[str, s
 
 def _times(calls: Sequence[TracedCall]) -> dict[Group, tuple[float, int]]:
     """Return {group: (microseconds, launches)} of the traced calls: the weights of measured launches."""
-    times: dict[Group, tuple[float, int]] = {}
+    lengths = defaultdict[Group, list[float]](list)
     for call in calls:
         for work in call.work:
-            group = Group(work.name, work.grid, work.block)
-            spent, count = times.get(group, (0.0, 0))
-            times[group] = (spent + work.length, count + 1)
-    return times
+            lengths[Group(work.name, work.grid, work.block)].append(work.length)
+    return {group: (sum(each), len(each)) for group, each in lengths.items()}
 
 
 def launches_to_measure(work: Sequence[GpuWork], names: Collection[str], functions: Collection[str]) -> int:

@@ -211,7 +211,9 @@ class CellsInTurns:
     def _resume(self, cell: LiveCell, *, is_due: bool) -> None:
         """Let the process of a cell go on until there is nothing to read, the cell is ready, is held, or has ended."""
         stops = not cell.is_held and cell.resume()
-        is_compiled = cell.measured.prepare is not None or (cell.is_held and cell.executor.has_compiled_parts(cell.job))
+        is_compiled = cell.measured.prepare is not None or (
+            cell.is_held and compiled_code(cell.job) in cell.executor.ahead
+        )
         if is_compiled and shares_code(cell.job):
             self._compiled.add(_code(cell))
         if cell.is_held and self._may_prepare(cell):

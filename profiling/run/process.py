@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Set
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -32,11 +32,11 @@ from profiling.run.child import Orphans
 from profiling.run.compile_caches import TORCH_TRACE, Cache, CompileCaches, compiled_ahead, compiled_code
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
-from profiling.run.hardware_counters import NoCountersError, measure_counters
-from profiling.run.job import Job
+from profiling.run.hardware_counters import measure_counters
 from profiling.run.session import (
     PREPARE,
     Limits,
+    NotMeasuredError,
     Pending,
     ProcessEnd,
     Session,
@@ -63,6 +63,7 @@ class InProcess:
 
     def __init__(self, run: Path, *, trace: bool, caches: CompileCaches | None = None) -> None:
         self._caches = caches or CompileCaches("shared")
+        self.ahead: Set[str] = frozenset()  # code of cells whose parts are compiled first: of none
         if trace:  # torch reads it when it is imported
             os.environ.setdefault(TORCH_TRACE, str(run / "torch_trace"))
 
@@ -83,11 +84,6 @@ class InProcess:
                 with contextlib.suppress(KeyboardInterrupt):
                     cell.throw(KeyboardInterrupt("its turns have ended"))
         return ProcessEnd()
-
-    def has_compiled_parts(self, job: Job) -> bool:
-        """Return False: the parts of a cell are never compiled before the cell in this process."""
-        del job
-        return False
 
     def _perform(self, task: Task, on_event: Emit, cell: greenlet | None) -> None:
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
@@ -136,7 +132,7 @@ class Isolated:
         self.limits = limits  # of a cell; of cells that begin later, if it is changed
         self._run, self._caches = run, caches or CompileCaches("shared")
         self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
-        self._ahead = set[str]()  # code of cells whose parts have been compiled
+        self.ahead = set[str]()  # code of cells whose parts, the stages of a loop, are in the compiler's cache already
 
     def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
         """Perform the task in a process of its own, with its own compile log if the run is traced.
@@ -181,7 +177,7 @@ class Isolated:
                         *(task, files, limits, relay, environment),
                         turns=turns,
                         server=server,
-                        modules={module for job in jobs for module in job.imports} if server is not None else (),
+                        modules={module for job in jobs for module in job.imports},
                     )
                 finally:
                     if PREPARE in phases and "prepare" not in sections:
@@ -194,17 +190,13 @@ class Isolated:
             return ProcessEnd(f"could not be run: {error.strerror or error}")
         return dataclasses.replace(process_end, notes=(*process_end.notes, *notes))
 
-    def has_compiled_parts(self, job: Job) -> bool:
-        """Return whether the parts of a cell, the stages of a loop, are in the compiler's cache already."""
-        return compiled_code(job) in self._ahead
-
     def _compile_parts(self, task: Cell, cache: Cache, server: ForkServer) -> Generator[Pending, Any, None]:
         """Compile what the parts of a cell compile, side by side, into the cache from which the cell will load it.
 
         It costs nothing but time where it fails: the cell then compiles by itself, and its row says what is wrong.
         """
         parts, code = compiled_ahead(task.job), compiled_code(task.job)
-        if not parts or code is None or code in self._ahead:
+        if not parts or code is None or code in self.ahead:
             return
         variables = {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())}
         folder, done = self._run / "cells", list[Started]()
@@ -222,7 +214,7 @@ class Isolated:
             for first in range(0, len(sessions), most_processes()):
                 yield from side_by_side(sessions[first : first + most_processes()])
             if len(done) == len(parts):
-                self._ahead.add(code)
+                self.ahead.add(code)
             if len(done) == len(parts) and cache.is_fillable:
                 cache.fill([each.start for each in done], f"the stages of {task.job.variant}, one by one")
         finally:
@@ -238,7 +230,7 @@ class Isolated:
         try:
             task = Counters(job=cell.job, checkout=cell.checkout)
             section = measure_counters(self._run, task, sections, variables)
-        except (NoCountersError, OSError, ValueError) as error:
+        except (NotMeasuredError, OSError, ValueError) as error:
             return (f"no hardware counters: {error}",)
         on_event(Sections(encode_sections(hardware_counters=section)))
         return ()

@@ -63,6 +63,10 @@ class ProcessEnd:
     killed: bool = False  # by SIGKILL from outside, as the kernel does where the host runs out of memory
 
 
+class NotMeasuredError(Exception):
+    """Why a further process measured nothing, in one line."""
+
+
 @dataclass(frozen=True)
 class Pending:
     """What a session waits for: one of the `descriptors` becomes readable, for `seconds` at most."""

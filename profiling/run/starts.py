@@ -19,11 +19,7 @@ from profiling.results.measured import Start, Starts
 from profiling.run import task
 from profiling.run.compile_caches import TORCH_TRACE, Cache, cache_variables
 from profiling.run.events import End, Event, Started
-from profiling.run.session import Limits, Session, open_session, to_its_end
-
-
-class _NoStartError(Exception):
-    """Why a start was not measured, in one line."""
+from profiling.run.session import Limits, NotMeasuredError, Session, open_session, to_its_end
 
 
 def measure_starts(
@@ -52,7 +48,7 @@ def measure_starts(
             if isinstance(event, End):
                 death = f"failed: {event.reason}"
         log = f"cells/{files_of_start.name}.log"
-        raise _NoStartError(f"the {kind} start {death}{'' if log in death else f'; see {log}'}")
+        raise NotMeasuredError(f"the {kind} start {death}{'' if log in death else f'; see {log}'}")
 
     with TemporaryDirectory(prefix="start-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
@@ -70,7 +66,7 @@ def measure_starts(
                 starts = replace(starts, artifact_bytes=artifacts.stat().st_size)
                 moved = cache_variables(str(folder / "moved"))
                 starts = replace(starts, portable=start("portable", moved, load=str(artifacts)))
-        except _NoStartError as error:
+        except NotMeasuredError as error:
             if starts is None:
                 cache.empty()
             return starts, (f"{'no starts' if starts is None else 'starts are incomplete'}: {error}",)

@@ -16,14 +16,13 @@ from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Phase, Sections
 from profiling.run.hardware_counters import (
     Group,
-    NoCountersError,
     grouped,
     launches_to_measure,
     longest,
     measure_counters,
 )
 from profiling.run.process import Isolated
-from profiling.run.session import Limits, ProcessEnd, to_its_end
+from profiling.run.session import Limits, NotMeasuredError, ProcessEnd, to_its_end
 from profiling.run.task import Cell, Counters, Probe
 from profiling.trace.events import GpuWork
 from profiling.trace.nsight_compute import read_launches
@@ -101,7 +100,7 @@ def test_few_launches_do_not_say_what_bounds_a_kernel(tmp_path, traced, monkeypa
     assert (gemm.launches, gemm.covered, gemm.dram) == (1, 0.25, 0.8)
     assert (gemm.bound_by_counters, gemm.bound_by_trace) == (None, "memory bandwidth")
     assert (norm.launches, norm.dram, norm.bound_by_counters, norm.bound_by_trace) == (0, None, None, "neither")
-    with pytest.raises(NoCountersError, match="no trace names the kernels"):
+    with pytest.raises(NotMeasuredError, match="no trace names the kernels"):
         measure(tmp_path, {})
 
 

@@ -41,9 +41,6 @@ class Processes(Isolated):
         self.log, self.active, self.most, self.memory, self.lacking = [], set(), 0, memory, list(lacking)
         self.alive = 0
 
-    def has_compiled_parts(self, job):
-        return compiled_code(job) in self.ahead
-
     def session(self, task, name, on_event, *, turns=True):
         self.log.append(f"begin {name}")
         self.loads[name] = task.loads
