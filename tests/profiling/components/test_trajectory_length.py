@@ -42,6 +42,23 @@ def test_a_trajectory_has_the_calls_that_there_is_time_for_and_two_at_least(want
     assert trajectory._affordable(wanted, first, call_s) == calls
 
 
+@pytest.mark.parametrize(("call_s", "calls"), [(0.1, 64), (0.2, 32)])
+def test_the_first_call_alone_tells_how_many_there_is_time_for(monkeypatch, call_s, calls):
+    clock = SimpleNamespace(now=0.0)
+
+    def forward(self, x):
+        self.at += 1
+        clock.now += call_s
+        return x + self.at
+
+    # A warm call would tell it.
+    component = replace(fixed_component(Net(forward, at=torch.zeros(1)), torch.zeros(4)), warm_calls=0)
+    component.place.calls = 64
+    monkeypatch.setattr(trajectory, "perf_counter", lambda: clock.now)
+    with torch.inference_mode():
+        assert learn(component).calls == component.place.calls == calls
+
+
 @pytest.mark.parametrize(("wanted", "most_s", "calls"), [(5, 0.9, 2), (5, 1.0, 3), (5, 5.0, 5), (1, 0.0, 1)])
 def test_a_trajectory_that_is_played_ends_when_its_time_is_over_but_not_before_the_second_call(
     monkeypatch, wanted, most_s, calls
