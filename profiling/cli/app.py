@@ -330,8 +330,8 @@ def _explained(error: Exception, folders: Sequence[Path]) -> str:
             return f"{match[1]}= is an option of a sweep. Add --multirun, or leave it out."
         missing = _missing_key(match[1], of_config) if of_config else f"there is no key {match[1]!r} in the config."
         return f"{missing} --cfg job lists all keys; to add one, write +{match[1]}=VALUE"
-    words = (str(of_config).partition("\n")[0], of_config.full_key) if of_config else (printable(chain[-1]),)
-    return f"{' at '.join(filter(None, words)).rstrip('.')}. --help shows the usage."
+    said, key = (str(of_config).partition("\n")[0], of_config.full_key) if of_config else (printable(chain[-1]), None)
+    return f"{said.rstrip('.')}{f' at {key}' if key and not said.endswith(key) else ''}. --help shows the usage."
 
 
 def _where_it_is(group: str, name: str, folders: Sequence[Path]) -> str:
@@ -367,6 +367,8 @@ def held(folder: Path, resume: str | None, started: float, key: str = "hydra.run
             raise InputError(f"resume={resume}: there is no such folder. Name that of an interrupted run or sweep.")
         with claimed(folder, resume, partial(print, file=sys.stderr), started=started, key=key):
             yield
+    except BrokenPipeError:  # the reader of the output is gone
+        raise
     except OSError as error:
         raise InputError(_explained_os_error(error, folder)) from None
 

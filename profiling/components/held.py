@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -30,7 +30,6 @@ from profiling.errors import InputError, reason_of
 Inputs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]]
 
 _HELD: dict[str, Held] = {}
-_KEYS = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class Held:
 @contextmanager
 def holding(held: Held) -> Iterator[str]:
     """Hold a module and its inputs inside the block; yield the key that stands for them."""
-    key = f"held-{next(_KEYS)}"
+    key = next(key for number in count(1) if (key := f"held-{number}") not in _HELD)  # runs one by one have the same
     _HELD[key] = held
     try:
         yield key

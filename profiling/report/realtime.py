@@ -71,7 +71,7 @@ def verdict(record: Record) -> str:
     return _joined(
         f"{loop.target_fps:g} FPS: {_target_words(record, loop, frame)}",
         _budget_words(record, loop, frame),
-        _rate_words(record, loop),
+        _rate_words(record, loop, frame),
         _audio(record, loop),
         "" if first_ms is None else f"The first frame of a session is there after {significant(first_ms, 3)} ms",
         _longest_stage(record, loop, frame),
@@ -93,20 +93,28 @@ def _target_words(record: Record, loop: Realtime, frame: Summary) -> str:
     return holds_words(said, "frames") if said.answer == UNDECIDED else "not held"
 
 
-def _rate_words(record: Record, loop: Realtime) -> str:
+def _rate_words(record: Record, loop: Realtime, frame: Summary) -> str:
+    """Return which rates are held and which are not; one that the application does not try to reach is neither."""
     rates: dict[str, list[str]] = {"yes": [], "no": [], UNDECIDED: []}
-    wanted = 0
+    wanted, delivered, not_tried = 0, 0.0, list[str]()
     for fps, said in judged_rates(record).items():
-        if (said.answer, fps) != (UNDECIDED, loop.target_fps):  # which the first sentence says
+        rate = loop.too_slow_fps(fps)
+        if rate is not None and frame.p50 <= loop.budget_ms * loop.target_fps / fps:
+            delivered = rate
+            not_tried += [f"{fps:g}"] if fps != loop.target_fps else []
+        elif (said.answer, fps) != (UNDECIDED, loop.target_fps):  # which the first sentence says
             rates[said.answer].append(f"{fps:g}")
             wanted = max(wanted, said.wanted)
     words = ("Holds", "Does not hold", f"{UNDECIDED.capitalize()}:")
     more = f" ({wanted:,} frames more would tell)" if wanted else ""
-    return ". ".join(
+    sentences = [
         f"{kind} {listed(of_kind)} FPS{more * (kind == words[-1])}"
         for kind, of_kind in zip(words, rates.values(), strict=True)
         if of_kind
-    )
+    ]
+    if not_tried:
+        sentences.append(f"Not tried: {listed(not_tried)} FPS, the application delivers {delivered:.3g} frames/s")
+    return ". ".join(sentences)
 
 
 def _joined(*sentences: str) -> str:

@@ -904,8 +904,9 @@ def holds_beside(said: Holds, share: float, shortest_ms: float, budget_ms: float
     """Return what may be said of a rate where others took a share (0 to 1) of the time of the calls.
 
     They only lengthen calls: a rate that is missed is undecided if the shortest call without that share would be in
-    time, unless it is missed by those that are late even `without` what others took of each. They may have caused the
-    late calls of an undecided one: more calls beside them would not tell.
+    time, unless it is missed by those that are late even `without` what others took of each, which is known of one
+    thread only, as that of a loop on a GPU. They may have caused the late calls of an undecided one: more calls beside
+    them would not tell.
     """
     if share <= NAMED_SHARE:
         return said

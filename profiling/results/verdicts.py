@@ -237,6 +237,8 @@ def holds_rate(record: Record, deadline: Deadline) -> Holds | None:
     if loop is not None and loop.too_slow_fps(deadline.fps) is not None:
         return replace(said, answer="no")
     others, alone = taken(record.conditions), deadline.alone or 0
+    if spread_kind(record) in judge.THREADED:  # threads wait for each other: what was taken of a call is not known
+        alone = 0
     without = judge.holds(alone, min(deadline.bursts, alone), summary.n, allowed, looks)
     return judge.holds_beside(said, others.share if others else 0.0, summary.min, deadline.budget_ms, without)
 

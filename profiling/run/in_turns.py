@@ -106,11 +106,12 @@ class CellsInTurns:
                 self._begin(cell)
             if any(not (each.is_control and self._is_spare(each)) for each in self._preparing):
                 self._go_on(cells)
+            elif spare := [each for each, control in self._controls.items() if control in self._preparing]:
+                self._end_controls(spare)  # what is left may have waited for their end
             elif left and (early := [each for each in self.waiting if each not in cells]):
                 self._give_up(early[-1])
             else:
                 break  # all are prepared, or there is no memory
-        self._end_controls([each for each, control in self._controls.items() if control in self._preparing])
         places = {cell: place for place, cell in enumerate((*cells, *later))}
         self.waiting.sort(key=lambda each: places.get(each, -1))
         return left

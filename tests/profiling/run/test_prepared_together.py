@@ -221,6 +221,16 @@ def test_nothing_waits_for_a_control_that_may_not_be_used():
     assert [each for each in begun(processes) if f"ready {each}" not in processes.log] == ["net.a.control"]
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_cell_that_goes_alone_is_not_left_out_for_such_a_control(others):
+    processes, turns, tuned = Processes(stuck=["net.a.control"]), CellsInTurns(), COMPILE | {"mode": "max-autotune"}
+    later = [due(processes, *each, component="two") for each in (["baseline"], ["b", COMPILE])[: 2 * others]]
+    recipes = (["baseline"], ["a"], ["b", COMPILE], ["tuned", tuned])
+    assert prepared(turns, *(due(processes, *each) for each in recipes), later=later) == []
+    assert len(turns.waiting) == len(recipes) + len(later)
+    assert len(begun(processes)) == len(set(begun(processes))), "none begins once more"
+
+
 def test_cells_that_die_while_they_are_held_end_and_so_do_their_controls():
     processes = Processes(dying=["net.both"])
     cells = [due(processes, *each) for each in (["baseline"], ["compile", COMPILE], ["both", COMPILE, {"c": 1}])]
