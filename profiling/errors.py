@@ -41,6 +41,8 @@ _TRACEBACK = 100_000
 _BREAKS = re.compile(r" *\n[ \n]*")
 #: In the message of a step that must replace layers, and replaced none; and of a transform that is optional.
 DID_NOTHING, CHANGES_NOTHING = "asked for, did nothing", "changes nothing"
+#: Exit code after Ctrl-C.
+INTERRUPTED = 130
 
 
 class InputError(Exception):

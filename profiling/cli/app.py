@@ -30,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from profiling.cli.groups import CONF, LISTS, check_own_files, find_file, names_in, register, step_nodes
 from profiling.errors import (
+    INTERRUPTED,
     InputError,
     causes,
     command,
@@ -52,7 +53,6 @@ from profiling.variants.steps import read_steps
 if TYPE_CHECKING:
     from profiling.run.runner import Run
 
-INTERRUPTED = 130
 #: Options of a sweep; its runs do not get them.
 SWEEP_OPTIONS = ("launcher", "devices", "retries", "job_timeout")
 
@@ -207,7 +207,7 @@ def compose_config(target: str, overrides: Sequence[str], folders: Sequence[Path
 
 @contextmanager
 def _composer(target: str, overrides: Sequence[str], folders: Sequence[Path]) -> Iterator[tuple[Hydra, list[str]]]:
-    """Yield Hydra, set up for YAML files below `folders`, and the overrides with those that these files need."""
+    """Yield Hydra, which finds the YAML files in `folders`, and the overrides with those that it needs for that."""
     # A path that Hydra adds is searched once it has found the file of the target.
     file = find_file(target, folders)
     own = folders[0] if file is None else file.parent

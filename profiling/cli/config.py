@@ -86,7 +86,7 @@ def read_component(name: str, node: Any) -> ComponentSpec:
     known = {each.name for each in fields(ComponentSpec)}
     for key, example in REQUIRED.items():
         if known >= {*node} and not isinstance(node.get(key), Mapping):  # else `decode` says which key is unknown
-            raise InputError(f"{where}.{key} is missing, or no mapping. Write {key}: {example}, for example.")
+            raise InputError(f"{where}.{key} is {node.get(key, 'missing')}. Write a mapping, like {key}: {example}")
     for key in SET_BY_THE_TOOL & set(node):
         raise InputError(f"{where}.{key} is not for a YAML: the tool sets it. Leave it out.")
     return decode(ComponentSpec, {"name": name, **node}, where, SET_BY_THE_TOOL)

@@ -25,7 +25,7 @@ MOST_BYTES = 2_000_000
 #: Config groups of which a run chooses several files.
 LISTS = ("component", "variant", "metric")
 GROUPS = {"hydra", *LISTS, *(path.name for path in CONF.iterdir() if path.is_dir())}
-#: The only key of a variant that is an expression, in the composed config.
+#: In the composed config, a variant that is named by an expression is `{steps: EXPRESSION}`: it has no other key.
 STEPS = "steps"
 
 
@@ -35,7 +35,7 @@ def find_file(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def names_in(group: str, folders: Sequence[Path]) -> list[str]:
-    """Return the names of the YAML files of a config group, folder by folder."""
+    """Return the names of the YAML files in a config group, those of the first folder first."""
     files = (path for folder in folders for path in sorted((folder / group).glob("*.yaml")))
     return list(dict.fromkeys(path.stem for path in files))
 
@@ -63,7 +63,7 @@ def check_size(path: Path) -> None:
 
 
 def check_own_files(added: Path) -> None:
-    """Check the user's config folder: no file may be too large, or have the name of one in conf, which comes first.
+    """Check the user's config folder: no file may be too large, or be named like one in conf, which would be used.
 
     Raises:
         InputError: there is no such folder, or names the file.
@@ -192,7 +192,7 @@ def is_expression(name: str, steps: Iterable[str]) -> bool:
 
 
 def _defaults(target: str, folders: Sequence[Path]) -> list[str]:
-    """Return the variants in the defaults of a target's YAML, or of one that it is based on."""
+    """Return the variants that a target's YAML lists in its defaults, or those of the YAML that it is based on."""
     file = find_file(target, folders)
     found: list[str] = []
     for each in read_yaml(file).get("defaults") or () if file is not None else ():

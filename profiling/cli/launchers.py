@@ -25,9 +25,9 @@ from profiling.run.sweep_job import JobTask, run_job
 
 #: The package that starts the jobs.
 PACKAGES = {"local": "joblib", "slurm": "submitit", "ray": "ray"}
-#: What begins the keys of a launcher, and the one that says what submitit starts the jobs on.
+#: Prefix of the keys of a launcher's options, and the key that names the cluster of submitit.
 OWN, ENGINE = "hydra.launcher.", "hydra/launcher"
-#: Prefixes of the options that a launcher has; one that is not listed has none.
+#: Prefixes of the options that a launcher takes; one that is not listed takes none.
 _OPTION_PREFIXES = {"slurm": (OWN, ENGINE), "ray": (f"{OWN}ray.init.", f"{OWN}ray.remote.")}
 #: Seconds in which a Ray cluster must answer.
 ANSWER_SECONDS = 30.0

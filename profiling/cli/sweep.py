@@ -37,6 +37,7 @@ from profiling.cli.app import (
 from profiling.cli.config import read_config
 from profiling.cli.launchers import ENGINE, OWN, SweepOptions, launch, places_for
 from profiling.errors import (
+    INTERRUPTED,
     InputError,
     check_choice,
     check_number,
@@ -62,7 +63,7 @@ from profiling.results.sweep import (
     write_sweep,
 )
 from profiling.run.revisions import TOOL
-from profiling.run.sweep_job import INTERRUPTED, JobTask, now
+from profiling.run.sweep_job import JobTask, now
 
 #: Most jobs: a sweep of more is a mistake in a list of values.
 MOST_JOBS = 10_000

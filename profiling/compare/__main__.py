@@ -25,7 +25,7 @@ from profiling.compare.cells import (
     read_run,
 )
 from profiling.compare.differences import Difference, run_differences
-from profiling.errors import InputError, command, prepare_output, printable, reason_of, shell_words
+from profiling.errors import INTERRUPTED, InputError, command, prepare_output, printable, reason_of, shell_words
 from profiling.report.cells import ratio_value
 from profiling.report.format import count_of, few
 from profiling.report.page import Section
@@ -36,8 +36,6 @@ from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.judge import RESOLUTION
 from profiling.results.sweep import is_sweep
 
-#: Exit code after Ctrl-C; `_EXIT_CODES` has the others.
-INTERRUPTED = 130
 _USAGE = """\
 %(prog)s [options] A B                  two runs: folders, or files
        %(prog)s [options] A B [KEY=VALUE ...]  two git revisions or checkouts"""

@@ -148,7 +148,7 @@ class Held:
 @contextmanager
 def holding(held: Held) -> Iterator[str]:
     """Hold a module and its inputs inside the block; yield the key that stands for them."""
-    key = next(key for number in count(1) if (key := f"held-{number}") not in _HELD)  # runs one by one have the same
+    key = next(key for number in count(1) if (key := f"held-{number}") not in _HELD)  # in each run alone: held-1
     _HELD[key] = held
     try:
         yield key
@@ -257,7 +257,7 @@ def shuffled(tensor: Tensor, generator: torch.Generator) -> Tensor:
         if integers and (numbers[1:] >= numbers[:-1]).all():
             return tensor
         return flat[order].view(tensor.shape)
-    except NotImplementedError:  # of a dtype of less than a byte
+    except NotImplementedError:  # torch cannot compare numbers of less than a byte
         return tensor
 
 

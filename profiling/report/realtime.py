@@ -94,7 +94,7 @@ def _target_words(record: Record, loop: Realtime, frame: Summary) -> str:
 
 
 def _rate_words(record: Record, loop: Realtime, frame: Summary) -> str:
-    """Return which rates are held and which are not; one that the application does not try to reach is neither."""
+    """Return which rates are held, which are not, and for which the application delivers too few frames to tell."""
     rates: dict[str, list[str]] = {"yes": [], "no": [], UNDECIDED: []}
     wanted, delivered, not_tried = 0, 0.0, list[str]()
     for fps, said in judged_rates(record).items():

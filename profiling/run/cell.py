@@ -152,7 +152,7 @@ class Cell(ABC):
         return variant
 
     def wait(self, *, prepared: bool = True) -> None:
-        """Wait until the run lets this cell go on; until it is `prepared`, while another one compiles the same code."""
+        """Wait until the run lets this cell go on; not yet `prepared`: until no other cell compiles the same code."""
         if self.take_turns is not None:
             used, free = used_and_free(torch.device(self.job.settings.device))
             self.take_turns(Ready(used=used, free=free, takes_windows=False, prepared=prepared), _no_window)
@@ -339,9 +339,9 @@ class Cell(ABC):
             raise ValueError(f"the results of metric {name} do not fit into a record: {error}") from error
 
     def explain(self, component: Component, step: Step) -> Timeline | None:
-        """Send sections of the variant and, if asked for, a trace; return what `explain_time` needs, None on a CPU.
+        """Send sections of the variant and, if asked for, a trace file; return a trace of kernels, None on a CPU.
 
-        What follows measures no kernel: it waits until others have done this, and may run beside what follows there.
+        Then wait until the other cells of the component have been traced: what follows may run beside theirs.
         """
         with self.phase("explain"), self.best_effort("explain() of the variant"):
             self.add(**step.explain())
@@ -485,7 +485,7 @@ class Cell(ABC):
                         synchronize(component.device)
 
     def _prepared_again(self, variant: Variant, components: Mapping[str, Component], stack: ExitStack) -> list[Step]:
-        """Prepare a step of each component, without a record; what belongs to them is closed with `stack`."""
+        """Prepare a step of each component, which no record mentions; `stack` closes it and removes its files."""
         folder, steps = Path(stack.enter_context(TemporaryDirectory())), list[Step]()
         for component in components.values():
             steps.append(variant.prepare(component, folder))

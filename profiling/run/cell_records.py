@@ -61,7 +61,7 @@ class LiveCell:
 
     def anew(self) -> None:
         """Forget what happened, so that the cell can begin once more."""
-        self.__dict__ = vars(dataclasses.replace(self))
+        self.__dict__ = vars(dataclasses.replace(self))  # it stays the same object, a key of dicts
 
     @property
     def label(self) -> str:
@@ -159,7 +159,7 @@ class LiveCell:
             self.end = event
 
     def ending(self) -> Generator[Pending, Any, None]:
-        """Let it go on until it has ended, without windows; yield what it waits for when there is nothing to read."""
+        """Let it go on until it has ended, without further windows; yield what it waits for."""
         self.records.show(self, again=True)
         state = self._go_on(Turn())
         while state is not None:

@@ -132,7 +132,7 @@ def opened(names: Sequence[str]) -> Iterator[tuple[Checkout, ...]]:
                 root = stack.enter_context(_worktree(top, commit, f"{letter}-{commit[:7]}"))
                 folder = root / here.relative_to(top)
                 if not folder.is_dir():
-                    raise InputError(f"{name} has no folder {here.relative_to(top)}. Start the command in {top}.")
+                    raise InputError(f"{name} lacks this folder, {here.relative_to(top)}. Start the command in {top}.")
             found[f"{letter} ({name})"] = folder, root
         roots = {str(top or here), *(str(root) for _, root in found.values())}
         yield tuple(

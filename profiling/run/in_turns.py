@@ -107,7 +107,7 @@ class CellsInTurns:
             if any(not (each.is_control and self._is_spare(each)) for each in self._preparing):
                 self._go_on(cells)
             elif spare := [each for each, control in self._controls.items() if control in self._preparing]:
-                self._end_controls(spare)  # what is left may have waited for their end
+                self._end_controls(spare)  # a cell that must be prepared alone waits for that
             elif left and (early := [each for each in self.waiting if each not in cells]):
                 self._give_up(early[-1])
             else:
@@ -157,9 +157,9 @@ class CellsInTurns:
         return [each for each in (*self.waiting, *self._preparing) if not each.is_control]
 
     def _is_spare(self, cell: LiveCell) -> bool:
-        """Return whether the control of a cell, or this control, may not be used.
+        """Return whether a cell's control, or this control, is prepared only in case it is needed.
 
-        The baseline's will be used, and that of the recipe with the most steps probably.
+        That of the baseline is needed, and probably that of the recipe with the most steps.
         """
         most = max((each.job.steps for each in self._cells if each.job.row == cell.job.row), default=0)
         return cell.job.variant != BASELINE and cell.job.steps < most

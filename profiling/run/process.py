@@ -49,7 +49,7 @@ from profiling.run.task import Cell, Counters, Probe, Start, Task
 
 #: The variable that makes inductor start no workers before it has kernels to compile.
 COMPILE_WORKERS = "TORCH_WARM_POOL"
-#: The variable for the least level at which torch's profiler logs, and one above all: a session logs two lines.
+#: Silences torch's profiler, which prints two lines a session: a variable, and a log level above all others.
 _LOGS_LESS = ("KINETO_LOG_LEVEL", "6")
 #: Timeout in seconds for probing the device, which takes a few: a driver that hangs must not hang the run.
 PROBE_SECONDS = 300.0
@@ -63,7 +63,7 @@ class InProcess:
 
     def __init__(self, run: Path, *, trace: bool, caches: CompileCaches | None = None) -> None:
         self._caches = caches or CompileCaches("shared")
-        self.ahead: Set[str] = frozenset()  # code of cells whose parts are compiled first: of none
+        self.ahead: Set[str] = frozenset()  # code that is compiled before its cell starts: none
         if trace:  # torch reads it when it is imported
             os.environ.setdefault(TORCH_TRACE, str(run / "torch_trace"))
 
@@ -129,10 +129,10 @@ class Isolated:
         checkout: Checkout | None = None,
         server: ForkServer | None = None,
     ) -> None:
-        self.limits = limits  # of a cell; of cells that begin later, if it is changed
+        self.limits = limits  # of a cell; a change applies to cells that start later
         self._run, self._caches = run, caches or CompileCaches("shared")
         self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
-        self.ahead = set[str]()  # code of cells whose parts, the stages of a loop, are in the compiler's cache already
+        self.ahead = set[str]()  # code, that of the stages of loops, compiled before its cell starts
 
     def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
         """Perform the task in a process of its own, with its own compile log if the run is traced.

@@ -64,7 +64,7 @@ class ProcessEnd:
 
 
 class NotMeasuredError(Exception):
-    """Why a further process measured nothing, in one line."""
+    """A process that measures starts or counters has measured nothing; the message says why, in one line."""
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from profiling.errors import InputError, override, printable
+from profiling.errors import INTERRUPTED, InputError, override, printable
 from profiling.machine.places import Place, held_place, visible_gpus
 from profiling.results.jsonl import read_records
 from profiling.results.run_folder import CONFIG_FILE, JOB_LOG
 from profiling.results.sweep import ENDED, State, SweepJob, keep_alive, read_job, read_plan, write_job
 from profiling.run.child import end, signal_name, started
 
-INTERRUPTED, WRONG_INPUT = 130, 2
 #: Seconds in which a run that is out of time may end by itself and write its records.
 GRACE_SECONDS = 20.0
 #: Bytes of the end of a job's output in which its error is looked for.
@@ -67,8 +66,8 @@ class JobTask:
                     job = self._tried(folder, replace(planned, tries=job.tries + 1), place)
 
     def _may_start(self, job: SweepJob) -> bool:
-        """Return whether the job is left to be tried, has not been refused, and no other process has it."""
-        refused = job.state in ENDED and job.exit_code == WRONG_INPUT
+        """Return whether to try a job: no process runs or has done it, its input is not wrong, and tries are left."""
+        refused = job.state in ENDED and job.exit_code == InputError.exit_code
         return job.tries <= self.retries and job.state not in ("running", "done") and not refused
 
     def _tried(self, folder: Path, job: SweepJob, place: Place) -> SweepJob:

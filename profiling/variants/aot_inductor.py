@@ -200,7 +200,7 @@ def _check_output(program: torch.export.ExportedProgram) -> None:
     """
     try:
         treespec_dumps(program.call_spec.out_spec)  # pyright: ignore[reportArgumentType]
-    except NotImplementedError as error:
+    except NotImplementedError as error:  # torch: a class without a registered name
         reason = printable(error, 400).rstrip(".")
         raise SkippedError(f"a package cannot return what the module returns: {reason}. Or return a dict.") from error
     for output in program.graph_signature.output_specs:

@@ -84,7 +84,7 @@ def test_what_one_revision_lacks(repository, monkeypatch, capsys):
     assert "A (HEAD~1): there is no component 'other'." in error
     assert "Only what all checkouts have can be compared." in error
     monkeypatch.chdir(repository / "sub")
-    assert "HEAD~1 has no folder sub. Start the command in" in refused(capsys, "HEAD~1", "HEAD", *ASKED)
+    assert "HEAD~1 lacks this folder, sub. Start the command in" in refused(capsys, "HEAD~1", "HEAD", *ASKED)
     assert is_clean(repository)
 
 

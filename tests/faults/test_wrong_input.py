@@ -223,9 +223,9 @@ def test_a_target_without_a_yaml(started):
 
 #: Changes of the YAML of the component net.
 COMPONENT = (
-    ("module=my_package.Net", "module is missing, or no mapping. Write module: {_target_:"),
+    ("module=my_package.Net", "module is my_package.Net. Write a mapping, like module: {_target_:"),
     ("module._target_=''", "dotted path"),
-    ("inputs=null", "net.inputs is missing, or no mapping. Write inputs:"),
+    ("inputs=null", "net.inputs is None. Write a mapping, like inputs:"),
     ("modul=5", "state, sweep. Did you mean 'module'"),
     ("point=5", "Leave it out"),
     ("tiny=null", "tiny must be a mapping, not null"),

@@ -114,7 +114,7 @@ def test_threads_do_not_see_each_others_spans():
 
 @pytest.fixture
 def driver(monkeypatch):
-    """A thread like the one in which torch detaches CUPTI: it ends after the next CUDA call. Torch reports CUDA 13."""
+    """Stands for the thread in which torch detaches CUPTI: it ends after the next CUDA call. The CUDA version is 13."""
     called = threading.Event()
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=called.set))
