@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -73,7 +73,7 @@ class Outcome:
 
 
 def simulate(scene: Scene, rng: np.random.Generator) -> Outcome:
-    """Simulate one component: `take_turns` with cells whose windows are drawn, and a clock that ticks once a block."""
+    """Simulate one component: `take_turns` with cells whose windows are drawn; its clock counts blocks."""
     lasting = _bursts(scene, rng)
     common = np.linspace(0.0, scene.drift, BLOCKS) + 0.002 * np.cumsum(rng.standard_normal(BLOCKS)) / np.sqrt(BLOCKS)
 
@@ -91,11 +91,10 @@ def simulate(scene: Scene, rng: np.random.Generator) -> Outcome:
 
     cells = [place(ratio * np.exp(rng.normal(0.0, scene.between))) for ratio in scene.ratios]
     ratios = dict(zip(map(id, cells), scene.ratios, strict=True))
-    ticks = itertools.count()
     for together in [[each] for each in cells] if scene.between else [cells]:
         # With a share of 1 no rate asks for further calls.
         take_turns(
-            *(together, scene.budget, int(rng.integers(2**31)), lambda: float(next(ticks))),
+            *(together, scene.budget, int(rng.integers(2**31)), partial(_blocks, together[0])),
             again=lambda cell: place(ratios[id(cell)], begin=len(cell.windows)),
             late=1.0,
         )
@@ -107,6 +106,10 @@ def simulate(scene: Scene, rng: np.random.Generator) -> Outcome:
     in_one_run = not scene.between
     against = {name: compare(cell, judged["0"], in_one_run=in_one_run) for name, cell in judged.items() if name != "0"}
     return Outcome(rank(judged, in_one_run=in_one_run), against, len(cells[0].windows))
+
+
+def _blocks(cell: Placement) -> float:
+    return float(len(cell.windows))
 
 
 def _bursts(scene: Scene, rng: np.random.Generator) -> Array:
