@@ -14,13 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,14 +37,13 @@ from profiling.errors import InputError
 from profiling.realtime.recovery import FrameFiles
 from profiling.report import render
 from profiling.report.__main__ import main as report
-from profiling.results import run_folder
 from profiling.results.environment import Environment, Git, read_environment
 from profiling.results.frames import Journal, read_journal, read_series
 from profiling.results.jsonl import RESULTS_FILE, append_record, encode_record, read_records
 from profiling.results.loop import Realtime
 from profiling.results.measured import Metrics
 from profiling.results.record import encode_sections
-from profiling.results.run_folder import LOCK_FILE, claimed, new_folder
+from profiling.results.run_folder import LOCK_FILE, claimed
 from profiling.results.stats import summarize
 from profiling.run import revisions, runner
 from profiling.run.events import Emit, End, Probed, Sections
@@ -240,16 +236,6 @@ def test_a_linked_folder(start, tmp_path):
     assert (tmp_path / "elsewhere" / "report.html").exists()
 
 
-@promise("shared folder")
-def test_runs_of_the_same_second(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_folder, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 2, 3, 4, 5)))
-    with ThreadPoolExecutor(8) as pool:
-        folders = list(pool.map(new_folder, 24 * ["t"]))
-    assert len(set(folders)) == 24
-    assert Path("runs/t/2026-01-02_03-04-05") in folders
-
-
 HOLD = """
 import os, sys, time
 from pathlib import Path
@@ -285,8 +271,12 @@ def test_a_folder_in_use_until_its_owner_dies_even_if_a_child_of_that_lives(star
     process = hold(str(interrupted), "fork")
     assert process.stdout.readline() == "held\n"
     before = content(interrupted)
-    for words in ([], [f"resume={interrupted}"]):
-        start(*words).refused_with(f"process {process.pid} on {os.uname().nodename}")
+    owner = f"is in use by process {process.pid} on {os.uname().nodename} (since "
+    for words, advice in (
+        ([], "Wait until it ends, or choose another hydra.run.dir"),
+        ([f"resume={interrupted}"], "Wait until it ends, then resume"),
+    ):
+        start(*words).refused_with(owner, advice)
     assert content(interrupted) == before
     process.kill()
     process.wait()
@@ -303,18 +293,6 @@ def test_runs_that_start_at_once(tmp_path, hold):
         _, err = process.communicate()
         ends.append((process.returncode, "is in use by" in err or "holds" in err))
     assert sorted(ends) == [(0, False), (1, True), (1, True), (1, True)]
-
-
-@promise("shared folder")
-def test_without_locks(start, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "lockf", refuse)
-    ended = start()
-    assert ended.code == 0
-    assert "without locks" in ended.err
-    assert not (ended.folder / LOCK_FILE).exists()
 
 
 @promise("shared folder")
