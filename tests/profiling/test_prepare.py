@@ -188,41 +188,12 @@ def test_a_session_of_a_prepared_step():
     assert module.pos == 2, "closing leaves the session where it is"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repeats(Variant):
-    """Stands for a graph: makes the device's work of a call again, and none of what Python does in one."""
-
-    def __call__(self, component, folder):
-        layer, scale = component.module.layer, component.module.scale()
-        return Step(run=lambda: layer(component.inputs["x"]) * scale)
-
-
-CALLS = 0
-
-
-def in_a_global():
-    global CALLS
-    CALLS += 1
-    return CALLS
-
-
-def in_a_closure():
-    calls = 0
-
-    def count():
-        nonlocal calls
-        calls += 1
-        return calls % 2 + 1
-
-    return count
-
-
-@pytest.mark.parametrize("scale", [in_a_global, in_a_closure()], ids=["global", "closure"])
-def test_a_step_that_repeats_a_number_outside_of_the_module_is_refused(scale):
-    """The step's counter is a global variable or one of a closure, which its attributes do not lead to."""
-    module = Planted(lambda self, x: self.layer(x) * self.scale(), layer=nn.Linear(4, 4), scale=scale)
-    with pytest.raises(WrongOutputError, match="the prepared step is refused: "):
-        profiling.prepare(module, {"x": torch.ones(2, 4)}, Repeats())
+def test_a_step_that_is_wrong_is_refused():
+    """tests/profiling/components/test_agreement.py has the ways of being wrong, a global that a replay repeats too."""
+    module = Planted(lambda self, x: self.layer(x), layer=nn.Linear(4, 4))
+    doubled = Recipe(transforms=[lambda module: Planted(lambda self, x: 2 * self.module(x=x), module=module)])
+    with pytest.raises(WrongOutputError, match="the prepared step is refused: relative L2 error 1 of output"):
+        profiling.prepare(module, {"x": torch.ones(2, 4)}, doubled)
 
 
 def test_a_first_value_that_is_not_zero_is_refused():
