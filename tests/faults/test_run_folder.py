@@ -169,7 +169,6 @@ def content(folder: Path) -> dict[str, bytes | None]:
     [
         ([".git", "report.html"], "", (".git", "Choose another hydra.run.dir")),
         (["cells/a.log", "config.yaml", "results.jsonl"], "", ("cells", "Choose another hydra.run.dir")),
-        (["run.lock"], "", ("run.lock is not the lock of a run", "Choose another hydra.run.dir")),
         (["multirun.yaml"], "--multirun hydra.sweep.dir=run seed=0,1", ("multirun.yaml", "hydra.sweep.dir")),
     ],
 )

@@ -85,7 +85,6 @@ REFUSED = {
         ("metric.latency.max_iterations=many", "max_iterations"),
         ("+component.net.checkpoint=missing.pt", "does not exist"),
         ("checkpoint=required", "component.net.checkpoint=PATH"),
-        ("device=gpu", "cuda"),
         ("dtype=float15", "Did you mean 'float16'"),
         ("isolation=thread", "process"),
         ("cell_timeout=soon", "cell_timeout='soon' must be a number, not text"),
@@ -143,7 +142,6 @@ REFUSED = {
     ),
     "training_step": (
         ("training=5", "training"),
-        ("training.steps=0", "training.steps"),
         ("+training.stesp=3", "Did you mean 'steps'"),
         ("training.lr_changes=[[1,a]]", "lr_changes"),
         ("variant=[channels_last_compile]", "variant.channels_last+compile.transforms are for forward passes"),

@@ -43,14 +43,6 @@ class Faulty(Variant):
         output = component.call()
         return lambda: output
 
-    def _nan(self, component):
-        def run():
-            output = component.call()
-            output["answer"].picture.fill_(float("nan"))
-            return output
-
-        return run
-
     def _later(self, component, action):
         calls = iter(range(10**9))
 

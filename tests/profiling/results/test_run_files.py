@@ -146,9 +146,6 @@ def test_a_resumed_run_goes_on_in_the_folder_of_the_resumption_or_below_it(tmp_p
     assert names(run) == []
 
 
-WRITTEN = ("config.yaml", "environment.json", "cells/probe.log", "torch_trace/probe/log")
-
-
 @pytest.mark.parametrize(
     ("error", "wrote", "resume", "left"),
     [
