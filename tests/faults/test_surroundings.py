@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 from as_user import QUICK, ROOT, command, environment
+from fixed_component import Net
 from make_record import record
 from table import promise
 
@@ -258,19 +259,13 @@ def rival():
     torch.set_num_threads(threads)
 
 
-class Tenfold(torch.nn.Module):
-    """Computes the same ten times: longer than a time slice."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1024, 1024)
-
-    def forward(self, input):
-        return sum(self.layer(input) for _ in range(10)) / 10
+def tenfold(self, x):
+    """Compute the same ten times: longer than a time slice."""
+    return sum(self.layer(x) for _ in range(10)) / 10
 
 
 def once(module):
-    return module.layer
+    return Net(lambda self, x: self.layer(x), layer=module.layer)
 
 
 @promise("busy")
@@ -278,8 +273,8 @@ def test_beside_a_rival_on_the_same_core_a_tenth_of_the_work_leads_and_nothing_i
     limits = Latency(min_iterations=10, max_seconds=2.0, warmup_max_seconds=0.5)
     metrics = {"parity": Parity(), "latency": limits}
     variants = {"baseline": Recipe(), "again": Recipe(), "once": Recipe(transforms=[once])}
-    inputs = {"input": torch.randn(64, 1024)}
-    result = profiling.profile(Tenfold(), inputs, variants, metrics=metrics, ceilings="off", quiet=True)
+    module, inputs = Net(tenfold, layer=torch.nn.Linear(1024, 1024)), {"x": torch.randn(64, 1024)}
+    result = profiling.profile(module, inputs, variants, metrics=metrics, ceilings="off", quiet=True)
     base, again, tenth = result.records
     others = taken(base.conditions)
     assert others is not None

@@ -297,23 +297,21 @@ class Cache:
         self.keys = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
 
 
-class Decoder(nn.Module):
-    """Averages over the cache, after the input has been appended to it."""
-
-    def forward(self, x, cache, again=None):
-        assert again in (None, cache), "they were one object"
-        cache.keys = torch.cat([cache.keys, x])
-        return cache.keys.mean(0), cache
+def decodes(self, x, cache, again=None):
+    """Average over the cache, after the input has been appended to it."""
+    assert again in (None, cache), "they were one object"
+    cache.keys = torch.cat([cache.keys, x])
+    return cache.keys.mean(0), cache
 
 
 def test_a_cache_among_the_inputs_is_copied_and_each_module_begins_with_it_as_it_was():
     cache = Cache()
     before = cache.keys
-    measured(Decoder(), {"x": torch.ones(1, 8), "cache": cache, "again": cache})
+    measured(Planted(decodes), {"x": torch.ones(1, 8), "cache": cache, "again": cache})
     assert cache.keys is before
     cache.lock = threading.Lock()
     with pytest.raises(InputError, match=r"inputs: a Cache cannot be copied .*Pass a function `seed -> inputs`"):
-        profiling.profile(Decoder(), {"x": torch.ones(1, 8), "cache": cache}, **ONE)
+        profiling.profile(Planted(decodes), {"x": torch.ones(1, 8), "cache": cache}, **ONE)
 
 
 def test_a_module_that_runs_out_of_memory_is_no_wrong_input():

@@ -231,19 +231,12 @@ def test_shared_weights_and_views_of_weights_count_once():
     assert work.bytes["weights"] == 4 * 32 * 32
     assert work.flops["matmul"] == 2 * 2 * 32 * 32 * 2 + 2 * 2 * 32 * 16
 
-    class Latents(nn.Module):
-        """Returns a view of its parameter, as learned queries are repeated for a batch."""
-
-        def __init__(self):
-            super().__init__()
-            self.latents = nn.Parameter(torch.randn(4, 8))
-
-        def forward(self, x):
-            return self.latents.expand(len(x), -1, -1)
+    def queries(self, x):  # a view of a parameter, as learned queries are repeated for a batch
+        return self.layer(self.latents.expand(len(x), -1, -1))
 
     with torch.inference_mode(False):  # as a cell builds it
-        queries = nn.Sequential(Latents(), nn.Linear(8, 8, bias=False))
-    work = work_of(component(queries, input=torch.randn(2, 4, 8)))
+        parts = {"latents": nn.Parameter(torch.randn(4, 8)), "layer": nn.Linear(8, 8, bias=False)}
+    work = work_of(component(Net(queries, **parts), x=torch.randn(2, 4, 8)))
     assert work.flops == only("matmul", 2 * (2 * 4) * 8 * 8)
 
 

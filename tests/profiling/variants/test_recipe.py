@@ -378,24 +378,18 @@ def test_each_kind_of_block_is_compiled_once(tmp_path, patched):
     assert not any("_compiled_call_impl" in vars(block) for block in net.module.modules())
 
 
-class Embedding(nn.Module):
-    """Calls that surround a stack of blocks, which is called in a loop, and one straight after the other."""
-
-    def __init__(self):
-        super().__init__()
-        self.stack, self.head = Stack(), nn.Linear(8, 8)
-        self.pair = nn.ModuleList(Block(8) for _ in range(2))
-
-    def forward(self, x):
-        x = self.stack(torch.sin(x) + 1)
-        x = self.pair[1](torch.tanh(self.pair[0](x)) * 2)
-        return torch.cos(self.head(x)).square()
+def surrounds(self, x):
+    """Call a stack of blocks, which are called in a loop, and two blocks one straight after the other."""
+    x = self.stack(torch.sin(x) + 1)
+    x = self.pair[1](torch.tanh(self.pair[0](x)) * 2)
+    return torch.cos(self.head(x)).square()
 
 
 @torch.inference_mode()
 def test_the_parts_between_blocks_are_compiled_too(tmp_path):
     """Whether blocks are called in a loop or one after the other, and with a state that is reset between calls."""
-    net = component(Embedding(), torch.randn(2, 4), torch.randn(3, 4))
+    parts = {"stack": Stack(), "pair": nn.ModuleList(Block(8) for _ in range(2)), "head": nn.Linear(8, 8)}
+    net = component(Net(surrounds, **parts), torch.randn(2, 4), torch.randn(3, 4))
     expected, other = net.call(), net.module(**net.extra_inputs[0])
     step = Recipe(compiler=Inductor(regional=True, rest=True, fullgraph=True)).prepare(net, tmp_path)
     again = snapshot()
