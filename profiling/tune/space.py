@@ -24,12 +24,14 @@ class Space:
 
     @classmethod
     def of(cls, steps: Mapping[str, Step], names: object, max_rel_l2: object) -> Space:
-        """Return the space of the steps with these names; transforms are applied in this order.
+        """Return the space of the steps with these names, or of all that a search tries; transforms keep this order.
 
         Raises:
             InputError: no names, a name of no step, or `max_rel_l2` out of range.
 
         """
+        if names is None:
+            names = [name for name, step in steps.items() if step.rules.search]
         if not isinstance(names, list) or not names:
             raise InputError("steps=[] leaves nothing to search. Name at least one step; --help lists them.")
         for name in names:

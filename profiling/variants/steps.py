@@ -32,6 +32,7 @@ class Rules:
         device: `cuda` or `cpu`: a search skips it on others, where it changes nothing; null: it may change something.
         tolerance: relative L2 error that is allowed, for a step that is inexact by design.
         seconds: guess of the seconds that it adds to preparing a large network; scaled by measured ones.
+        search: whether a search tries it where `steps=[NAME,...]` does not say which.
 
     """
 
@@ -41,6 +42,7 @@ class Rules:
     device: Literal["cuda", "cpu"] | None = None
     tolerance: float | None = None
     seconds: float = 5.0
+    search: bool = True
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import pytest
 from planted_recipes import space_of
 from test_conf import composed
 
+from profiling.cli.groups import step_nodes
 from profiling.components.instantiate import instantiate
 from profiling.run.job import as_recipe
 from profiling.tune.__main__ import checked
@@ -20,6 +21,17 @@ def test_recipes_of_the_shipped_steps_can_be_made_and_merge_them_in_their_order(
     chosen = frozenset(("cuda_graph", "compile", "pdl", "channels_last", "freezing"))
     assert space.name(chosen) == "channels_last+compile+freezing+pdl+cuda_graph"
     assert space.chosen(space.name(chosen)) == chosen
+
+
+def test_a_search_tries_all_steps_but_those_that_say_that_they_are_not_to_be_searched():
+    _, space, left_out = checked(composed("component=[image_decoder]", "max_rel_l2=0.1", target="tune"))
+    every = read_steps(step_nodes())
+    assert left_out == {}
+    assert every.keys() - space.steps.keys() == {"tensorrt", "aot_tensorrt", "inductor_graphs", "tensorrt_graphs"}
+    assert list(space.steps) == [name for name in every if name in space.steps], "in the order of their YAML"
+    own = {"mine": {"_target_": "a"}, "asked": {"_target_": "a", "rules": {"search": False}}}
+    assert Space.of(read_steps({**step_nodes(), **own}), None, 0.1).steps.keys() == {*space.steps, "mine"}
+    assert list(Space.of(read_steps(own), ["asked"], None).steps) == ["asked"]
 
 
 def test_neighbours_have_one_step_more_or_an_alternative():
