@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -12,22 +15,25 @@ from omegaconf import DictConfig
 
 from profiling.cli.app import CONF, execute, main
 from profiling.cli.config import read_config, steps_of
-from profiling.errors import InputError, command, printable
+from profiling.errors import InputError, command, override, printable
 from profiling.report.cells import speedup_of
 from profiling.report.format import show
 from profiling.report.tune import TUNE, doubt
+from profiling.results.jsonl import RESULTS_FILE, read_records
 from profiling.results.record import BASELINE, Record
 from profiling.results.run_folder import write_text
 from profiling.results.verdicts import fastest_correct
+from profiling.run.child import Child, end, started
 from profiling.run.job import RunConfig
 from profiling.run.runner import Run, exit_code
 from profiling.run.runner import execute as run_cells
-from profiling.tune.devices import SEARCHING, searching
-from profiling.tune.search import NOT_TRIED, Search
+from profiling.tune.search import NOT_TRIED, SEARCHING, Search
 from profiling.tune.space import Space
 
 #: The winner's name as a variant.
 TUNED = "tuned"
+#: Seconds beyond their budget in which searches on further devices must end.
+ENDING = 120.0
 
 
 def run(cfg: DictConfig, folder: Path) -> int:
@@ -46,9 +52,8 @@ def run(cfg: DictConfig, folder: Path) -> int:
         with ExitStack() as stack:
             if others:
                 shares = {device: share.steps for device, share in zip(devices[1:], others, strict=True)}
-                search.others = stack.enter_context(
-                    searching(folder.absolute(), own.steps, shares, SEARCHING * seconds)
-                )
+                elsewhere = searching(folder.absolute() / "devices", shares, SEARCHING * seconds)
+                search.own, search.others = own, stack.enter_context(elsewhere)
             run_cells((run,), search)
         return finished(run, search.space)
 
@@ -118,6 +123,43 @@ def shares_of(space: Space, devices: Sequence[str]) -> list[Space]:
             "divided among the devices: compilers, for example. Name fewer devices, or more steps."
         )
     return shares
+
+
+@contextmanager
+def searching(
+    folder: Path, shares: Mapping[str, Iterable[str]], seconds: float
+) -> Iterator[Callable[[float], list[Record]]]:
+    """Inside the block, search on further devices for `seconds`, each the steps of its share; yield `joined`.
+
+    Each is a run of its own in `folder`. Its command line is otherwise that of this process, with which it ends, also
+    where that is killed.
+    """
+    replaced = ("devices=", "device=", "steps=", "seconds=", "resume=", "hydra.run.dir=")
+    arguments = [each for each in sys.argv[1:] if not each.startswith(replaced)]
+    folder.mkdir(exist_ok=True)
+    searches, processes = list[Child](), ExitStack()
+    try:
+        for device, steps in shares.items():
+            theirs = folder / device.replace(":", "_")
+            begun = (theirs / RESULTS_FILE).exists()
+            options = [override("resume" if begun else "hydra.run.dir", theirs), override("device", device)]
+            options += [f"steps=[{','.join(steps)}]", f"seconds={seconds:g}"]
+            with theirs.with_suffix(".log").open("ab") as log:
+                words = [sys.executable, "-m", "profiling.tune", *arguments, *options]
+                searches.append(processes.enter_context(started(words, log)))
+        yield partial(joined, folder, searches)
+    finally:
+        end(searches, ENDING)
+        processes.close()
+
+
+def joined(folder: Path, searches: Sequence[Child], seconds: float) -> list[Record]:
+    """Wait for searches to end, for the `seconds` that are left of their budget, and return what they measured."""
+    for process in searches:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds + ENDING)
+    files = sorted(folder.glob(f"*/{RESULTS_FILE}"))
+    return [record for file in files for record in read_records(file).records if record.variant != BASELINE]
 
 
 def finished(run: Run, space: Space) -> int:

@@ -31,9 +31,11 @@ from profiling.run.job import Job, as_recipe
 from profiling.run.process import Isolated
 from profiling.run.runner import Run
 from profiling.run.turns import take_turns
-from profiling.tune.devices import SEARCHING, OtherSearches
 from profiling.tune.space import Chosen, Space
 
+#: Share of the budget (0 to 1) in which each of several devices searches its own steps; in the rest the first one
+#: searches all. Recipes of different devices are compared by their speedup over the baseline on their device.
+SEARCHING = 0.8
 #: Recipes that are prepared before the next halving, and the fewest that a halving leaves.
 BATCH, SURVIVORS = 4, 2
 #: The search has converged when the neighbours of this many of the best recipes were tried.
@@ -61,14 +63,16 @@ _EAGER: Chosen = frozenset()
 class Search:
     """A search in progress, as the schedule of a run whose variants are the baseline and the steps of the space.
 
-    `budget` is in seconds of the clock `now`, from when this object is made. With `others`, searches on further
-    devices, it first searches the steps that are its own, and then goes on with the results of all.
+    `budget` is in seconds of the clock `now`, from when this object is made. Where further devices are searched, it
+    first searches the space that is its `own`, and then goes on with the results of `others`, which waits for them for
+    the seconds that are left.
     """
 
     space: Space
     budget: float
     now: Callable[[], float] = time.monotonic
-    others: OtherSearches | None = None
+    own: Space | None = None
+    others: Callable[[float], Sequence[Record]] | None = None
     _run: Run = field(init=False)
     _turns: CellsInTurns = field(init=False)
     _began: float = field(init=False)
@@ -99,8 +103,8 @@ class Search:
 
     def _search(self) -> None:
         with CellsInTurns(self.now, again=self._again) as self._turns:
-            if self.others is not None:
-                self._search_own_steps(self.others)
+            if self.own is not None and self.others is not None:
+                self._search_own_steps(self.own, self.others)
             self._try_recipes()
             self._explain_winner()
             self._finish(sorted(self._alive, key=len))  # the baseline first
@@ -108,12 +112,12 @@ class Search:
         self._keep_not_tried()
         self._run.cells.complete()
 
-    def _search_own_steps(self, others: OtherSearches) -> None:
+    def _search_own_steps(self, own: Space, others: Callable[[float], Sequence[Record]]) -> None:
         """Search the steps of this device while other devices search theirs, and adopt what they measured."""
-        whole, self.space = self.space, self.space.only(others.own_steps).possible()
+        whole, self.space = self.space, self.space.only(own.steps).possible()
         self._share = SEARCHING
         self._try_recipes()
-        for record in others.join(max(0.0, self.left)):
+        for record in others(max(0.0, self.left)):
             chosen = whole.chosen(record.variant)
             if chosen is not None and chosen not in self._tried and _is_tried(record):
                 self._tried[chosen] = 0.0

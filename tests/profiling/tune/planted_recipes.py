@@ -36,14 +36,14 @@ def space_of(*names, **options):
     return Space.of(read_steps(nodes), list(names), None)
 
 
-def searched(folder, space, cells, budget=600.0, others=None, compile_cache="fresh", **options):
+def searched(folder, space, cells, budget=600.0, own=None, others=None, compile_cache="fresh", **options):
     """Search the space with fake cells; return (run, records by variant, seconds that the search took)."""
     given = {"cell_timeout": 1800.0, "seconds": budget, "settings": replace(SETTINGS, compile_cache=compile_cache)}
     config = make_config({"baseline": {}, **space.variants()}, **given, **options)
     folder.mkdir(parents=True, exist_ok=True)
     run = runner.Run("tune", config, folder, Silent(), "", performs=cells)
     began = cells.seconds
-    search = Search(space, budget, lambda: cells.seconds, others)
+    search = Search(space, budget, lambda: cells.seconds, own, others)
     runner.execute((run,), search)
     return run, rows(folder), cells.seconds - began
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 
 import psutil
@@ -18,8 +19,7 @@ from planted_recipes import EAGER_MS, LOAD_S, Plans, prepared, searched, space_o
 from profiling.report.tune import contributions
 from profiling.results.verdicts import compare_records, fastest_correct
 from profiling.run.events import End
-from profiling.tune.__main__ import finished
-from profiling.tune.devices import OtherSearches
+from profiling.tune.__main__ import finished, joined
 from profiling.tune.search import GRACE, NOT_TRIED, SPENT
 
 STEPS = ("wrong", "half", "slower", "fifth_off", "nothing", "together")
@@ -366,8 +366,7 @@ def test_each_device_searches_its_own_steps_and_the_first_one_goes_on_with_all(t
     assert {name for name in prepared(devices) if {"half", "wrong"} & {*name.split("+")}} == set()
     cells, before_it_waits = cells_of(factors), []
     waits = SimpleNamespace(wait=lambda seconds: before_it_waits.extend(prepared(cells)))
-    others = OtherSearches(folder / "devices", frozenset(own.steps), [waits])
-    _, records, _ = searched(folder, space, cells, others=others)
+    _, records, _ = searched(folder, space, cells, own=own, others=partial(joined, folder / "devices", [waits]))
     assert before_it_waits
     assert not any("third" in name.split("+") for name in before_it_waits)
     best = fastest_correct(records.values())
@@ -385,17 +384,18 @@ def test_what_another_device_did_not_try_is_tried_by_the_first_one(tmp_path):
     own, other = space.shares(2)
     _, theirs, _ = searched(folder / "devices" / "b", other, cells_of(), 20.0)
     assert theirs["third"].reason == NOT_TRIED
-    others = OtherSearches(folder / "devices", frozenset(own.steps))
-    _, records, _ = searched(folder, space, cells_of({"half": 0.5, "third": 0.33}), others=others)
+    others = partial(joined, folder / "devices", [])
+    _, records, _ = searched(folder, space, cells_of({"half": 0.5, "third": 0.33}), own=own, others=others)
     assert fastest_correct(records.values()).variant == "third"
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from profiling.tune.devices import searching
-with searching(Path(sys.argv.pop()), ["compile"], {"cpu:0": ["regional"]}, 480.0) as others:
-    print(others.processes[0].pid, flush=True)
+from profiling.tune.__main__ import searching
+with searching(Path(sys.argv.pop()), {"cpu:0": ["regional"]}, 480.0) as joined:
+    _, (search,) = joined.args
+    print(search.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
