@@ -53,6 +53,11 @@ Two revisions
 #: Most rows of a table on the console. A comparison of more than `_FITTING` cells omits those that are the same there.
 _CONSOLE, _FITTING = 40, 12
 _NOTE = "B / A: of calls timed alternately, or in two runs, in all processes; not p50 / p50."
+#: How to do what the verdict of two runs may ask for.
+_IN_TURNS = (
+    "To measure both in turns: python -m profiling.compare REVISION REVISION, of two versions of the code; one "
+    "profiling.profile(module, inputs, variants={NAME: ..., NAME: ...}), of two variants."
+)
 #: Characters of a value before the console breaks it.
 _WRAP = 28
 _LEGEND = (
@@ -191,8 +196,9 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
     rows = [("all", each) for each in differences]
     rows += [(cell.name, each) for cell in cells for each in cell.changes]
     changes = Table("What differs", _CHANGES, rows, few=_CONSOLE)
+    notes = [_NOTE, *([_IN_TURNS] if any("in turns" in cell.reason for cell in cells) else [])]
     sections = (
-        Section("verdict", "Cells", answer, _LEGEND, (Table("Cells", _CELLS, both, [_NOTE], few=shown),)),
+        Section("verdict", "Cells", answer, _LEGEND, (Table("Cells", _CELLS, both, notes, few=shown),)),
         Section("differences", "What differs", lines, tables=(changes,)),
     )
     one, other = (path.resolve().name for path in paths)

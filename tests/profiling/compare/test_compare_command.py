@@ -159,6 +159,17 @@ def test_less_is_the_same_where_cells_took_turns(tmp_path, capsys, turns, option
     assert ("(1 of them is slower)" in conclusion) == (limit == 3.2), "the verdict below it says so, too"
 
 
+def test_how_cells_are_measured_in_turns_is_said_where_that_would_tell(tmp_path, capsys):
+    a, same, slower = (
+        str(write_run(tmp_path / name, cell("v", noisy(ms, seed=ord(name)), turns="")))
+        for name, ms in (("a", 10.0), ("b", 10.05), ("c", 12.0))
+    )
+    for other, is_said in ((same, True), (slower, False)):
+        main([a, other])
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("measuring both in turns" in printed) == ("python -m profiling.compare REVISION" in printed) == is_said
+
+
 def test_the_conclusion_names_the_limits_of_the_cells_that_it_is_about(tmp_path, capsys):
     prepared = Prepare(seconds=1.0, graphs=1)
 
