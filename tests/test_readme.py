@@ -11,7 +11,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from profiling.cli.app import CONF, compose_config
-from profiling.cli.config import steps_of
+from profiling.cli.config import read_config
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def test_the_page_on_variants_lists_every_step_and_its_kind():
     page = (ROOT / "docs" / "variants.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?`) \| .* \| (transform|compiler|option|capture) \|$", page, re.MULTILINE)
     listed = {name: kind for names, kind in rows for name in re.findall(r"`(\w+)`", names)}
-    steps = steps_of(compose_config("generic_forward", (), [CONF]))
+    steps = read_config(compose_config("generic_forward", (), [CONF])).steps
     assert listed == {name: step.kind for name, step in steps.items()}
 
 

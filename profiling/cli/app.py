@@ -230,8 +230,10 @@ def _show(target: str, parsed: Namespace, folders: Sequence[Path]) -> None:
             hydra.show_cfg(target, given, parsed.cfg, parsed.package, parsed.resolve)
         elif parsed.info:
             hydra.show_info(parsed.info, target, given)
-        else:
+        elif parsed.overrides:
             hydra.shell_completion(target, parsed.overrides)
+        else:
+            raise InputError("--shell-completion needs what to do. Write install=bash after it, for example.")
 
 
 def text_of(chosen: Override | None) -> str | None:

@@ -12,7 +12,7 @@ from profiling.cli.groups import STEPS
 from profiling.components.spec import ComponentSpec, Settings, check_target, decode
 from profiling.errors import InputError
 from profiling.run.job import RunConfig, RunOptions, as_recipe
-from profiling.variants.steps import Step, named_recipe, read_steps
+from profiling.variants.steps import named_recipe, read_steps
 
 _SETTINGS, _OPTIONS = (tuple(each.name for each in fields(kind)) for kind in (Settings, RunOptions))
 #: Keys of a component that no YAML may have.
@@ -59,18 +59,9 @@ def read_config(cfg: DictConfig) -> RunConfig:
         metrics=groups["metric"],
         settings=replace(settings, trace=True) if settings.counters else settings,  # which names kernels to measure
         source={**plain, "variant": groups["variant"]},
+        steps=steps,
         **asdict(options),
     )
-
-
-def steps_of(cfg: DictConfig) -> dict[str, Step]:
-    """Return the steps of the composed config, by name.
-
-    Raises:
-        InputError: a step is wrong.
-
-    """
-    return read_steps(OmegaConf.to_container(cfg.get("step", OmegaConf.create({})), resolve=True))
 
 
 def read_component(name: str, node: Any) -> ComponentSpec:

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from profiling.cli.app import execute, main
-from profiling.cli.config import read_config, steps_of
+from profiling.cli.config import read_config
 from profiling.cli.groups import named_recipes
 from profiling.components.spec import ComponentSpec, decode_options
 from profiling.errors import InputError
@@ -18,7 +18,6 @@ from profiling.realtime.graph import Graph, parse_graph
 from profiling.realtime.plan import LoopOptions
 from profiling.results.record import MIXED
 from profiling.run.job import RunConfig, as_recipe
-from profiling.variants.steps import Step
 
 TARGET = "realtime"
 CELL = "profiling.realtime.cell.RealtimeCell"
@@ -30,7 +29,6 @@ def run(cfg: DictConfig, folder: Path) -> int:
     from profiling.realtime.recovery import FrameFiles  # imports numpy, which would slow --help down
 
     config, graph = checked(cfg)
-    steps = steps_of(cfg)
     specs = {spec.name: spec for spec in config.components}
     stages = {name: specs[stage.component] for name, stage in graph.stages.items()}
     procedure = {
@@ -38,7 +36,7 @@ def run(cfg: DictConfig, folder: Path) -> int:
         "_recursive_": False,  # targets in these nodes are of stages and sources
         "plan": {"options": config.source["loop"], "pipeline": config.source["pipeline"]},
     }
-    variants = mixed(config, graph, steps) or config.variants
+    variants = mixed(config, graph) or config.variants
 
     def parts(options: Mapping[str, Any]) -> list[tuple[ComponentSpec, Mapping[str, Any]]]:
         of_stage = options["stages"] if options["_target_"] == _MIXED_TARGET else dict.fromkeys(stages, options)
@@ -71,7 +69,7 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Graph]:
     return config, graph
 
 
-def mixed(config: RunConfig, graph: Graph, steps: Mapping[str, Step]) -> dict[str, Mapping[str, Any]] | None:
+def mixed(config: RunConfig, graph: Graph) -> dict[str, Mapping[str, Any]] | None:
     """Return the one variant that `mix` describes, or None without `mix`.
 
     Raises:
@@ -94,7 +92,7 @@ def mixed(config: RunConfig, graph: Graph, steps: Mapping[str, Step]) -> dict[st
             recipes[stage] = dict(config.variants[str(name)])
             continue
         try:
-            (recipe,) = named_recipes([str(name)], steps).values()
+            (recipe,) = named_recipes([str(name)], config.steps).values()
         except InputError as error:
             raise InputError(f"mix.{stage}={name}: {error}") from None
         recipes[stage] = as_recipe(recipe)

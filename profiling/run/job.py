@@ -11,6 +11,7 @@ from profiling.components.spec import ComponentSpec, Settings
 from profiling.errors import InputError, check_choice, check_number, check_whole, printable
 from profiling.results.record import BASELINE
 from profiling.trace import nsight_compute
+from profiling.variants.steps import Step
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ class RunConfig(RunOptions):
     metrics: Mapping[str, Mapping[str, Any]]
     settings: Settings
     source: Mapping[str, Any]  # the composed config, for config.yaml
+    steps: Mapping[str, Step] = field(default_factory=dict)  # of which recipes may be made
     procedure: Mapping[str, Any] = field(default_factory=lambda: FORWARD)
     files: Any = None  # the files that cells write beside records: None, or `realtime.recovery.FrameFiles`
     # Returns the components, and the options of their variants, that a variant of these options prepares one by one.

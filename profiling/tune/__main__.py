@@ -14,7 +14,7 @@ import yaml
 from omegaconf import DictConfig
 
 from profiling.cli.app import CONF, execute, main
-from profiling.cli.config import read_config, steps_of
+from profiling.cli.config import read_config
 from profiling.errors import InputError, command, override, printable
 from profiling.report.cells import speedup_of
 from profiling.report.format import show
@@ -77,7 +77,7 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Space, Mapping[str, str]]:
         raise InputError(f"variant=[{','.join(config.variants)}]: a search makes its recipes of steps=[NAME,NAME].")
     if config.seconds is None:
         raise InputError("seconds=null: a search needs a budget. Write seconds=600, for example.")
-    space = Space.of(steps_of(cfg), config.source.get("steps"), config.source.get("max_rel_l2"))
+    space = Space.of(config.steps, config.source.get("steps"), config.source.get("max_rel_l2"))
     left_out = space.excluded()
     space = space.possible()
     if not space.steps:

@@ -9,7 +9,7 @@ from models.audio_vae import AudioVAEParams
 from models.image_vae import ImageVAEParams
 from models.world_model import WorldModelParams
 from profiling.cli.app import CONF, compose_config
-from profiling.cli.config import read_component, read_config, steps_of
+from profiling.cli.config import read_component, read_config
 from profiling.cli.groups import named_recipes, short_names
 from profiling.components.spec import Settings
 from profiling.errors import InputError
@@ -64,7 +64,7 @@ def test_every_optimizer_waits_for_its_parameters():
 
 
 def test_every_step_and_short_name_is_a_recipe_whose_targets_exist():
-    steps = steps_of(composed())
+    steps = read_config(composed()).steps
     recipes = named_recipes([*short_names(), *(name for name, step in steps.items() if not step.rules.needs)])
     for recipe in recipes.values():
         check_targets(OmegaConf.create(recipe))

@@ -3,7 +3,6 @@
 import numpy as np
 
 from profiling.cli.app import CONF, compose_config
-from profiling.cli.config import steps_of
 from profiling.realtime.__main__ import checked, mixed
 
 FEW = ("variant=[baseline]", "loop.frames=4", "loop.warmup_frames=1")
@@ -14,9 +13,9 @@ def composed(*overrides):
 
 
 def test_a_mix_is_made_of_expressions_that_no_row_need_have():
-    assert mixed(*checked(composed()), {}) is None, "without mix"
+    assert mixed(*checked(composed())) is None, "without mix"
     cfg = composed("mix={world:baseline,picture:cuda_graph+channels_last,sound:compile_cuda_graph}")
-    stages = mixed(*checked(cfg), steps_of(cfg))["mixed"]["stages"]
+    stages = mixed(*checked(cfg))["mixed"]["stages"]
     named = {stage: [*each["transforms"], each["compiler"], each["capture"]] for stage, each in stages.items()}
     classes = {stage: [each and each["_target_"].rpartition(".")[2] for each in some] for stage, some in named.items()}
     assert classes == {
