@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx, nn
 from torch._inductor import cpp_builder
+from torch._library.triton import triton_ops_to_kernels
 from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils._pytree import tree_map, treespec_dumps
 
@@ -184,11 +185,12 @@ def _missing_libstdcxx() -> list[str]:
 def _own_operators(program: torch.export.ExportedProgram) -> Iterator[str]:
     parts = program.graph_module.modules()  # some are nested (under autocast, for example)
     targets = {node.target for part in parts if isinstance(part, fx.GraphModule) for node in part.graph.nodes}
-    # What can be decomposed (torchao's operators) is not in the package.
+    # What can be decomposed (torchao's operators) is not in the package, and of a `triton_op` its kernels are.
     of_torch = ("aten", "prim", "prims", "export", "_export", "inductor", "quantized", "higher_order")
     called = [each for each in targets if isinstance(each, torch._ops.OpOverload) and each.namespace not in of_torch]
-    if own := sorted(str(each) for each in called if not each._can_decompose()):
-        yield f"register these operators before loading the package: {', '.join(own)}"
+    own = [each for each in called if not each._can_decompose() and each.name() not in triton_ops_to_kernels]
+    if own:
+        yield f"register these operators before loading the package: {', '.join(sorted(map(str, own)))}"
 
 
 def _check_output(program: torch.export.ExportedProgram) -> None:

@@ -48,13 +48,19 @@ class Named(NamedTuple):
 _register_namedtuple(Named, serialized_type_name="test.Named")
 
 
+@torch.library.triton_op("test_packages::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    """Double the input, as an operator whose Triton kernels go into a package; this one has none."""
+    return x * 2
+
+
 def remembers(self, x):
     """Append the input to a cache, count the call in a tensor, and return a value computed from both."""
     row = F.relu(self.table + self.linear(x), inplace=True)
     self.cache[:2] = self.cache[1:].clone()
     self.cache.view(-1).split(4)[2].copy_(row[0])
     self.at.add_(1)
-    return {"y": (self.cache.sum(0) * self.at, [x * 2], None), "named": Named(x), "none": []}
+    return {"y": (self.cache.sum(0) * self.at, [twice(x)], None), "named": Named(x), "none": []}
 
 
 @pytest.mark.slow
