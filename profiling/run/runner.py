@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -214,9 +214,8 @@ def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | Non
 
     """
     orphans = Orphans()
-    adopted = orphans.adopted() if runs[0].config.isolation == "process" else nullcontext()
     procedures = (run.config.procedure["_target_"].rpartition(".")[0] for run in runs)
-    with adopted, closing(server_for_run((*procedures, *IMPORTED_LATER))) as server:
+    with orphans.adopted(), closing(server_for_run((*procedures, *IMPORTED_LATER))) as server:
         for run in runs:
             run.begin(orphans, server)
         try:
@@ -224,6 +223,8 @@ def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | Non
         finally:
             for run in runs:
                 run.caches.clear()
+            if runs[0].config.isolation == "none":  # while cells run, what they started is not told apart
+                orphans.notes()
             if names := orphans.left():
                 runs[0].progress.say(f"note: cells left processes behind, which still run: {names}")
 
