@@ -44,7 +44,7 @@ class Git(Section, frozen=True, kw_only=True):
 
     revision: Annotated[str | None, about("full hash of the commit")] = None
     dirty: Annotated[bool | None, about("whether tracked files had uncommitted changes")] = None
-    diff: Annotated[str | None, about("hash of these changes, to tell one set of them from another")] = None
+    diff: Annotated[str | None, about("hash of these changes, or of the files where there is no revision")] = None
 
 
 class Ceilings(Section, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class Environment(Section, frozen=True, kw_only=True):
     command: Annotated[str | None, about("the command line")] = None
     user_git: Annotated[Git | None, about("checkout of the folder that the command ran in")] = None
     checkout: Annotated[str | None, about("of a comparison of two: the revision or folder whose code ran")] = None
-    module_git: Annotated[Mapping[str, Git], about("checkout that defines each component's module, by `_target_`")] = {}
+    module_git: Annotated[Mapping[str, Git], about("code of each module, and of the user's steps, by `_target_`")] = {}
     tool_git: Annotated[Git | None, about("checkout of this tool")] = None
     tool_version: Annotated[str | None, about("version of this tool")] = None
     versions: Annotated[Mapping[str, str], about("by name: python, torch, cuda, cudnn, triton, numpy, driver, os")] = {}

@@ -7,9 +7,11 @@ import importlib.util
 import os
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 
 from profiling.results.environment import Environment, Git
@@ -17,6 +19,8 @@ from profiling.results.jsonl import RESULTS_FILE
 
 #: Files that git does not know yet belong to the code if they end like this: the rest may be gigabytes of data.
 _CODE = ("py", "pyx", "c", "cc", "cpp", "cu", "cuh", "h", "hpp")
+#: Most files of a folder outside git that are read, and most bytes of one.
+_MOST_FILES, _MOST_BYTES = 1000, 1 << 20
 #: The checkout of this tool, if it runs from one.
 TOOL = Path(__file__).resolve().parents[2]
 
@@ -46,6 +50,20 @@ def _new_code(folder: Path) -> list[Path]:
     above = {parent for file in files for parent in file.parents}
     runs = {folder for folder in above if (folder / RESULTS_FILE).exists()}
     return [file for file in files if file.is_file() and runs.isdisjoint(file.parents)]
+
+
+def _files_state(folder: Path) -> Git:
+    """Return a state outside git: a checksum of the source files in `folder`, or of the whole package that it is in."""
+    pattern = "*"
+    while (folder / "__init__.py").exists():
+        folder, pattern = folder.parent, f"{folder.name}/**/*"
+    checksum = hashlib.sha256()
+    files = sorted(file for ending in _CODE for file in islice(folder.glob(f"{pattern}.{ending}"), _MOST_FILES))
+    for file in files:
+        with suppress(OSError):
+            checksum.update(f"{file}\n".encode(errors="surrogateescape"))
+            checksum.update(file.open("rb").read(_MOST_BYTES))
+    return Git(diff=checksum.hexdigest()[:16])
 
 
 def version_of(package: str) -> str | None:
@@ -83,20 +101,19 @@ def code_changes(before: Environment, now: Environment) -> str:
 
 def _words(git: Git | None) -> str:
     if git is None or git.revision is None:
-        return "outside git"
+        return f"outside git{f' ({git.diff[:7]})' if git and git.diff else ''}"
     changed = f" with uncommitted changes ({(git.diff or 'unknown')[:7]})" if git.dirty else ""
     return f"{git.revision[:7]}{changed}"
 
 
 def module_states(targets: Iterable[str]) -> dict[str, Git]:
-    """Return {`_target_`: git state of the checkout that defines it}, without targets outside any checkout.
+    """Return {`_target_`: state of the checkout that defines it, or of its files outside any checkout}.
 
     Installed packages are left out, because a virtual environment may lie in a checkout of another project. The call
     imports the parent packages of each target, which may import torch.
     """
-    state_of = cache(git_state)
-    states = {target: state_of(folder) for target in targets if (folder := _folder_of(target)) is not None}
-    return {target: state for target, state in states.items() if state is not None}
+    state_of = cache(lambda folder: git_state(folder) or _files_state(folder))
+    return {target: state_of(folder) for target in targets if (folder := _folder_of(target)) is not None}
 
 
 def _folder_of(target: str) -> Path | None:

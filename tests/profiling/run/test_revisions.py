@@ -4,8 +4,8 @@ import pytest
 from as_user import OUTSIDE, ROOT, command, finished
 from planted_repository import commit
 
-from profiling.results.environment import read_environment
-from profiling.run.revisions import git_state, module_states
+from profiling.results.environment import Environment, read_environment
+from profiling.run.revisions import code_changes, git_state, module_states
 
 
 @pytest.mark.parametrize("in_repository", [True, False])
@@ -48,3 +48,29 @@ def test_code_that_git_does_not_know_yet_belongs_to_the_state(tmp_path, name):
 
 def test_installed_and_unknown_modules_have_no_revision():
     assert module_states(["torch.nn.Linear", "no_such_package.Net", "Net"]) == {}
+
+
+def test_code_outside_git_counts_by_the_files_of_its_package_or_beside_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "outside_git"
+    (package / "parts").mkdir(parents=True)
+    for file in (package / "__init__.py", package / "parts" / "__init__.py", package / "parts" / "net.py"):
+        file.write_text("")
+    (tmp_path / "alone_outside_git.py").write_text("")
+    targets = ["outside_git.parts.net.Net", "alone_outside_git.Net"]
+    before = Environment(module_git=module_states(targets))
+    for file, changed in ((package / "ops.py", targets[0]), (tmp_path / "ops.py", targets[1])):
+        file.write_text("a = 1")
+        now = Environment(module_git=module_states(targets))
+        said = code_changes(before, now)
+        assert said.startswith(f"{changed} outside git (")
+        assert said.count(") → outside git (") == 1, "the other one is as it was"
+        before = now
+    (tmp_path / "data.bin").write_text("no code")
+    assert module_states(targets) == before.module_git
+
+
+def test_parts_of_variants_and_metrics_count_as_code(profile):
+    environment = read_environment(profile("component=[net]", "variant=[own_unchanged]", "isolation=none").folder)
+    assert {"outside_net.Net", "own_transforms.unchanged"} <= set(environment.module_git)
+    assert not any(target.startswith("profiling.") for target in environment.module_git)
