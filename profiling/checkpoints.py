@@ -17,7 +17,7 @@ from pathlib import Path
 from profiling.components.manifest import MANIFEST, Entry, check_digest, load_manifest
 from profiling.errors import InputError, did_you_mean, reason_of, working_directory
 
-_PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before the second attempt, the third, …
+PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before the second attempt, the third, …
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +94,7 @@ def _download(entry: Entry, part: Path, etag: Path) -> None:
 
     with Progress(*Progress.get_default_columns(), DownloadColumn(True), TransferSpeedColumn()) as bar:
         task = bar.add_task(entry.name, total=None)
-        for pause_s in (*_PAUSES_S, None):
+        for pause_s in (*PAUSES_S, None):
             try:
                 return _receive(entry.url, part, etag, lambda n, total: bar.update(task, completed=n, total=total))
             except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:

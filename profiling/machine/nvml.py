@@ -29,7 +29,7 @@ LIMIT_FIELDS = {
     "power brake": (271, 253),
 }
 #: Processes of this run that were seen on a device: to look for them takes tens of milliseconds.
-_OF_RUN: set[int] = set()
+OF_RUN: set[int] = set()
 #: Shortest window whose share of limited time is known: the counters step every 0.1 s.
 LEAST_LIMIT_WINDOW = 1.0
 
@@ -92,7 +92,7 @@ def limited_ns(device: torch.device) -> dict[str, int]:
 
 
 @cache
-def _handle(device: torch.device) -> Any:
+def handle_of(device: torch.device) -> Any:
     """Return NVML's handle, looked up by UUID (CUDA_VISIBLE_DEVICES changes indices); None without a driver library."""
     try:
         pynvml.nvmlInit()
@@ -102,7 +102,7 @@ def _handle(device: torch.device) -> Any:
 
 
 def _query(device: torch.device, function: Callable[[Any], Any]) -> Any:
-    handle = _handle(device)
+    handle = handle_of(device)
     if handle is None:
         return None
     try:
@@ -144,7 +144,7 @@ def energy_mj(device: torch.device) -> int:
         pynvml.NVMLError: there is no such counter, or it may not be read.
 
     """
-    handle = _handle(device)
+    handle = handle_of(device)
     if handle is None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
     return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
@@ -173,10 +173,10 @@ def share_of_others(device: torch.device, seconds: float) -> float | None:
     computing = frozenset(process.pid for process in processes)
     if os.getpid() not in computing:
         return None
-    if not computing <= _OF_RUN:
-        _OF_RUN.clear()
-        _OF_RUN.update(processes_of_run())
-    if computing <= _OF_RUN:
+    if not computing <= OF_RUN:
+        OF_RUN.clear()
+        OF_RUN.update(processes_of_run())
+    if computing <= OF_RUN:
         return 0.0
     since_us = int(1e6 * (time.time() - max(1.0, seconds)))
     busy: dict[int, list[int]] = {}
@@ -185,4 +185,4 @@ def share_of_others(device: torch.device, seconds: float) -> float | None:
         return None
     for sample in samples:
         busy.setdefault(sample.pid, []).append(sample.smUtil)
-    return min(1.0, sum(sum(values) / len(values) / 100 for pid, values in busy.items() if pid not in _OF_RUN))
+    return min(1.0, sum(sum(values) / len(values) / 100 for pid, values in busy.items() if pid not in OF_RUN))

@@ -22,7 +22,7 @@ import pynvml
 from profiling.machine.run_queue import physical_cores
 
 #: Seconds between two looks for a free place, and of waiting after which that is said.
-_POLL_SECONDS, _SAID_SECONDS = 0.2, 5.0
+POLL_SECONDS, SAID_SECONDS = 0.2, 5.0
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def held_place(
                         chosen = tuple(cpu for core in cores for cpu in core)
                         yield Place(each, chosen, tuple(each for each in descriptors if each is not None))
                         return
-        time.sleep(_POLL_SECONDS)
-        if not is_said and time.monotonic() - began > _SAID_SECONDS:
+        time.sleep(POLL_SECONDS)
+        if not is_said and time.monotonic() - began > SAID_SECONDS:
             kind, is_said = "GPUs" if any(gpus) else "CPU cores", True
             say(f"waits until {kind} are free: other jobs run on them (locks in {locks})")
 
@@ -116,13 +116,13 @@ def _choices(gpus: tuple[str, ...], cpus: int | None) -> list[list[tuple[int, ..
     cores = physical_cores()
     number = min(len(cores), max(1, cpus // max(len(core) for core in cores)))
     sets = [cores[start : start + number] for start in range(0, len(cores) - number + 1, number)]
-    near = _gpus()[gpus[0]][2] if gpus and gpus[0] in _gpus() else frozenset[int]()
+    near = host_gpus()[gpus[0]][2] if gpus and gpus[0] in host_gpus() else frozenset[int]()
     return sorted(sets, key=lambda each: -sum(cpu in near for core in each for cpu in core))
 
 
 def visible_gpus() -> list[str]:
     """Return the GPUs that this process may use, by UUID, those of CUDA_VISIBLE_DEVICES where it is set."""
-    uuids = list(_gpus())
+    uuids = list(host_gpus())
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is None:
         return uuids
@@ -139,7 +139,7 @@ def visible_gpus() -> list[str]:
 
 
 @cache
-def _gpus() -> dict[str, tuple[int, str, frozenset[int]]]:
+def host_gpus() -> dict[str, tuple[int, str, frozenset[int]]]:
     """Return {UUID: (index, model, CPUs next to it)} of all GPUs of this host; empty without a driver."""
     try:
         pynvml.nvmlInit()
@@ -160,7 +160,7 @@ def _near(handle: Any) -> frozenset[int]:
 
 
 def _gpu_label(gpu: str) -> str:
-    return f"cuda:{_gpus()[gpu][0]} {_gpus()[gpu][1]}" if gpu in _gpus() else gpu
+    return f"cuda:{host_gpus()[gpu][0]} {host_gpus()[gpu][1]}" if gpu in host_gpus() else gpu
 
 
 def _ranges(numbers: Sequence[int]) -> str:

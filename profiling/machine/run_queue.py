@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 #: Folder with a file `schedstat` per thread: nanoseconds run, nanoseconds waited in the run queue, times scheduled.
-_THREADS = Path("/proc/self/task")
+THREADS = Path("/proc/self/task")
 #: Nanoseconds that a thread ran, and that it waited in the run queue, by thread.
 Times = dict[str, tuple[int, int]]
 #: A thread that ran for this share of a frame, or of a window, is one of its workers.
@@ -21,7 +21,7 @@ _WORKER_SHARE = 0.1
 #: Stolen time is counted in ticks of so many seconds; the first of a window may have begun before it.
 _STEAL_TICK = 0.01
 #: Folder with the topology of each core.
-_CORES = Path("/sys/devices/system/cpu")
+CORES = Path("/sys/devices/system/cpu")
 #: The variable that tells the process of a cell the id of the process that runs all cells.
 RUN_PROCESS = "PROFILING_RUN_PROCESS"
 
@@ -51,7 +51,7 @@ def pinned(threads: int) -> Iterator[tuple[int, ...]]:
 def _affinities() -> dict[int, set[int]]:
     """Return the cores on which each thread of this process may run."""
     found = {}
-    for thread in map(int, (each.name for each in _THREADS.iterdir())) if _THREADS.is_dir() else (0,):
+    for thread in map(int, (each.name for each in THREADS.iterdir())) if THREADS.is_dir() else (0,):
         with contextlib.suppress(OSError):  # it has ended
             found[thread] = os.sched_getaffinity(thread)
     return found
@@ -77,7 +77,7 @@ def physical_cores() -> list[tuple[int, ...]]:
     allowed = os.sched_getaffinity(0)
     cores: dict[tuple[int, int], list[int]] = {}
     for cpu in sorted(allowed):
-        topology = _CORES / f"cpu{cpu}" / "topology"
+        topology = CORES / f"cpu{cpu}" / "topology"
         key = (0, cpu)
         with contextlib.suppress(OSError, ValueError):
             socket, core = (int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
@@ -175,13 +175,13 @@ class _Schedstats:
         """
         times: Times = {}
         try:
-            threads = [each.name for each in _THREADS.iterdir()] if threads is None else threads
+            threads = [each.name for each in THREADS.iterdir()] if threads is None else threads
         except OSError:  # a container without /proc
             return times
         for thread in threads:
             try:
                 if thread not in self._files:
-                    self._files[thread] = os.open(_THREADS / thread / "schedstat", os.O_RDONLY)
+                    self._files[thread] = os.open(THREADS / thread / "schedstat", os.O_RDONLY)
                 ran, waited, _ = os.pread(self._files[thread], 96, 0).split()
                 times[thread] = int(ran), int(waited)
             except (OSError, ValueError):  # it has ended, or the kernel counts nothing

@@ -48,7 +48,7 @@ PATIENCE = 256
 LONGEST_NAME = 200
 
 # Recording is on the path of every frame: what is called there is bound here, and short functions are written out.
-_now, _thread_id = time.perf_counter_ns, threading.get_ident
+now_ns, _thread_id = time.perf_counter_ns, threading.get_ident
 _domain: Any = nvtx.get_domain("profiling")
 _push_range, _pop_range = _domain.push_range, _domain.pop_range
 _NOT_OBSERVED: Mapping[str, float] = {}
@@ -87,7 +87,7 @@ class Stage(_Block):
     def __enter__(self) -> Stage:
         frame, recorder = self.frame, self.recorder
         timer = recorder.timer
-        entered_ns = 0 if timer is None else _now()
+        entered_ns = 0 if timer is None else now_ns()
         self.thread = thread = _thread_id()
         self._outer = around = _INNERMOST.get()
         if (
@@ -107,16 +107,16 @@ class Stage(_Block):
         _push_range(message)
         if timer is None or (mark := timer.mark(frame.marks, thread, entered_ns)) is None:
             self.start = None
-            self.begin_ns = _now()
+            self.begin_ns = now_ns()
         else:
             self.start = mark
-            self.begin_ns = mark.quiet_ns = _now()
+            self.begin_ns = mark.quiet_ns = now_ns()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.end_ns = end_ns = _now()
+        self.end_ns = end_ns = now_ns()
         frame, parent = self.frame, self._parent
         timer = self.recorder.timer
         self.end = mark = None if timer is None else timer.mark(frame.marks, self.thread, end_ns, self.start)
@@ -127,7 +127,7 @@ class Stage(_Block):
         if kind is not None:
             frame.failed = True
         if mark is not None:
-            mark.quiet_ns = _now()
+            mark.quiet_ns = now_ns()
         frame.stages.append(self)  # from here on another thread may read the frame, and use its marks again
         if frame.is_read and self.begin_ns > frame.end_ns:  # others are known to be missing
             self.recorder._run.note(f"stages {self.name!r} that began after their frames had ended are not recorded")
@@ -181,7 +181,7 @@ class Frame(_Block):
         _push_range(_FRAME)
         timer = recorder.timer
         self.start = mark = None if timer is None else timer.mark(self.marks, self.thread, 0)
-        self.begin_ns = _now()
+        self.begin_ns = now_ns()
         if mark is not None:
             mark.quiet_ns = self.begin_ns
         return self
@@ -189,7 +189,7 @@ class Frame(_Block):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        end_ns, recorder = _now(), self.recorder
+        end_ns, recorder = now_ns(), self.recorder
         timer = recorder.timer
         self.end = None if timer is None else timer.mark(self.marks, self.thread, end_ns, self.start)
         _pop_range()
@@ -529,7 +529,7 @@ class FrameRecorder:
         The device began the frame when the host did, or, if it was still busy with the frame before, as long after that
         frame's end as its own clock says. It had finished when it was seen to have.
         """
-        start, before, began_ns, seen_ns = frame.start, self._device_end, frame.begin_ns, _now()
+        start, before, began_ns, seen_ns = frame.start, self._device_end, frame.begin_ns, now_ns()
         assert start is not None
         if before is not None and not frame.follows_idle:
             began_ns = max(began_ns, before[1] + 1e6 * timer.elapsed(before[0].event, start.event))

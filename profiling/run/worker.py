@@ -34,6 +34,12 @@ from profiling.run.task import Cell, Counters, Probe, Start, Task, read_task
 
 def work_and_exit(task_file: str, events: int, turns: int | None = None) -> None:
     """Perform the task in a file, and end this process; `events` and `turns` are the descriptors of its channels."""
+    work(task_file, events, turns)
+    _exit()
+
+
+def work(task_file: str, events: int, turns: int | None = None) -> None:
+    """Perform the task in a file; an interrupt is its result, too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.register(STACKS)
     for each in (events, turns):
@@ -44,7 +50,6 @@ def work_and_exit(task_file: str, events: int, turns: int | None = None) -> None
         perform(task, emit, None if turns is None else turns_from(turns, emit))
     except KeyboardInterrupt as error:  # from the cell's own code: Ctrl-C in a terminal reaches only the parent
         _fail(task, error, emit)
-    _exit()
 
 
 def _exit() -> None:

@@ -17,7 +17,8 @@ import torch
 
 #: Names of the spans open on this thread, outermost first; NVTX has a stack for each thread too.
 _open: ContextVar[tuple[str, ...]] = ContextVar("open spans", default=())
-_domain: Any = nvtx.get_domain("profiling")
+#: Where ranges of this tool are in Nsight Systems.
+DOMAIN: Any = nvtx.get_domain("profiling")
 
 
 def open_names() -> tuple[str, ...]:
@@ -34,12 +35,12 @@ def span(name: str) -> Iterator[str]:
     """
     token = _open.set((*_open.get(), name))
     path = "/".join(_open.get())
-    _domain.push_range(_domain.get_event_attributes(message=path))
+    DOMAIN.push_range(DOMAIN.get_event_attributes(message=path))
     try:
         with torch.profiler.record_function(path):
             yield path
     finally:
-        _domain.pop_range()
+        DOMAIN.pop_range()
         _open.reset(token)
 
 

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from profiling.components.spec import PACKAGES_FOLDER
 from profiling.components.trees import tensors_in
 
-_CHUNK_BYTES = 1 << 24  # of a tensor, that a checksum reads at a time
+CHUNK_BYTES = 1 << 24  # of a tensor, that a checksum reads at a time
 
 
 def new_file(folder: Path, name: str) -> Path:
@@ -75,7 +75,7 @@ def _checksum(tensor: Tensor) -> int:
     A word that changes changes it, and so do two words of a chunk that change places.
     """
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for chunk in tensor.detach().contiguous().view(-1).view(torch.uint8).split(_CHUNK_BYTES):
+    for chunk in tensor.detach().contiguous().view(-1).view(torch.uint8).split(CHUNK_BYTES):
         words = pad(chunk, (0, -len(chunk) % 4)).view(torch.int32)  # a copy, so that words begin at a whole address
         total = 3 * total + (words * (2 * torch.arange(len(words), device=tensor.device) + 1)).sum()
     return int(total)

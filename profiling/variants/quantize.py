@@ -135,7 +135,7 @@ class Quantize(Transform):
             RuntimeError: calls do not multiply by a quantised weight.
 
         """
-        quantise, layers = self._quantiser(), _layers(module, self.conv_1x1)
+        quantise, layers = self.quantiser(), _layers(module, self.conv_1x1)
         if not layers:
             hint = "" if self.conv_1x1 else " With conv_1x1: true, 1×1 convolutions count as linear layers."
             raise NothingChangedError(f"{DID_NOTHING}: {type(module).__name__} has no linear layer.{hint}")
@@ -166,7 +166,7 @@ class Quantize(Transform):
                 raise RuntimeError(f"{DID_NOTHING}: no call multiplies by the quantised weight of {name}")
         return Outcome(module, choices=tuple(choices), explain=explain)
 
-    def _quantiser(self) -> Callable[[nn.Linear], None]:
+    def quantiser(self) -> Callable[[nn.Linear], None]:
         """Return the function that quantises the weight of a linear layer in place.
 
         Raises:

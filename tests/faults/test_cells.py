@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from unittest import mock
 
 import numpy
 import pytest
@@ -105,8 +104,8 @@ def worker_events(tmp_path, task):
     """Perform the task of a cell's process here, and return the events that it sends."""
     write_task(task, tmp_path / "task.json")
     read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb"), mock.patch.object(worker, "_exit"):
-        worker.work_and_exit(str(tmp_path / "task.json"), write_end)
+    with os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb"):
+        worker.work(str(tmp_path / "task.json"), write_end)
         return list(EventReader().feed(os.read(pipe.fileno(), 1 << 16)))
 
 

@@ -108,7 +108,7 @@ class Published(ThreadingHTTPServer):
 @pytest.fixture
 def published(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(checkpoints, "_PAUSES_S", (0.0,))  # one attempt after the first
+    monkeypatch.setattr(checkpoints, "PAUSES_S", (0.0,))  # one attempt after the first
     with Published(tmp_path) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield server

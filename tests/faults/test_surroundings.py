@@ -225,7 +225,7 @@ def test_a_working_directory_that_is_deleted_before_frames_are_saved(leave, tmp_
 def test_no_proc(started, tmp_path, monkeypatch):
     nowhere = tmp_path / "proc"
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(nowhere))
-    monkeypatch.setattr(run_queue, "_THREADS", nowhere / "self" / "task")
+    monkeypatch.setattr(run_queue, "THREADS", nowhere / "self" / "task")
     monkeypatch.setattr(memory, "reset_peak_host_rss", lambda: False)
     monkeypatch.setattr(monitor, "PROC", nowhere)
     code, err = started((*QUICK, *NET, "isolation=none", "metric=[latency,memory]", "hydra.run.dir=run"))

@@ -62,7 +62,7 @@ class World(CudaTimer):
 def planted(monkeypatch):
     def world(*, device=True, speed=1.0):
         world = World(speed)
-        monkeypatch.setattr(recorder_module, "_now", lambda: round(world.now * 1e6))
+        monkeypatch.setattr(recorder_module, "now_ns", lambda: round(world.now * 1e6))
         monkeypatch.setattr(recorder_module, "timer_of", lambda name: world if device else None)
         return world
 

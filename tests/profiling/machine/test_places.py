@@ -21,8 +21,8 @@ def machine(monkeypatch):
     cores = [(0, 4), (1, 5), (2, 6), (3, 7)]
     gpus = {"GPU-a": (0, "H200", frozenset({0, 1, 4, 5})), "GPU-b": (1, "H200", frozenset({2, 3, 6, 7}))}
     monkeypatch.setattr(places, "physical_cores", lambda: cores)
-    monkeypatch.setattr(places, "_gpus", lambda: gpus)
-    monkeypatch.setattr(places, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(places, "host_gpus", lambda: gpus)
+    monkeypatch.setattr(places, "POLL_SECONDS", 0.01)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 
@@ -49,7 +49,7 @@ def test_jobs_get_whole_cores_next_to_their_gpu(machine, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("gpus", "cpus"), [([("GPU-a",)], None), ([("GPU-b",)], 8)], ids=["GPU", "cores"])
 def test_a_place_in_use_is_waited_for_which_is_said_once(machine, tmp_path, monkeypatch, gpus, cpus):
     """Also by a job of another sweep that wants other numbers of the same cores."""
-    monkeypatch.setattr(places, "_SAID_SECONDS", 0.0)
+    monkeypatch.setattr(places, "SAID_SECONDS", 0.0)
     order, lines = [], []
 
     def second():

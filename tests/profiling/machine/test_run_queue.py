@@ -22,7 +22,7 @@ class Machine:
 
     def __init__(self, monkeypatch, folder):
         self.now, self.steal, self.folder = 100.0, 5.0, folder
-        monkeypatch.setattr(run_queue, "_THREADS", folder)
+        monkeypatch.setattr(run_queue, "THREADS", folder)
         monkeypatch.setattr(run_queue.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(run_queue.threading, "get_native_id", lambda: 7)
         monkeypatch.setattr(run_queue.psutil, "cpu_count", lambda: 4)
@@ -90,7 +90,7 @@ def test_threads_that_end_neither_reduce_the_wait_nor_hide_another(machine):
 def test_a_system_that_does_not_count_waits(machine, monkeypatch, text):
     machine.threads(t1=(1.0, 1.0))
     if text is None:  # a container without /proc
-        monkeypatch.setattr(run_queue, "_THREADS", machine.folder / "absent")
+        monkeypatch.setattr(run_queue, "THREADS", machine.folder / "absent")
     else:
         (machine.folder / "1" / "schedstat").write_text(text)
     monitor = RunQueueMonitor()
@@ -174,7 +174,7 @@ def test_nothing_is_pinned_where_the_threads_need_all_cores(threads):
 
 @pytest.mark.parametrize(("number", "chosen"), [(2, (5, 7)), (5, (1, 3, 5, 6, 7))])
 def test_cores_that_share_a_physical_core_come_last(tmp_path, monkeypatch, number, chosen):
-    monkeypatch.setattr(run_queue, "_CORES", tmp_path)
+    monkeypatch.setattr(run_queue, "CORES", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     assert run_queue._apart(2) == (6, 7), "without a topology each core is its own"
     for core in range(8):

@@ -35,7 +35,7 @@ def counter() -> EnergyCounter:
 def test_the_idle_power_is_what_the_driver_says(counter):
     torch.ones(1, device=DEVICE)
     idle = idle_power(counter)
-    reported = pynvml.nvmlDeviceGetPowerUsage(nvml._handle(DEVICE)) / 1e3
+    reported = pynvml.nvmlDeviceGetPowerUsage(nvml.handle_of(DEVICE)) / 1e3
     assert idle.watts == pytest.approx(reported, rel=0.15)
     assert 0.001 < idle.step_s < 0.5
 
@@ -52,7 +52,7 @@ def test_power_and_energy_of_products_of_matrices(counter):
     idle = idle_power(counter)
     plan = {"windows": 6, "window_steps": 5, "settle_s": 1.5, "max_s": 10.0}
     windows = energy_windows(work, counter, idle.step_s, **plan)
-    reported = pynvml.nvmlDeviceGetPowerUsage(nvml._handle(DEVICE)) / 1e3  # the mean of the last second
+    reported = pynvml.nvmlDeviceGetPowerUsage(nvml.handle_of(DEVICE)) / 1e3  # the mean of the last second
     section = energy_section(windows, idle_w=idle.watts)
     assert section.watts == pytest.approx(reported, rel=0.1)
     assert section.watts > 1.5 * idle.watts

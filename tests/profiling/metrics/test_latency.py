@@ -61,7 +61,7 @@ def test_counters_of_the_driver_are_read_by_the_ids_that_it_knows(monkeypatch):
         value = SimpleNamespace(ullVal=known.get(number, 99))
         return SimpleNamespace(fieldId=number, nvmlReturn=0 if number in known else 3, value=value)
 
-    monkeypatch.setattr(nvml, "_handle", lambda device: object())
+    monkeypatch.setattr(nvml, "handle_of", lambda device: object())
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetFieldValues", lambda handle, ids: [*map(field, ids)])
     assert nvml.limited_ns(CUDA) == {"power cap": 5, "software thermal slowdown": 6, "power brake": 7}
 
@@ -100,9 +100,9 @@ def test_the_share_of_others_is_known_only_where_this_process_can_be_told(monkey
     busy = ((1, 90, 5), (2, 40, 6), (2, 80, 7), (3, 25, 7))
     samples = [SimpleNamespace(pid=pid, smUtil=use, timeStamp=at) for pid, use, at in busy if pid in running]
     processes = [SimpleNamespace(pid=pid) for pid in running]
-    monkeypatch.setattr(nvml, "_handle", lambda device: object())
+    monkeypatch.setattr(nvml, "handle_of", lambda device: object())
     monkeypatch.setattr(nvml.os, "getpid", lambda: 1)
-    monkeypatch.setattr(nvml, "_OF_RUN", set())
+    monkeypatch.setattr(nvml, "OF_RUN", set())
     monkeypatch.setattr(nvml, "processes_of_run", lambda: frozenset({1, 2}))
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetProcessUtilization", lambda handle, since: samples)
     monkeypatch.setattr(nvml.pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: processes)

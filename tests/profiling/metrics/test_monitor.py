@@ -73,7 +73,7 @@ def driver(monkeypatch):
     sizes = {"all": {"current": 0}}
     stats = {"num_alloc_retries": 0, "num_device_alloc": 0, "allocated_bytes": sizes, "reserved_bytes": sizes}
     monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", lambda device: stats)
-    monkeypatch.setattr(nvml, "_handle", lambda device: None)
+    monkeypatch.setattr(nvml, "handle_of", lambda device: None)
     monkeypatch.setattr("profiling.machine.memory.malloc_cost", lambda device: None)
     return torch.device("cuda", 0)
 

@@ -88,7 +88,7 @@ def test_a_graph_replay_shows_its_kernels(tmp_path):
 
 def test_nested_names_are_paths_for_nvtx_and_for_the_profiler(monkeypatch):
     domain = Mock(get_event_attributes=lambda message: message)
-    monkeypatch.setattr(spans, "_domain", domain)
+    monkeypatch.setattr(spans, "DOMAIN", domain)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         with span("model"), span("compile"), cell_span("model", "compile", "timing"), span("17") as path:
             torch.ones(3)

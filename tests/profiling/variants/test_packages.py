@@ -7,7 +7,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from profiling.components.spec import PACKAGES_FOLDER
-from profiling.variants.packages import _CHUNK_BYTES, link_or_copy, new_file, shared_path
+from profiling.variants.packages import CHUNK_BYTES, link_or_copy, new_file, shared_path
 
 
 class Net(nn.Module):
@@ -37,8 +37,8 @@ def changed(function):
 
 def large():
     """Weights of several chunks and of a size that is no multiple of 4 bytes, with bytes that change places."""
-    values = torch.arange(2 * _CHUNK_BYTES + 3, dtype=torch.int32).to(torch.uint8)
-    for first, second in ((0, 0), (1, 2), (1, _CHUNK_BYTES + 2), (-1, -2)):
+    values = torch.arange(2 * CHUNK_BYTES + 3, dtype=torch.int32).to(torch.uint8)
+    for first, second in ((0, 0), (1, 2), (1, CHUNK_BYTES + 2), (-1, -2)):
         each = values.clone()
         each[first], each[second] = values[second], values[first]
         yield each

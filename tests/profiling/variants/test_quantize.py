@@ -129,7 +129,7 @@ def rounding(monkeypatch):
     def quantise(layer):
         layer.weight = nn.Parameter(rounded(layer.weight).as_subclass(Rounded), requires_grad=False)
 
-    monkeypatch.setattr(Quantize, "_quantiser", lambda self: quantise)
+    monkeypatch.setattr(Quantize, "quantiser", lambda self: quantise)
 
 
 @pytest.mark.parametrize(
