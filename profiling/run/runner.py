@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -49,6 +49,7 @@ class Run:
     progress: Progress
     command: str  # the command line, for environment.json
     checkout: Checkout | None = None  # whose code the cells use; None: that of the working directory
+    is_hosted: bool = False  # whether it runs in the process of an application, whose children are its own
     performs: Executor | None = None  # its tasks; None: what the config says
     cells: CellRecords = field(init=False)
     caches: CompileCaches = field(init=False)
@@ -215,7 +216,8 @@ def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | Non
     """
     orphans = Orphans()
     procedures = (run.config.procedure["_target_"].rpartition(".")[0] for run in runs)
-    with orphans.adopted(), closing(server_for_run((*procedures, *IMPORTED_LATER))) as server:
+    adopted = nullcontext() if runs[0].is_hosted else orphans.adopted()
+    with adopted, closing(server_for_run((*procedures, *IMPORTED_LATER))) as server:
         for run in runs:
             run.begin(orphans, server)
         try:
@@ -223,7 +225,7 @@ def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | Non
         finally:
             for run in runs:
                 run.caches.clear()
-            if runs[0].config.isolation == "none":  # while cells run, what they started is not told apart
+            if runs[0].config.isolation == "none" and not runs[0].is_hosted:  # before, the cell cannot be told
                 orphans.notes()
             if names := orphans.left():
                 runs[0].progress.say(f"note: cells left processes behind, which still run: {names}")

@@ -253,6 +253,18 @@ def test_everything_is_left_as_it_was():
     assert record.dtype == "bfloat16"
 
 
+def test_a_process_that_the_application_starts_meanwhile_stays_its_own():
+    module, started = Net(), list[subprocess.Popen[bytes]]()
+
+    def start(*_):
+        if not started:
+            started.append(subprocess.Popen(["sh", "-c", "exit 3"], start_new_session=True))
+
+    module.register_forward_hook(start)
+    measured(module, {"x": torch.randn(4, 8)})
+    assert [each.wait() for each in started] == [3], "its exit code is not taken from it"
+
+
 def test_tf32_as_torchs_current_interface_sets_it():
     matmul = torch.backends.cuda.matmul
     before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
