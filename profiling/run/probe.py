@@ -5,8 +5,10 @@ It runs in a process of its own, because the process that starts cells never imp
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -61,8 +63,8 @@ def probe(jobs: tuple[Job, ...], emit: Emit, checkout: Checkout | None = None) -
         path, _ = find_weights(spec, settings)
         if path is not None and not path.exists():
             raise InputError(f"component.{spec.key}.checkpoint={path} does not exist. Correct the path.")
-    parts = [part for job in jobs for part in (job.variant_options, *job.metrics.values())]
-    own = (target for target in _targets(parts) if not target.startswith("profiling."))
+    parts = json.dumps([(job.variant_options, job.metrics) for job in jobs])
+    own = re.findall(r'"_target_": "(?!profiling\.)([^"]+)"', parts)
     revisions = module_states(dict.fromkeys([*(spec.module["_target_"] for spec in components.values()), *own]))
     machine = structs.replace(environment(settings), module_git=revisions)
     if settings.ceilings == "auto":
@@ -72,16 +74,6 @@ def probe(jobs: tuple[Job, ...], emit: Emit, checkout: Checkout | None = None) -
         except (RuntimeError, OSError) as error:  # the run goes on without rooflines
             machine = structs.replace(machine, ceilings_reason=f"not measured: {str(error).splitlines()[0]}")
     return Probed(settings, machine, ends)
-
-
-def _targets(node: Any) -> Iterator[str]:
-    """Yield each `_target_` of a config, at any depth."""
-    if isinstance(node, Mapping):
-        yield from ([str(node["_target_"])] if "_target_" in node else [])
-        node = list(node.values())
-    if isinstance(node, list | tuple):
-        for each in node:
-            yield from _targets(each)
 
 
 def _unavailable(variant: Variant, device: torch.device) -> End | None:

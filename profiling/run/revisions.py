@@ -19,7 +19,7 @@ from profiling.results.jsonl import RESULTS_FILE
 
 #: Files that git does not know yet belong to the code if they end like this: the rest may be gigabytes of data.
 _CODE = ("py", "pyx", "c", "cc", "cpp", "cu", "cuh", "h", "hpp")
-#: Most files of a folder outside git that are read, and most bytes of one.
+#: Most files of a folder outside git that are read, and most bytes of a file.
 _MOST_FILES, _MOST_BYTES = 1000, 1 << 20
 #: The checkout of this tool, if it runs from one.
 TOOL = Path(__file__).resolve().parents[2]
@@ -33,9 +33,7 @@ def git_state(folder: Path) -> Git | None:
     try:
         revision = git(folder, "rev-parse", "HEAD").decode().strip()
         changes = git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--no-relative")
-        for file in _new_code(folder):
-            changes += f"{file}\n".encode(errors="surrogateescape") + file.read_bytes()
-        diff = hashlib.sha256(changes).hexdigest()[:16] if changes else None
+        diff = _checksum(changes, _new_code(folder))
         return Git(revision=revision, dirty=diff is not None, diff=diff)
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -49,7 +47,7 @@ def _new_code(folder: Path) -> list[Path]:
     files = [top / os.fsdecode(name) for name in names if name]
     above = {parent for file in files for parent in file.parents}
     runs = {folder for folder in above if (folder / RESULTS_FILE).exists()}
-    return [file for file in files if file.is_file() and runs.isdisjoint(file.parents)]
+    return [file for file in files if runs.isdisjoint(file.parents)]
 
 
 def _files_state(folder: Path) -> Git:
@@ -57,13 +55,16 @@ def _files_state(folder: Path) -> Git:
     pattern = "*"
     while (folder / "__init__.py").exists():
         folder, pattern = folder.parent, f"{folder.name}/**/*"
-    checksum = hashlib.sha256()
-    files = sorted(file for ending in _CODE for file in islice(folder.glob(f"{pattern}.{ending}"), _MOST_FILES))
+    files = (file for ending in _CODE for file in islice(folder.glob(f"{pattern}.{ending}"), _MOST_FILES))
+    return Git(diff=_checksum(b"", sorted(files)))
+
+
+def _checksum(changes: bytes, files: Iterable[Path]) -> str | None:
+    """Return a checksum of changes, and of names and contents of source files; None if there are none."""
     for file in files:
-        with suppress(OSError):
-            checksum.update(f"{file}\n".encode(errors="surrogateescape"))
-            checksum.update(file.open("rb").read(_MOST_BYTES))
-    return Git(diff=checksum.hexdigest()[:16])
+        with suppress(OSError):  # it cannot be read, or is no file
+            changes += f"{file}\n".encode(errors="surrogateescape") + file.read_bytes()[:_MOST_BYTES]
+    return hashlib.sha256(changes).hexdigest()[:16] if changes else None
 
 
 def version_of(package: str) -> str | None:

@@ -49,8 +49,8 @@ class Run:
     progress: Progress
     command: str  # the command line, for environment.json
     checkout: Checkout | None = None  # whose code the cells use; None: that of the working directory
-    is_hosted: bool = False  # whether it runs in the process of an application, whose children are its own
     performs: Executor | None = None  # its tasks; None: what the config says
+    is_hosted: bool = False  # whether it runs in the process of an application, whose children are its own
     cells: CellRecords = field(init=False)
     caches: CompileCaches = field(init=False)
     executor: Executor = field(init=False)  # this and the following are set by `begin`
