@@ -50,7 +50,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 from math import comb, inf
 from typing import Any, Literal, TypeVar
 
@@ -635,7 +635,10 @@ def rank(cells: Mapping[str, Cell], *, in_one_run: bool = True) -> Ranking:
     """Rank the cells, of one run or of several. Raises ValueError if there are none."""
     if not cells:
         raise ValueError("no cell to rank")
-    compared = partial(_compare_among, cells, in_one_run=in_one_run)
+    direct = {
+        (one, other): compare(cells[one], cells[other], in_one_run=in_one_run) for one, other in permutations(cells, 2)
+    }
+    compared = partial(_compare_among, cells, direct)
     ratios = {(one, other): compared(one, other) for one, other in combinations(cells, 2)}
 
     def total(name: str) -> float:
@@ -646,32 +649,34 @@ def rank(cells: Mapping[str, Cell], *, in_one_run: bool = True) -> Ranking:
     return Ranking(leader, judged(pairs, tests=len(cells) * (len(cells) - 1) // 2))
 
 
-def _compare_among(cells: Mapping[str, Cell], one: str, other: str, *, in_one_run: bool) -> Pair:
+def _compare_among(cells: Mapping[str, Cell], direct: Mapping[tuple[str, str], Pair], one: str, other: str) -> Pair:
     """Return the ratio of two cells; where they took no turns, by one of their run with which each of them took turns.
 
     In one process compiled cells take turns with the baseline, one after the other: what slowed the machine meanwhile
-    slowed the baseline, too, and its own placement cancels.
+    slowed the baseline, too, and its own placement cancels. Of several such cells it is the one with the least noise.
     """
-    direct = compare(cells[one], cells[other], in_one_run=in_one_run)
-    if direct.in_turns:
-        return direct
+    if direct[one, other].in_turns:
+        return direct[one, other]
     spreads = cells[one].spread, cells[other].spread
     spread = _total(spreads, alike=spreads[0] == spreads[1])
-    for third in (cell for name, cell in cells.items() if name not in (one, other)):
-        three = cells[one], third, cells[other]
+    by = list[Pair]()
+    for third in cells.keys() - {one, other}:
+        three = cells[one], cells[third], cells[other]
         if len({placement.session for cell in three for placement in cell.placements}) > 1:
             continue  # of several runs: its own placement differs, too
-        first, second = compare(cells[one], third), compare(third, cells[other])
+        first, second = direct[one, third], direct[third, other]
         if first.in_turns and second.in_turns:
-            return Pair(
-                first.log_ratio + second.log_ratio,
-                *(first.noise + second.noise, min(first.noise_freedom, second.noise_freedom)),
-                *(spread.std**2, spread.freedom),
-                low_shift=first.low_shift + second.low_shift,
-                high_shift=first.high_shift + second.high_shift,
-                taken=max(first.taken, second.taken),
+            by.append(
+                Pair(
+                    first.log_ratio + second.log_ratio,
+                    *(first.noise + second.noise, min(first.noise_freedom, second.noise_freedom)),
+                    *(spread.std**2, spread.freedom),
+                    low_shift=first.low_shift + second.low_shift,
+                    high_shift=first.high_shift + second.high_shift,
+                    taken=max(first.taken, second.taken),
+                )
             )
-    return direct
+    return min(by, key=lambda pair: (pair.noise, pair.log_ratio), default=direct[one, other])
 
 
 def fewest_windows(cells: int) -> int:

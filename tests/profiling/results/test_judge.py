@@ -54,6 +54,20 @@ def test_as_a_ratio_grows_the_answer_goes_from_same_to_undecided_to_slower_and_n
     assert at == ["slower", "same"], "the resolution is that of the reader"
 
 
+def test_the_leader_is_the_same_in_each_order_of_cells_that_began_and_ended_at_different_turns():
+    """The second cell is faster by 0.8%; it began when others had ended: only the first and a noisy one had both turns."""
+    rng, turns = np.random.default_rng(1), {"noisy": (0, 30), "first": (0, 30), "second": (10, 30)}
+    turns |= {f"ended {each}": (0, 10) for each in range(4)}
+    ms, cells = {"noisy": 2.0, "first": 1.0, "second": 0.992}, dict[str, Cell]()
+    for name, (begin, end) in turns.items():
+        noise = (0.2 if name == "noisy" else 0.0005) * rng.standard_normal(end - begin)
+        windows = Windows.of(ms.get(name, 1.5) * np.exp(noise), range(begin, end), 0.0, "turns")
+        cells[name] = Cell((windows,), TIGHT)
+    orders = [rng.permutation(list(cells)).tolist() for _ in range(10)]
+    leaders = {rank({name: cells[name] for name in each}).leader for each in orders}
+    assert leaders == {"second"}
+
+
 def starved(ms, seed, n=14, share=0.4):
     """A cell beside others, some windows of which take up to 400 times as long: threads that wait for each other."""
     rng = np.random.default_rng(seed)
