@@ -98,8 +98,9 @@ _FOR_A_CPU = "profiling.variants.inductor:find_vector_instructions"
 #: The class of a variant without a `_target_`.
 RECIPE = "profiling.variants.recipe.Recipe"
 
-#: Longest name. A file has the names of a component and a variant and up to 50 more characters, and may have 255.
-LONGEST_NAME = 100
+#: Longest name, and longest `<component>.<variant>`: a file has up to 50 more characters, and may have 255. An
+#: expression of all steps that fit together has 125.
+LONGEST_NAME, LONGEST_CELL = 150, 200
 _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{{0,{LONGEST_NAME - 1}}}")
 
 
@@ -164,6 +165,11 @@ class RunConfig(RunOptions):
         object.__setattr__(self, "variants", {name: as_recipe(node) for name, node in self.variants.items()})
         cells: dict[str, str] = {}
         for cell in (f"{row}.{variant}" for row in rows for variant in self.variants):
+            if len(cell) > LONGEST_CELL:
+                raise InputError(
+                    f"{cell} would name files, and has {len(cell)} characters. Rename the component, or use variants "
+                    f"with fewer steps: {LONGEST_CELL} characters at most."
+                )
             other = cells.setdefault(cell.lower(), cell)
             if other is not cell:
                 raise InputError(

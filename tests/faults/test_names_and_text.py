@@ -17,7 +17,7 @@ from profiling.errors import InputError, command, override, printable
 from profiling.results.jsonl import read_records
 from profiling.results.record import Record
 from profiling.results.run_folder import resume_command
-from profiling.run.job import LONGEST_NAME
+from profiling.run.job import LONGEST_CELL, LONGEST_NAME
 
 HOSTILE_TEXT = {
     "colours and a cleared screen": "\x1b[31mred\x1b[0m\x1b[2J\x9b5A",
@@ -137,10 +137,11 @@ def test_cells_with_the_same_files(components, variants):
 
 
 def test_good_names_and_the_longest_file():
-    name = "x" * LONGEST_NAME
-    config(("net", "net@batch=4", "net@x.0=1-8", "A_1", name), ("baseline", name, "compile+fx"))
-    longest = f"{name}.{name}.round1000.frames.npz.{2**22}.part"
-    assert len(longest) <= 255
+    name, rest = "x" * LONGEST_NAME, LONGEST_CELL - LONGEST_NAME - 1
+    config(("net", "net@batch=4", "net@x.0=1-8", "A_1", "y" * rest), ("baseline", name, "compile+fx"))
+    assert LONGEST_CELL + len(f".round1000.frames.npz.{2**22}.part") <= 255
+    with pytest.raises(InputError, match=f"has {LONGEST_CELL + 1} characters"):
+        config(("y" * (rest + 1),), (name,))
 
 
 NASTY = 'it\'s $(touch executed); a=b, "c" ${x} [d] {e} \\'

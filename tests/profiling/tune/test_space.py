@@ -21,6 +21,8 @@ def test_recipes_of_the_shipped_steps_can_be_made_and_merge_them_in_their_order(
     chosen = frozenset(("cuda_graph", "compile", "pdl", "channels_last", "freezing"))
     assert space.name(chosen) == "channels_last+compile+freezing+pdl+cuda_graph"
     assert space.chosen(space.name(chosen)) == chosen
+    exact = {each for each, step in space.steps.items() if step.kind == "transform" and step.rules.tolerance is None}
+    assert space.together() == exact | {"compile", "cuda_graph"}, "they fit together, also in the name of a file"
 
 
 def test_a_search_tries_all_steps_but_those_that_say_that_they_are_not_to_be_searched():
