@@ -123,7 +123,9 @@ class CellsInTurns:
         if first is not None and first in left:
             return None if self._preparing else first
         goes_alone = first in self._preparing or any(compares_times(each.job) for each in self._preparing)
-        if goes_alone or self._is_full() or self.lacking_memory():
+        # In this process another cell would share the compiler's caches with one that has compiled.
+        is_full = any(isinstance(each.executor, InProcess) and each.has_compiled for each in self.waiting)
+        if goes_alone or is_full or self.lacking_memory():
             return None
         if most == 1:
             return left[0] if left else None
@@ -132,10 +134,6 @@ class CellsInTurns:
         fitting = [each for each in fitting if not (compiled_ahead(each.job) and _code(each) in codes)]
         fresh = [each for each in fitting if self._is_compiled_anew(each) and _code(each) not in codes]
         return next(iter((*fresh, *fitting)), None) or self._next_control()
-
-    def _is_full(self) -> bool:
-        """Return whether a cell that has compiled waits in this process: another would share the compiler's caches."""
-        return any(isinstance(each.executor, InProcess) and each.has_compiled for each in self.waiting)
 
     def _next_control(self) -> LiveCell | None:
         """Return a control that may be prepared before it is known whether it will be used; None if there is none.

@@ -98,13 +98,12 @@ _FOR_A_CPU = "profiling.variants.inductor:find_vector_instructions"
 #: The class of a variant without a `_target_`.
 RECIPE = "profiling.variants.recipe.Recipe"
 
-#: Longest name, and longest `<component>.<variant>`: a file has up to 50 more characters, and may have 255. An
-#: expression of all steps that fit together has 125.
+#: Longest name, and longest `<component>.<variant>`: a file has up to 50 more characters, and may have 255.
 LONGEST_NAME, LONGEST_CELL = 150, 200
-_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.@=+-]{{0,{LONGEST_NAME - 1}}}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@=+-]*")
 
 
-def check_names(group: str, names: Iterable[str]) -> None:
+def check_names(group: str, names: Iterable[str], longest: int = LONGEST_NAME) -> None:
     """Check names of components, variants or metrics, which become names of files and keys of records.
 
     Raises:
@@ -112,10 +111,10 @@ def check_names(group: str, names: Iterable[str]) -> None:
 
     """
     for name in names:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or len(name) > longest or not _NAME.fullmatch(name):
             raise InputError(
-                f"{group} {printable(repr(name), LONGEST_NAME)} cannot be the name of a file. Rename it: letters a-z, "
-                f"digits and _ first, then also - . @ = +, at most {LONGEST_NAME} characters."
+                f"{group} {printable(repr(name), longest)} cannot be the name of a file. Rename it: letters a-z, "
+                f"digits and _ first, then also - . @ = +, at most {longest} characters."
             )
 
 
@@ -165,11 +164,7 @@ class RunConfig(RunOptions):
         object.__setattr__(self, "variants", {name: as_recipe(node) for name, node in self.variants.items()})
         cells: dict[str, str] = {}
         for cell in (f"{row}.{variant}" for row in rows for variant in self.variants):
-            if len(cell) > LONGEST_CELL:
-                raise InputError(
-                    f"{cell} would name files, and has {len(cell)} characters. Rename the component, or use variants "
-                    f"with fewer steps: {LONGEST_CELL} characters at most."
-                )
+            check_names("cell", (cell,), LONGEST_CELL)
             other = cells.setdefault(cell.lower(), cell)
             if other is not cell:
                 raise InputError(

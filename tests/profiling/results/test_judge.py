@@ -55,7 +55,7 @@ def test_as_a_ratio_grows_the_answer_goes_from_same_to_undecided_to_slower_and_n
 
 
 def test_the_leader_is_the_same_in_each_order_of_cells_that_began_and_ended_at_different_turns():
-    """The second cell is faster by 0.8%; it began when others had ended: only the first and a noisy one had both turns."""
+    """The second cell is faster by 0.8%; it began when others had ended: of them only two had turns with both."""
     rng, turns = np.random.default_rng(1), {"noisy": (0, 30), "first": (0, 30), "second": (10, 30)}
     turns |= {f"ended {each}": (0, 10) for each in range(4)}
     ms, cells = {"noisy": 2.0, "first": 1.0, "second": 0.992}, dict[str, Cell]()
