@@ -38,7 +38,7 @@ trace: $(RUN_READY) ## the main job with profiler traces and compile reports
 realtime: $(RUN_READY) ## the loop of a real-time application, frame by frame against a deadline
 	$(PY) -m profiling.realtime $(ARGS)
 
-tune: $(RUN_READY) ## search the fastest correct recipe of a component: make tune ARGS="component=[image_decoder] seconds=600"
+tune: $(RUN_READY) ## find the fastest correct recipe of a component: make tune ARGS="component=[image_decoder] seconds=600"
 	$(PY) -m profiling.tune $(ARGS)
 
 checkpoints: $(RUN_READY) ## download the published weights that are missing (NAME=audio_vae: only these)

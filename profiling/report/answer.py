@@ -41,7 +41,7 @@ _INTERVALS, _RATIO, _HOLDS, _OTHERS = (
     "±, (low-high): intervals of 95% or more.",
     " vs baseline: both timed alternately, so not p50 / p50.",
     "holds: at most {late} late. ",
-    "rel. L2: to fp32 eager. next: to improve, a call's time then. ~: estimated.",
+    "rel. L2: to fp32 eager. next: what to improve: a call's time then, or its part. ~: estimated.",
 )
 _BOUNDS = "≥, ≤: other processes took part of the time: at least, at most."
 _LEGEND = (
