@@ -258,12 +258,19 @@ def _cell_markdown(cell: Cell) -> str:
     return struck(text) if cell.struck else text
 
 
+#: Where a line may be broken: at blanks, between the steps of recipes, or after the underscores of names.
+_BETWEEN_STEPS, _IN_NAMES = re.compile(r"(\s+)|(?<=\+)(?!\s)"), re.compile(r"(\s+)|(?<=_)(?![_\s])")
+
+
 def wrapped_line(text: str, width: int = WIDTH) -> str:
-    """Return a line broken to at most `width` characters, its continuation lines indented."""
-    lines = textwrap.wrap(
-        printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
-    return "\n".join(lines)
+    """Return a line broken to at most `width` characters, its continuation lines indented.
+
+    Where the name of a recipe is longer than a line, lines are also broken between steps.
+    """
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    if max(map(len, text.split()), default=0) > width - len(wrapper.subsequent_indent):
+        wrapper.wordsep_simple_re = _BETWEEN_STEPS
+    return "\n".join(wrapper.wrap(printable(text)))
 
 
 def _is_long(text: str, most: int) -> bool:
@@ -300,7 +307,7 @@ def _wrapped(text: str, most: int) -> str:
     It may break at blanks, between the steps of recipes, and in other texts after the underscores of names.
     """
     wrapper = textwrap.TextWrapper(most, break_long_words=False)
-    wrapper.wordsep_re = re.compile(r"(\s+)|(?<=\+)(?!\s)" if "+" in text else r"(\s+)|(?<=_)(?![_\s])")
+    wrapper.wordsep_re = _BETWEEN_STEPS if "+" in text else _IN_NAMES
     lines, most = wrapper.wrap(text), max(most, LONG_WORD)
     return "\n".join(line[start : start + most] for line in lines for start in range(0, len(line), most))
 

@@ -64,7 +64,7 @@ def probe(jobs: tuple[Job, ...], emit: Emit, checkout: Checkout | None = None) -
         if path is not None and not path.exists():
             raise InputError(f"component.{spec.key}.checkpoint={path} does not exist. Correct the path.")
     parts = json.dumps([(job.variant_options, job.metrics) for job in jobs])
-    own = re.findall(r'"_target_": "(?!profiling\.)([^"]+)"', parts)
+    own = re.findall(r'"_target_": "(?!(?:profiling|models)\.)([^"]+)"', parts)
     revisions = module_states(dict.fromkeys([*(spec.module["_target_"] for spec in components.values()), *own]))
     machine = structs.replace(environment(settings), module_git=revisions)
     if settings.ceilings == "auto":
