@@ -160,7 +160,7 @@ def profile(
             rounds=rounds,
             seconds=seconds,
         )
-        run = Run(TARGET, config, folder, progress, shell_words(["python", *sys.argv]), is_hosted=True)
+        run = Run(TARGET, config, folder, progress, shell_words(["python", *sys.argv]))
         try:
             run.execute()
         finally:

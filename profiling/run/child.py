@@ -130,7 +130,7 @@ def signal_name(number: int) -> str:
 
 
 class Orphans:
-    """Finds processes of a cell that still run after its process group was killed, or after the run in one process.
+    """Finds processes of a cell that still run after its process group was killed.
 
     Without Linux's prctl or /proc it finds none.
     """
@@ -166,13 +166,12 @@ class Orphans:
     def _has_ended(self, child: psutil.Process) -> bool:
         """Return whether an adopted process has ended, and reap it; True if it does not belong to this cell.
 
-        One in the group of another cell that is still alive will be killed with that. One in the session of this
-        process was started by it, as the compiler's workers are with isolation=none.
+        One in the group of another cell that is still alive will be killed with that.
         """
         if child.pid in self._before | _STARTED:
             return True
         with contextlib.suppress(psutil.Error, OSError):
-            if os.getpgid(child.pid) in _STARTED or os.getsid(child.pid) == os.getsid(0):
+            if os.getpgid(child.pid) in _STARTED:
                 return True
             if child.status() != psutil.STATUS_ZOMBIE:
                 return child.pid in self._named

@@ -50,7 +50,6 @@ class Run:
     command: str  # the command line, for environment.json
     checkout: Checkout | None = None  # whose code the cells use; None: that of the working directory
     performs: Executor | None = None  # its tasks; None: what the config says
-    is_hosted: bool = False  # whether it runs in the process of an application, whose children are its own
     cells: CellRecords = field(init=False)
     caches: CompileCaches = field(init=False)
     executor: Executor = field(init=False)  # this and the following are set by `begin`
@@ -215,8 +214,8 @@ def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | Non
 
     """
     orphans = Orphans()
+    adopted = orphans.adopted() if runs[0].config.isolation == "process" else nullcontext()
     procedures = (run.config.procedure["_target_"].rpartition(".")[0] for run in runs)
-    adopted = nullcontext() if runs[0].is_hosted else orphans.adopted()
     with adopted, closing(server_for_run((*procedures, *IMPORTED_LATER))) as server:
         for run in runs:
             run.begin(orphans, server)
@@ -225,8 +224,6 @@ def execute(runs: Sequence[Run], schedule: Callable[[Sequence[Run]], None] | Non
         finally:
             for run in runs:
                 run.caches.clear()
-            if runs[0].config.isolation == "none" and not runs[0].is_hosted:  # before, the cell cannot be told
-                orphans.notes()
             if names := orphans.left():
                 runs[0].progress.say(f"note: cells left processes behind, which still run: {names}")
 
