@@ -230,10 +230,12 @@ def _show(target: str, parsed: Namespace, folders: Sequence[Path]) -> None:
             hydra.show_cfg(target, given, parsed.cfg, parsed.package, parsed.resolve)
         elif parsed.info:
             hydra.show_info(parsed.info, target, given)
-        elif parsed.overrides:
-            hydra.shell_completion(target, parsed.overrides)
         else:
-            raise InputError("--shell-completion needs what to do. Write install=bash after it, for example.")
+            try:
+                hydra.shell_completion(target, parsed.overrides)
+            except (ValueError, LookupError):  # another word, an unknown shell, or no COMP_LINE
+                said = "--shell-completion needs what to do. Write install=bash after it, for example."
+                raise InputError(said) from None
 
 
 def text_of(chosen: Override | None) -> str | None:

@@ -55,8 +55,8 @@ _CONSOLE, _FITTING = 40, 12
 _NOTE = "B / A: of calls timed alternately, or in two runs, in all processes; not p50 / p50."
 #: How to do what the verdict of two runs may ask for.
 _IN_TURNS = (
-    "To measure both in turns: python -m profiling.compare REVISION REVISION, of two versions of the code; one "
-    "profiling.profile(module, inputs, variants={NAME: ..., NAME: ...}), of two variants."
+    "To measure both in turns: python -m profiling.compare REVISION REVISION component=[NAME], of two versions of the "
+    "code; one run with variant=[NAME,NAME], or one profiling.profile(…, variants=[…]), of two variants."
 )
 #: Characters of a value before the console breaks it.
 _WRAP = 28

@@ -63,8 +63,9 @@ def probe(jobs: tuple[Job, ...], emit: Emit, checkout: Checkout | None = None) -
         path, _ = find_weights(spec, settings)
         if path is not None and not path.exists():
             raise InputError(f"component.{spec.key}.checkpoint={path} does not exist. Correct the path.")
-    parts = json.dumps([(job.variant_options, job.metrics) for job in jobs])
-    own = re.findall(r'"_target_": "(?!(?:profiling|models)\.)([^"]+)"', parts)
+    parts = [(job.variant_options, job.metrics, job.procedure) for job in jobs]
+    parts += [(spec.module, spec.inputs) for spec in components.values()]
+    own = re.findall(r'"_target_": "(?!(?:profiling|models)\.)([^"]+)"', json.dumps(parts, ensure_ascii=False))
     revisions = module_states(dict.fromkeys([*(spec.module["_target_"] for spec in components.values()), *own]))
     machine = structs.replace(environment(settings), module_git=revisions)
     if settings.ceilings == "auto":

@@ -6,12 +6,12 @@ import hashlib
 import importlib.util
 import os
 import subprocess
+import sysconfig
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
-from itertools import islice
 from pathlib import Path
 
 from profiling.results.environment import Environment, Git
@@ -19,8 +19,8 @@ from profiling.results.jsonl import RESULTS_FILE
 
 #: Files that git does not know yet belong to the code if they end like this: the rest may be gigabytes of data.
 _CODE = ("py", "pyx", "c", "cc", "cpp", "cu", "cuh", "h", "hpp")
-#: Most files of a folder outside git that are read, and most bytes of a file.
-_MOST_FILES, _MOST_BYTES = 1000, 1 << 20
+#: Where modules of Python itself are.
+_STDLIB = sysconfig.get_path("stdlib")
 #: The checkout of this tool, if it runs from one.
 TOOL = Path(__file__).resolve().parents[2]
 
@@ -51,20 +51,22 @@ def _new_code(folder: Path) -> list[Path]:
 
 
 def _files_state(folder: Path) -> Git:
-    """Return a state outside git: a checksum of the source files in `folder`, or of the whole package that it is in."""
-    pattern = "*"
+    """Return a state outside git: a checksum of the source files in `folder`, and of packages beside or around it."""
     while (folder / "__init__.py").exists():
-        folder, pattern = folder.parent, f"{folder.name}/**/*"
-    files = (file for ending in _CODE for file in islice(folder.glob(f"{pattern}.{ending}"), _MOST_FILES))
-    return Git(diff=_checksum(b"", sorted(files)))
+        folder = folder.parent
+    places = [folder.glob, *(each.parent.rglob for each in folder.glob("*/__init__.py"))]
+    return Git(diff=_checksum(b"", sorted(file for find in places for each in _CODE for file in find(f"*.{each}"))))
 
 
 def _checksum(changes: bytes, files: Iterable[Path]) -> str | None:
-    """Return a checksum of changes, and of names and contents of source files; None if there are none."""
+    """Return a checksum of changes, and of names and contents of files; None if there are none."""
+    checksum = hashlib.sha256(changes)
     for file in files:
-        with suppress(OSError):  # it cannot be read, or is no file
-            changes += f"{file}\n".encode(errors="surrogateescape") + file.read_bytes()[:_MOST_BYTES]
-    return hashlib.sha256(changes).hexdigest()[:16] if changes else None
+        with suppress(OSError):  # it cannot be read
+            if file.is_file():
+                changes = f"{file}\n".encode(errors="surrogateescape") + file.read_bytes()
+                checksum.update(changes)
+    return checksum.hexdigest()[:16] if changes else None
 
 
 def version_of(package: str) -> str | None:
@@ -128,7 +130,7 @@ def _folder_of(target: str) -> Path | None:
             continue
         if spec is not None:
             file = Path(spec.origin or "")
-            installed = {"site-packages", "dist-packages"} & set(file.parts)
+            installed = {"site-packages", "dist-packages"} & {*file.parts} or file.is_relative_to(_STDLIB)
             return file.parent if file.is_file() and not installed else None
     return None
 

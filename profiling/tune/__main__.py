@@ -52,7 +52,8 @@ def run(cfg: DictConfig, folder: Path) -> int:
         with ExitStack() as stack:
             if others:
                 shares = {device: share.steps for device, share in zip(devices[1:], others, strict=True)}
-                elsewhere = searching(folder.absolute() / "devices", shares, SEARCHING * seconds)
+                others_in = folder.absolute() / "devices"
+                elsewhere = searching(others_in, shares, SEARCHING * seconds, run.progress.say)
                 search.own, search.others = own, stack.enter_context(elsewhere)
             run_cells((run,), search)
         return finished(run, search.space)
@@ -86,7 +87,8 @@ def checked(cfg: DictConfig) -> tuple[RunConfig, Space, Mapping[str, str]]:
     for name, wrong in (("isolation=none", config.isolation == "none"), ("check=true", config.settings.check)):
         if wrong:
             raise InputError(f"{name}: a search times recipes in processes of their own. Leave it out.")
-    config = replace(config, variants={BASELINE: config.variants[BASELINE], **space.variants()})
+    variants = {BASELINE: config.variants[BASELINE], **space.variants()}
+    config = replace(config, variants=variants, source={**config.source, "variant": variants})
     return config, space, left_out
 
 
@@ -127,12 +129,12 @@ def shares_of(space: Space, devices: Sequence[str]) -> list[Space]:
 
 @contextmanager
 def searching(
-    folder: Path, shares: Mapping[str, Iterable[str]], seconds: float
+    folder: Path, shares: Mapping[str, Iterable[str]], seconds: float, say: Callable[[str], None]
 ) -> Iterator[Callable[[float], list[Record]]]:
     """Inside the block, search on further devices for `seconds`, each the steps of its share; yield `joined`.
 
     Each is a run of its own in `folder`. Its command line is otherwise that of this process, with which it ends, also
-    where that is killed.
+    where that is killed. `say` is told of a search that failed.
     """
     replaced = ("devices=", "device=", "steps=", "seconds=", "resume=", "hydra.run.dir=")
     arguments = [each for each in sys.argv[1:] if not each.startswith(replaced)]
@@ -150,6 +152,9 @@ def searching(
         yield partial(joined, folder, searches)
     finally:
         end(searches, ENDING)
+        for device, search in zip(shares, searches, strict=False):  # an interrupt may come before all have started
+            if code := search.wait():
+                say(f"note: the search on {device} ended with exit code {code}. Its output is in {folder}, in its log.")
         processes.close()
 
 

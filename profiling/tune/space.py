@@ -33,9 +33,9 @@ class Space:
         if names is None:
             names = [name for name, step in steps.items() if step.rules.search]
         if not isinstance(names, list) or not names:
-            raise InputError("steps=[] leaves nothing to search. Name at least one step; --help lists them.")
+            raise InputError(f"steps={names} names no step to search. Write steps=[compile,cuda_graph], for example.")
         for name in names:
-            if name not in steps:
+            if not isinstance(name, str) or name not in steps:
                 raise InputError(f"steps: there is no step {name!r}.{did_you_mean(str(name), steps)}")
         check_names("step", names)
         if max_rel_l2 is not None:

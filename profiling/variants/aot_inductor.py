@@ -161,7 +161,7 @@ class AOTInductor(Compiler):
             cached=cached,
         )
         shares = [f"buffers that calls change are shared with the module: {', '.join(bound)}"] if bound else []
-        return runner, package, [*_own_operators(program), *shares]
+        return runner, package, [*own_operators(program), *shares]
 
 
 def _missing_libstdcxx() -> list[str]:
@@ -182,13 +182,14 @@ def _missing_libstdcxx() -> list[str]:
 # What a program calls, returns and writes to. ----------------------------------------------------------------------
 
 
-def _own_operators(program: torch.export.ExportedProgram) -> Iterator[str]:
+def own_operators(program: torch.export.ExportedProgram) -> Iterator[str]:
+    """Yield a remark that names the operators which a process must register before it loads the package."""
     parts = program.graph_module.modules()  # some are nested (under autocast, for example)
     targets = {node.target for part in parts if isinstance(part, fx.GraphModule) for node in part.graph.nodes}
-    # What can be decomposed (torchao's operators) is not in the package, and of a `triton_op` its kernels are.
+    # What can be decomposed (torchao's operators) is not in the package; kernels of a `triton_op` are.
     of_torch = ("aten", "prim", "prims", "export", "_export", "inductor", "quantized", "higher_order")
     called = [each for each in targets if isinstance(each, torch._ops.OpOverload) and each.namespace not in of_torch]
-    own = [each for each in called if not each._can_decompose() and each.name() not in triton_ops_to_kernels]
+    own = [each for each in called if not each._can_decompose() and not triton_ops_to_kernels.get(each.name())]
     if own:
         yield f"register these operators before loading the package: {', '.join(sorted(map(str, own)))}"
 

@@ -85,6 +85,7 @@ REFUSED = {
         ("metric.latency.max_iterations=many", "max_iterations"),
         ("+component.net.checkpoint=missing.pt", "does not exist"),
         ("checkpoint=required", "component.net.checkpoint=PATH"),
+        ("device=gpu", "cuda"),
         ("dtype=float15", "Did you mean 'float16'"),
         ("isolation=thread", "process"),
         ("cell_timeout=soon", "cell_timeout='soon' must be a number, not text"),
@@ -142,6 +143,7 @@ REFUSED = {
     ),
     "training_step": (
         ("training=5", "training"),
+        ("training.steps=0", "training.steps"),
         ("+training.stesp=3", "Did you mean 'steps'"),
         ("training.lr_changes=[[1,a]]", "lr_changes"),
         ("variant=[channels_last_compile]", "variant.channels_last+compile.transforms are for forward passes"),
@@ -155,7 +157,8 @@ REFUSED = {
     ),
     "tune": (
         ("steps=[cuda_grph]", "Did you mean 'cuda_graph'"),
-        ("steps=[]", "leaves nothing to search"),
+        ("steps=[]", "names no step to search"),
+        ("steps=[[compile]]", "there is no step"),
         ("steps=[pdl]", "needs compile or"),
         ("+step.compile.rules.cost=1", "step.compile.rules.cost is unknown"),
         ("seconds=0", "seconds=0"),

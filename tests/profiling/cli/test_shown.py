@@ -39,6 +39,14 @@ def test_a_shell_completes_a_word(shown, monkeypatch, word, completed):
     assert completed in shown("--shell-completion", "query=bash").split()
 
 
+@pytest.mark.parametrize("words", [(), ("install",), ("install=tcsh",), ("query=bash",)])
+def test_a_completion_that_hydra_cannot_make_is_one_line(monkeypatch, capsys, words):
+    monkeypatch.delenv("COMP_LINE", raising=False)
+    monkeypatch.setattr(sys, "argv", ["profiling", "--shell-completion", *words])
+    assert launch("generic_forward", lambda cfg, folder: pytest.fail("it runs")) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_help_lists_components_and_steps(shown):
     text = shown("--help", f"--config-dir={OUTSIDE}")
     assert {"image_decoder", "channels_last", "device=auto"} <= {*text.split()}

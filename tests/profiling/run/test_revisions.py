@@ -1,5 +1,7 @@
 """Whose code a run measured: revisions of the user's checkouts, apart from the one of this tool."""
 
+import os
+
 import pytest
 from as_user import OUTSIDE, ROOT, command, finished
 from planted_repository import commit
@@ -59,18 +61,40 @@ def test_code_outside_git_counts_by_the_files_of_its_package_or_beside_it(tmp_pa
     (tmp_path / "alone_outside_git.py").write_text("")
     targets = ["outside_git.parts.net.Net", "alone_outside_git.Net"]
     before = Environment(module_git=module_states(targets))
-    for file, changed in ((package / "ops.py", targets[0]), (tmp_path / "ops.py", targets[1])):
+    for file in (package / "ops.py", tmp_path / "ops.py", package / "parts" / "net.py"):
         file.write_text("a = 1")
         now = Environment(module_git=module_states(targets))
         said = code_changes(before, now)
-        assert said.startswith(f"{changed} outside git (")
-        assert said.count(") → outside git (") == 1, "the other one is as it was"
+        assert said.startswith(f"{targets[0]} outside git (")
+        assert said.count(") → outside git (") == 1, "the module beside it has the same code"
         before = now
     (tmp_path / "data.bin").write_text("no code")
+    os.mkfifo(tmp_path / "pipe.c")
+    (tmp_path / "zeros.py").symlink_to("/dev/zero")
     assert module_states(targets) == before.module_git
 
 
+def test_each_of_many_files_outside_git_counts(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    package = tmp_path / "many_outside_git"
+    package.mkdir()
+    files = [package / f"{name}.py" for name in ("__init__", *(f"m{number}" for number in range(1200)))]
+    for file in files:
+        file.write_text("")
+    (tmp_path / "beside_outside_git.py").write_text("from many_outside_git import m7")
+    targets = ["many_outside_git.m7.Net", "beside_outside_git.Net"]
+    before = module_states(targets)
+    for file in files[::300]:
+        file.write_text("a = 1")
+        now = module_states(targets)
+        assert before.keys() == now.keys() == {*targets}
+        assert not {*before.values()} & {*now.values()}
+        before = now
+
+
 def test_parts_of_variants_and_metrics_count_as_code(profile):
-    environment = read_environment(profile("component=[net]", "variant=[own_unchanged]", "isolation=none").folder)
-    assert {"outside_net.Net", "own_transforms.unchanged"} <= set(environment.module_git)
+    own_metric = ("+metric.mine._target_=cell_faults.Returns", "+metric.mine.what=phase")
+    done = profile("component=[net]", "variant=[own_unchanged]", *own_metric, "isolation=none")
+    environment = read_environment(done.folder)
+    assert {"outside_net.Net", "own_transforms.unchanged", "cell_faults.Returns"} <= set(environment.module_git)
     assert not any(target.startswith("profiling.") for target in environment.module_git)

@@ -19,7 +19,7 @@ from planted_recipes import EAGER_MS, LOAD_S, Plans, prepared, searched, space_o
 from profiling.report.tune import contributions
 from profiling.results.verdicts import compare_records, fastest_correct
 from profiling.run.events import End
-from profiling.tune.__main__ import finished, joined
+from profiling.tune.__main__ import finished, joined, searching
 from profiling.tune.search import GRACE, NOT_TRIED, SPENT
 
 STEPS = ("wrong", "half", "slower", "fifth_off", "nothing", "together")
@@ -402,11 +402,20 @@ def test_what_another_device_did_not_try_is_tried_by_the_first_one(tmp_path):
     assert fastest_correct(records.values()).variant == "third"
 
 
+def test_a_search_on_another_device_that_fails_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tune", "component=[image_decoder]", "scale=tiny"])
+    said = list[str]()
+    with searching(tmp_path / "devices", {"cuda:77": ["compile"]}, 60.0, said.append) as joined_:
+        assert joined_(0.0) == []
+    assert len(said) == 1
+    assert "the search on cuda:77 ended with exit code 2" in said[0]
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from profiling.tune.__main__ import searching
-with searching(Path(sys.argv.pop()), {"cpu:0": ["regional"]}, 480.0) as joined:
+with searching(Path(sys.argv.pop()), {"cpu:0": ["regional"]}, 480.0, print) as joined:
     _, (search,) = joined.args
     print(search.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -36,6 +36,15 @@ def test_a_search_tries_all_steps_but_those_that_say_that_they_are_not_to_be_sea
     assert list(Space.of(read_steps(own), ["asked"], None).steps) == ["asked"]
 
 
+def test_options_of_steps_are_part_of_the_config_that_a_resumed_search_must_have():
+    plain, other = (
+        checked(composed("component=[image_decoder]", "steps=[compile]", *more, target="tune"))[0].source
+        for more in ((), ("step.compile.dynamic=true",))
+    )
+    assert plain["variant"].keys() == other["variant"].keys() == {"baseline", "compile"}
+    assert plain["variant"]["compile"] != other["variant"]["compile"]
+
+
 def test_neighbours_have_one_step_more_or_an_alternative():
     rules = {"a": {"group": "g"}, "b": {"group": "g"}, "d": {"needs": ["a"]}}
     space = space_of("a", "b", "c", "d", **rules)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from fixed_component import Net, fixed_component
 from torch import nn
 from torch._inductor import config, cpp_builder
+from torch._library.triton import triton_ops_to_kernels
 from torch.utils._pytree import _register_namedtuple
 
 import profiling
@@ -22,7 +23,7 @@ from profiling.components.reference import eager_reference
 from profiling.components.trees import map_tensors
 from profiling.errors import InputError, SkippedError, missing_package
 from profiling.fx_passes.convolution import FoldBatchNorm
-from profiling.variants.aot_inductor import AOTInductor, exported, grouped
+from profiling.variants.aot_inductor import AOTInductor, exported, grouped, own_operators
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Recipe
 from profiling.variants.rewrite import Rewrite
@@ -50,7 +51,7 @@ _register_namedtuple(Named, serialized_type_name="test.Named")
 
 @torch.library.triton_op("test_packages::twice", mutates_args=())
 def twice(x: torch.Tensor) -> torch.Tensor:
-    """Double the input, as an operator whose Triton kernels go into a package; this one has none."""
+    """Double the input; it launches no Triton kernel that would go into a package."""
     return x * 2
 
 
@@ -60,7 +61,16 @@ def remembers(self, x):
     self.cache[:2] = self.cache[1:].clone()
     self.cache.view(-1).split(4)[2].copy_(row[0])
     self.at.add_(1)
-    return {"y": (self.cache.sum(0) * self.at, [twice(x)], None), "named": Named(x), "none": []}
+    return {"y": (self.cache.sum(0) * self.at, [x * 2], None), "named": Named(x), "none": []}
+
+
+def test_operators_of_ones_own_are_named_unless_a_package_has_their_kernels(monkeypatch):
+    program = exported(
+        fixed_component(Net(lambda self, x: twice(x)), torch.ones(3)).module, [{"x": torch.ones(3)}]
+    ).program
+    assert [each.partition(": ")[2] for each in own_operators(program)] == ["test_packages.twice.default"]
+    monkeypatch.setitem(triton_ops_to_kernels, "test_packages::twice", [object()])
+    assert list(own_operators(program)) == []
 
 
 @pytest.mark.slow
