@@ -196,7 +196,8 @@ def compare_runs(paths: Sequence[Path], threshold: float | None = None, glob: st
     rows = [("all", each) for each in differences]
     rows += [(cell.name, each) for cell in cells for each in cell.changes]
     changes = Table("What differs", _CHANGES, rows, few=_CONSOLE)
-    notes = [_NOTE, *([_IN_TURNS] if any("in turns" in cell.reason for cell in cells) else [])]
+    in_turns = any("in turns" in cell.reason for cell in cells) and not any(each.is_realtime for each in a.records)
+    notes = [_NOTE, *([_IN_TURNS] if in_turns else [])]
     sections = (
         Section("verdict", "Cells", answer, _LEGEND, (Table("Cells", _CELLS, both, notes, few=shown),)),
         Section("differences", "What differs", lines, tables=(changes,)),
