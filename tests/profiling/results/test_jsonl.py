@@ -18,7 +18,7 @@ RUNS = sorted(RESULTS.rglob("results.jsonl"))
 #: Fields that committed runs have and this version does not.
 GONE = re.compile(
     r"warmup_iterations|cache_control|max_allocated|max_reserved|peak_reserved|descheduled|run_queue_wait_ms|longest_run"
-    r"|sm_clock_(min|max)_mhz|sm_clock_mhz|first_call_s|restore_us|spread\.kind|^load\.|memory_bytes|steady\.p99"
+    r"|sm_clock_(min|max)_mhz|sm_clock_mhz|first_call_s|restore_us|^load\.|memory_bytes|steady\.p99"
     r"|graphs\.wall_ms|hardware_counters\.launches|^prepare\.stages|^realtime\.memory\.\w+\.(min|max|ci95)"
 )
 #: A line in which damage is planted.
