@@ -27,7 +27,7 @@ from profiling.run.sweep_job import JobTask, run_job
 PACKAGES = {"local": "joblib", "slurm": "submitit", "ray": "ray"}
 #: Prefix of the keys of a launcher's options, and the key that names the cluster of submitit.
 OWN, ENGINE = "hydra.launcher.", "hydra/launcher"
-#: Prefixes of the options that a launcher takes; one that is not listed takes none.
+#: By launcher, the prefixes of the options that it takes. A launcher that is not listed takes none.
 _OPTION_PREFIXES = {"slurm": (OWN, ENGINE), "ray": (f"{OWN}ray.init.", f"{OWN}ray.remote.")}
 #: Seconds in which a Ray cluster must answer.
 ANSWER_SECONDS = 30.0

@@ -160,7 +160,8 @@ def _near(handle: Any) -> frozenset[int]:
 
 
 def _gpu_label(gpu: str) -> str:
-    return f"cuda:{host_gpus()[gpu][0]} {host_gpus()[gpu][1]}" if gpu in host_gpus() else gpu
+    index, model, _ = host_gpus().get(gpu, (None, "", ()))
+    return gpu if index is None else f"cuda:{index} {model}"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

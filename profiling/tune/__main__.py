@@ -154,7 +154,8 @@ def searching(
         end(searches, ENDING)
         for device, search in zip(shares, searches, strict=False):  # an interrupt may come before all have started
             if code := search.wait():
-                say(f"note: the search on {device} ended with exit code {code}. Its output is in {folder}, in its log.")
+                log = folder / f"{device.replace(':', '_')}.log"
+                say(f"note: the search on {device} ended with exit code {code}. Its output is in {log}")
         processes.close()
 
 
