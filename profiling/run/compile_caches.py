@@ -7,11 +7,15 @@ cells with equal options start from what it left; with `cold` each cell gets an 
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
@@ -21,6 +25,7 @@ from msgspec.structs import replace
 from profiling.components.spec import PACKAGES_FOLDER
 from profiling.results.measured import Prepare, Start
 from profiling.results.record import decode_section, encode_sections
+from profiling.results.run_folder import write_json
 from profiling.run.events import Event, Sections
 from profiling.run.job import RECIPE, Job
 from profiling.run.session import most_processes
@@ -101,11 +106,45 @@ class Cache:
 
 
 class CompileCaches:
-    """The compiler caches of a run, by its option `compile_cache`: fresh, cold or shared."""
+    """The compiler caches of a run, by its option `compile_cache`: fresh, cold or shared.
 
-    def __init__(self, kind: str = "fresh") -> None:
+    `shared` is the folder of caches that outlives the run. What a cell needs is kept beside its code there, so that the
+    next run knows both; None: it is not kept.
+    """
+
+    def __init__(self, kind: str = "fresh", shared: Path | None = None) -> None:
         self.kind = kind
         self._caches: dict[str, Cache] = {}
+        self._compiled = set[str]()  # code that cells of this run have compiled
+        self._needs = None if shared is None or kind != "shared" else shared / "profiling"
+        self._needed: dict[str, dict[str, int]] = {}  # by cell, as read before it began
+
+    def hold(self, job: Job) -> bool:
+        """Return whether the code of a cell is in them, so that it need not wait until another one has compiled it."""
+        return compiled_code(job) in self._compiled or bool(self.needed(job))
+
+    def compiled(self, job: Job) -> None:
+        """Say that the code of a cell is in them now."""
+        if shares_code(job) and (code := compiled_code(job)) is not None:
+            self._compiled.add(code)
+
+    def needed(self, job: Job) -> dict[str, int]:
+        """Return the bytes by kind that a cell took in an earlier run with the same folder; empty: that is unknown."""
+        if self._needs is None:
+            return {}
+        if job.name not in self._needed:
+            self._needed[job.name] = {}
+            with suppress(OSError, ValueError, TypeError, AttributeError):
+                content = json.loads((self._needs / _needs_file(job)).read_text(encoding="utf-8"))
+                self._needed[job.name] = {str(kind): int(taken) for kind, taken in content.items()}
+        return self._needed[job.name]
+
+    def keep_needed(self, job: Job, taken: Mapping[str, int]) -> None:
+        """Keep the bytes by kind that a cell takes once it is prepared, with its code in the caches."""
+        if self._needs is not None and shares_code(job):
+            with suppress(OSError):  # a folder that cannot be written to keeps nothing
+                self._needs.mkdir(parents=True, exist_ok=True)
+                write_json(self._needs / _needs_file(job), taken)
 
     @contextmanager
     def lease(self, task: Task) -> Iterator[Cache]:
@@ -139,6 +178,20 @@ class CompileCaches:
         for cache in self._caches.values():
             cache.remove()
         self._caches.clear()
+
+
+def shared_folder() -> Path:
+    """Return the folder in which torch's compiler keeps code from run to run."""
+    default = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default)
+
+
+def _needs_file(job: Job) -> str:
+    """Return the name of the file of what a cell needs; another one for each that is built or prepared otherwise."""
+    settings = job.settings
+    parts = [[asdict(spec) for spec in job.networks], job.variant_options, job.procedure]
+    where = [job.row, settings.device, settings.dtype, settings.scale]
+    return f"{sha256(json.dumps([where, parts], sort_keys=True, default=str).encode()).hexdigest()[:32]}.json"
 
 
 def compiled_code(job: Job) -> str | None:

@@ -72,11 +72,15 @@ class Started(_Event, frozen=True, tag="started"):
 
 
 class Probed(_Event, frozen=True, tag="probe"):
-    """The result of the probe: resolved settings, what it knows of the environment, and variants that cannot run."""
+    """The result of the probe: resolved settings, what it knows of the environment, and variants that cannot run.
+
+    `free` is the memory in bytes, by kind, that is free before the first cell.
+    """
 
     settings: Settings
     environment: Environment
     not_run: dict[str, End]
+    free: dict[str, int] = {}
 
 
 Event = Phase | Sections | Waiting | End | Started | Probed

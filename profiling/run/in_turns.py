@@ -7,7 +7,7 @@ too. Nothing is timed meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, Self
@@ -34,16 +34,22 @@ class CellsInTurns:
 
     A context manager: at the end of its block the remaining cells are killed; after an interruption by the user,
     what they measured is kept. `now` returns seconds. Cells that run out of memory beside others are appended to
-    `again`, to be measured once more; without that list they fail.
+    `again`, to be measured once more; without that list they fail. `free` is the memory before the first cell, in
+    bytes by kind.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic, again: list[LiveCell] | None = None) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float] = time.monotonic,
+        again: list[LiveCell] | None = None,
+        free: Mapping[str, int] | None = None,
+    ) -> None:
         self.again, self._now = again, now
         self.waiting: list[LiveCell] = []
         self._preparing: list[LiveCell] = []
         self._controls: dict[LiveCell, LiveCell] = {}  # by the cell; prepared, being prepared, or dead
-        self._compiled: set[tuple[str, str | None]] = set()  # code that is in the caches, as `_code` returns it
-        self._free: dict[frozenset[LiveCell], dict[str, int]] = {}  # memory, by what was alive when it was measured
+        # Memory, by what was alive when it was measured.
+        self._free: dict[frozenset[LiveCell], Mapping[str, int]] = {frozenset(): free or {}}
 
     def __enter__(self) -> Self:
         return self
@@ -68,10 +74,11 @@ class CellsInTurns:
         """
         alive = self._placed
         known = [each for each in self._free if each.issuperset(alive)]
-        if not alive or not known:
+        if not known:
             return ""
+        taken = [each.waiting_in.ready.used for each in alive] + [_needed(each) for each in self._preparing]
         for kind, left in self._free[min(known, key=len)].items():
-            used = max(each.waiting_in.ready.used.get(kind, 0) for each in alive)
+            used = max((each.get(kind, 0) for each in taken), default=0)
             if left < (1 + len(self._preparing)) * MEMORY_MARGIN * used:
                 need, where = MEMORY_MARGIN * used / 1e9, {"device": "of the device", "host": "of the host"}[kind]
                 return f"another one would need {need:.1f} GB of the memory {where}, and {left / 1e9:.1f} GB are free"
@@ -90,14 +97,14 @@ class CellsInTurns:
     def prepare_all(self, cells: Sequence[LiveCell], later: Sequence[LiveCell] = (), most: int = 1) -> list[LiveCell]:
         """Prepare cells beside those that wait, `most` at a time, and return those that there is no memory for.
 
-        The first one goes alone: what it needs is expected of the others. Then one of each code that is compiled
-        begins first, which takes longest; those with the same code are built meanwhile and wait for it. A compiler
-        that compares times goes alone. Where there is room, `later` ones are prepared, too, and a second process of
-        each cell, its control.
+        The first one goes alone, unless it is known what they need: that is expected of the others. Then one of each
+        code that is compiled begins first, which takes longest; those with the same code are built meanwhile and wait
+        for it, unless an earlier run has compiled it. A compiler that compares times goes alone. Where there is room,
+        `later` ones are prepared, too, and a second process of each cell, its control.
         """
         optional = [each for each in later if each.number == 0] if most > 1 else []
         left = [each for each in cells if each.number == 0]
-        first = left[0] if left and not self.waiting else None
+        first = left[0] if left and not self.waiting and not all(_needed(each) for each in left) else None
         while True:
             while self._has_place(most) and (cell := self._next(left, optional, first, most)) is not None:
                 for due in (left, optional):
@@ -133,7 +140,8 @@ class CellsInTurns:
         codes = {_code(each) for each in self._preparing if self._is_compiled_anew(each)}
         fitting = [each for each in fitting if not (compiled_ahead(each.job) and _code(each) in codes)]
         fresh = [each for each in fitting if self._is_compiled_anew(each) and _code(each) not in codes]
-        return next(iter((*fresh, *fitting)), None) or self._next_control()
+        longer = [each for each in fitting if each.job.compiles]
+        return next(iter((*fresh, *longer, *fitting)), None) or self._next_control()
 
     def _next_control(self) -> LiveCell | None:
         """Return a control that may be prepared before it is known whether it will be used; None if there is none.
@@ -164,12 +172,13 @@ class CellsInTurns:
 
     def _is_compiled_anew(self, cell: LiveCell) -> bool:
         """Return whether a cell compiles code that no other cell has compiled."""
-        return cell.job.compiles and _code(cell) not in self._compiled
+        return cell.job.compiles and not cell.executor.caches.hold(cell.job)
 
     def _begin(self, cell: LiveCell) -> None:
         if cell.is_control or cell.records.begin(cell):
             code = _code(cell)
-            is_first = code not in self._compiled and all(_code(each) != code for each in self._preparing)
+            others = [each for each in self._preparing if _code(each) == code]
+            is_first = not others and not cell.executor.caches.hold(cell.job)
             cell.start(loads=shares_code(cell.job) and not is_first)
             self._preparing.append(cell)
             self._resume(cell, is_due=True)
@@ -205,16 +214,13 @@ class CellsInTurns:
         """
         others = [each for each in self._preparing if each is not cell and _code(each) == _code(cell)]
         waits = any(each.may_prepare or (cell.is_control and not each.is_control) for each in others)
-        return _code(cell) in self._compiled or not waits
+        return cell.executor.caches.hold(cell.job) or not waits
 
     def _resume(self, cell: LiveCell, *, is_due: bool) -> None:
         """Let the process of a cell go on until there is nothing to read, the cell is ready, is held, or has ended."""
         stops = not cell.is_held and cell.resume()
-        is_compiled = cell.measured.prepare is not None or (
-            cell.is_held and compiled_code(cell.job) in cell.executor.ahead
-        )
-        if is_compiled and shares_code(cell.job):
-            self._compiled.add(_code(cell))
+        if cell.measured.prepare is not None:
+            cell.executor.caches.compiled(cell.job)
         if cell.is_held and self._may_prepare(cell):
             stops = cell.resume(Turn())
         if not stops:
@@ -223,6 +229,7 @@ class CellsInTurns:
             self._preparing.remove(cell)
             if not cell.is_control:
                 self.waiting.append(cell)
+                cell.executor.caches.keep_needed(cell.job, cell.placement.ready.used)
             self._free[frozenset(self._placed)] = cell.placement.ready.free
             return
         if not cell.is_control:
@@ -232,7 +239,8 @@ class CellsInTurns:
     def _ended(self, cell: LiveCell, *, is_due: bool) -> None:
         """Keep the record of a cell that ended before it was ready, unless it is to run once more."""
         self._end_controls([cell])
-        if not (cell.ran_out_of_memory and self.waiting and self.again is not None):
+        has_company = bool(self.waiting) or len(self._preparing) > 1
+        if not (cell.ran_out_of_memory and has_company and self.again is not None):
             cell.records.end(cell)
         elif is_due:
             self.again.append(cell)
@@ -321,6 +329,11 @@ class CellsInTurns:
 def _code(cell: LiveCell) -> tuple[str, str | None]:
     """Return the run, which has caches of its own, and what determines the code that a cell of it compiles."""
     return str(cell.records.folder), compiled_code(cell.job)
+
+
+def _needed(cell: LiveCell) -> Mapping[str, int]:
+    """Return the memory in bytes that a cell needs, by kind; empty where no earlier run has shown it."""
+    return cell.executor.caches.needed(cell.job)
 
 
 def _control_of(cell: LiveCell) -> LiveCell:

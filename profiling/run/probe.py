@@ -21,6 +21,7 @@ from profiling.components.spec import Settings
 from profiling.components.weights import find_weights
 from profiling.errors import InputError, MissingExtraError, print_traceback, reason_of
 from profiling.machine.devices import named_device
+from profiling.machine.memory import used_and_free
 from profiling.metrics.metric import Metric
 from profiling.run.checkouts import Checkout
 from profiling.run.environment import ceilings_of, environment
@@ -74,7 +75,7 @@ def probe(jobs: tuple[Job, ...], emit: Emit, checkout: Checkout | None = None) -
             machine = structs.replace(machine, ceilings=ceilings_of(replace(settings, dtype=dtype), machine, emit))
         except (RuntimeError, OSError) as error:  # the run goes on without rooflines
             machine = structs.replace(machine, ceilings_reason=f"not measured: {str(error).splitlines()[0]}")
-    return Probed(settings, machine, ends)
+    return Probed(settings, machine, ends, used_and_free(device)[1])
 
 
 def _unavailable(variant: Variant, device: torch.device) -> End | None:

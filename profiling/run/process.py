@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Generator, Mapping, Set
+from collections.abc import Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +29,7 @@ from profiling.metrics.sampling import Turn
 from profiling.results.record import encode_sections
 from profiling.run.checkouts import Checkout
 from profiling.run.child import Orphans
-from profiling.run.compile_caches import TORCH_TRACE, Cache, CompileCaches, compiled_ahead, compiled_code
+from profiling.run.compile_caches import TORCH_TRACE, Cache, CompileCaches, compiled_ahead
 from profiling.run.events import Emit, Event, Phase, Sections, Started, Waiting, turns_by
 from profiling.run.fork_server import ForkServer
 from profiling.run.hardware_counters import measure_counters
@@ -62,8 +62,7 @@ class InProcess:
     """
 
     def __init__(self, run: Path, *, trace: bool, caches: CompileCaches | None = None) -> None:
-        self._caches = caches or CompileCaches("shared")
-        self.ahead: Set[str] = frozenset()  # code that is compiled before its cell starts: none
+        self.caches = caches or CompileCaches("shared")
         if trace:  # torch reads it when it is imported
             os.environ.setdefault(TORCH_TRACE, str(run / "torch_trace"))
 
@@ -88,7 +87,7 @@ class InProcess:
     def _perform(self, task: Task, on_event: Emit, cell: greenlet | None) -> None:
         from profiling.run.worker import perform  # imports torch, which the other executor does not need
 
-        with self._caches.lease(task) as cache, ProcessState() as state:
+        with self.caches.lease(task) as cache, ProcessState() as state:
             os.environ.update(cache.variables)
             os.environ.setdefault(*_LOGS_LESS)  # the terminal is that of the caller
             turns = None if cell is None else turns_by(partial(_hand_over, cell, state))
@@ -130,9 +129,8 @@ class Isolated:
         server: ForkServer | None = None,
     ) -> None:
         self.limits = limits  # of a cell; a change applies to cells that start later
-        self._run, self._caches = run, caches or CompileCaches("shared")
+        self._run, self.caches = run, caches or CompileCaches("shared")
         self._orphans, self._checkout, self._server = orphans or Orphans(), checkout, server
-        self.ahead = set[str]()  # code, that of the stages of loops, compiled before its cell starts
 
     def session(self, task: Task, name: str, on_event: Emit, *, turns: bool = True) -> Session:
         """Perform the task in a process of its own, with its own compile log if the run is traced.
@@ -149,7 +147,7 @@ class Isolated:
             files = self._run / "cells" / name
             files.parent.mkdir(exist_ok=True)
             server = None if settings.trace else self._server
-            with self._caches.lease(task) as cache:
+            with self.caches.lease(task) as cache:
                 notes: tuple[str, ...] = ()
                 if isinstance(task, Cell) and settings.starts:
                     on_event(Phase("starts"))
@@ -195,8 +193,8 @@ class Isolated:
 
         It costs nothing but time where it fails: the cell then compiles by itself, and its row says what is wrong.
         """
-        parts, code = compiled_ahead(task.job), compiled_code(task.job)
-        if not parts or code is None or code in self.ahead:
+        parts = compiled_ahead(task.job)
+        if not parts or self.caches.hold(task.job):
             return
         variables = {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())}
         folder, done = self._run / "cells", list[Started]()
@@ -214,7 +212,7 @@ class Isolated:
             for first in range(0, len(sessions), most_processes()):
                 yield from side_by_side(sessions[first : first + most_processes()])
             if len(done) == len(parts):
-                self.ahead.add(code)
+                self.caches.compiled(task.job)
             if len(done) == len(parts) and cache.is_fillable:
                 cache.fill([each.start for each in done], f"the stages of {task.job.variant}, one by one")
         finally:

@@ -20,7 +20,7 @@ from profiling.results.run_folder import JOB_FILE, EarlierRun, prepare_folder, w
 from profiling.run.cell_records import CellRecords, LiveCell
 from profiling.run.checkouts import Checkout
 from profiling.run.child import Orphans
-from profiling.run.compile_caches import CompileCaches
+from profiling.run.compile_caches import CompileCaches, shared_folder
 from profiling.run.events import End, Event, Phase, Probed
 from profiling.run.fork_server import ForkServer, server_for_run
 from profiling.run.in_turns import CellsInTurns, run_again, run_in_turns, waits
@@ -55,11 +55,13 @@ class Run:
     executor: Executor = field(init=False)  # this and the following are set by `begin`
     jobs: tuple[Job, ...] = field(init=False)
     not_run: Mapping[str, End] = field(init=False)  # how the cells of variants end that cannot run here
+    free: Mapping[str, int] = field(init=False)  # memory in bytes, by kind, before the first cell
 
     def __post_init__(self) -> None:
         label = self.checkout.name if self.checkout is not None else ""
         self.cells = CellRecords(self.target, self.config, self.folder, self.progress, label)
-        self.caches = CompileCaches(self.config.settings.compile_cache)
+        shared = shared_folder() if self.config.isolation == "process" else None
+        self.caches = CompileCaches(self.config.settings.compile_cache, shared)
 
     @property
     def records(self) -> dict[tuple[str, str], Record]:
@@ -96,7 +98,7 @@ class Run:
         device = probed.environment.device_kind
         self.cells.spreads = Spreads() if device is None else Spreads.of(device)
         self.jobs = config.jobs(self.target, probed.settings, str(self.folder.absolute()))
-        self.not_run = probed.not_run
+        self.not_run, self.free = probed.not_run, probed.free
         if earlier.skipped_lines:
             self.progress.say(f"note: {RESULTS_FILE}: {earlier.skipped_lines} damaged or cut-off lines were skipped")
         absent = [job.variant for job in self.jobs if job.variant in self.not_run and self.is_due(1, job)]
@@ -243,12 +245,12 @@ def _run_cells(runs: Sequence[Run]) -> None:
     for round_ in range(1, runs[0].config.rounds + 1):
         for run in runs:
             run.count(round_)
-        _run_round(round_, groups)
+        _run_round(round_, groups, runs[0].free)
     for run in runs:
         run.cells.complete([job.cell for job in run.jobs])
 
 
-def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None:
+def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]], free: Mapping[str, int]) -> None:
     """Run the cells that are due; those of a group are timed in turns, one alone where no rounds repeat it."""
 
     def take_turns(group: Sequence[LiveCell]) -> bool:
@@ -259,7 +261,7 @@ def _run_round(round_: int, groups: Sequence[Sequence[tuple[Run, Job]]]) -> None
         for group in groups
     ]
     again = list[LiveCell]()
-    with CellsInTurns(again=again) as turns:
+    with CellsInTurns(again=again, free=free) as turns:
         for place, group in enumerate(cells):
             if take_turns(group):
                 run_in_turns(turns, group, [cell for each in cells[place + 1 :] if take_turns(each) for cell in each])

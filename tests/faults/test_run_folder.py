@@ -46,6 +46,7 @@ from profiling.results.record import encode_sections
 from profiling.results.run_folder import LOCK_FILE, claimed
 from profiling.results.stats import summarize
 from profiling.run import revisions, runner
+from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import Emit, End, Probed, Sections
 from profiling.run.revisions import code_changes
 from profiling.run.session import ProcessEnd
@@ -103,6 +104,8 @@ def start(tmp_path, monkeypatch, capsys):
         probe: Callable[[], dict[str, Any]] = dict,
     ) -> Ended:
         class Executor:
+            caches = CompileCaches()
+
             def session(self, task, name, on_event, *, turns=True):
                 yield from ()
                 if isinstance(task, Probe):

@@ -17,6 +17,7 @@ from profiling.results.record import encode_sections
 from profiling.run import runner
 from profiling.run.cell_records import LiveCell
 from profiling.run.checkouts import Checkout
+from profiling.run.compile_caches import CompileCaches
 from profiling.run.events import End, Probed, Sections, Waiting
 from profiling.run.process import Isolated
 from profiling.run.session import Limits, ProcessEnd
@@ -62,6 +63,7 @@ class FakeCells(Isolated):
     not_run: dict = field(default_factory=dict)  # variants that cannot run here, with their ends
     limits: Limits = field(default_factory=lambda: Limits(1800.0))
     rng: random.Random = field(default_factory=lambda: random.Random(0))
+    caches: CompileCaches = field(default_factory=CompileCaches)
 
     def alone(self, task, name, on_event):
         """Perform the probe, or a cell that is alone."""
@@ -179,6 +181,7 @@ class Side(Isolated):
     cells: FakeCells
     name: str
     log: list = field(default_factory=list)
+    caches: CompileCaches = field(default_factory=CompileCaches)
 
     def session(self, task, name, on_event, *, turns=True):
         return self.cells.session(task, f"{name} of {self.name}", on_event, turns=turns)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from make_job import NET, make_job
+from make_job import NET, SETTINGS, make_job
 
 from profiling.results.measured import Prepare
 from profiling.results.record import decode_section, encode_sections
@@ -155,3 +155,26 @@ def test_a_cell_that_compiles_nothing_says_nothing():
         assert leased.describe(Phase("load"), "baseline") == Phase("load")
         damaged = Sections({"prepare": {"seconds": "many"}})
         assert leased.describe(damaged, "baseline") == damaged  # the record says what is wrong
+
+
+def test_what_a_cell_needs_is_kept_in_the_shared_folder_until_something_else_is_built_there(tmp_path):
+    job = task("compile", compiler=COMPILER, settings=replace(SETTINGS, compile_cache="shared")).job
+    before = CompileCaches("shared", tmp_path)
+    assert not before.hold(job)
+    before.keep_needed(job, {"device": 2, "host": 3})
+    assert not before.hold(job), "what was read stays as it was before the run"
+    after = CompileCaches("shared", tmp_path)
+    assert after.needed(job) == {"device": 2, "host": 3}
+    assert after.hold(job)
+    others = (
+        replace(job, variant="other", variant_options=job.variant_options | {"capture": GRAPH}),
+        replace(job, variant="half", settings=replace(job.settings, dtype="float16")),
+        replace(job, variant="wider", component=replace(job.component, module={"_target_": "a.Net", "width": 2})),
+    )
+    assert [after.needed(each) for each in others] == [{}, {}, {}]
+    damaged = next((tmp_path / "profiling").iterdir())
+    damaged.write_text("[1")
+    for caches in (CompileCaches("shared", tmp_path), CompileCaches("shared"), CompileCaches("fresh", tmp_path)):
+        assert not caches.needed(job)
+    after.compiled(others[0])
+    assert after.hold(replace(others[0], variant="again")), "another cell of this run has compiled it"

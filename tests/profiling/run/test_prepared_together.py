@@ -13,7 +13,7 @@ from profiling.results.record import Record, encode_sections
 from profiling.run import in_turns
 from profiling.run.cell import metrics_of
 from profiling.run.cell_records import LiveCell
-from profiling.run.compile_caches import compiled_code, shares_code
+from profiling.run.compile_caches import CompileCaches, shares_code
 from profiling.run.events import End, Sections, Waiting
 from profiling.run.in_turns import CellsInTurns, most_concurrent
 from profiling.run.job import FORWARD, LATENCY
@@ -36,7 +36,7 @@ class Processes(Isolated):
 
     def __init__(self, memory=10**12, lacking=(), dying=(), stuck=(), compile_steps=STEPS // 2):
         self.compile_steps, self.dying, self.stuck = compile_steps, dying, stuck
-        self.compiled, self.ahead, self.loads = set(), set(), {}
+        self.compiled, self.loads, self.caches = set(), {}, CompileCaches()
         self.begun = self.most_begun = 0  # and not ready
         self.log, self.active, self.most, self.memory, self.lacking = [], set(), 0, memory, list(lacking)
         self.alive = 0
@@ -48,13 +48,13 @@ class Processes(Isolated):
         self.most_begun = max(self.most_begun, self.begun)
         compiles = task.job.compiles and shares_code(task.job)
         code = f"{task.job.component.name} {task.job.variant_options['compiler']}" if compiles else name
-        if task.job.parts:
-            self.ahead.add(compiled_code(task.job))
-            self.compiled.add(code)
         self.active.add(name)
         self.most = max(self.most, len(self.active))
         for _ in range(STEPS // 2):
             yield Pending((), 0.0)
+        if task.job.parts:  # they have been compiled
+            self.caches.compiled(task.job)
+            self.compiled.add(code)
         while name in self.stuck:
             yield Pending((), 0.0)
         if task.job.compiles:
@@ -276,6 +276,35 @@ def test_a_cell_whose_code_is_compiled_before_its_process_starts_begins_when_tha
     prepared(CellsInTurns(), due(processes, "baseline"), *compiled, due(processes, "other"))
     log = processes.log
     assert log.index("begin net.other") < log.index("loads net.compile") < log.index("begin net.both")
+
+
+def runs_with_a_shared_folder(folder, free=10**12, **options):
+    """Prepare four cells, whose caches are in a folder that outlives the run; return the log without controls."""
+    processes = Processes(**options)
+    processes.caches = CompileCaches("shared", folder)
+    recipes = ["baseline"], ["graph", None, {"c": 1}], ["compile", COMPILE], ["both", COMPILE, {"c": 1}]
+    cells = [due(processes, *each, compile_cache="shared") for each in recipes]
+    turns = CellsInTurns(again=[], free={"device": free})
+    assert prepared(turns, *cells) == []
+    assert [each.job.variant for each in turns.again] == [name.removeprefix("net.") for name in options["lacking"]]
+    return [line for line in processes.log if not line.endswith(".control")]
+
+
+def test_what_an_earlier_run_compiled_into_a_shared_folder_is_neither_waited_for_nor_begun_alone(tmp_path):
+    first, again = (runs_with_a_shared_folder(tmp_path, lacking=()) for _ in range(2))
+    assert first[:2] == ["begin net.baseline", "ready net.baseline"], "what a cell needs is not known"
+    assert first.index("ready net.compile") < first.index("loads net.both")
+    assert again[:4] == [f"begin net.{name}" for name in ("compile", "both", "baseline", "graph")]
+    assert again.index("compiles net.both") < again.index("ready net.compile"), "none waits for the other"
+    assert runs_with_a_shared_folder(None, lacking=()) == runs_with_a_shared_folder(None, lacking=()) == first
+
+
+def test_what_an_earlier_run_needed_may_not_fit_now_or_may_be_wrong(tmp_path):
+    runs_with_a_shared_folder(tmp_path, lacking=())
+    little = runs_with_a_shared_folder(tmp_path, free=2.5 * GB, lacking=())
+    assert little[:3] == ["begin net.compile", "begin net.both", "compiles net.compile"], "two have room at a time"
+    wrong = runs_with_a_shared_folder(tmp_path, lacking=["net.compile"])
+    assert "lacking net.compile" in wrong, "it is run again, alone, though none was ready when it ended"
 
 
 def test_two_runs_do_not_share_what_they_have_compiled():
