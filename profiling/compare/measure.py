@@ -24,13 +24,14 @@ from profiling.cli.app import (
     text_of,
 )
 from profiling.cli.config import read_config
+from profiling.compare.worktrees import LETTERS, opened
 from profiling.components.spec import ComponentSpec
 from profiling.errors import InputError
 from profiling.report.render import write_report
 from profiling.results.environment import read_environment
 from profiling.results.jsonl import RESULTS_FILE
 from profiling.results.run_folder import check_is_new, claimed, new_folder, remove_empty
-from profiling.run.checkouts import LETTERS, Checkout, opened
+from profiling.run.checkouts import Checkout
 from profiling.run.job import RunConfig
 from profiling.run.progress import Progress
 from profiling.run.runner import Run, execute

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sysconfig
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.util import find_spec
-from pathlib import Path
-from shutil import which
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +23,7 @@ from profiling.trace.attribution import KernelAttribution
 from profiling.trace.device_work import profiled, summarize
 from profiling.trace.events import Timeline, traced_calls
 from profiling.trace.kernel_classes import class_of
+from profiling.variants.inductor import missing_toolchain
 from profiling.variants.variant import Step
 
 #: Kernels or operators of a call that its section keeps.
@@ -110,8 +107,7 @@ def can_compile(device: torch.device) -> bool:
     """Return whether torch.compile finds what generates code for `device`; does not import the compiler."""
     if device.type == "cuda":
         return find_spec("triton") is not None
-    compiler = next(filter(which, (os.environ.get("CXX", ""), "g++", "clang++")), None)
-    return compiler is not None and (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
+    return missing_toolchain() is None
 
 
 def frame_roofline(

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -141,12 +142,14 @@ class Cell(ABC):
             self.add(check=check)
 
     def variant(self) -> Variant:
-        """Return the variant of the cell, and start the worker processes of its compiler.
+        """Return the variant of the cell, with its compiler imported and the worker processes of that started.
 
         Raises:
             InputError: it refuses its options.
 
         """
+        for each in self.job.imports:  # takes seconds, which must not become part of preparing
+            import_module(each.partition(":")[0])
         variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
         variant.start_workers(torch.device(self.job.settings.device))
         return variant

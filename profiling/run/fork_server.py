@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
@@ -57,23 +57,28 @@ class ForkServer:
         output: int,
         descriptors: Sequence[int],
         environment: Mapping[str, str],
-        modules: Collection[str] = (),
+        modules: Sequence[str] = (),
+        ahead: Sequence[str] = (),
     ) -> Child | None:
         """Start a process that performs the task; None if the server cannot, and a fresh process is needed.
 
         `output` is a descriptor for standard output and error; `descriptors` are those of events and turns. `modules`
-        are imported in the process beside those of the server, before the fork.
+        are imported in the process beside those of the server, before the fork, and in this order. Those `ahead` are
+        what a later process will want: the server imports them while this one runs.
         """
         if self._channel is None:
             self._channel = self._launch()
         places = str(task_file.absolute()), str(Path.cwd())
-        request = json.dumps([*places, dict(environment), sorted(modules), self.later]).encode()
+        request = json.dumps([*places, dict(environment), [*modules], self.later]).encode()
         if len(request) > _REQUEST_BYTES:
             return None
+        only_imports = json.dumps([None, None, {}, [*ahead], self.later]).encode()
         (status, theirs), pid = os.pipe(), b""
         with contextlib.suppress(OSError):  # it has died
             with os.fdopen(theirs, "wb"):
                 socket.send_fds(self._channel, [request], [theirs, output, *descriptors])
+                if ahead:
+                    self._channel.send(only_imports)
             if select.select([status], [], [], _START_SECONDS)[0]:
                 with open(status, "rb", buffering=0, closefd=False) as answers:  # the exit code follows the line
                     pid = answers.readline()
@@ -129,8 +134,8 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str,
 
     A second forked process waits for the first one and reports its end (`_fork_and_wait`). A request for more modules
     than `imported` is passed on to a server that is forked to import the next of them, so that each is imported once,
-    whatever else is wanted with it. The modules for later in a request are imported after the first fork, while that
-    process, the probe, runs without them.
+    whatever else is wanted with it. One without a task asks for nothing else. The modules for later in a request are
+    imported after the first fork, while that process, the probe, runs without them.
     """
     others: dict[tuple[str, ...], socket.socket] = {}
 
@@ -162,7 +167,7 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str,
                     others[wanted] = ours
             with contextlib.suppress(OSError, KeyError):  # there is none
                 socket.send_fds(others[wanted], [request], descriptors)
-        elif _forked() == 0:
+        elif task_file is not None and _forked() == 0:
             leave()
             status, output, *rest = descriptors
             _fork_and_wait(status, output, *rest)

@@ -76,7 +76,7 @@ class Job:
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """What the cell needs beside what every cell does: the module of its compiler, and `module:function` to call.
+        """What the cell needs beside what every cell does: modules of its compiler, and `module:function` to call.
 
         A compiler of the user's own is not among them: it is imported in the process of the cell.
         """
@@ -85,7 +85,7 @@ class Job:
         module = str(target).rpartition(".")[0]
         if not module.startswith("profiling."):
             return ()
-        return (module, _FOR_A_CPU) if self.settings.device.startswith("cpu") else (module,)
+        return (_COMPILER, *([_FOR_A_CPU] if self.settings.device.startswith("cpu") else []), module)
 
 
 #: The procedure of a cell, a forward pass, unless its target has another one.
@@ -93,7 +93,8 @@ FORWARD: Mapping[str, Any] = {"_target_": "profiling.run.forward.ForwardCell"}
 #: The metric that takes turns.
 LATENCY = "profiling.metrics.latency.Latency"
 
-#: What inductor finds out for a CPU, in each process anew.
+#: Torch's compiler, whose import takes seconds, and what it finds out for a CPU, in each process anew.
+_COMPILER = "torch._inductor.compile_fx"
 _FOR_A_CPU = "profiling.variants.inductor:find_vector_instructions"
 #: The class of a variant without a `_target_`.
 RECIPE = "profiling.variants.recipe.Recipe"

@@ -139,7 +139,7 @@ class Isolated:
         """
         task = replace(task, checkout=self._checkout)
         jobs = task.jobs if isinstance(task, Probe) else (task.job,)
-        settings = jobs[0].settings
+        settings, imports = jobs[0].settings, tuple(dict.fromkeys(module for job in jobs for module in job.imports))
         limits = Limits(PROBE_SECONDS) if isinstance(task, Probe) else self.limits
         sections: dict[str, Any] = {}
         phases, log = set[str](), self._run / "torch_trace" / name
@@ -175,7 +175,7 @@ class Isolated:
                         *(task, files, limits, relay, environment),
                         turns=turns,
                         server=server,
-                        modules={module for job in jobs for module in job.imports},
+                        **{"ahead" if isinstance(task, Probe) else "modules": imports},
                     )
                 finally:
                     if PREPARE in phases and "prepare" not in sections:
@@ -204,7 +204,7 @@ class Isolated:
                 *(self.limits, lambda event: done.append(event) if isinstance(event, Started) else None),
                 variables,
                 server=server,
-                modules=set(each.imports),
+                modules=each.imports,
             )
             for each in parts
         ]

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -131,12 +131,13 @@ def open_session(
     *,
     turns: bool = False,
     server: ForkServer | None = None,
-    modules: Collection[str] = (),
+    modules: Sequence[str] = (),
+    ahead: Sequence[str] = (),
 ) -> Session:
     """Perform a task in a process with the variables `environment`, with its output in `<files>.log`.
 
-    Without a `server` that forks it, after importing `modules`, the process is fresh. Waits for a turn do not count as
-    time in which it is active.
+    Without a `server` that forks it, after importing `modules`, the process is fresh; meanwhile the server imports
+    those `ahead`. Waits for a turn do not count as time in which it is active.
 
     Raises:
         OSError: a file of the cell, or the process, cannot be made.
@@ -153,7 +154,7 @@ def open_session(
             descriptors = (write_end, turn_read) if turns else (write_end,)
             with os.fdopen(write_end, "wb"), os.fdopen(turn_read, "rb"), log.open("wb") as output:
                 arguments = task_file, output.fileno(), descriptors, environment, modules
-                child = None if server is None else server.start(*arguments)
+                child = None if server is None else server.start(*arguments, ahead)
                 if child is not None:
                     stack.enter_context(guarded(child))
                 else:

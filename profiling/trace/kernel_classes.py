@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from profiling.results.explanations import Kernel
 from profiling.trace.events import GpuWork
@@ -60,11 +61,13 @@ def class_of(work: GpuWork, operator: str | None) -> str:
     return known or class_of_name(work.name)
 
 
+@cache
 def class_of_operator(operator: str) -> str | None:
     """Return the class of a torch operator; None if it is in no list."""
     return next((kind for kind, names in _OPERATOR_CLASSES.items() if names.fullmatch(operator)), None)
 
 
+@cache
 def class_of_name(name: str) -> str:
     """Return the class of a kernel by its name."""
     return next((kind for kind, pattern in _NAMES if pattern.search(name)), "other")

@@ -2,6 +2,9 @@
 
 The default mode has no CUDA graphs, so that `compile` differs from `baseline` by the compiler alone, and from
 `compile+cuda_graph` by the capture alone. `reduce-overhead` and `max-autotune` bring CUDA graphs of inductor's own.
+
+Importing torch's compiler takes seconds, and the check of a run's options does without: functions that need it import
+it. It is there already in the process of a cell (`Job.imports`).
 """
 
 from __future__ import annotations
@@ -15,19 +18,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from shutil import which
 from time import perf_counter
-from types import MethodType
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
-import torch._inductor.compile_fx  # takes seconds, and must not become part of preparing
 from torch import Tensor, nn
-from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-from torch._dynamo.exc import FailOnRecompileLimitHit
-from torch._inductor import config, cpp_builder, exc
-from torch._inductor.async_compile import maybe_warm_pool
-from torch._inductor.cpu_vec_isa import pick_vec_isa
-from torch._inductor.utils import clear_caches
 
 from profiling.components.trees import dotted, form_of, keyed_leaves
 from profiling.errors import InputError, NothingChangedError, SkippedError, did_you_mean, printable
@@ -47,9 +44,7 @@ from profiling.variants.recipe import AnyTransform, Compiler, Outcome
 @cache
 def missing_toolchain() -> str | None:
     """Return what this machine lacks to build C++ for torch.compile, with the command that installs it, or None."""
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
+    if which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")) is None:
         return "torch.compile needs a C++ compiler on a CPU: apt-get install g++"
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         return "torch.compile needs Python's headers on a CPU: apt-get install python3-dev"
@@ -63,10 +58,18 @@ def find_vector_instructions() -> None:
     without them: 17 s on two cores with torch 2.13 and an empty cache. Where torch's own kernels use AVX-512, it was
     built with them, and they are taken as they are named.
     """
-    cpp = config.cpp
+    from torch._inductor.config import cpp
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
     if cpp.vec_isa_ok is None and torch.backends.cpu.get_cpu_capability() == "AVX512":
         cpp.vec_isa_ok = True
     pick_vec_isa()
+
+
+def _inductor() -> ModuleType:
+    import torch._inductor
+
+    return torch._inductor
 
 
 def check_known(options: Mapping[str, Any]) -> None:
@@ -76,7 +79,7 @@ def check_known(options: Mapping[str, Any]) -> None:
         InputError: inductor has no such option.
 
     """
-    known = torch._inductor.list_options()
+    known = _inductor().list_options() if options else {}
     for name, value in options.items():
         if name in known:
             continue
@@ -117,8 +120,9 @@ class _CompiledSteps:
 
     def __enter__(self) -> None:
         if self._open == 0:
-            patch = torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True)
-            self._patch.enter_context(patch)
+            from torch._dynamo.config import patch
+
+            self._patch.enter_context(patch(recompile_limit=64, fail_on_recompile_limit_hit=True))
         self._open += 1
 
     def __exit__(self, *_: object) -> None:
@@ -155,8 +159,7 @@ class Inductor(Compiler):
     keep_kernels: bool = False
 
     def __post_init__(self) -> None:
-        modes = torch._inductor.list_mode_options()
-        if self.mode is not None and self.mode not in modes:
+        if self.mode not in (None, "default") and self.mode not in (modes := _inductor().list_mode_options()):
             raise InputError(
                 f"mode={self.mode!r}: torch.compile has no such mode, only {', '.join(modes)}."
                 f"{did_you_mean(self.mode, modes)}"
@@ -170,7 +173,7 @@ class Inductor(Compiler):
     @property
     def own_graphs(self) -> str | None:
         """The mode or option that turns on CUDA graphs of inductor's own, or None."""
-        if self.mode and torch._inductor.list_mode_options(self.mode).get("triton.cudagraphs"):
+        if self.mode not in (None, "default") and _inductor().list_mode_options(self.mode).get("triton.cudagraphs"):
             return f"mode={self.mode}"
         return "options.triton.cudagraphs" if self.options.get("triton.cudagraphs") else None
 
@@ -202,6 +205,8 @@ class Inductor(Compiler):
         Inductor itself starts them at its first graph for a GPU, and compiles its kernels one by one until they run.
         """
         if device.type == "cuda":
+            from torch._inductor.async_compile import maybe_warm_pool
+
             maybe_warm_pool()
 
     @contextmanager
@@ -384,12 +389,16 @@ def _classes(blocks: Iterable[nn.Module]) -> str:
 
 def _has_compiled_code(module: nn.Module) -> bool:
     """Return whether Dynamo has code for the module's forward, perhaps from a stage with the same blocks."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
     code = getattr(getattr(module.forward, "__func__", module.forward), "__code__", None)
     return code is not None and len(_debug_get_cache_entry_list(code)) > 0
 
 
 def _named_recompiles(compiled: Callable[..., Any], /, *args: Any, **inputs: Any) -> Any:
     """Call a compiled module; where it was compiled as often as torch allows, say which value it is compiled for."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
     try:
         return compiled(*args, **inputs)
     except FailOnRecompileLimitHit as error:
@@ -415,6 +424,9 @@ def kept_kernels(folder: Path) -> Iterator[None]:
         InputError: `folder` is not empty: inductor would load that code from it and compile nothing.
 
     """
+    from torch._inductor import config
+    from torch._inductor.utils import clear_caches
+
     folder = folder.absolute()
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -46,6 +47,7 @@ MODULES = {
     "planted_cuda": "import torch; torch.initialised = True",
     "planted_driver": "import planted_worker; planted_worker.use_driver()",
     "planted_error": "1 / 0",
+    "planted_slow": "import os; IMPORTED_BY = os.getpid(); open(__file__ + '.by', 'w').write(str(IMPORTED_BY))",
 }
 
 
@@ -68,13 +70,13 @@ def server(tmp_path, monkeypatch):
 def start(server, tmp_path):
     """Return a function that starts a task; its output is in the file `log`."""
 
-    def run(script, environment=None, modules=()):
+    def run(script, environment=None, modules=(), ahead=()):
         task = Path(tempfile.mkdtemp(dir=tmp_path)) / "task.py"
         task.write_text(script)
         with (tmp_path / "log").open("wb") as log:
             read_end, write_end = os.pipe()
             try:
-                return server.start(task, log.fileno(), (write_end,), environment or dict(os.environ), modules)
+                return server.start(task, log.fileno(), (write_end,), environment or dict(os.environ), modules, ahead)
             finally:
                 os.close(read_end)
                 os.close(write_end)
@@ -170,6 +172,28 @@ def test_modules_of_all_processes_are_also_those_of_cells_that_want_more(server,
         assert (tmp_path / "log").read_text() == f"{is_there}\n", "the first process, the probe, needs them not"
 
 
+def test_modules_ahead_are_imported_while_the_first_process_runs_without_them(start, tmp_path):
+    """The probe does not wait for the compiler, and the cells that want it find it imported."""
+    probe = start(
+        "import sys, time; print('planted_slow' in sys.modules, flush=True); time.sleep(5)", ahead=("planted_slow",)
+    )
+    deadline, imported = time.monotonic() + 4.0, tmp_path / "modules" / "planted_slow.py.by"
+    while not imported.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert imported.exists(), "before anything else is asked for"
+    assert (tmp_path / "log").read_text() == "False\n"
+    cell = start("import sys; print(sys.modules['planted_slow'].IMPORTED_BY)", modules=("planted_slow",))
+    assert ended(cell) == 0
+    assert (tmp_path / "log").read_text().strip() == imported.read_text(), "once"
+    probe.wait(20.0)
+
+
+def test_checking_the_options_of_a_compiler_does_not_import_it():
+    check = "import sys; from profiling.variants.inductor import Inductor; Inductor(mode='default', regional=True)\n"
+    check += "assert not {'torch._dynamo', 'torch._inductor'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=120)
+
+
 def test_collections_of_a_process_skip_what_was_imported_but_not_those_of_a_loop(start, tmp_path):
     script = "import gc; from profiling.machine.gc_policy import gc_policy\nprint(gc.get_freeze_count() > 0)\n"
     script += "with gc_policy('off'): print(gc.get_freeze_count() > 0)\n"
@@ -240,7 +264,7 @@ from profiling.run import fork_server
 assert not torch.cuda.is_initialized()
 assert not {"torch._dynamo", "torch._inductor"} & set(sys.modules)
 tasks = len(os.listdir("/proc/self/task"))
-fork_server._import(["profiling.variants.inductor"])
+fork_server._import(["torch._inductor.compile_fx", "profiling.variants.inductor"])
 assert "torch._inductor.compile_fx" in sys.modules
 assert not torch.cuda.is_initialized()
 assert len(os.listdir("/proc/self/task")) <= tasks, "more threads"  # a fork ends those of OpenBLAS

@@ -471,7 +471,7 @@ def test_it_is_unavailable_where_a_step_is_and_only_a_capture_aliases_outputs(mo
     assert Recipe(transforms=[Seen([])]).unavailable(CUDA) == "it wants another library"
 
     started = []
-    monkeypatch.setattr("profiling.variants.inductor.maybe_warm_pool", lambda: started.append("pool"))
+    monkeypatch.setattr("torch._inductor.async_compile.maybe_warm_pool", lambda: started.append("pool"))
     for device, recipe in ((CPU, Recipe(compiler=Inductor())), (CUDA, Recipe()), (CUDA, Recipe(compiler=Inductor()))):
         assert not started
         recipe.start_workers(device)
@@ -486,7 +486,7 @@ def test_vector_instructions_that_torch_uses_are_not_checked(monkeypatch, capabi
     picked = []
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: capability)
     cpp = torch._inductor.config.cpp
-    monkeypatch.setattr("profiling.variants.inductor.pick_vec_isa", lambda: picked.append(cpp.vec_isa_ok))
+    monkeypatch.setattr("torch._inductor.cpu_vec_isa.pick_vec_isa", lambda: picked.append(cpp.vec_isa_ok))
     with torch._inductor.config.patch({"cpp.vec_isa_ok": by_environment}):
         find_vector_instructions()
     assert picked == [believed]

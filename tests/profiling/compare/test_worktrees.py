@@ -11,7 +11,7 @@ import pytest
 from as_user import ROOT
 from planted_repository import commit, git
 
-from profiling.run.checkouts import opened
+from profiling.compare.worktrees import opened
 
 
 @pytest.fixture
