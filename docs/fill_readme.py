@@ -36,7 +36,7 @@ STEPPED = (
     *("h200_quantised", "h200_merged_linear", "h200_realtime_steps"),
 )
 #: Runs of the components of other libraries.
-MODELS = ("h200_clip_text", "h200_diffusion", "h200_wan_vae_decoder", "h200_language")
+MODELS = ("h200_clip_text", "h200_diffusion", "h200_wan_vae_decoder", "h200_merged_linear")
 
 
 def results_block() -> str:

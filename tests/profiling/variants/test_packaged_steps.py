@@ -25,8 +25,9 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.grouped, self.folded = nn.Conv2d(32, 32, 3, padding=1, groups=4), nn.Conv2d(32, 32, 3, padding=1)
-        self.norm, self.pointwise = nn.GroupNorm(4, 32), nn.Conv2d(32, 128, 1)
-        self.q, self.k, self.v = (nn.Linear(128, 128) for _ in range(3))
+        self.norm, self.pointwise = nn.GroupNorm(4, 32), nn.Conv2d(32, 256, 1)
+        # With 128 inputs torchao takes a scale of the whole tensor for one of blocks, and refuses it.
+        self.q, self.k, self.v = (nn.Linear(256, 256) for _ in range(3))
 
     def forward(self, x):
         x = F.silu(self.norm(self.grouped(x)))
