@@ -53,7 +53,6 @@ others() { # networks of diffusers and transformers, a training step, the loop a
   forward drawn_decoders emu3_decoder,hunyuan_refiner_decoder,speecht5_vocoder \
     "$all,${folded}pointwise_conv+$best,fold_upsampling+grouped_conv+$best" seconds=8 --config-dir=benchmarks/drawn_decoders
   forward sd_turbo_unet sd_turbo_unet "baseline,cuda_graph,$best" seconds=10
-  forward llama_1b_step llama_1b_step "baseline,cuda_graph,$best" seconds=10
   run training training_step
   run paced realtime "variant=[$best]" loop.pace=realtime
 }

@@ -30,8 +30,8 @@ FILLABLE_US = 20.0
 #: Torch's profiler detaches CUPTI after a session if this variable is 1.
 _DETACHES = "TEARDOWN_CUPTI"
 _THREADS = Path("/proc/self/task")
-#: Seconds for which `detached_afterwards` waits; it takes a few milliseconds.
-_DETACHING_S = 0.5
+#: Most seconds for which `detached_afterwards` waits: it takes a few milliseconds, longer where many processes compute.
+_DETACHING_S = 2.0
 
 
 def device_work(call: Callable[[], object], *, calls: int = 1) -> DeviceWork | None:
