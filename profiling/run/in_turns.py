@@ -98,9 +98,9 @@ class CellsInTurns:
         """Prepare cells beside those that wait, `most` at a time, and return those that there is no memory for.
 
         The first one goes alone, unless it is known what they need: that is expected of the others. Then one of each
-        code that is compiled begins first, which takes longest; those with the same code are built meanwhile and wait
-        for it, unless an earlier run has compiled it. A compiler that compares times goes alone. Where there is room,
-        `later` ones are prepared, too, and a second process of each cell, its control.
+        code that is compiled begins, which takes longest. The others begin when these compile; those with the same code
+        wait for it, unless an earlier run has compiled it. A compiler that compares times goes alone. Where there is
+        room, `later` ones are prepared, too, and a second process of each cell, its control.
         """
         optional = [each for each in later if each.number == 0] if most > 1 else []
         left = [each for each in cells if each.number == 0]
@@ -139,9 +139,10 @@ class CellsInTurns:
         fitting = [each for each in (*left, *optional) if not (self._preparing and compares_times(each.job))]
         codes = {_code(each) for each in self._preparing if self._is_compiled_anew(each)}
         fitting = [each for each in fitting if not (compiled_ahead(each.job) and _code(each) in codes)]
-        fresh = [each for each in fitting if self._is_compiled_anew(each) and _code(each) not in codes]
-        longer = [each for each in fitting if each.job.compiles]
-        return next(iter((*fresh, *longer, *fitting)), None) or self._next_control()
+        compiling = [each for each in fitting if each.job.compiles and _code(each) not in codes]
+        if compiling or any(self._will_compile(each) for each in self._preparing):
+            return next(iter(compiling), None)  # others would share the device with what these do before they compile
+        return next(iter(fitting), None) or self._next_control()
 
     def _next_control(self) -> LiveCell | None:
         """Return a control that may be prepared before it is known whether it will be used; None if there is none.
@@ -173,6 +174,12 @@ class CellsInTurns:
     def _is_compiled_anew(self, cell: LiveCell) -> bool:
         """Return whether a cell compiles code that no other cell has compiled."""
         return cell.job.compiles and not cell.executor.caches.hold(cell.job)
+
+    @staticmethod
+    def _will_compile(cell: LiveCell) -> bool:
+        """Return whether a cell in preparation plays its component eagerly, before it compiles."""
+        compiles = cell.job.compiles and not compiled_ahead(cell.job)
+        return compiles and not (cell.is_control or cell.is_held or cell.may_prepare)
 
     def _begin(self, cell: LiveCell) -> None:
         if cell.is_control or cell.records.begin(cell):

@@ -187,14 +187,14 @@ def test_no_more_than_so_many_are_prepared_at_a_time(most):
 
 
 @pytest.mark.parametrize("compiler", [COMPILE, {"_target_": "my.Compiler"}])
-def test_cells_with_the_same_code_begin_together_and_load_what_one_of_them_has_compiled(compiler):
-    processes = Processes()
+def test_cells_with_the_same_code_begin_while_one_of_them_compiles_and_load_what_that_has_compiled(compiler):
+    processes = Processes(compile_steps=10 * STEPS)
     cells = due(processes, "baseline"), due(processes, "compile", compiler), due(processes, "both", compiler, {"c": 1})
     prepared(CellsInTurns(), *cells)
     log = processes.log
     at = log.index("ready net.compile")
     for other in ("net.both", "net.compile.control", "net.both.control"):
-        assert log.index("begin net.compile") < log.index(f"begin {other}") < at < log.index(f"loads {other}")
+        assert log.index("compiles net.compile") < log.index(f"begin {other}") < at < log.index(f"loads {other}")
     with_workers = [name for name, loads in processes.loads.items() if not loads]
     assert with_workers == ["net.baseline", "net.compile", "net.baseline.control"]
 
@@ -232,7 +232,7 @@ def test_a_cell_that_goes_alone_is_not_left_out_for_such_a_control(others):
 
 
 def test_cells_that_die_while_they_are_held_end_and_so_do_their_controls():
-    processes = Processes(dying=["net.both"])
+    processes = Processes(dying=["net.both"], compile_steps=10 * STEPS)
     cells = [due(processes, *each) for each in (["baseline"], ["compile", COMPILE], ["both", COMPILE, {"c": 1}])]
     turns = CellsInTurns()
     prepared(turns, *cells)
@@ -294,7 +294,11 @@ def test_what_an_earlier_run_compiled_into_a_shared_folder_is_neither_waited_for
     first, again = (runs_with_a_shared_folder(tmp_path, lacking=()) for _ in range(2))
     assert first[:2] == ["begin net.baseline", "ready net.baseline"], "what a cell needs is not known"
     assert first.index("ready net.compile") < first.index("loads net.both")
-    assert again[:4] == [f"begin net.{name}" for name in ("compile", "both", "baseline", "graph")]
+    begun = [line for line in again if line.startswith("begin")]
+    assert begun == [f"begin net.{name}" for name in ("compile", "both", "baseline", "graph")]
+    assert again.index("compiles net.compile") < again.index("begin net.baseline"), (
+        "it would share the device with that"
+    )
     assert again.index("compiles net.both") < again.index("ready net.compile"), "none waits for the other"
     assert runs_with_a_shared_folder(None, lacking=()) == runs_with_a_shared_folder(None, lacking=()) == first
 
@@ -346,14 +350,14 @@ def test_a_compiler_that_compares_times_goes_alone(option):
     assert processes.most > 1, "of the others"
 
 
-def test_the_first_cell_goes_alone_then_the_others_and_those_of_later_components_what_compiles_first():
-    processes, turns = Processes(), CellsInTurns()
+def test_the_first_cell_goes_alone_then_what_compiles_also_of_later_components_and_the_others_meanwhile():
+    processes, turns = Processes(compile_steps=10 * STEPS), CellsInTurns()
     later = [due(processes, *recipe, component=name) for name in ("two", "three") for recipe in (["a"], ["b", COMPILE])]
     first = [due(processes, "baseline"), due(processes, "compile", COMPILE)]
     assert prepared(turns, *first, later=later) == []
     log = [line for line in processes.log if not line.endswith(".control")]
     assert log[1:5] == ["ready net.baseline", "begin net.compile", "begin two.b", "begin three.b"]
-    assert log.index("begin two.a") < log.index("compiles net.compile"), "it is built meanwhile"
+    assert log.index("compiles three.b") < log.index("begin two.a") < log.index("ready net.compile")
     assert not processes.active, "nothing compiles when timing begins"
     before = len(processes.log)
     assert prepared(turns, *later[:2], later=later[2:]) == []
