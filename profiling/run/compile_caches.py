@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -181,9 +182,13 @@ class CompileCaches:
 
 
 def shared_folder() -> Path:
-    """Return the folder in which torch's compiler keeps code from run to run."""
-    default = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default)
+    """Return the folder in which torch's compiler keeps code from run to run; it is named as torch does."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # in a container the user may have a number only
+        user = f"uid_{os.getuid()}"
+    name = re.sub(r'[\\/:*?"<>|]', "_", user)
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{name}")
 
 
 def _needs_file(job: Job) -> str:

@@ -9,7 +9,7 @@ from make_job import NET, SETTINGS, make_job
 from profiling.results.measured import Prepare
 from profiling.results.record import decode_section, encode_sections
 from profiling.run import process
-from profiling.run.compile_caches import CompileCaches
+from profiling.run.compile_caches import CompileCaches, shared_folder
 from profiling.run.events import Phase, Sections
 from profiling.run.process import Isolated
 from profiling.run.session import Limits, Pending, ProcessEnd, to_its_end
@@ -155,6 +155,24 @@ def test_a_cell_that_compiles_nothing_says_nothing():
         assert leased.describe(Phase("load"), "baseline") == Phase("load")
         damaged = Sections({"prepare": {"seconds": "many"}})
         assert leased.describe(damaged, "baseline") == damaged  # the record says what is wrong
+
+
+@pytest.mark.parametrize("error", [KeyError("getpwuid(): uid not found: 4242"), OSError("no user name")])
+def test_the_folder_that_outlives_a_run_is_that_of_torch_also_for_a_user_without_a_name(monkeypatch, error):
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert str(shared_folder()) == default_cache_dir()
+
+    def no_name():
+        raise error
+
+    monkeypatch.setattr("getpass.getuser", no_name)
+    assert str(shared_folder()) == default_cache_dir()
+    monkeypatch.setattr("getpass.getuser", lambda: "DOMAIN/me")
+    assert str(shared_folder()) == default_cache_dir()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    assert shared_folder() == Path("/elsewhere")
 
 
 def test_what_a_cell_needs_is_kept_in_the_shared_folder_until_something_else_is_built_there(tmp_path):
