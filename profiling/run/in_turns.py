@@ -104,7 +104,8 @@ class CellsInTurns:
         """
         optional = [each for each in later if each.number == 0] if most > 1 else []
         left = [each for each in cells if each.number == 0]
-        first = left[0] if left and not self.waiting and not all(_needed(each) for each in left) else None
+        known = [_needed(each) for each in left]  # read before a cell of another run, with the same needs, writes it
+        first = left[0] if left and not self.waiting and not all(known) else None
         while True:
             while self._has_place(most) and (cell := self._next(left, optional, first, most)) is not None:
                 for due in (left, optional):
@@ -245,8 +246,10 @@ class CellsInTurns:
 
     def _ended(self, cell: LiveCell, *, is_due: bool) -> None:
         """Keep the record of a cell that ended before it was ready, unless it is to run once more."""
+        has_company = bool(self.waiting) or len(self._preparing) > 1  # maybe its own control
         self._end_controls([cell])
-        has_company = bool(self.waiting) or len(self._preparing) > 1
+        if cell.ran_out_of_memory:
+            cell.executor.caches.keep_needed(cell.job, {})  # what is kept of it is too little
         if not (cell.ran_out_of_memory and has_company and self.again is not None):
             cell.records.end(cell)
         elif is_due:

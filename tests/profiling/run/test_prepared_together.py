@@ -311,6 +311,33 @@ def test_what_an_earlier_run_needed_may_not_fit_now_or_may_be_wrong(tmp_path):
     assert "lacking net.compile" in wrong, "it is run again, alone, though none was ready when it ended"
 
 
+def test_a_cell_that_runs_out_of_memory_is_not_trusted_by_the_next_run(tmp_path):
+    runs_with_a_shared_folder(tmp_path, lacking=())
+    runs_with_a_shared_folder(tmp_path, lacking=["net.compile"])
+    job = due(Processes(), "compile", COMPILE, compile_cache="shared").job
+    assert not CompileCaches("shared", tmp_path).needed(job), "it took more than was kept"
+
+
+def test_a_cell_that_runs_out_of_memory_beside_its_own_control_runs_again(tmp_path):
+    for lacking in ([], ["net.baseline"]):
+        processes, turns = Processes(lacking=lacking), CellsInTurns(again=[])
+        processes.caches = CompileCaches("shared", tmp_path)
+        cell = due(processes, "baseline", compile_cache="shared")
+        assert prepared(turns, cell) == []
+    assert processes.log[:2] == ["begin net.baseline", "begin net.baseline.control"]
+    assert turns.again == [cell]
+
+
+def test_two_revisions_begin_alike_although_they_keep_what_they_need_in_the_same_file(tmp_path):
+    cells = []
+    for run in "AB":
+        processes = Processes()
+        processes.caches = CompileCaches("shared", tmp_path)
+        cells.append(due(processes, "compile", COMPILE, run=run, compile_cache="shared"))
+    prepared(CellsInTurns(), *cells)
+    assert [each.executor.loads["net.compile"] for each in cells] == [False, False]
+
+
 def test_two_runs_do_not_share_what_they_have_compiled():
     """Two revisions are compared: the caches of one hold no code of the other."""
     processes = Processes()
