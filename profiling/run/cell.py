@@ -148,8 +148,9 @@ class Cell(ABC):
             InputError: it refuses its options.
 
         """
-        for each in self.job.imports:  # takes seconds, which must not become part of preparing
-            import_module(each.partition(":")[0])
+        for job in (self.job, *self.job.parts):
+            for each in job.imports:  # takes seconds, which must not become part of preparing
+                import_module(each.partition(":")[0])
         variant: Variant = instantiate(self.job.variant_options, f"variant.{self.job.variant}")
         variant.start_workers(torch.device(self.job.settings.device))
         return variant

@@ -3,8 +3,9 @@
 The default mode has no CUDA graphs, so that `compile` differs from `baseline` by the compiler alone, and from
 `compile+cuda_graph` by the capture alone. `reduce-overhead` and `max-autotune` bring CUDA graphs of inductor's own.
 
-Importing torch's compiler takes seconds, and the check of a run's options does without: functions that need it import
-it. It is there already in the process of a cell (`Job.imports`).
+Importing torch's compiler takes seconds. The check of a run's options does not need it, so it is imported by the
+functions that do. A cell imports it before it prepares (`Cell.variant`, `start_workers`), if its process was not forked
+with it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from shutil import which
 from time import perf_counter
@@ -44,7 +46,7 @@ from profiling.variants.recipe import AnyTransform, Compiler, Outcome
 @cache
 def missing_toolchain() -> str | None:
     """Return what this machine lacks to build C++ for torch.compile, with the command that installs it, or None."""
-    if which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")) is None:
+    if which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is None:
         return "torch.compile needs a C++ compiler on a CPU: apt-get install g++"
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         return "torch.compile needs Python's headers on a CPU: apt-get install python3-dev"
@@ -200,10 +202,12 @@ class Inductor(Compiler):
         return idle_option(self.options, device) or missing_toolchain()
 
     def start_workers(self, device: torch.device) -> None:
-        """Start the processes that compile Triton kernels: the first graph needs them, and they take seconds.
+        """Import the compiler, and start the processes that compile Triton kernels: the first graph needs both.
 
-        Inductor itself starts them at its first graph for a GPU, and compiles its kernels one by one until they run.
+        That takes seconds. Inductor itself starts the processes at its first graph for a GPU, and compiles its kernels
+        one by one until they run.
         """
+        import_module("torch._inductor.compile_fx")  # a compiler of the user's own may be derived from this one
         if device.type == "cuda":
             from torch._inductor.async_compile import maybe_warm_pool
 

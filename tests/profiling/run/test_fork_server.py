@@ -7,11 +7,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
+from make_job import make_job
 
+from profiling.run.cell import Cell
 from profiling.run.child import kill
 from profiling.run.fork_server import ForkServer, server_for_run
 
@@ -192,6 +197,22 @@ def test_checking_the_options_of_a_compiler_does_not_import_it():
     check = "import sys; from profiling.variants.inductor import Inductor; Inductor(mode='default', regional=True)\n"
     check += "assert not {'torch._dynamo', 'torch._inductor'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=120)
+
+
+def test_a_compiler_is_imported_before_a_cell_prepares_also_one_of_the_users_own(monkeypatch):
+    start = (
+        "import sys, torch; from profiling.variants.inductor import Inductor; from profiling.variants.recipe import "
+    )
+    start += "Recipe\nclass Mine(Inductor): pass\nRecipe(compiler=Mine()).start_workers(torch.device('cpu'))\n"
+    start += "assert 'torch._inductor.compile_fx' in sys.modules"
+    subprocess.run([sys.executable, "-c", start], check=True, timeout=120)
+
+    imported = []
+    monkeypatch.setattr("profiling.run.cell.import_module", imported.append)
+    stage = make_job("compile", compiler={"_target_": "profiling.variants.inductor.Inductor"})
+    loop = replace(make_job("mixed"), parts=(stage,))
+    Cell.variant(cast(Cell, SimpleNamespace(job=loop)))
+    assert "torch._inductor.compile_fx" in imported, "that of a stage"
 
 
 def test_collections_of_a_process_skip_what_was_imported_but_not_those_of_a_loop(start, tmp_path):
