@@ -28,7 +28,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from profiling.cli.groups import CONF, GROUPS, LISTS, check_own_files, find_file, names_in, register, step_nodes
+from profiling.cli.groups import CONF, LISTS, check_own_files, find_file, names_in, register, step_nodes
 from profiling.errors import (
     INTERRUPTED,
     InputError,
@@ -269,7 +269,7 @@ def check_overrides(overrides: Sequence[str]) -> dict[str, Override]:
     """Check the keys of overrides, some of which Hydra accepts and does not mean; return the overrides by their keys.
 
     Raises:
-        InputError: an override without a key, or a key that is given twice, deleted, or new and read by nothing.
+        InputError: an override without a key, or a key that is given twice or deleted.
         HydraException: an override that cannot be parsed.
 
     """
@@ -283,8 +283,6 @@ def check_overrides(overrides: Sequence[str]) -> dict[str, Override]:
         given[key] = each
         if each.is_delete() and "." not in key and key not in LISTS:
             raise InputError(f"{text}: {key} cannot be deleted. Leave it out, or give it another value.")
-        if each.is_add() and "." not in key and key not in GROUPS:
-            raise InputError(f"{text}: options have no +, and nothing reads other keys. --cfg job lists the options.")
     return given
 
 
@@ -335,9 +333,8 @@ def _explained(error: Exception, folders: Sequence[Path]) -> str:
         if match[1] in SWEEP_OPTIONS:
             return f"{match[1]}= is an option of a sweep. Add --multirun, or leave it out."
         missing = _missing_key(match[1], of_config) if of_config else f"there is no key {match[1]!r} in the config."
-        return (
-            f"{missing} --cfg job lists all keys{f'; to add one, write +{match[1]}=VALUE' if '.' in match[1] else '.'}"
-        )
+        to_add = f"; to add one, write +{match[1]}=VALUE" if "." in match[1] else "."
+        return f"{missing} --cfg job lists all keys{to_add}"
     said, key = (str(of_config).partition("\n")[0], of_config.full_key) if of_config else (printable(chain[-1]), None)
     return f"{said.rstrip('.')}{f' at {key}' if key and not said.endswith(key) else ''}. --help shows the usage."
 

@@ -105,6 +105,8 @@ def _check_chosen(key: str, chosen: Override, folders: Sequence[Path]) -> None:
             "example; --cfg job lists them."
         )
     if key not in GROUPS:
+        if chosen.is_add() and "." not in key and not any((each / key).is_dir() for each in folders):
+            raise InputError(f"{chosen.input_line}: nothing reads a new key. Options have no +; --cfg job lists them.")
         return
     value = chosen.value()
     names = value if isinstance(value, list) and key in LISTS else [value]

@@ -31,6 +31,12 @@ def test_the_config_is_the_one_that_a_run_would_have(shown):
     assert "hydra" not in config
 
 
+def test_a_config_group_of_the_users_own_is_added_with_a_plus(shown, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "quick.yaml").write_text("# @package _global_\nseconds: 3\n")
+    assert OmegaConf.create(shown(f"--config-dir={tmp_path}", "+experiment=quick", "--cfg=job")).seconds == 3
+
+
 @pytest.mark.parametrize(("word", "completed"), [("dev", "device="), ("dtype=", "dtype=auto")])
 def test_a_shell_completes_a_word(shown, monkeypatch, word, completed):
     line = f"profile component=[audio_decoder] {word}"
