@@ -142,7 +142,7 @@ class Cell(ABC):
             self.add(check=check)
 
     def variant(self) -> Variant:
-        """Return the variant of the cell, with its compiler imported and the worker processes of that started.
+        """Import the compiler of the cell's variant, start the worker processes of that, and return the variant.
 
         Raises:
             InputError: it refuses its options.

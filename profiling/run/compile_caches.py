@@ -109,8 +109,8 @@ class Cache:
 class CompileCaches:
     """The compiler caches of a run, by its option `compile_cache`: fresh, cold or shared.
 
-    `shared` is the folder of caches that outlives the run. What a cell needs is kept beside its code there, so that the
-    next run knows both; None: it is not kept.
+    `shared` is the folder of the caches that outlive the run. The memory that a cell takes is kept there, too: where a
+    later run finds that, it expects the cell's code in the caches. None: it is not kept.
     """
 
     def __init__(self, kind: str = "fresh", shared: Path | None = None) -> None:
@@ -121,16 +121,16 @@ class CompileCaches:
         self._needed: dict[str, dict[str, int]] = {}  # by cell, as read before it began
 
     def hold(self, job: Job) -> bool:
-        """Return whether the code of a cell is in them, so that it need not wait until another one has compiled it."""
+        """Return whether they hold the code of a cell, which then need not wait until another one has compiled it."""
         return compiled_code(job) in self._compiled or bool(self.needed(job))
 
     def compiled(self, job: Job) -> None:
-        """Say that the code of a cell is in them now."""
+        """Note that they hold the code of a cell from now on."""
         if shares_code(job) and (code := compiled_code(job)) is not None:
             self._compiled.add(code)
 
     def needed(self, job: Job) -> dict[str, int]:
-        """Return the bytes by kind that a cell took in an earlier run with the same folder; empty: that is unknown."""
+        """Return the bytes by kind that a cell took in an earlier run with this folder; empty: they are unknown."""
         if self._needs is None:
             return {}
         if job.name not in self._needed:
@@ -192,7 +192,7 @@ def shared_folder() -> Path:
 
 
 def _needs_file(job: Job) -> str:
-    """Return the name of the file of what a cell needs; another one for each that is built or prepared otherwise."""
+    """Return the name of the file with what a cell needs; cells that are built or prepared otherwise have others."""
     settings = job.settings
     parts = [[asdict(spec) for spec in job.networks], job.variant_options, job.procedure]
     where = [job.row, settings.device, settings.dtype, settings.scale]

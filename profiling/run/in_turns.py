@@ -97,10 +97,11 @@ class CellsInTurns:
     def prepare_all(self, cells: Sequence[LiveCell], later: Sequence[LiveCell] = (), most: int = 1) -> list[LiveCell]:
         """Prepare cells beside those that wait, `most` at a time, and return those that there is no memory for.
 
-        The first one goes alone, unless it is known what they need: that is expected of the others. Then one of each
-        code that is compiled begins, which takes longest. The others begin when these compile; those with the same code
-        wait for it, unless an earlier run has compiled it. A compiler that compares times goes alone. Where there is
-        room, `later` ones are prepared, too, and a second process of each cell, its control.
+        The first one goes alone, and the others are expected to need as much memory; if an earlier run has shown what
+        each of them needs, none goes alone. Of the cells that compile the same code one begins first, as that takes
+        longest. When it compiles the others begin, which wait for that code, unless an earlier run has compiled it. A
+        compiler that compares times goes alone. Where there is room, `later` ones are prepared, too, and a second
+        process of each cell, its control.
         """
         optional = [each for each in later if each.number == 0] if most > 1 else []
         left = [each for each in cells if each.number == 0]
