@@ -193,10 +193,9 @@ def shared_folder() -> Path:
 
 def _needs_file(job: Job) -> str:
     """Return the name of the file with what a cell needs; cells that are built or prepared otherwise have others."""
-    settings = job.settings
-    parts = [[asdict(spec) for spec in job.networks], job.variant_options, job.procedure]
-    where = [job.row, settings.device, settings.dtype, settings.scale]
-    return f"{sha256(json.dumps([where, parts], sort_keys=True, default=str).encode()).hexdigest()[:32]}.json"
+    settings, networks = job.settings, [asdict(spec) for spec in job.networks]
+    parts = [job.row, settings.device, settings.dtype, settings.scale, networks, job.variant_options, job.procedure]
+    return f"{sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]}.json"
 
 
 def compiled_code(job: Job) -> str | None:

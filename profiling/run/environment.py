@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy
+import psutil
 import torch
 
 from profiling.components.spec import Settings
 from profiling.machine import nvml
 from profiling.machine.ceilings import kept_ceilings
+from profiling.machine.run_queue import RUN_PROCESS
 from profiling.results.environment import Ceilings, Cpu, Device, Environment
 from profiling.roofline.measure_ceilings import measure_ceilings
 from profiling.run.events import Emit, Phase
@@ -24,6 +28,8 @@ VARIABLES = (
 )
 #: Variables with such a prefix that this tool sets, with another value in each process.
 OWN_VARIABLES = ("TORCH_TRACE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+#: Most seconds to wait for the other processes of a run before ceilings are measured.
+IDLE_SECONDS = 20.0
 
 
 def environment(settings: Settings) -> Environment:
@@ -103,6 +109,21 @@ def ceilings_of(settings: Settings, environment: Environment, emit: Emit) -> Cei
 
     def measure() -> Ceilings:
         emit(Phase("ceilings"))
+        wait_until_idle()
         return measure_ceilings(device, dtype, threads=threads, tf32=settings.tf32)
 
     return kept_ceilings(key, measure)
+
+
+def wait_until_idle() -> None:
+    """Wait until the other processes of this run are idle, `IDLE_SECONDS` at most: they import what cells need."""
+    run, until, before = os.environ.get(RUN_PROCESS), time.monotonic() + IDLE_SECONDS, -1.0
+    while run and time.monotonic() < until:
+        used = 0.0  # seconds of a core
+        with suppress(psutil.Error):  # one has ended
+            others = [each for each in psutil.Process(int(run)).children(recursive=True) if each.pid != os.getpid()]
+            used = sum(sum(each.cpu_times()[:2]) for each in others)
+        if used == before:
+            return
+        before = used
+        time.sleep(0.1)

@@ -185,10 +185,10 @@ class CellsInTurns:
 
     def _begin(self, cell: LiveCell) -> None:
         if cell.is_control or cell.records.begin(cell):
-            code = _code(cell)
-            others = [each for each in self._preparing if _code(each) == code]
-            is_first = not others and not cell.executor.caches.hold(cell.job)
-            cell.start(loads=shares_code(cell.job) and not is_first)
+            is_there = cell.executor.caches.hold(cell.job) or any(
+                _code(each) == _code(cell) for each in self._preparing
+            )
+            cell.start(loads=shares_code(cell.job) and is_there)
             self._preparing.append(cell)
             self._resume(cell, is_due=True)
 

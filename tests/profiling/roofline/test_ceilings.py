@@ -8,6 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 import timeit
 from pathlib import Path
 from unittest.mock import Mock
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 from profiling.components.spec import ComponentSpec, Settings
 from profiling.machine import ceilings as ceilings_cache
 from profiling.machine.ceilings import METHOD_FILES, cache_folder, kept_ceilings
+from profiling.machine.run_queue import RUN_PROCESS
 from profiling.results.environment import Device, Environment, read_environment
 from profiling.roofline import measure_ceilings as measuring
 from profiling.roofline.measure_ceilings import measure_ceilings
@@ -69,6 +71,22 @@ def over_numpys(found):
     done = subprocess.run([sys.executable, "-c", BY_NUMPY], env=environment, capture_output=True, check=True)
     copied, multiplied = json.loads(done.stdout)
     return found.copy_bytes_per_s / copied, found.matmul_flops_per_s / multiplied
+
+
+def test_the_probe_waits_until_the_run_imports_nothing_before_it_measures(monkeypatch):
+    compute = "import time\nuntil = time.monotonic() + 1.5\nwhile time.monotonic() < until: pass"
+    with subprocess.Popen([sys.executable, "-c", compute]) as busy:
+        of_run.wait_until_idle()
+        assert busy.poll() is None, "it is no process of a run"
+        monkeypatch.setenv(RUN_PROCESS, str(os.getpid()))
+        time.sleep(0.2)  # its interpreter has started
+        of_run.wait_until_idle()
+        assert busy.poll() is not None
+    monkeypatch.setattr(of_run, "IDLE_SECONDS", 0.3)
+    with subprocess.Popen([sys.executable, "-c", compute]) as busy:
+        time.sleep(0.2)
+        of_run.wait_until_idle()
+        assert busy.poll() is None, "not for ever"
 
 
 def test_they_are_numpys_within_a_factor_of_two(ceilings):
