@@ -135,7 +135,7 @@ class CompileCaches:
             return {}
         if job.name not in self._needed:
             self._needed[job.name] = {}
-            with suppress(OSError, ValueError, TypeError, AttributeError):
+            with suppress(OSError, ValueError, TypeError, AttributeError, OverflowError):
                 content = json.loads((self._needs / _needs_file(job)).read_text(encoding="utf-8"))
                 self._needed[job.name] = {str(kind): int(taken) for kind, taken in content.items()}
         return self._needed[job.name]
