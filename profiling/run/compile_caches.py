@@ -110,11 +110,11 @@ class CompileCaches:
     """The compiler caches of a run, by its option `compile_cache`: fresh, cold or shared.
 
     `shared` is the folder of the caches that outlive the run. The memory that a cell takes is kept there, too: where a
-    later run finds that, it expects the cell's code in the caches. None: it is not kept.
+    later run with the same `setup` (versions, device, code) finds that, it expects the cell's code in the caches.
     """
 
     def __init__(self, kind: str = "fresh", shared: Path | None = None) -> None:
-        self.kind = kind
+        self.kind, self.setup = kind, ""
         self._caches: dict[str, Cache] = {}
         self._compiled = set[str]()  # code that cells of this run have compiled
         self._needs = None if shared is None or kind != "shared" else shared / "profiling"
@@ -136,7 +136,7 @@ class CompileCaches:
         if job.name not in self._needed:
             self._needed[job.name] = {}
             with suppress(OSError, ValueError, TypeError, AttributeError, OverflowError):
-                content = json.loads((self._needs / _needs_file(job)).read_text(encoding="utf-8"))
+                content = json.loads((self._needs / self._needs_file(job)).read_text(encoding="utf-8"))
                 self._needed[job.name] = {str(kind): int(taken) for kind, taken in content.items()}
         return self._needed[job.name]
 
@@ -145,7 +145,13 @@ class CompileCaches:
         if self._needs is not None and shares_code(job):
             with suppress(OSError):  # a folder that cannot be written to keeps nothing
                 self._needs.mkdir(parents=True, exist_ok=True)
-                write_json(self._needs / _needs_file(job), taken)
+                write_json(self._needs / self._needs_file(job), taken)
+
+    def _needs_file(self, job: Job) -> str:
+        """Return the name of the file with what a cell needs: its own for each way to build and prepare it."""
+        settings, parts = job.settings, [self.setup, job.row, job.variant_options, job.procedure]
+        parts += [settings.device, settings.dtype, settings.scale, *map(asdict, job.networks)]
+        return f"{sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]}.json"
 
     @contextmanager
     def lease(self, task: Task) -> Iterator[Cache]:
@@ -189,13 +195,6 @@ def shared_folder() -> Path:
         user = f"uid_{os.getuid()}"
     name = re.sub(r'[\\/:*?"<>|]', "_", user)
     return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{name}")
-
-
-def _needs_file(job: Job) -> str:
-    """Return the name of the file with what a cell needs; cells that are built or prepared otherwise have others."""
-    settings, networks = job.settings, [asdict(spec) for spec in job.networks]
-    parts = [job.row, settings.device, settings.dtype, settings.scale, networks, job.variant_options, job.procedure]
-    return f"{sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]}.json"
 
 
 def compiled_code(job: Job) -> str | None:

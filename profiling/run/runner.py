@@ -99,6 +99,7 @@ class Run:
         self.cells.spreads = Spreads() if device is None else Spreads.of(device)
         self.jobs = config.jobs(self.target, probed.settings, str(self.folder.absolute()))
         self.not_run, self.free = probed.not_run, probed.free
+        self.caches.setup = repr((probed.environment.versions, device, probed.environment.module_git))
         if earlier.skipped_lines:
             self.progress.say(f"note: {RESULTS_FILE}: {earlier.skipped_lines} damaged or cut-off lines were skipped")
         absent = [job.variant for job in self.jobs if job.variant in self.not_run and self.is_due(1, job)]

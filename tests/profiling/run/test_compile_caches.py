@@ -190,6 +190,9 @@ def test_what_a_cell_needs_is_kept_in_the_shared_folder_until_something_else_is_
         replace(job, variant="wider", component=replace(job.component, module={"_target_": "a.Net", "width": 2})),
     )
     assert [after.needed(each) for each in others] == [{}, {}, {}]
+    edited = CompileCaches("shared", tmp_path)
+    edited.setup = "the network's code has changed"
+    assert not edited.hold(job)
     damaged = next((tmp_path / "profiling").iterdir())
     damaged.write_text("[1")
     for caches in (CompileCaches("shared", tmp_path), CompileCaches("shared"), CompileCaches("fresh", tmp_path)):
