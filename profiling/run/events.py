@@ -74,7 +74,7 @@ class Started(_Event, frozen=True, tag="started"):
 class Probed(_Event, frozen=True, tag="probe"):
     """The result of the probe: resolved settings, what it knows of the environment, and variants that cannot run.
 
-    `free` is the memory in bytes, by kind, that is free before the first cell.
+    `free` is the memory in bytes, by kind, that is free before the first cell; empty where no run uses it.
     """
 
     settings: Settings

@@ -75,7 +75,8 @@ def probe(jobs: tuple[Job, ...], emit: Emit, checkout: Checkout | None = None) -
             machine = structs.replace(machine, ceilings=ceilings_of(replace(settings, dtype=dtype), machine, emit))
         except (RuntimeError, OSError) as error:  # the run goes on without rooflines
             machine = structs.replace(machine, ceilings_reason=f"not measured: {str(error).splitlines()[0]}")
-    return Probed(settings, machine, ends, used_and_free(device)[1])
+    free = used_and_free(device)[1] if settings.compile_cache == "shared" else {}  # which begins to use the device
+    return Probed(settings, machine, ends, free)
 
 
 def _unavailable(variant: Variant, device: torch.device) -> End | None:

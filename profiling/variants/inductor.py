@@ -3,14 +3,14 @@
 The default mode has no CUDA graphs, so that `compile` differs from `baseline` by the compiler alone, and from
 `compile+cuda_graph` by the capture alone. `reduce-overhead` and `max-autotune` bring CUDA graphs of inductor's own.
 
-Importing torch's compiler takes seconds. The check of a run's options does not need it, so it is imported by the
-functions that do. A cell imports it before it prepares (`Cell.variant`, `start_workers`), if its process was not forked
-with it.
+Importing torch's compiler takes seconds, and checking the options of a run does not need it. So the functions that need
+it import it, and a cell does so before its preparation is timed (`Cell.variant`, `start_workers`).
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import sysconfig
 from collections import Counter
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from shutil import which
 from time import perf_counter
 from types import MethodType, ModuleType
 from typing import Any
@@ -46,7 +45,10 @@ from profiling.variants.recipe import AnyTransform, Compiler, Outcome
 @cache
 def missing_toolchain() -> str | None:
     """Return what this machine lacks to build C++ for torch.compile, with the command that installs it, or None."""
-    if which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is None:
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    try:
+        subprocess.run([compiler, "--version"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
         return "torch.compile needs a C++ compiler on a CPU: apt-get install g++"
     if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         return "torch.compile needs Python's headers on a CPU: apt-get install python3-dev"
