@@ -106,7 +106,8 @@ def _check_chosen(key: str, chosen: Override, folders: Sequence[Path]) -> None:
         )
     if key not in GROUPS:
         if chosen.is_add() and "." not in key and not any((each / key).is_dir() for each in folders):
-            raise InputError(f"{chosen.input_line}: nothing reads a new key. Options have no +; --cfg job lists them.")
+            said = "+ adds a key, and only options are read. Write an option without +; --cfg job lists them."
+            raise InputError(f"{chosen.input_line}: {said}")
         return
     value = chosen.value()
     names = value if isinstance(value, list) and key in LISTS else [value]

@@ -53,7 +53,7 @@ def opened(names: Sequence[str]) -> Iterator[tuple[Checkout, ...]]:
 
 
 def _root(folder: Path, here: Path, top: Path | None) -> Path:
-    """Return the topmost folder of the code that `folder` stands for; a copy inside this checkout is one by itself."""
+    """Return the topmost folder of the checkout of `folder`. A copy of the code inside this checkout is one itself."""
     of_folder = _top(folder) or folder
     return folder if of_folder == top and folder != here else of_folder
 

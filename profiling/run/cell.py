@@ -142,7 +142,7 @@ class Cell(ABC):
             self.add(check=check)
 
     def variant(self) -> Variant:
-        """Import the compiler of the cell's variant, start the worker processes of that, and return the variant.
+        """Return the variant of the cell; its compiler is imported, and the compiler's worker processes are started.
 
         Raises:
             InputError: it refuses its options.

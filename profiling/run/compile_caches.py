@@ -109,46 +109,46 @@ class Cache:
 class CompileCaches:
     """The compiler caches of a run, by its option `compile_cache`: fresh, cold or shared.
 
-    `shared` is the folder of the caches that outlive the run. The memory that a cell takes is kept there, too: where a
-    later run with the same `setup` (versions, device, code) finds that, it expects the cell's code in the caches.
+    `shared` is the folder of the caches that outlive the run. The memory that a cell takes is kept there, too. A later
+    run with the same `setup` (versions, device, code) that finds it expects the cell's code in the caches.
     """
 
     def __init__(self, kind: str = "fresh", shared: Path | None = None) -> None:
         self.kind, self.setup = kind, ""
         self._caches: dict[str, Cache] = {}
         self._compiled = set[str]()  # code that cells of this run have compiled
-        self._needs = None if shared is None or kind != "shared" else shared / "profiling"
-        self._needed: dict[str, dict[str, int]] = {}  # by cell, as read before it began
+        self._folder = None if shared is None or kind != "shared" else shared / "profiling"
+        self._memory: dict[str, dict[str, int]] = {}  # by cell, as read before it began
 
-    def hold(self, job: Job) -> bool:
-        """Return whether they hold the code of a cell, which then need not wait until another one has compiled it."""
-        return compiled_code(job) in self._compiled or bool(self.needed(job))
+    def has_code(self, job: Job) -> bool:
+        """Return whether the caches contain the code of a cell, so that no other cell has to compile it first."""
+        return compiled_code(job) in self._compiled or bool(self.memory_of(job))
 
-    def compiled(self, job: Job) -> None:
-        """Note that they hold the code of a cell from now on."""
+    def add_code(self, job: Job) -> None:
+        """Note that the caches contain the code of a cell from now on."""
         if shares_code(job) and (code := compiled_code(job)) is not None:
             self._compiled.add(code)
 
-    def needed(self, job: Job) -> dict[str, int]:
-        """Return the bytes by kind that a cell took in an earlier run with this folder; empty: they are unknown."""
-        if self._needs is None:
+    def memory_of(self, job: Job) -> dict[str, int]:
+        """Return the memory in bytes, by kind, that a cell took in an earlier run; empty where that is unknown."""
+        if self._folder is None:
             return {}
-        if job.name not in self._needed:
-            self._needed[job.name] = {}
+        if job.name not in self._memory:
+            self._memory[job.name] = {}
             with suppress(OSError, ValueError, TypeError, AttributeError, OverflowError):
-                content = json.loads((self._needs / self._needs_file(job)).read_text(encoding="utf-8"))
-                self._needed[job.name] = {str(kind): int(taken) for kind, taken in content.items()}
-        return self._needed[job.name]
+                content = json.loads((self._folder / self._memory_file(job)).read_text(encoding="utf-8"))
+                self._memory[job.name] = {str(kind): int(taken) for kind, taken in content.items()}
+        return self._memory[job.name]
 
-    def keep_needed(self, job: Job, taken: Mapping[str, int]) -> None:
-        """Keep the bytes by kind that a cell takes once it is prepared, with its code in the caches."""
-        if self._needs is not None and shares_code(job):
+    def keep_memory(self, job: Job, taken: Mapping[str, int]) -> None:
+        """Keep the memory in bytes, by kind, that a prepared cell takes; its code is in the caches."""
+        if self._folder is not None and shares_code(job):
             with suppress(OSError):  # a folder that cannot be written to keeps nothing
-                self._needs.mkdir(parents=True, exist_ok=True)
-                write_json(self._needs / self._needs_file(job), taken)
+                self._folder.mkdir(parents=True, exist_ok=True)
+                write_json(self._folder / self._memory_file(job), taken)
 
-    def _needs_file(self, job: Job) -> str:
-        """Return the name of the file with what a cell needs: its own for each way to build and prepare it."""
+    def _memory_file(self, job: Job) -> str:
+        """Return the name of the file with a cell's memory. A cell that is built or prepared otherwise has another."""
         settings, parts = job.settings, [self.setup, job.row, job.variant_options, job.procedure]
         parts += [settings.device, settings.dtype, settings.scale, *map(asdict, job.networks)]
         return f"{sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]}.json"

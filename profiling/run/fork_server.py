@@ -63,8 +63,8 @@ class ForkServer:
         """Start a process that performs the task; None if the server cannot, and a fresh process is needed.
 
         `output` is a descriptor for standard output and error; `descriptors` are those of events and turns. `modules`
-        are imported before the fork, in this order, beside those that the server has. A later process will want those
-        `ahead`: the server imports them while this one runs.
+        are imported before the fork, in this order, beside those that the server has. The server imports those `ahead`
+        after the fork, for later processes.
         """
         if self._channel is None:
             self._channel = self._launch()
@@ -134,8 +134,8 @@ def _serve(channel: socket.socket, imported: tuple[str, ...] = ()) -> tuple[str,
 
     A second forked process waits for the first one and reports its end (`_fork_and_wait`). A request for more modules
     than `imported` is passed on to a server that is forked to import the next of them, so that each is imported once,
-    whatever else is wanted with it. A request without a task only has them imported. The modules for later in a
-    request are imported after the first fork, while that process, the probe, runs without them.
+    whatever else is wanted with it. A request without a task asks for the import alone. What all processes but the
+    first, the probe, need (`later`) is imported after the first fork, while the probe runs.
     """
     others: dict[tuple[str, ...], socket.socket] = {}
 

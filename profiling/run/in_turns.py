@@ -76,7 +76,7 @@ class CellsInTurns:
         known = [each for each in self._free if each.issuperset(alive)]
         if not known:
             return ""
-        taken = [each.waiting_in.ready.used for each in alive] + [_needed(each) for each in self._preparing]
+        taken = [each.waiting_in.ready.used for each in alive] + [_memory_of(each) for each in self._preparing]
         for kind, left in self._free[min(known, key=len)].items():
             used = max((each.get(kind, 0) for each in taken), default=0)
             if left < (1 + len(self._preparing)) * MEMORY_MARGIN * used:
@@ -105,7 +105,7 @@ class CellsInTurns:
         """
         optional = [each for each in later if each.number == 0] if most > 1 else []
         left = [each for each in cells if each.number == 0]
-        known = [_needed(each) for each in left]  # read before a cell of another run, with the same needs, writes it
+        known = [_memory_of(each) for each in left]  # of all, before a cell of the other revision writes its own
         first = left[0] if left and not self.waiting and not all(known) else None
         while True:
             while self._has_place(most) and (cell := self._next(left, optional, first, most)) is not None:
@@ -175,7 +175,7 @@ class CellsInTurns:
 
     def _is_compiled_anew(self, cell: LiveCell) -> bool:
         """Return whether a cell compiles code that no other cell has compiled."""
-        return cell.job.compiles and not cell.executor.caches.hold(cell.job)
+        return cell.job.compiles and not cell.executor.caches.has_code(cell.job)
 
     @staticmethod
     def _will_compile(cell: LiveCell) -> bool:
@@ -185,10 +185,8 @@ class CellsInTurns:
 
     def _begin(self, cell: LiveCell) -> None:
         if cell.is_control or cell.records.begin(cell):
-            is_there = cell.executor.caches.hold(cell.job) or any(
-                _code(each) == _code(cell) for each in self._preparing
-            )
-            cell.start(loads=shares_code(cell.job) and is_there)
+            others = any(_code(each) == _code(cell) for each in self._preparing)
+            cell.start(loads=shares_code(cell.job) and (others or cell.executor.caches.has_code(cell.job)))
             self._preparing.append(cell)
             self._resume(cell, is_due=True)
 
@@ -223,13 +221,13 @@ class CellsInTurns:
         """
         others = [each for each in self._preparing if each is not cell and _code(each) == _code(cell)]
         waits = any(each.may_prepare or (cell.is_control and not each.is_control) for each in others)
-        return cell.executor.caches.hold(cell.job) or not waits
+        return cell.executor.caches.has_code(cell.job) or not waits
 
     def _resume(self, cell: LiveCell, *, is_due: bool) -> None:
         """Let the process of a cell go on until there is nothing to read, the cell is ready, is held, or has ended."""
         stops = not cell.is_held and cell.resume()
         if cell.measured.prepare is not None:
-            cell.executor.caches.compiled(cell.job)
+            cell.executor.caches.add_code(cell.job)
         if cell.is_held and self._may_prepare(cell):
             stops = cell.resume(Turn())
         if not stops:
@@ -238,7 +236,7 @@ class CellsInTurns:
             self._preparing.remove(cell)
             if not cell.is_control:
                 self.waiting.append(cell)
-                cell.executor.caches.keep_needed(cell.job, cell.placement.ready.used)
+                cell.executor.caches.keep_memory(cell.job, cell.placement.ready.used)
             self._free[frozenset(self._placed)] = cell.placement.ready.free
             return
         if not cell.is_control:
@@ -250,7 +248,7 @@ class CellsInTurns:
         has_company = bool(self.waiting) or len(self._preparing) > 1  # maybe its own control
         self._end_controls([cell])
         if cell.ran_out_of_memory:
-            cell.executor.caches.keep_needed(cell.job, {})  # what is kept of it is too little
+            cell.executor.caches.keep_memory(cell.job, {})  # it takes more than an earlier run has noted
         if not (cell.ran_out_of_memory and has_company and self.again is not None):
             cell.records.end(cell)
         elif is_due:
@@ -342,9 +340,9 @@ def _code(cell: LiveCell) -> tuple[str, str | None]:
     return str(cell.records.folder), compiled_code(cell.job)
 
 
-def _needed(cell: LiveCell) -> Mapping[str, int]:
-    """Return the memory in bytes that a cell needs, by kind; empty where no earlier run has shown it."""
-    return cell.executor.caches.needed(cell.job)
+def _memory_of(cell: LiveCell) -> Mapping[str, int]:
+    """Return the memory in bytes, by kind, that a cell took in an earlier run; empty where that is unknown."""
+    return cell.executor.caches.memory_of(cell.job)
 
 
 def _control_of(cell: LiveCell) -> LiveCell:

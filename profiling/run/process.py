@@ -175,7 +175,8 @@ class Isolated:
                         *(task, files, limits, relay, environment),
                         turns=turns,
                         server=server,
-                        **{"ahead" if isinstance(task, Probe) else "modules": imports},
+                        modules=() if isinstance(task, Probe) else imports,
+                        ahead=imports if isinstance(task, Probe) else (),
                     )
                 finally:
                     if PREPARE in phases and "prepare" not in sections:
@@ -194,7 +195,7 @@ class Isolated:
         It costs nothing but time where it fails: the cell then compiles by itself, and its row says what is wrong.
         """
         parts = compiled_ahead(task.job)
-        if not parts or self.caches.hold(task.job):
+        if not parts or self.caches.has_code(task.job):
             return
         variables = {**os.environ, **cache.variables, RUN_PROCESS: str(os.getpid())}
         folder, done = self._run / "cells", list[Started]()
@@ -212,7 +213,7 @@ class Isolated:
             for first in range(0, len(sessions), most_processes()):
                 yield from side_by_side(sessions[first : first + most_processes()])
             if len(done) == len(parts):
-                self.caches.compiled(task.job)
+                self.caches.add_code(task.job)
             if len(done) == len(parts) and cache.is_fillable:
                 cache.fill([each.start for each in done], f"the stages of {task.job.variant}, one by one")
         finally:

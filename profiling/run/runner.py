@@ -89,7 +89,7 @@ class Run:
         config = self.config
         earlier = prepare_folder(self.folder, config.source, resumed=config.resume is not None)
         for record, rounds in zip(earlier.records, earlier.rounds, strict=True):
-            # Rounds merged by an older version cannot be continued: if some are missing, all are measured again.
+            # Older versions wrote one record for all rounds of a cell: if rounds are missing, all are measured again.
             if rounds[0].round is not None or record.rounds is None or len(record.rounds) >= config.rounds:
                 self.cells.by_cell[record.cell], self.cells.rounds[record.cell] = record, rounds
         self.executor = self.performs or self._executor(orphans, server)

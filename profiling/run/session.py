@@ -136,8 +136,8 @@ def open_session(
 ) -> Session:
     """Perform a task in a process with the variables `environment`, with its output in `<files>.log`.
 
-    Without a `server` that forks it, after importing `modules`, the process is fresh; meanwhile the server imports
-    those `ahead`. Waits for a turn do not count as time in which it is active.
+    With a `server` the process is a fork, made after the server has imported `modules`; the server imports those
+    `ahead` after that, for later tasks. Without one it is fresh. It is not active while it waits for a turn.
 
     Raises:
         OSError: a file of the cell, or the process, cannot be made.

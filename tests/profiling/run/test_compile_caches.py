@@ -178,24 +178,24 @@ def test_the_folder_that_outlives_a_run_is_that_of_torch_also_for_a_user_without
 def test_what_a_cell_needs_is_kept_in_the_shared_folder_until_something_else_is_built_there(tmp_path):
     job = task("compile", compiler=COMPILER, settings=replace(SETTINGS, compile_cache="shared")).job
     before = CompileCaches("shared", tmp_path)
-    assert not before.hold(job)
-    before.keep_needed(job, {"device": 2, "host": 3})
-    assert not before.hold(job), "what was read stays as it was before the run"
+    assert not before.has_code(job)
+    before.keep_memory(job, {"device": 2, "host": 3})
+    assert not before.has_code(job), "what was read stays as it was before the run"
     after = CompileCaches("shared", tmp_path)
-    assert after.needed(job) == {"device": 2, "host": 3}
-    assert after.hold(job)
+    assert after.memory_of(job) == {"device": 2, "host": 3}
+    assert after.has_code(job)
     others = (
         replace(job, variant="other", variant_options=job.variant_options | {"capture": GRAPH}),
         replace(job, variant="half", settings=replace(job.settings, dtype="float16")),
         replace(job, variant="wider", component=replace(job.component, module={"_target_": "a.Net", "width": 2})),
     )
-    assert [after.needed(each) for each in others] == [{}, {}, {}]
+    assert [after.memory_of(each) for each in others] == [{}, {}, {}]
     edited = CompileCaches("shared", tmp_path)
     edited.setup = "the network's code has changed"
-    assert not edited.hold(job)
+    assert not edited.has_code(job)
     damaged = next((tmp_path / "profiling").iterdir())
     damaged.write_text("[1")
     for caches in (CompileCaches("shared", tmp_path), CompileCaches("shared"), CompileCaches("fresh", tmp_path)):
-        assert not caches.needed(job)
-    after.compiled(others[0])
-    assert after.hold(replace(others[0], variant="again")), "another cell of this run has compiled it"
+        assert not caches.memory_of(job)
+    after.add_code(others[0])
+    assert after.has_code(replace(others[0], variant="again")), "another cell of this run has compiled it"

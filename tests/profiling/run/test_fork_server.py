@@ -178,7 +178,7 @@ def test_modules_of_all_processes_are_also_those_of_cells_that_want_more(server,
 
 
 def test_modules_ahead_are_imported_while_the_first_process_runs_without_them(start, tmp_path):
-    """The probe does not wait for the compiler, and the cells that want it find it imported."""
+    """The probe starts before the compiler is imported; a cell that starts later has it."""
     probe = start(
         "import sys, time; print('planted_slow' in sys.modules, flush=True); time.sleep(5)", ahead=("planted_slow",)
     )

@@ -53,7 +53,7 @@ class Processes(Isolated):
         for _ in range(STEPS // 2):
             yield Pending((), 0.0)
         if task.job.parts:  # they have been compiled
-            self.caches.compiled(task.job)
+            self.caches.add_code(task.job)
             self.compiled.add(code)
         while name in self.stuck:
             yield Pending((), 0.0)
@@ -315,7 +315,7 @@ def test_a_cell_that_runs_out_of_memory_is_not_trusted_by_the_next_run(tmp_path)
     runs_with_a_shared_folder(tmp_path, lacking=())
     runs_with_a_shared_folder(tmp_path, lacking=["net.compile"])
     job = due(Processes(), "compile", COMPILE, compile_cache="shared").job
-    assert not CompileCaches("shared", tmp_path).needed(job), "it took more than was kept"
+    assert not CompileCaches("shared", tmp_path).memory_of(job), "it took more than was kept"
 
 
 def test_a_cell_that_runs_out_of_memory_beside_its_own_control_runs_again(tmp_path):
