@@ -22,7 +22,7 @@ from profiling.graphs import CaptureError
 from profiling.trace.counters import snapshot
 from profiling.variants.aot_inductor import AOTInductor
 from profiling.variants.cuda_graph import CudaGraph
-from profiling.variants.inductor import Inductor, find_vector_instructions, repeated_blocks
+from profiling.variants.inductor import Inductor, find_vector_instructions, missing_toolchain, repeated_blocks
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Compiler, Outcome, Recipe, Transform, check_changes
 from profiling.variants.rewrite import Rewrite
@@ -505,3 +505,17 @@ def test_an_option_without_an_effect_on_the_device_makes_it_unavailable(compiler
         assert (not reason(CUDA, **pdl)) == has_pdl
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert "enable_pdl changes nothing here" in reason(CUDA, **pdl), "it is of NVIDIA's GPUs"
+
+
+@pytest.mark.parametrize("script", [None, "exit 1"])
+def test_where_no_compiler_for_c_plus_plus_runs_a_recipe_that_compiles_is_refused(tmp_path, monkeypatch, script):
+    compiler = tmp_path / "g++"
+    if script is not None:
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    missing_toolchain.cache_clear()
+    try:
+        assert "apt-get install g++" in str(Inductor().unavailable(CPU))
+    finally:
+        missing_toolchain.cache_clear()
