@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from typing import Any, Self
 
@@ -99,9 +100,10 @@ class CellsInTurns:
 
         The first one goes alone, and the others are expected to need as much memory; if an earlier run has shown what
         each of them needs, none goes alone. Of the cells that compile the same code one begins first, as that takes
-        longest. When it compiles the others begin, which wait for that code, unless an earlier run has compiled it. A
-        compiler that compares times goes alone. Where there is room, `later` ones are prepared, too, and a second
-        process of each cell, its control.
+        longest; when it compiles the others begin, which wait for that code. Code of an earlier run is only loaded:
+        cells that compile nothing then begin first, while the compiler is imported for the others. A compiler that
+        compares times goes alone. Where there is room, `later` ones are prepared, too, and the controls that the turns
+        will need.
         """
         optional = [each for each in later if each.number == 0] if most > 1 else []
         left = [each for each in cells if each.number == 0]
@@ -113,10 +115,8 @@ class CellsInTurns:
                     if cell in due:
                         due.remove(cell)
                 self._begin(cell)
-            if any(not (each.is_control and self._is_spare(each)) for each in self._preparing):
+            if self._preparing:
                 self._go_on(cells)
-            elif spare := [each for each, control in self._controls.items() if control in self._preparing]:
-                self._end_controls(spare)  # a cell that must be prepared alone waits for that
             elif left and (early := [each for each in self.waiting if each not in cells]):
                 self._give_up(early[-1])
             else:
@@ -141,46 +141,36 @@ class CellsInTurns:
         fitting = [each for each in (*left, *optional) if not (self._preparing and compares_times(each.job))]
         codes = {_code(each) for each in self._preparing if self._is_compiled_anew(each)}
         fitting = [each for each in fitting if not (compiled_ahead(each.job) and _code(each) in codes)]
-        compiling = [each for each in fitting if each.job.compiles and _code(each) not in codes]
+        compiling = [each for each in fitting if self._is_compiled_anew(each) and _code(each) not in codes]
         if compiling or any(self._will_compile(each) for each in self._preparing):
             return next(iter(compiling), None)  # others would share the device with what these do before they compile
-        return next(iter(fitting), None) or self._next_control()
+        following = min(
+            (*fitting, *self._without_control(left, optional)), key=lambda each: each.job.compiles, default=None
+        )
+        if following is None or following in fitting:
+            return following
+        return self._controls.setdefault(following, _control_of(following))
 
-    def _next_control(self) -> LiveCell | None:
-        """Return a control that may be prepared before it is known whether it will be used; None if there is none.
+    def _without_control(self, *due: Sequence[LiveCell]) -> list[LiveCell]:
+        """Return the cells that have no control yet and will need one in their turns.
 
-        Those that may not be used are spare: they begin only while a cell is being prepared, and nothing waits for
-        them.
+        These are the baseline and, probably, the recipe with the most steps, also of those that are still `due`.
         """
-        free = [each for each in self._cells if each not in self._controls and each.job.takes_windows]
-        free = [each for each in free if shares_code(each.job) or not each.job.compiles]
-        free.sort(key=self._is_spare)
-        if not free or (self._is_spare(free[0]) and all(each.is_control for each in self._preparing)):
-            return None
-        self._controls[free[0]] = _control_of(free[0])
-        return self._controls[free[0]]
-
-    @property
-    def _cells(self) -> list[LiveCell]:
-        """Cells that wait or are being prepared, without controls."""
-        return [each for each in (*self.waiting, *self._preparing) if not each.is_control]
-
-    def _is_spare(self, cell: LiveCell) -> bool:
-        """Return whether a cell's control, or this control, is prepared only in case it is needed.
-
-        That of the baseline is needed, and probably that of the recipe with the most steps.
-        """
-        most = max((each.job.steps for each in self._cells if each.job.row == cell.job.row), default=0)
-        return cell.job.variant != BASELINE and cell.job.steps < most
+        begun = [each for each in (*self.waiting, *self._preparing) if not each.is_control]
+        most = dict[str, int]()
+        for each in chain(begun, *due):
+            most[each.job.row] = max(most.get(each.job.row, 0), each.job.steps)
+        needed = [each for each in begun if each.job.variant == BASELINE or each.job.steps == most[each.job.row]]
+        possible = [each for each in needed if shares_code(each.job) or not each.job.compiles]
+        return [each for each in possible if each.job.takes_windows and each not in self._controls]
 
     def _is_compiled_anew(self, cell: LiveCell) -> bool:
         """Return whether a cell compiles code that no other cell has compiled."""
         return cell.job.compiles and not cell.executor.caches.has_code(cell.job)
 
-    @staticmethod
-    def _will_compile(cell: LiveCell) -> bool:
-        """Return whether a cell in preparation plays its component eagerly, before it compiles."""
-        compiles = cell.job.compiles and not compiled_ahead(cell.job)
+    def _will_compile(self, cell: LiveCell) -> bool:
+        """Return whether a cell in preparation plays its component eagerly, before it compiles code anew."""
+        compiles = self._is_compiled_anew(cell) and not compiled_ahead(cell.job)
         return compiles and not (cell.is_control or cell.is_held or cell.may_prepare)
 
     def _begin(self, cell: LiveCell) -> None:

@@ -34,8 +34,8 @@ class Processes(Isolated):
     `log` has each begin and end, in order.
     """
 
-    def __init__(self, memory=10**12, lacking=(), dying=(), stuck=(), compile_steps=STEPS // 2):
-        self.compile_steps, self.dying, self.stuck = compile_steps, dying, stuck
+    def __init__(self, memory=10**12, lacking=(), dying=(), compile_steps=STEPS // 2):
+        self.compile_steps, self.dying = compile_steps, dying
         self.compiled, self.loads, self.caches = set(), {}, CompileCaches()
         self.begun = self.most_begun = 0  # and not ready
         self.log, self.active, self.most, self.memory, self.lacking = [], set(), 0, memory, list(lacking)
@@ -55,8 +55,6 @@ class Processes(Isolated):
         if task.job.parts:  # they have been compiled
             self.caches.add_code(task.job)
             self.compiled.add(code)
-        while name in self.stuck:
-            yield Pending((), 0.0)
         if task.job.compiles:
             self.active.discard(name)
             yield Waiting(ready=Ready(used={}, free={}, takes_windows=False, prepared=False))
@@ -193,7 +191,7 @@ def test_cells_with_the_same_code_begin_while_one_of_them_compiles_and_load_what
     prepared(CellsInTurns(), *cells)
     log = processes.log
     at = log.index("ready net.compile")
-    for other in ("net.both", "net.compile.control", "net.both.control"):
+    for other in ("net.both", "net.both.control"):
         assert log.index("compiles net.compile") < log.index(f"begin {other}") < at < log.index(f"loads {other}")
     with_workers = [name for name, loads in processes.loads.items() if not loads]
     assert with_workers == ["net.baseline", "net.compile", "net.baseline.control"]
@@ -212,23 +210,6 @@ def test_a_cell_whose_code_no_other_has_compiled_compiles_it(options):
     assert log.index("compiles net.compile") < log.index(ended) < log.index("compiles net.both")
     if options:
         assert "loads net.both.control" in log, "it does not compile before the cell whose row says what that takes"
-
-
-def test_nothing_waits_for_a_control_that_may_not_be_used():
-    processes = Processes(stuck=["net.a.control"])
-    cells = due(processes, "baseline"), due(processes, "a"), due(processes, "b", COMPILE)
-    assert prepared(CellsInTurns(), *cells) == []
-    assert [each for each in begun(processes) if f"ready {each}" not in processes.log] == ["net.a.control"]
-
-
-@pytest.mark.parametrize("others", [0, 1])
-def test_a_cell_that_goes_alone_is_not_left_out_for_such_a_control(others):
-    processes, turns, tuned = Processes(stuck=["net.a.control"]), CellsInTurns(), COMPILE | {"mode": "max-autotune"}
-    later = [due(processes, *each, component="two") for each in (["baseline"], ["b", COMPILE])[: 2 * others]]
-    recipes = (["baseline"], ["a"], ["b", COMPILE], ["tuned", tuned])
-    assert prepared(turns, *(due(processes, *each) for each in recipes), later=later) == []
-    assert len(turns.waiting) == len(recipes) + len(later)
-    assert len(begun(processes)) == len(set(begun(processes))), "none begins once more"
 
 
 def test_cells_that_die_while_they_are_held_end_and_so_do_their_controls():
@@ -295,10 +276,7 @@ def test_what_an_earlier_run_compiled_into_a_shared_folder_is_neither_waited_for
     assert first[:2] == ["begin net.baseline", "ready net.baseline"], "what a cell needs is not known"
     assert first.index("ready net.compile") < first.index("loads net.both")
     begun = [line for line in again if line.startswith("begin")]
-    assert begun == [f"begin net.{name}" for name in ("compile", "both", "baseline", "graph")]
-    assert again.index("compiles net.compile") < again.index("begin net.baseline"), (
-        "it would share the device with that"
-    )
+    assert begun == [f"begin net.{name}" for name in ("baseline", "graph", "compile", "both")], "these need a compiler"
     assert again.index("compiles net.both") < again.index("ready net.compile"), "none waits for the other"
     assert runs_with_a_shared_folder(None, lacking=()) == runs_with_a_shared_folder(None, lacking=()) == first
 
@@ -306,7 +284,7 @@ def test_what_an_earlier_run_compiled_into_a_shared_folder_is_neither_waited_for
 def test_what_an_earlier_run_needed_may_not_fit_now_or_may_be_wrong(tmp_path):
     runs_with_a_shared_folder(tmp_path, lacking=())
     little = runs_with_a_shared_folder(tmp_path, free=2.5 * GB, lacking=())
-    assert little[:3] == ["begin net.compile", "begin net.both", "compiles net.compile"], "two have room at a time"
+    assert little[:3] == ["begin net.baseline", "begin net.graph", "ready net.baseline"], "two have room at a time"
     wrong = runs_with_a_shared_folder(tmp_path, lacking=["net.compile"])
     assert "lacking net.compile" in wrong, "it is run again, alone, though none was ready when it ended"
 
@@ -347,24 +325,20 @@ def test_two_runs_do_not_share_what_they_have_compiled():
     assert "ready net.compile" not in processes.log[first:second], "they are compiled side by side"
 
 
-def test_controls_that_are_likely_to_be_used_go_first_and_others_hold_up_nothing():
-    processes = Processes()
+def test_controls_that_the_turns_will_need_are_prepared_beside_the_cells():
+    """Those of the baseline and of the recipe with the most steps, which is probably the fastest."""
+    processes = Processes(compile_steps=10 * STEPS)
     recipes = ["baseline"], ["graph", None, {"c": 1}], ["compile", COMPILE], ["both", COMPILE, {"c": 1}]
     prepared(CellsInTurns(), *(due(processes, *each) for each in recipes), most=2)
-    controls = [each.removesuffix(".control") for each in begun(processes) if each.endswith(".control")]
-    assert controls[:2] == ["net.baseline", "net.both"]
-    assert len(controls) < len(recipes), "the last cell to be ready is not waited for by one more control"
-    processes = Processes()
-    prepared(CellsInTurns(), due(processes, "baseline"), due(processes, "graph", None, {"c": 1}))
-    assert begun(processes)[2:] == ["net.baseline.control", "net.graph.control"]
+    controls = [each for each in begun(processes) if each.endswith(".control")]
+    assert controls == ["net.baseline.control", "net.both.control"]
+    assert processes.log.index("begin net.baseline.control") < processes.log.index("ready net.compile")
 
 
 def test_with_cold_caches_a_second_process_that_compiles_waits_until_it_is_needed():
     processes = Processes()
-    cells = [due(processes, name, compile_cache="cold") for name in ("baseline", "other")]
-    prepared(CellsInTurns(), *cells, due(processes, "compile", COMPILE, compile_cache="cold"))
-    controls = {each for each in begun(processes) if each.endswith(".control")}
-    assert controls == {"net.baseline.control", "net.other.control"}
+    prepared(CellsInTurns(), *(due(processes, *each, compile_cache="cold") for each in (["baseline"], ["b", COMPILE])))
+    assert begun(processes) == ["net.baseline", "net.b", "net.baseline.control"]
 
 
 @pytest.mark.parametrize("option", [{"mode": "max-autotune"}, {"options": {"coordinate_descent_tuning": True}}])
