@@ -18,7 +18,7 @@ run() { # NAME TARGET ARGUMENT...: a run in $out/NAME, with what it prints in $o
   "$python" -m "profiling.$target" "$@" hydra.run.dir="$out/$name" $EXTRA >"$out/$name.log" 2>&1
   echo "$name: exit code $? at $SECONDS s; $(tail -n 1 "$out/$name.log")"
 }
-forward() { run "$1" generic_forward "${@:4}" "component=[$2]" "variant=[$3]"; } # NAME COMPONENT VARIANTS OPTION...
+forward() { run "$1" generic_forward "${@:4}" "component=[$2]" "variant=[$3]"; } # NAME COMPONENT VARIANTS [--OPTION...] KEY...
 
 best=compile+cuda_graph last=channels_last+ steps=fused_norm+grouped_conv+pointwise_conv+
 image=${last}${steps}interpolation+$best sound=fold_upsampling+$steps$best # the fastest recipes of the decoders
@@ -51,7 +51,7 @@ others() { # networks of diffusers and transformers, a training step, the loop a
   local all=baseline,$best,$last$best folded=${last}fold_upsampling+fused_norm+
   forward sd_vae_decoder sd_vae_decoder "$all,$folded$best,${folded}pointwise_conv+$best" seconds=10
   forward drawn_decoders emu3_decoder,hunyuan_refiner_decoder,speecht5_vocoder \
-    "$all,${folded}pointwise_conv+$best,fold_upsampling+grouped_conv+$best" seconds=8 --config-dir=benchmarks/drawn_decoders
+    "$all,${folded}pointwise_conv+$best,fold_upsampling+grouped_conv+$best" --config-dir=benchmarks/drawn_decoders seconds=8
   forward sd_turbo_unet sd_turbo_unet "baseline,cuda_graph,$best" seconds=10
   run training training_step
   run paced realtime "variant=[$best]" loop.pace=realtime
