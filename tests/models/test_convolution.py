@@ -8,7 +8,7 @@ from reference_data import check_compiled_and_captured, interpret, relative_erro
 from torch.nn import functional as F
 
 from models.kernels.activations import activated
-from models.kernels.convolution import convolution, misfit, pack, reference
+from models.kernels.convolution import convolution, pack, reference
 from models.kernels.convolution_kinds import adds_shortcut, shares_norms
 from models.kernels.forms import channels_last
 from models.kernels.fused_norm import moments, norm_table, scaled_weight
@@ -280,22 +280,3 @@ def test_compiled_and_captured_on_the_gpu():
         return convolution(x, packed, *vectors, *options, "snake", 0)[0]
 
     check_compiled_and_captured(twice, x, bound=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("form", "weight", "groups", "reason"),
-    [
-        (torch.empty(1, 8, 4, 4), torch.empty(8, 2, 3, 3), 4, None),
-        (torch.empty(1, 8, 4, 4).to(memory_format=torch.channels_last), torch.empty(8, 8, 1, 1), 1, None),
-        (torch.empty(1, 8, 4, 4), torch.empty(8, 8, 1, 1), 1, "write channels_last before this step"),
-        (torch.empty(1, 8, 4, 4, 4), torch.empty(8, 2, 3, 3, 3), 4, "it is in 3 dims"),
-        (torch.empty(8, 4, 4), torch.empty(8, 2, 3, 3), 4, "its input has no batch"),
-        (torch.empty(1, 8, 4), torch.empty(8, 8, 1), 1, None),
-        (torch.empty(1, 8, 4, 4).half(), torch.empty(8, 2, 3, 3), 4, "in float16, its weight in float32"),
-    ],
-)
-def test_what_the_kernel_does_not_take(form, weight, groups, reason, monkeypatch):
-    assert "CUDA device" in misfit(form, torch.device("cpu"), weight, groups)
-    monkeypatch.setattr("models.kernels.convolution.HAS_TRITON", True)
-    found = misfit(form, torch.device("cuda"), weight, groups)
-    assert found is reason or reason in found

@@ -6,8 +6,8 @@ import pytest
 import torch
 from reference_data import check_compiled_and_captured, interpret, relative_error
 
-from models.kernels.forms import MOST_IN_REGISTERS, channels_last
-from models.kernels.fused_norm import fused_norm, misfit, moments, reference
+from models.kernels.forms import channels_last
+from models.kernels.fused_norm import fused_norm, moments, reference
 
 #: (about_mean, subtract_mean) of a group norm, of a division by the standard deviation alone, and of an RMS norm.
 FORMS = [(True, True), (True, False), (False, False)]
@@ -109,28 +109,3 @@ def test_compiled_and_captured_on_the_gpu():
 
     given = draw_inputs((1, 64, 96, 90), torch.float32, "cuda", last=True)
     check_compiled_and_captured(both, *given, bound=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("form", "groups", "reason"),
-    [
-        (torch.empty(1, 8, 4, 4), 2, None),
-        (torch.empty(1, 4, 4, 8, dtype=torch.bfloat16).movedim(-1, 1), 2, None),
-        (torch.empty(1, 8, 4, 4).double(), 2, "its dtype is float64"),
-        (torch.empty(1, 8, 4, 8)[..., ::2], 2, "neither contiguous nor channels last"),
-        (torch.empty(1, MOST_IN_REGISTERS + 1, 2), 0, "it has 8193 channels"),
-    ],
-)
-def test_what_the_kernel_does_not_take(form, groups, reason, monkeypatch):
-    assert "CUDA device" in misfit(form, torch.device("cpu"), groups)
-    monkeypatch.setattr("models.kernels.forms.HAS_TRITON", True)
-    found = misfit(form, torch.device("cuda"), groups)
-    assert found is reason or reason in found
-
-
-def test_the_layout():
-    x = torch.empty(2, 8, 3, 4)
-    assert channels_last(x) is False
-    assert channels_last(x.to(memory_format=torch.channels_last)) is True
-    assert channels_last(torch.empty(2, 8, 1, 4).squeeze(2).transpose(1, 2).contiguous().transpose(1, 2)) is True
-    assert channels_last(x.transpose(2, 3)) is None

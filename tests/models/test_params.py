@@ -9,7 +9,7 @@ import pytest
 import torch
 from reference_data import STATE_DICTS, TINY, audio_vae_of, image_vae_of, reference_weights
 
-from models import clip, diffusion, flow_matching, hub, language_steps, playback
+from models import clip, diffusion, hub, language_steps
 from models.audio_vae import AudioVAEParams
 from models.image_vae import GroupScale, ImageVAEParams, build_image_decoder, picture_size
 from models.playback import build_picture_stage, build_sound_stage, build_world_model_frame, build_world_model_step
@@ -91,19 +91,6 @@ def test_a_key_that_no_library_knows_is_refused_with_a_folder_too(library, facto
     message = f"has no key '{key}'" + (f"; did you mean '{near}'" if near else "")
     with pytest.raises(ValueError, match=re.escape(message)):
         factory(folder=folder, **{key: "int8"})
-
-
-INPUT_MAKERS = [
-    *(each[2] for each in TINY.values()),
-    *(flow_matching.flow_matching_inputs, playback.sound_stage_inputs),
-    *(playback.world_model_step_inputs, playback.world_model_frame_inputs),
-]
-
-
-@pytest.mark.parametrize("maker", INPUT_MAKERS, ids=lambda each: each.__name__)
-def test_an_option_that_no_input_maker_knows_is_refused(maker):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bacth'"):
-        maker(None, bacth=4)
 
 
 def test_configs_of_other_networks_are_refused():

@@ -5,7 +5,7 @@ import torch
 from reference_data import check_compiled_and_captured, interpret, relative_error
 from torch.nn import functional as F
 
-from models.kernels.resize import misfit, resize, tables
+from models.kernels.resize import resize, tables
 
 #: Shape of the input, and options of `F.interpolate`. They enlarge and shrink, by factors that are no whole numbers.
 CASES = [
@@ -75,24 +75,3 @@ def test_compiled_and_captured_on_the_gpu():
 
     x = torch.randn(shape, device="cuda").to(memory_format=torch.channels_last)
     check_compiled_and_captured(between, x, bound=1e-6)
-
-
-LAST = torch.empty(1, 4, 4, 32, dtype=torch.bfloat16).movedim(-1, 1)
-
-
-@pytest.mark.parametrize(
-    ("form", "size", "reason"),
-    [
-        (LAST, (8, 8), None),
-        (LAST.double(), (8, 8), "its dtype is float64"),
-        (LAST[:, :3], (8, 8), "it has 3 channels"),
-        (LAST.contiguous(), (8, 8), "not channels last"),
-        (torch.empty(1, 64, 64, 32).movedim(-1, 1), (4, 4), "more than 16 numbers"),
-    ],
-)
-def test_what_the_kernel_does_not_take(form, size, reason, monkeypatch):
-    _, rows, _, columns, _ = given_for(form.shape, size, mode="bilinear", antialias=True)
-    assert "CUDA device" in misfit(form, torch.device("cpu"), rows, columns)
-    monkeypatch.setattr("models.kernels.forms.HAS_TRITON", True)
-    found = misfit(form, torch.device("cuda"), rows, columns)
-    assert found is reason or reason in found
