@@ -15,18 +15,18 @@ from profiling.machine.memory import graph_pools
 pytestmark = pytest.mark.gpu
 
 CASES = {
-    "Item": ("aten::_local_scalar_dense", "waits for the GPU"),
-    "Truth": ("aten::", "waits for the GPU"),
-    "CpuTensor": ("aten::_to_copy", "host memory"),
-    "Pageable": ("aten::_to_copy", "host memory"),
-    "PageableScalar": ("aten::_to_copy", "host memory"),
-    "ToHost": ("aten::_to_copy", "waits for the GPU"),
-    "Literal": ("torch.tensor", "register_buffer"),
-    "Nonzero": ("aten::nonzero", "shape of its result"),
-    "Mask": ("aten::index", "shape of its result"),
+    "item": ("aten::_local_scalar_dense", "waits for the GPU"),
+    "truth": ("aten::", "waits for the GPU"),
+    "cpu_tensor": ("aten::_to_copy", "host memory"),
+    "pageable": ("aten::_to_copy", "host memory"),
+    "pageable_scalar": ("aten::_to_copy", "host memory"),
+    "to_host": ("aten::_to_copy", "waits for the GPU"),
+    "literal": ("torch.tensor", "register_buffer"),
+    "nonzero": ("aten::nonzero", "shape of its result"),
+    "mask": ("aten::index", "shape of its result"),
     "Unjoined": ("aten::mul", "another stream"),
     "NeverForked": ("aten::mul", "another stream"),
-    "Synchronizes": ("torch.cuda.synchronize()", ""),
+    "synchronizes": ("torch.cuda.synchronize()", ""),
     "LazyInit": ("cuda()", ""),
     "Benchmark": ("self.conv(picture)", ""),
 }
@@ -47,7 +47,7 @@ def test_the_error_names_operator_and_line_and_restores_all_state(case):
     operator, why = CASES[case]
     kind = getattr(uncapturable, case)
     good, x = graphed_and_input()
-    module = kind()
+    module = kind() if isinstance(kind, type) else kind
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()
@@ -103,7 +103,7 @@ def test_a_failed_signature_falls_back_to_nothing_and_leaves_the_others_working(
 def test_an_error_of_forward_during_capture_is_raised_unchanged():
     good, x = graphed_and_input()
     with pytest.raises(ValueError, match="planted"):
-        CudaGraphed(uncapturable.Raises())(x)
+        CudaGraphed(uncapturable.raises)(x)
     torch.manual_seed(1)
     first = good(x)
     torch.manual_seed(1)
