@@ -6,7 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from profiling.cli.groups import named_recipes
 from profiling.components.component import Component
+from profiling.components.instantiate import instantiate
+from profiling.run.job import as_recipe
+from profiling.variants.recipe import Recipe
 
 
 def fixed_component(module: nn.Module, *shapes: Tensor, **inputs: Any) -> Component:
@@ -15,6 +19,12 @@ def fixed_component(module: nn.Module, *shapes: Tensor, **inputs: Any) -> Compon
     tensor = next(iter(first.values()))
     net = Component("net", module.eval(), first, lambda _: first, tensor.device, tensor.dtype, 1, "random")
     return replace(net, extra_inputs=tuple(extra))
+
+
+def shipped_recipe(expression: str) -> Recipe:
+    """Return the recipe of shipped steps, as a run makes it."""
+    (node,) = named_recipes([expression]).values()
+    return instantiate(as_recipe(node), f"variant.{expression}")
 
 
 class Net(nn.Module):

@@ -4,16 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fixed_component import fixed_component
+from fixed_component import fixed_component, shipped_recipe
 from fx_networks import assert_same, f32
 
 from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.image_vae import ImageDecoder, ImageVAEParams
 from models.initialisation import randomise
 from models.kernels import convolution, forms, fused_norm
-from profiling.cli.groups import named_recipes
-from profiling.components.instantiate import instantiate
-from profiling.variants.recipe import Recipe
 from profiling.variants.rewrite import Rewrite
 
 STEPS = "channels_last+fold_upsampling+fused_norm+grouped_conv+pointwise_conv+interpolation"
@@ -73,9 +70,7 @@ def test_decoders_compute_the_same(build, monkeypatch):
     with torch.no_grad():
         expected = module(**inputs)
         counts = []
-        (node,) = named_recipes([STEPS]).values()
-        for each in node["transforms"]:
-            step = instantiate(each, "variant.transforms")
+        for step in shipped_recipe(STEPS).transforms:
             outcome = (as_on_a_gpu(step) if isinstance(step, Rewrite) else step).apply(module, net)
             module, counts = outcome.call, [*counts, outcome.changed]
         tables = len(module.traced[0].graph.find_nodes(op="call_function", target=fused_norm.norm_table))
@@ -104,10 +99,8 @@ def test_decoders_on_the_gpu(build, compiled, tmp_path, monkeypatch):
         expected = module(**inputs)
         counted = [count for count in zip(STEPS.split("+")[1:], DECODERS[build][:5], strict=True) if count[1]]
         names = [*["channels_last"] * (build is not audio_decoder), *(name for name, _ in counted)]
-        (node,) = named_recipes(["+".join(names) + compiled + "+cuda_graph"]).values()
-        parts = {name: node[name] and instantiate(node[name], f"variant.{name}") for name in ("compiler", "capture")}
-        built = [instantiate(each, "variant.transforms") for each in node["transforms"]]
-        step = Recipe(transforms=built, **parts)(fixed_component(module, **inputs), tmp_path)
+        recipe = shipped_recipe("+".join(names) + compiled + "+cuda_graph")
+        step = recipe(fixed_component(module, **inputs), tmp_path)
         assert_same(step.run(), expected, 1e-4)
     assert all(row.changed for row in step.recipe)
     assert launches == []

@@ -2,20 +2,17 @@
 
 import pytest
 import torch
-from fixed_component import Net
+from fixed_component import Net, shipped_recipe
 from fixed_component import fixed_component as component
 from fx_networks import applied, calls, f32, normal
 from torch import fx
 from torch.nn import functional as F
 
 from models.kernels.fused_norm import fused_norm
-from profiling.cli.groups import named_recipes
-from profiling.components.instantiate import instantiate
 from profiling.errors import SkippedError
 from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.norm import FuseNorms
 from profiling.fx_passes.regions import Graph
-from profiling.variants.recipe import Recipe
 
 PASS = FuseNorms(norm=fused_norm, misfit=lambda *_: None)
 VECTORS = {"gain": normal(6, seed=2, dtype=torch.float32) + 2, "shift": normal(6, seed=3, dtype=torch.float32)}
@@ -147,11 +144,9 @@ def test_what_is_around_a_norm():
 
 
 def test_what_stays_says_why(tmp_path):
-    (node,) = named_recipes(["fused_norm"]).values()
-    rewrite = instantiate(node["transforms"][0], "variant.fused_norm.transforms[0]")
     net = component(Net(lambda self, x: F.group_norm(F.group_norm(x, 3), 2)), x=X)
     with pytest.raises(SkippedError, match=r"FuseNorms left 2 in place \(the kernel needs triton and a CUDA device\)"):
-        Recipe(transforms=[rewrite])(net, tmp_path)
+        shipped_recipe("fused_norm")(net, tmp_path)
 
 
 def test_values_of_a_region_are_freed_after_their_last_reader():

@@ -5,12 +5,11 @@ import itertools
 
 import pytest
 import torch
-from fixed_component import Net
+from fixed_component import Net, shipped_recipe
 from fixed_component import fixed_component as component
 from fx_networks import assert_same, calls, normal
 from torch import fx, nn
 
-from profiling.cli.groups import named_recipes
 from profiling.components.instantiate import instantiate
 from profiling.errors import InputError
 from profiling.fx_passes.linear import FuseParallelLinears
@@ -21,13 +20,6 @@ from profiling.results.explanations import BeforeAfter, FxPass
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.gains import interleaved_medians
 from profiling.variants.rewrite import Rewrite
-
-
-def shipped():
-    (node,) = named_recipes(["fx_passes"]).values()
-    (rewrite,) = node["transforms"]
-    return instantiate(rewrite, "variant.fx_passes.transforms[0]")
-
 
 #: What the passes replace in CLIP; how often constants and no-ops depends on the version of transformers.
 COUNTS = {
@@ -48,7 +40,8 @@ def test_the_shipped_passes_on_clip(attention):
     ids[0, -1] = 99
     module = transformers.CLIPTextModelWithProjection(config).double().eval()
     traced = trace(module, {"input_ids": ids})
-    applied = list(apply_passes(traced, shipped().passes, lambda each: propagate(each, {"input_ids": ids})))
+    (rewrite,) = shipped_recipe("fx_passes").transforms
+    applied = list(apply_passes(traced, rewrite.passes, lambda each: propagate(each, {"input_ids": ids})))
     for each in applied:
         each.after.graph.lint()
         # eager attention takes its softmax in fp32, whatever the model's dtype is

@@ -2,27 +2,20 @@
 
 import pytest
 import torch
+from fixed_component import shipped_recipe
 from torch import nn
 
 from models.clip import build_clip_text, clip_text_inputs
 from models.hub import randomise_library
-from profiling.cli.groups import named_recipes
 from profiling.components.component import Component
-from profiling.components.instantiate import instantiate
 from profiling.components.outputs import relative_l2
-from profiling.run.job import as_recipe
 from profiling.variants.gains import replay_ms
 
 pytestmark = pytest.mark.gpu
 
 
-def shipped():
-    (node,) = named_recipes(["fx_cuda_graph"]).values()
-    return instantiate(as_recipe(node), "variant.fx_cuda_graph")
-
-
 def rewrite():
-    (transform,) = shipped().transforms
+    (transform,) = shipped_recipe("fx_cuda_graph").transforms
     return transform
 
 
@@ -66,7 +59,7 @@ def test_clip_text_gains_ten_percent_over_plain_capture(dtype, attention, record
 def test_the_step_follows_new_inputs_and_explains_its_passes(tmp_path):
     with torch.inference_mode():
         text = clip_text(torch.bfloat16, "sdpa")
-        step = shipped()(text, tmp_path)
+        step = shipped_recipe("fx_cuda_graph")(text, tmp_path)
         try:
             for _ in range(2):
                 assert relative_l2(step.run(), text.call()) < 0.05

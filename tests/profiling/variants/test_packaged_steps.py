@@ -3,13 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fixed_component import fixed_component
+from fixed_component import fixed_component, shipped_recipe
 from torch import nn
 
 import profiling
-from profiling.cli.groups import named_recipes, step_nodes
-from profiling.components.instantiate import instantiate
-from profiling.run.job import as_recipe
+from profiling.cli.groups import step_nodes
 from profiling.variants.aot_inductor import exported
 from profiling.variants.steps import read_steps
 
@@ -38,8 +36,7 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("step", ON_CPU)
 def test_what_a_step_makes_of_a_module_can_be_exported(step):
-    (node,) = named_recipes([step]).values()
-    (transform,) = instantiate(as_recipe(node), "variant").transforms
+    (transform,) = shipped_recipe(step).transforms
     if missing := transform.unavailable(torch.device("cpu")):
         pytest.skip(missing)
     x = torch.randn(1, 32, 8, 8)

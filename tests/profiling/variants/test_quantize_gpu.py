@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from fixed_component import fixed_component
+from fixed_component import shipped_recipe as recipe
 from torch import nn
 
-from profiling.cli.groups import named_recipes
-from profiling.components.instantiate import instantiate
 from profiling.components.outputs import difference, to_host
-from profiling.run.job import as_recipe
 from profiling.variants.inductor import Inductor
 from profiling.variants.quantize import Quantize
 from profiling.variants.recipe import Recipe
@@ -36,11 +34,6 @@ def component(rows):
     x = torch.randn(rows, 1024, device=CUDA, dtype=torch.bfloat16)
     module = Net().to(CUDA, torch.bfloat16).eval()
     return fixed_component(module, x)
-
-
-def recipe(name):
-    (node,) = named_recipes([name]).values()
-    return instantiate(as_recipe(node), f"variant.{name}")
 
 
 @pytest.mark.parametrize("suffix", ["", "_compiled"])
