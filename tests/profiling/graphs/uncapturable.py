@@ -51,11 +51,22 @@ def synchronizes(x):
     return y
 
 
+def never_works(x):
+    raise KeyError("planted")
+
+
 def raises(x):
     """Fail inside the capture for a reason of its own."""
     if torch.cuda.is_current_stream_capturing():
-        raise ValueError("planted")  # HERE
+        raise ValueError("planted")
     return x
+
+
+def exhausts(x):
+    """Ask for more memory inside the capture than there is."""
+    if torch.cuda.is_current_stream_capturing():
+        torch.empty(2**50, device="cuda", dtype=torch.uint8)
+    return x + 1
 
 
 class Unjoined(nn.Module):
