@@ -163,46 +163,36 @@ def test_which_values_count_as_unchanged():
     assert not same(1, True)
 
 
-class Language(nn.Module):
-    """A tiny Llama with its cache in the module, or with the cache that it is given."""
+LLAMA = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
-    def __init__(self, cache: str | None = None):
-        transformers = pytest.importorskip("transformers")
-        super().__init__()
-        torch.manual_seed(0)
-        config = transformers.LlamaConfig(
-            **{"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2},
-            **{"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64},
-        )
-        self.model = transformers.LlamaForCausalLM(config).eval()
-        self.cache = None
-        if cache == "static":
-            self.cache = transformers.StaticCache(config=config, max_cache_len=16)
-        elif cache == "dynamic":
-            self.cache = transformers.DynamicCache(config=config)
+
+@pytest.mark.parametrize("place", ["in the module", "as an input"])
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@torch.inference_mode()
+def test_a_cache_of_transformers(kind, place):
+    """A static one has room for eight calls, of which two are warm calls; a dynamic one grows."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(**LLAMA)
+    cache = transformers.DynamicCache(config=config)
+    if kind == "static":
+        cache = transformers.StaticCache(config=config, max_cache_len=16)
 
     def forward(self, ids, cache=None):
         return self.model(input_ids=ids, past_key_values=cache or self.cache, use_cache=True).logits
 
-
-@pytest.mark.parametrize("place", ["in the module", "as an input"])
-@pytest.mark.parametrize("cache", ["static", "dynamic"])
-@torch.inference_mode()
-def test_a_cache_of_transformers(cache, place):
-    """A static one has room for eight calls, of which two are warm calls; a dynamic one grows."""
-    given = {"cache": Language(cache).cache} if place == "as an input" else {}
-    module = Language(None if given else cache)
+    held, given = (None, {"cache": cache}) if place == "as an input" else (cache, {})
+    module = Net(forward, model=transformers.LlamaForCausalLM(config).eval(), cache=held)
     component = learned(module, lambda generator: {"ids": torch.randint(32, (1, 2), generator=generator), **given})
     calls = component.place.calls
-    assert calls == (6 if cache == "static" else 8)
+    assert calls == (6 if kind == "static" else 8)
     first = outputs_of(component, calls)
     assert difference(first[1], first[0]).error > 0
-    made = given.get("cache", module.cache)
-    keys = made.layers[0].keys.data_ptr()
+    keys = cache.layers[0].keys.data_ptr()
     assert_equal(outputs_of(component, calls), first)
-    if cache == "static":
-        assert made.layers[0].keys.data_ptr() == keys, "a captured graph reads it there"
-    assert (component.refusal() is None) is (cache == "static")
+    if kind == "static":
+        assert cache.layers[0].keys.data_ptr() == keys, "a captured graph reads it there"
+    assert (component.refusal() is None) is (kind == "static")
 
 
 def test_the_engine_that_stands_for_forward_is_no_state():

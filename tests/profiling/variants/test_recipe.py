@@ -443,7 +443,6 @@ def test_that_no_part_between_blocks_is_compiled_is_said_and_without_blocks_noth
         ({"compiler": Inductor(options={"triton.cudagraphs": True}), "capture": CudaGraph()}, "options.triton.cudagr"),
         ({"compiler": Inductor(mode="max-autotune", regional=True)}, "Capture the whole call"),
         ({"transforms": [INT8], "compiler": FREEZES}, "freezing would dequantise the weights of Quantize"),
-        ({"compiler": nn.Identity()}, "is no Compiler"),
         ({"capture": Inductor()}, "is no CudaGraph"),
         ({"transforms": ["drop"]}, r"transforms\.0='drop' is no function"),
         ({"transforms": [ChannelsLast]}, "is no function"),
