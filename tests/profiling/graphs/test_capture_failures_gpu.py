@@ -15,18 +15,18 @@ from profiling.machine.memory import graph_pools
 pytestmark = pytest.mark.gpu
 
 CASES = {
-    "item": ("aten::_local_scalar_dense", "waits for the GPU"),
-    "truth": ("aten::", "waits for the GPU"),
-    "cpu_tensor": ("aten::_to_copy", "host memory"),
-    "pageable": ("aten::_to_copy", "host memory"),
-    "pageable_scalar": ("aten::_to_copy", "host memory"),
-    "to_host": ("aten::_to_copy", "waits for the GPU"),
-    "literal": ("torch.tensor", "register_buffer"),
-    "nonzero": ("aten::nonzero", "shape of its result"),
-    "mask": ("aten::index", "shape of its result"),
+    "Item": ("aten::_local_scalar_dense", "waits for the GPU"),
+    "Truth": ("aten::", "waits for the GPU"),
+    "CpuTensor": ("aten::_to_copy", "host memory"),
+    "Pageable": ("aten::_to_copy", "host memory"),
+    "PageableScalar": ("aten::_to_copy", "host memory"),
+    "ToHost": ("aten::_to_copy", "waits for the GPU"),
+    "Literal": ("torch.tensor", "register_buffer"),
+    "Nonzero": ("aten::nonzero", "shape of its result"),
+    "Mask": ("aten::index", "shape of its result"),
     "Unjoined": ("aten::mul", "another stream"),
     "NeverForked": ("aten::mul", "another stream"),
-    "synchronizes": ("torch.cuda.synchronize()", ""),
+    "Synchronizes": ("torch.cuda.synchronize()", ""),
     "LazyInit": ("cuda()", ""),
     "Benchmark": ("self.conv(picture)", ""),
 }
@@ -47,7 +47,7 @@ def test_the_error_names_operator_and_line_and_restores_all_state(case):
     operator, why = CASES[case]
     kind = getattr(uncapturable, case)
     good, x = graphed_and_input()
-    module = kind() if isinstance(kind, type) else kind
+    module = kind()
     torch.cuda.synchronize()
     gc.collect()
     torch.cuda.empty_cache()
@@ -99,24 +99,15 @@ def test_a_failed_signature_falls_back_to_nothing_and_leaves_the_others_working(
     assert graphed.counters.recorded == 1
 
 
-@pytest.mark.parametrize(
-    ("function", "error"),
-    [
-        (uncapturable.never_works, KeyError),
-        (uncapturable.raises, ValueError),
-        (uncapturable.exhausts, torch.OutOfMemoryError),
-    ],
-)
 @torch.no_grad()
-def test_an_error_of_the_function_is_raised_unchanged(function, error):
+def test_an_error_of_forward_during_capture_is_raised_unchanged():
     good, x = graphed_and_input()
-    with pytest.raises(error):
-        CudaGraphed(function)(x)
+    with pytest.raises(ValueError, match="planted"):
+        CudaGraphed(uncapturable.Raises())(x)
     torch.manual_seed(1)
     first = good(x)
     torch.manual_seed(1)
     torch.testing.assert_close(good._call(x), first)
-    torch.testing.assert_close(CudaGraphed(torch.sin)(x), x.sin())
 
 
 @torch.no_grad()
@@ -152,3 +143,26 @@ def test_random_numbers_work_after_a_capture_that_could_not_begin():
     torch.rand(4, device="cuda")
     good, x = graphed_and_input()
     assert not torch.equal(good(x), good(x))
+
+
+@torch.no_grad()
+def test_out_of_memory_inside_a_capture_is_raised_unchanged():
+    class Greedy(nn.Module):
+        def forward(self, x):
+            if torch.cuda.is_current_stream_capturing():
+                torch.empty(2**50, device="cuda", dtype=torch.uint8)
+            return x + 1
+
+    x = torch.ones(8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaGraphed(Greedy())(x)
+    torch.testing.assert_close(CudaGraphed(torch.sin)(x), x.sin())
+    torch.rand(4, device="cuda")
+
+
+def test_an_error_of_the_function_is_raised_unchanged():
+    def broken(x):
+        raise KeyError("planted")
+
+    with pytest.raises(KeyError, match="planted"):
+        CudaGraphed(broken)(torch.ones(8, device="cuda"))

@@ -1,72 +1,56 @@
-"""What cannot be captured: functions and modules, each with the line that causes it marked `HERE`."""
-
-import inspect
-from collections.abc import Callable
+"""Modules that cannot be captured, each with the line that causes it marked `HERE`."""
 
 import torch
 from torch import nn
 
 
-def item(x):
-    return x * 2 if x.sum().item() > 0 else x  # HERE
+class Item(nn.Module):
+    def forward(self, x):
+        if x.sum().item() > 0:  # HERE
+            return x * 2
+        return x
 
 
-def truth(x):
-    return x * 2 if (x > 0).any() else x  # HERE
+class Truth(nn.Module):
+    def forward(self, x):
+        return x * 2 if (x > 0).any() else x  # HERE
 
 
-def cpu_tensor(x):
-    return x + torch.arange(8.0).to(x.device)  # HERE
+class CpuTensor(nn.Module):
+    def forward(self, x):
+        return x + torch.arange(8.0).to(x.device)  # HERE
 
 
-def pageable(x):
-    return x + torch.full((8,), 3.0).to(x.device, non_blocking=True)  # HERE
+class Pageable(nn.Module):
+    def forward(self, x):
+        return x + torch.full((8,), 3.0).to(x.device, non_blocking=True)  # HERE
 
 
-def pageable_scalar(x):
-    return x + torch.tensor(3.0).to(x.device, non_blocking=True)  # HERE
+class PageableScalar(nn.Module):
+    def forward(self, x):
+        return x + torch.tensor(3.0).to(x.device, non_blocking=True)  # HERE
 
 
-def to_host(x):
-    y = x * 2
-    y.cpu()  # HERE
-    return y
+class ToHost(nn.Module):
+    def forward(self, x):
+        y = x * 2
+        y.cpu()  # HERE
+        return y
 
 
-def literal(x):
-    return x * torch.tensor([1.0, 2.0] * 4, device=x.device)  # HERE
+class Literal(nn.Module):
+    def forward(self, x):
+        return x * torch.tensor([1.0, 2.0] * 4, device=x.device)  # HERE
 
 
-def nonzero(x):
-    return x.nonzero().sum()  # HERE
+class Nonzero(nn.Module):
+    def forward(self, x):
+        return x.nonzero().sum()  # HERE
 
 
-def mask(x):
-    return x[x > 0].sum()  # HERE
-
-
-def synchronizes(x):
-    y = x * 2
-    torch.cuda.synchronize()  # HERE
-    return y
-
-
-def never_works(x):
-    raise KeyError("planted")
-
-
-def raises(x):
-    """Fail inside the capture for a reason of its own."""
-    if torch.cuda.is_current_stream_capturing():
-        raise ValueError("planted")
-    return x
-
-
-def exhausts(x):
-    """Ask for more memory inside the capture than there is."""
-    if torch.cuda.is_current_stream_capturing():
-        torch.empty(2**50, device="cuda", dtype=torch.uint8)
-    return x + 1
+class Mask(nn.Module):
+    def forward(self, x):
+        return x[x > 0].sum()  # HERE
 
 
 class Unjoined(nn.Module):
@@ -92,6 +76,13 @@ class NeverForked(nn.Module):
         with torch.cuda.stream(self.side):
             y = x * 2  # HERE
         return x + y
+
+
+class Synchronizes(nn.Module):
+    def forward(self, x):
+        y = x * 2
+        torch.cuda.synchronize()  # HERE
+        return y
 
 
 CALLS = {"LazyInit": 0, "Benchmark": 0}  # beside the modules, whose own attributes are restored before each call
@@ -127,7 +118,18 @@ class Benchmark(nn.Module):
             return x + self.conv(picture).sum()  # HERE
 
 
-def line_of(kind: Callable) -> int:
+class Raises(nn.Module):
+    """Fails inside the capture for a reason of its own."""
+
+    def forward(self, x):
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError("planted")  # HERE
+        return x
+
+
+def line_of(kind: type) -> int:
     """Return the number of the line of `kind` that is marked."""
+    import inspect
+
     lines, first = inspect.getsourcelines(kind)
     return first + next(i for i, line in enumerate(lines) if "# HERE" in line)
