@@ -1,16 +1,17 @@
-"""Which slots of the ring a frame attends to; and what compilation and capture need of it."""
+"""What a frame sees of the ring, against plain loops; and what compilation and capture need of it."""
 
 import subprocess
 import sys
 
 import pytest
 import torch
+from naive_ring import attended, newest_frames, written_ring
 from reference_data import ROOT, relative_error
 from test_capturable import OneDeviceMode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from models.kernels import ring_attention as module
-from models.kernels.ring_attention import ring_attention, visibility, visible
+from models.kernels.ring_attention import ring_attention, visibility
 
 
 def random_ring(batch=1, groups=2, n=4, tokens=5, heads=3, d=16, dtype=torch.float32, device="cpu"):
@@ -20,17 +21,12 @@ def random_ring(batch=1, groups=2, n=4, tokens=5, heads=3, d=16, dtype=torch.flo
     return q, *(torch.randn(batch, n + 1, tokens, heads, d, **options) for _ in range(2))
 
 
-def newest_frames(n):
-    """Return the newest frames to try with a window of n: before the first, while it fills, full, much later."""
-    return (-1, 0, 1, n - 1, n, n + 1, 3 * n + 2, 100_000, 10**9)
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 7])
-def test_a_frame_sees_itself_and_those_before_it_in_its_window(n):
-    """What is made of them, over whole windows, is in test_cached_world_model.py."""
-    for frame in newest_frames(n):
-        slots = {other % (n + 1) for other in (frame, *range(max(0, frame - n + 1), frame))}
-        assert visible(torch.tensor([frame]), n + 1).nonzero()[:, 1].tolist() == sorted(slots), frame
+@pytest.mark.parametrize(("n", "d", "groups", "batch"), [(1, 16, 1, 1), (2, 16, 1, 2), (5, 64, 2, 1), (7, 16, 2, 2)])
+def test_sdpa_form_is_exact(n, d, groups, batch):
+    for newest in newest_frames(n):
+        q, k, v, frames, written = written_ring(n, d, groups, batch, newest)
+        actual = ring_attention(q, k, v, visibility(frames, k, kernel="sdpa"))
+        torch.testing.assert_close(actual, attended(q, frames, written, n), rtol=1e-11, atol=1e-12, msg=str(newest))
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)])

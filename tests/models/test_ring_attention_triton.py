@@ -1,11 +1,10 @@
-"""The split-key kernels against SDPA in float64, in Triton's interpreter and on a GPU."""
-
-import itertools
+"""The split-key kernels: against plain loops in Triton's interpreter, and against SDPA on a GPU."""
 
 import pytest
 import torch
+from naive_ring import attended, newest_frames, written_ring
 from reference_data import captured, interpret, relative_error
-from test_ring_attention import newest_frames, random_ring
+from test_ring_attention import random_ring
 
 from models.kernels.ring_attention import ring_attention, visibility
 
@@ -22,19 +21,20 @@ HALVES = [torch.bfloat16, torch.float16]
 
 
 def interpreted():
-    """Run the kernels in a process whose Triton interprets them."""
+    """Compare the kernels with plain loops, in a process whose Triton interprets them."""
     for n, d, groups, batch, chunk in ((2, 16, 1, 2, 0), (7, 32, 2, 1, 16), (5, 64, 2, 2, 16)):
-        check(newest_frames(n), chunk, n=n, d=d, groups=groups, batch=batch, tokens=3, heads=2)
-    check((2, 151), 16, n=3, tokens=40, heads=1)  # two row blocks
-    check((2, 151), 16, n=140, heads=1)  # 45 chunks to combine
-
-
-def check(newest_ones, chunk, **options):
-    ring = random_ring(**options)
-    for newest, (dtype, bound) in itertools.product(newest_ones, ((torch.float32, 1e-5), (torch.float16, 3e-3))):
-        frames = newest - torch.arange(ring[0].shape[1]).flip(0)
-        error = relative_error(attend_ring(*(tensor.to(dtype) for tensor in ring), frames, chunk), exact(*ring, frames))
-        assert error < bound, (options, newest, dtype, error)
+        for newest in newest_frames(n):
+            q, k, v, frames, written = written_ring(n, d, groups, batch, newest)
+            expected = attended(q, frames, written, n)
+            for dtype, bound in ((torch.float32, 1e-5), (torch.float16, 3e-3)):
+                actual = attend_ring(*(tensor.to(dtype) for tensor in (q, k, v)), frames, chunk)
+                error = relative_error(actual, expected)
+                assert error < bound, (n, d, groups, batch, newest, dtype, error)
+    for options in ({"n": 3, "tokens": 40, "heads": 1}, {"n": 140, "heads": 1}):  # two row blocks; 45 chunks to combine
+        q, k, v = random_ring(**options)
+        for frames in (torch.tensor([1, 2]), torch.tensor([150, 151])):
+            expected = ring_attention(q, k, v, visibility(frames, k))
+            assert relative_error(attend_ring(q, k, v, frames, 16), expected) < 1e-5, (options, frames)
 
 
 def test_kernels_in_the_interpreter():

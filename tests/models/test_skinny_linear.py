@@ -1,4 +1,4 @@
-"""Linear layers with weights of 8 bits: quantisation, and the layer."""
+"""Linear layers with weights of 8 bits: quantisation, the layer, and a world model that holds it."""
 
 import copy
 import re
@@ -6,10 +6,11 @@ import re
 import pytest
 import torch
 from reference_data import captured, relative_error
-from test_cached_world_model import WIDE
+from test_cached_world_model import NAMES, WIDE, draw_inputs
 from torch import nn
 from torch.nn import functional as F
 
+from models.initialisation import randomise
 from models.kernels.eight_bits import dequantise, fits, from_int16_rows, int16_rows, quantise
 from models.kernels.skinny_linear import linear_int16
 from models.playback import build_world_model_step
@@ -124,6 +125,41 @@ def put_in_8_bits(module, weights, max_rows=64):
             if type(layer) is nn.Linear and fits(layer.weight):
                 setattr(owner, name, SkinnyLinear(layer, weights, max_rows))
     return module
+
+
+def draw_step(weights, dtype):
+    model = build_world_model_step(**vars(WIDE), context_frames=WIDE.n_frames, weights=weights)
+    randomise(model, 3)
+    model.to(dtype).eval().reset()
+    return model
+
+
+def step_of(model, dtype):
+    """Return the outputs of a step in one vector."""
+    inputs = {name: tensor[:, 0] for name, tensor in zip(NAMES, draw_inputs(WIDE, 1), strict=True)}
+    inputs = {name: tensor.bfloat16().to(dtype) for name, tensor in inputs.items()}
+    return torch.cat([output.flatten() for output in model(**inputs, t=torch.full((1,), 0.7))])
+
+
+@pytest.mark.parametrize(("weights", "bound"), [("int8", 0.03), ("float8_e4m3", 0.1)])
+@torch.no_grad()
+def test_a_world_model_in_8_bits(weights, bound):
+    """First its modulation, which pays in time, then the rest too, which pays in memory."""
+    half, model = (draw_step(stored, torch.bfloat16) for stored in ("bf16", weights))
+    exact = draw_step(weights, torch.float32)
+    expected = step_of(exact, torch.float32)
+    assert torch.equal(expected, step_of(draw_step("bf16", torch.float32), torch.float32))
+    assert not any(isinstance(module, SkinnyLinear) for module in exact.modules()), "the reference is never quantised"
+    plain, modulated = step_of(half, torch.bfloat16), step_of(model, torch.bfloat16)
+    assert not any(isinstance(module, SkinnyLinear) for module in model.transformer.modules())
+    assert model.modulation.linear.stored.itemsize == 1
+    put_in_8_bits(model.transformer, weights)
+    everywhere = step_of(model, torch.bfloat16)
+    # Rounding to bfloat16 is a part of each error, so that their order is not known.
+    errors = [relative_error(outputs, expected) for outputs in (plain, modulated, everywhere)]
+    assert max(errors) < bound
+    assert not torch.equal(plain, modulated)
+    assert not torch.equal(modulated, everywhere)
 
 
 def test_a_world_model_too_narrow_for_8_bits_is_refused():
