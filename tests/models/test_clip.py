@@ -90,6 +90,14 @@ def test_what_is_incomplete_or_does_not_fit_is_refused(whole, tmp_path):
             inputs_of("clip_text", tiny_tower("clip_text"), tokens=tokens)
 
 
+@pytest.mark.parametrize("build", [*BUILD.values(), build_resnet_training])
+def test_without_the_library_its_name_is_told(build, without_library):
+    without_library("transformers")
+    with pytest.raises(ModuleNotFoundError) as error:
+        build()
+    assert error.value.name == "transformers"
+
+
 @pytest.mark.parametrize("tokens", [2, 77])
 def test_texts_start_end_and_are_padded(tokens):
     module = tiny_tower("clip_text")
