@@ -100,10 +100,9 @@ class CellsInTurns:
 
         The first one goes alone, and the others are expected to need as much memory; if an earlier run has shown what
         each of them needs, none goes alone. Of the cells that compile the same code one begins first, as that takes
-        longest; when it compiles the others begin, which wait for that code. Code of an earlier run is only loaded:
-        cells that compile nothing then begin first, while the compiler is imported for the others. A compiler that
-        compares times goes alone. Where there is room, `later` ones are prepared, too, and the controls that the turns
-        will need.
+        longest; when it compiles the others begin, which wait for that code. If an earlier run has compiled all of it,
+        cells that compile nothing begin first, while the compiler is imported for the others. A compiler that compares
+        times goes alone. Where there is room, `later` ones are prepared, too, and the controls that the turns need.
         """
         optional = [each for each in later if each.number == 0] if most > 1 else []
         left = [each for each in cells if each.number == 0]
@@ -152,9 +151,10 @@ class CellsInTurns:
         return self._controls.setdefault(following, _control_of(following))
 
     def _without_control(self, *due: Sequence[LiveCell]) -> list[LiveCell]:
-        """Return the cells that have no control yet and will need one in their turns.
+        """Return the cells that have begun, need a control (a second process) when turns begin, and have none yet.
 
-        These are the baseline and, probably, the recipe with the most steps, also of those that are still `due`.
+        These are the baseline and the recipe with the most steps, which is probably the fastest; one with more steps
+        may still be `due`.
         """
         begun = [each for each in (*self.waiting, *self._preparing) if not each.is_control]
         most = dict[str, int]()
@@ -165,11 +165,11 @@ class CellsInTurns:
         return [each for each in possible if each.job.takes_windows and each not in self._controls]
 
     def _is_compiled_anew(self, cell: LiveCell) -> bool:
-        """Return whether a cell compiles code that no other cell has compiled."""
+        """Return whether a cell compiles code that is not in the caches."""
         return cell.job.compiles and not cell.executor.caches.has_code(cell.job)
 
     def _will_compile(self, cell: LiveCell) -> bool:
-        """Return whether a cell in preparation plays its component eagerly, before it compiles code anew."""
+        """Return whether a cell in preparation still plays its component eagerly, and then compiles anew."""
         compiles = self._is_compiled_anew(cell) and not compiled_ahead(cell.job)
         return compiles and not (cell.is_control or cell.is_held or cell.may_prepare)
 

@@ -1,4 +1,4 @@
-"""Which tensors the kernels take, and why they leave others to PyTorch."""
+"""Which tensors each kernel accepts, and the reason that it gives for all others, which PyTorch's operators compute."""
 
 import pytest
 import torch

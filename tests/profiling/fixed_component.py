@@ -22,7 +22,7 @@ def fixed_component(module: nn.Module, *shapes: Tensor, **inputs: Any) -> Compon
 
 
 def shipped_recipe(expression: str) -> Recipe:
-    """Return the recipe of shipped steps, as a run makes it."""
+    """Return the recipe that a run makes of an expression of steps of `conf/step`."""
     (node,) = named_recipes([expression]).values()
     return instantiate(as_recipe(node), f"variant.{expression}")
 

@@ -276,7 +276,7 @@ def test_what_an_earlier_run_compiled_into_a_shared_folder_is_neither_waited_for
     assert first[:2] == ["begin net.baseline", "ready net.baseline"], "what a cell needs is not known"
     assert first.index("ready net.compile") < first.index("loads net.both")
     begun = [line for line in again if line.startswith("begin")]
-    assert begun == [f"begin net.{name}" for name in ("baseline", "graph", "compile", "both")], "these need a compiler"
+    assert begun == [f"begin net.{name}" for name in ("baseline", "graph", "compile", "both")]
     assert again.index("compiles net.both") < again.index("ready net.compile"), "none waits for the other"
     assert runs_with_a_shared_folder(None, lacking=()) == runs_with_a_shared_folder(None, lacking=()) == first
 
@@ -326,7 +326,7 @@ def test_two_runs_do_not_share_what_they_have_compiled():
 
 
 def test_controls_that_the_turns_will_need_are_prepared_beside_the_cells():
-    """Those of the baseline and of the recipe with the most steps, which is probably the fastest."""
+    """That of the baseline, and that of the recipe with the most steps, which is probably the fastest."""
     processes = Processes(compile_steps=10 * STEPS)
     recipes = ["baseline"], ["graph", None, {"c": 1}], ["compile", COMPILE], ["both", COMPILE, {"c": 1}]
     prepared(CellsInTurns(), *(due(processes, *each) for each in recipes), most=2)
