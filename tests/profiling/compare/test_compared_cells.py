@@ -37,15 +37,15 @@ def pair(factor, *, turns="together", spread=0.002, n=24, **more):
 OTHERS = "38% of the CPU went to other processes in B"
 
 
-def test_equal_cells_of_committed_runs_of_one_revision_are_not_called_different():
-    by_revision = {}
-    for path in sorted(RESULTS.glob("*/results.jsonl")):
-        run = read_run(path.parent)
-        git = run.environment.tool_git
-        by_revision.setdefault(git and git.revision, []).append(run)
-    pairs = [pair for group in by_revision.values() for pair in combinations(group, 2)]
-    found = [cell for one, other in pairs for cell in compared_cells(one, other) if cell.pair is not None]
-    assert len(found) >= 5
+#: Recipes that replace no kernel: what they run is the same in all committed runs, whose networks have not changed.
+PLAIN = ("baseline", "compile", "compile+cuda_graph")
+
+
+def test_equal_cells_of_committed_runs_are_not_called_different():
+    runs = [read_run(path.parent) for path in sorted(RESULTS.glob("*/results.jsonl"))]
+    compared = [cell for one, other in combinations(runs, 2) for cell in compared_cells(one, other)]
+    found = [cell for cell in compared if cell.pair is not None and cell.variant in PLAIN]
+    assert len(found) >= 20
     assert {cell.verdict for cell in found} <= {"same", "undecided"}, "compiled again, kernels may be others"
 
 
