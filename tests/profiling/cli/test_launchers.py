@@ -79,7 +79,8 @@ def test_a_killed_worker_costs_its_own_job(start_sweep, words, monkeypatch):
     assert swept.code == 1
     assert "without a word" in swept.sweep.jobs[2].reason
     assert swept.sweep.jobs[2].tries == 2
-    assert len(swept.tries(1)) == 2
+    assert swept.sweep.jobs[1].tries <= 2, "a try that ended with the worker of another job is not counted"
+    assert len(swept.tries(1)) >= 2
 
 
 JOBLIB = ("launcher=local", "devices=2")
