@@ -182,11 +182,11 @@ def test_modules_ahead_are_imported_while_the_first_process_runs_without_them(st
     probe = start(
         "import sys, time; print('planted_slow' in sys.modules, flush=True); time.sleep(5)", ahead=("planted_slow",)
     )
-    deadline, imported = time.monotonic() + 4.0, tmp_path / "modules" / "planted_slow.py.by"
-    while not imported.exists() and time.monotonic() < deadline:
+    deadline, imported, log = time.monotonic() + 4.0, tmp_path / "modules" / "planted_slow.py.by", tmp_path / "log"
+    while not (imported.exists() and log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert imported.exists(), "before anything else is asked for"
-    assert (tmp_path / "log").read_text() == "False\n"
+    assert log.read_text() == "False\n"
     cell = start("import sys; print(sys.modules['planted_slow'].IMPORTED_BY)", modules=("planted_slow",))
     assert ended(cell) == 0
     assert (tmp_path / "log").read_text().strip() == imported.read_text(), "once"
