@@ -1,11 +1,12 @@
 """Reads a graph's nodes for the passes: tensor forms, shared memory, constants, calls and their arguments.
 
-`propagate` runs a graph once and writes this into `node.meta`. A family is a number for a piece of memory: nodes of one
-family share it, as views and in-place results do.
+`propagate` runs a graph once, where it can without its kernels, and writes this into `node.meta`. A family is a number
+for a piece of memory: nodes of one family share it, as views and in-place results do.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,11 +15,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from profiling.components.trees import tensors_in, written_tensors
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -142,19 +146,38 @@ def add_constant(module: fx.GraphModule, name: str, value: Tensor) -> fx.Node:
     return module.graph.get_attr(f"_{name}_{number}")
 
 
-def propagate(module: fx.GraphModule, inputs: Mapping[str, Tensor]) -> Any:
-    """Run the module once on copies of `inputs`, write the info of every node, and return the output."""
-    copies = {name: tensor.clone() for name, tensor in inputs.items()}
+def propagate(module: fx.GraphModule, inputs: Mapping[str, Tensor]) -> None:
+    """Write the info of every node, from one run on tensors like `inputs`.
+
+    The run is on fake tensors, which have a form and no values: kernels are neither compiled nor launched. Where an
+    operator has no such form, or the form of its output depends on values, it is on copies of `inputs`.
+    """
+    given = [inputs[node.target] for node in module.graph.find_nodes(op="placeholder")]
     with torch.no_grad():
-        return _Propagation(module).run(*(copies[node.target] for node in module.graph.find_nodes(op="placeholder")))
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+                _Propagation(module, fake.from_tensor).run(*(fake.from_tensor(each).clone() for each in given))
+        except Exception as error:  # of any kind, raised by any operator: below it is raised again, or does not occur
+            _LOG.debug("the graph runs on real tensors: %s", error)
+            _Propagation(module).run(*(each.clone() for each in given))
 
 
 class _Propagation(fx.Interpreter):
     """Runs a graph node by node and writes into the meta of each: info, families, written, is_written, random."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, of_constant: Callable[[Tensor], Tensor] = lambda each: each) -> None:
         super().__init__(module)
+        self._of_constant = of_constant
+        self._constants: list[Tensor] = []  # kept, so that another view of the same memory is of the same family
         self._memory: dict[int, Any] = {0: None}  # by family; while it is referred to, no other memory gets its id
+
+    def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the node stands for, as the run reads it."""
+        value = super().get_attr(target, args, kwargs)
+        if isinstance(value, Tensor):
+            value = self._of_constant(value)
+            self._constants.append(value)
+        return value
 
     def run(self, *args: Any, **options: Any) -> Any:
         """Run the graph, and note which memory any node writes to."""
@@ -210,6 +233,8 @@ class DependencyTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # the device of a fake tensor, for example: no operator
+            return func(*args, **kwargs)
         with self:  # in inference mode an operator that calls others arrives whole: dropout, a norm with statistics
             result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:

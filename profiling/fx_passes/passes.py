@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from profiling.components.outputs import relative_l2
 from profiling.errors import InputError
 from profiling.fx_passes.nodes import written_by
 
@@ -73,7 +72,7 @@ class AppliedPass:
     """A pass with the module before and after it.
 
     `replaced` is the number of places that it counted (None: it does not count), `left` the number of those that it
-    knows and left, by reason, `rel_l2` the relative L2 change of the output.
+    knows and left, by reason.
     """
 
     name: str
@@ -81,7 +80,6 @@ class AppliedPass:
     after: fx.GraphModule
     replaced: int | None
     left: Mapping[str, int]
-    rel_l2: float
 
 
 def apply_passes(
@@ -89,22 +87,23 @@ def apply_passes(
 ) -> Iterator[AppliedPass]:
     """Apply each pass to a copy of the graph that the one before it returned; unchanged weights stay shared.
 
-    `propagate` runs a module on the component's inputs, writes its nodes' info and returns its output.
+    `propagate` writes the info of a module's nodes.
 
     Raises:
         InputError: a pass returns no GraphModule.
 
     """
-    before, output = traced, propagate(traced)
+    before = traced
+    propagate(before)
     for each in passes:
         after = each(fx.GraphModule(before, copy.deepcopy(before.graph), before._get_name()))
         if not isinstance(after, fx.GraphModule):
             raise InputError(f"pass {name_of(each)} returned {type(after).__name__}. Return a torch.fx.GraphModule.")
         replaced, left = after.meta.get("replaced"), after.meta.get("left", {})
-        new_output = propagate(after)
+        propagate(after)
         after = pruned(after)
-        yield AppliedPass(name_of(each), before, after, replaced, left, relative_l2(new_output, output))
-        before, output = after, new_output
+        yield AppliedPass(name_of(each), before, after, replaced, left)
+        before = after
 
 
 def check_callables(option: str, parts: Any, *, or_of: tuple[type, ...] = ()) -> None:

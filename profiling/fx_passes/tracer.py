@@ -43,7 +43,7 @@ def trace(module: nn.Module, inputs: Mapping[str, Any]) -> fx.GraphModule:
     """Return the module's forward for tensors like those in `inputs` (by argument name) as a graph with info on nodes.
 
     The result is called with `placeholders(inputs)` and shares the module's parameters and buffers. Shapes, plain
-    values among the inputs, and everything that Python decides, are those of this call. The module runs twice, on
+    values among the inputs, and everything that Python decides, are those of this call. The module runs once, on
     copies of the inputs.
 
     Raises:

@@ -318,8 +318,6 @@ class Search:
     def _note_cache(self, chosen: Chosen, record: Record) -> None:
         """Count a recipe as from an empty cache, and note what a filled one saves others with the same code."""
         prepare, kind = record.prepare, self._run.caches.kind
-        # At its end its transforms are applied once more, to explain them.
-        self._ending = max(self._ending, 0.0 if prepare is None else prepare.phases.get("transforms", 0.0))
         if prepare is None or kind == "cold":
             return
         self._tried[chosen] += prepare.from_cold - prepare.seconds

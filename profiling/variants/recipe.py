@@ -36,6 +36,7 @@ from profiling.results.explanations import ModuleChoice, Package, RecipeStep, Sh
 from profiling.trace.profiler import synchronize
 from profiling.variants.cuda_graph import CudaGraph, check_reset
 from profiling.variants.gains import graphs_section
+from profiling.variants.kernels import compile_kernels
 from profiling.variants.replaced_layers import (
     choices_of,
     choices_section,
@@ -58,6 +59,7 @@ class Outcome:
         packages: files that a compiler made ahead of time, for the record.
         shapes: the first call of a compiled module on the inputs of each shape.
         explain: like `Step.explain`, returns sections of the record that only this step can fill.
+        explain_uncompiled: likewise, called where no compiler follows: of one that does, it would run other code.
         close: undoes what must not outlive the prepared step, for example in the module.
         choices: the layers that a transform replaced or left; `changed` is then the number replaced.
 
@@ -69,6 +71,7 @@ class Outcome:
     packages: tuple[Package, ...] = ()
     shapes: tuple[ShapeCompile, ...] = ()
     explain: Callable[[], Mapping[str, Any]] = dict
+    explain_uncompiled: Callable[[], Mapping[str, Any]] = dict
     close: Callable[[], Any] = tuple
     choices: tuple[ModuleChoice, ...] = ()
 
@@ -222,11 +225,14 @@ class Recipe(Variant):
         inputs = (*component.extra_inputs, component.inputs)
         self._check_state(component)
         with ExitStack() as stack:
-            log = _Log(component.device, stack)
+            log = _Log(component.device, stack, self.compiler is not None)
             module = component.module
             if self.transforms:
                 with component.kept.replacing():
                     module = self._transformed(component, log)
+                if self.compiler is None:
+                    for each in inputs:
+                        compile_kernels(module, each)
             call: Callable[..., Any] = module
             engine = None
             with naming_what_fails(module, component, log.replaced, compiled=self.compiler is not None):
@@ -317,6 +323,7 @@ class _Log:
 
     device: torch.device
     closing: ExitStack
+    compiled: bool
     steps: list[RecipeStep] = field(default_factory=list)
     replaced: list[ModuleChoice] = field(default_factory=list)  # layers, by transforms
     explain: list[Callable[[], Mapping[str, Any]]] = field(default_factory=list)
@@ -332,7 +339,7 @@ class _Log:
         seconds, outcome = perf_counter() - started, done[0]
         replaced = [each for each in outcome.choices if each.left is None]
         self.replaced += replaced
-        self.explain.append(outcome.explain)
+        self.explain += [outcome.explain, *([] if self.compiled else [outcome.explain_uncompiled])]
         self.steps.append(
             RecipeStep(
                 kind=kind,

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
-from unittest.mock import patch
 
 import msgspec
-from torch import Tensor, fx, nn
-from torch._library.triton import set_wrap_triton_enabled
-from torch._subclasses.fake_tensor import FakeTensorMode
+import torch
+from torch import fx, nn
 
 from profiling.components.component import Component
-from profiling.components.trees import keyed_tensors
+from profiling.components.outputs import relative_l2
+from profiling.components.trees import keyed_tensors, map_tensors
 from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.passes import AppliedPass, Pass, apply_passes, check_callables
 from profiling.fx_passes.tracer import placeholders, trace
@@ -25,6 +22,7 @@ from profiling.graphs import CaptureError
 from profiling.results.explanations import BeforeAfter, FxPass
 from profiling.variants.cuda_graph import CudaGraph
 from profiling.variants.gains import replay_ms
+from profiling.variants.kernels import compile_kernels
 from profiling.variants.recipe import Outcome, Transform
 
 
@@ -70,7 +68,7 @@ class Rewrite(Transform):
             Rewritten(graphs),
             changed,
             notes=tuple(notes or [f"no graph pass matches anything in {type(module).__name__}"][: changed == 0]),
-            explain=lambda: {"passes": self.explained(module, component)},
+            explain_uncompiled=lambda: {"passes": self.explained(module, component)},
         )
 
     def explained(self, module: nn.Module, component: Component) -> tuple[FxPass, ...]:
@@ -84,52 +82,14 @@ class Rewrite(Transform):
         self, module: nn.Module, component: Component, inputs: Mapping[str, Any]
     ) -> tuple[fx.GraphModule, Iterator[AppliedPass]]:
         """Return the traced module, and each pass as it is applied."""
-        traced, tensors = _unchanged(component, trace, module, inputs), placeholders(inputs)
-
-        def run(graph: fx.GraphModule) -> Any:
-            if graph is not traced:
-                compile_kernels(graph, tensors)
-            return _unchanged(component, propagate, graph, tensors)
-
-        return traced, apply_passes(traced, self.passes, run)
-
-
-def compile_kernels(graph: fx.GraphModule, inputs: Mapping[str, Tensor]) -> None:
-    """Compile the Triton kernels that a call of `graph` launches, side by side: a call compiles one after the other.
-
-    The graph is called on fake tensors, where a launch only compiles. What that cannot reach (an operator without a
-    fake form, a kernel that is tuned or does not compile, a Triton without this mode) is left to the first real call,
-    as all would be without this.
-    """
-    if not any(each.is_cuda for each in inputs.values()):
-        return
-    try:
-        from triton.runtime._async_compile import AsyncCompileMode  # pyright: ignore[reportMissingImports]
-        from triton.runtime.autotuner import Autotuner  # pyright: ignore[reportMissingImports]
-        from triton.runtime.jit import JITFunction  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return
-
-    launch = JITFunction.run
-
-    def compiled(kernel: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        if warmup:
-            return launch(kernel, *given, grid=grid, warmup=True, **options)
-        # A dtype stands for a tensor that is aligned as those of torch's allocator are.
-        forms = (each.dtype if isinstance(each, Tensor) else each for each in given)
-        return kernel.warmup(*forms, grid=grid, **options)
-
-    with (
-        suppress(Exception),
-        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads,
-        AsyncCompileMode(threads, ignore_errors=True),
-        set_wrap_triton_enabled(False),
-        patch.object(JITFunction, "run", compiled),
-        patch.object(Autotuner, "run", lambda *_, **__: None),
-        FakeTensorMode(allow_non_fake_inputs=True) as fake,
-    ):
-        given = (fake.from_tensor(inputs[node.target]) for node in graph.graph.find_nodes(op="placeholder"))
-        fx.Interpreter(graph).run(*given)
+        if isinstance(module, Rewritten):
+            traced = module.graph_for(inputs)
+        else:
+            traced = _unchanged(component, partial(trace, module, inputs))
+        tensors = placeholders(inputs)
+        return traced, apply_passes(
+            traced, self.passes, lambda each: _unchanged(component, partial(propagate, each, tensors))
+        )
 
 
 class Rewritten(nn.Module):
@@ -149,17 +109,29 @@ class Rewritten(nn.Module):
         for name, keys in self._keys.items():
             for key in keys:
                 tensors[name] = key.get(tensors[name])
+        return self._graph_for(tensors)(**tensors)
+
+    def graph_for(self, inputs: Mapping[str, Any]) -> Any:
+        """Return the graph, a `torch.fx.GraphModule`, that inputs of these shapes are passed to."""
+        return self._graph_for(placeholders(inputs))
+
+    def _graph_for(self, tensors: Mapping[str, Any]) -> nn.Module:
         several = len(self._shapes) > 1
-        graph = self._shapes.index([tensor.shape for tensor in tensors.values()]) if several else 0
-        return self.traced[graph](**tensors)
+        return self.traced[self._shapes.index([each.shape for each in tensors.values()]) if several else 0]
 
 
 def _section(component: Component, applied: AppliedPass) -> FxPass:
-    rel_l2 = applied.rel_l2 if math.isfinite(applied.rel_l2) else None
-    section = FxPass(name=applied.name, replaced=applied.replaced, rel_l2=rel_l2)
+    inputs = placeholders(component.inputs)
+    compile_kernels(applied.after, inputs)
+
+    def output(graph: fx.GraphModule) -> Any:
+        return map_tensors(torch.clone, graph(**map_tensors(torch.clone, inputs)))
+
+    before, after = (_unchanged(component, partial(output, each)) for each in (applied.before, applied.after))
+    rel_l2 = relative_l2(after, before)
+    section = FxPass(name=applied.name, replaced=applied.replaced, rel_l2=rel_l2 if math.isfinite(rel_l2) else None)
     if applied.replaced == 0:
         return section
-    inputs = placeholders(component.inputs)
     if (reason := CudaGraph().unavailable(component.device)) is not None:
         return msgspec.structs.replace(section, unmeasured=reason)
     try:
@@ -169,10 +141,10 @@ def _section(component: Component, applied: AppliedPass) -> FxPass:
     return msgspec.structs.replace(section, replay_ms=BeforeAfter(before=before, after=after))
 
 
-def _unchanged(component: Component, run: Callable[[Any, Any], Any], module: nn.Module, inputs: Any) -> Any:
-    """Return `run(module, inputs)`; the component's state is then as before."""
+def _unchanged(component: Component, run: Callable[[], Any]) -> Any:
+    """Return `run()`; the component's state is then as before."""
     restore = component.keep_state()
     try:
-        return run(module, inputs)
+        return run()
     finally:
         restore()

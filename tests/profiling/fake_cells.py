@@ -116,7 +116,6 @@ class FakeCells(Isolated):
                 turn = yield Waiting(window=windows[-1])
             if (ended := step("finish")) is not None:
                 return ended
-            self.seconds += plan.phases.get("transforms", 0.0)  # which are explained
             windows = windows or [self.window(plan)]
             on_event(Sections(encode_sections(metrics=self.measured(windows))))
             on_event(End("failed", f"parity: relative L2 error {plan.rel_l2:.2g}") if wrong else End("ok"))

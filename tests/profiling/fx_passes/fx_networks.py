@@ -1,11 +1,14 @@
 """The comparison that each test of a pass makes."""
 
 from collections import Counter
+from dataclasses import replace
+from unittest.mock import Mock, patch
 
 import torch
 
 from profiling.components.outputs import mismatch, to_host
 from profiling.components.trees import tensors_in
+from profiling.fx_passes import nodes
 from profiling.fx_passes.nodes import propagate
 from profiling.fx_passes.tracer import trace
 
@@ -19,7 +22,10 @@ def f32(*shape):
 
 
 def applied(passes, module, tolerance=1e-10, **inputs):
-    """Apply passes, check the output against eager on these inputs and on others, return module and counts."""
+    """Apply passes, check the output against eager on these inputs and on others, return module and counts.
+
+    What is known of nodes from fake tensors is compared with what a real run shows.
+    """
     module = module.eval()
     traced, counts = trace(module, inputs), []
     for each in passes:
@@ -27,11 +33,36 @@ def applied(passes, module, tolerance=1e-10, **inputs):
         counts.append(traced.meta["replaced"])
         propagate(traced, inputs)
         traced.graph.lint()
+    assert_as_a_real_run_shows(traced, inputs)
     others = {name: x.flip(-1) for name, x in inputs.items()}
     with torch.no_grad():
         for given in (inputs, others):
             assert_same(traced(**given), module(**given), tolerance)
     return traced, counts
+
+
+def assert_as_a_real_run_shows(traced, inputs):
+    """Fake tensors suffice, and nodes have the info that a run on real tensors writes, whatever ids memory has."""
+    known = described(traced, inputs)
+    with patch.object(nodes, "FakeTensorMode", side_effect=RuntimeError("no fake tensors")) as without:
+        assert described(traced, inputs) == known
+    assert without.called
+
+
+def described(traced, inputs):
+    """Return what is known of each node; strides only where they count, which padding one batch ignores."""
+    with patch.object(nodes, "_LOG") as log:
+        propagate(traced, inputs)
+    assert log.debug.called == isinstance(nodes.FakeTensorMode, Mock)
+    numbers, rows = {0: 0}, []
+    for node in traced.graph.nodes:
+        families = [numbers.setdefault(each, len(numbers)) for each in node.meta["families"]]
+        written = sorted(numbers[each] for each in node.meta["written"])
+        if info := node.meta["info"]:
+            stride = [size > 1 and step for size, step in zip(info.shape, info.stride, strict=True)]
+            info = replace(info, family=None, stride=None if "pad" in node.name and info.shape[0] == 1 else stride)
+        rows.append((node.name, info, families, written, node.meta["is_written"], node.meta["random"]))
+    return rows
 
 
 def assert_same(output, reference, tolerance):

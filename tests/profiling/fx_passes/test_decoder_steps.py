@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fixed_component import fixed_component, shipped_recipe
-from fx_networks import assert_same, f32
+from fx_networks import assert_as_a_real_run_shows, assert_same, f32
 
 from models.audio_vae import AudioDecoder, AudioVAEParams
 from models.image_vae import ImageDecoder, ImageVAEParams
@@ -76,6 +76,7 @@ def test_decoders_compute_the_same(build, monkeypatch):
         tables = len(module.traced[0].graph.find_nodes(op="call_function", target=fused_norm.norm_table))
         assert [*counts[1:], tables] == DECODERS[build]
         assert all(vector.is_contiguous() for vector in module.buffers() if vector.dim() == 1), "as kernels read them"
+        assert_as_a_real_run_shows(module.graph_for(inputs), inputs)
         assert_same(module(**inputs), expected, 1e-5)
 
 

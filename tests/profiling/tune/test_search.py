@@ -191,19 +191,6 @@ def test_cheap_recipes_come_first_and_the_budget_is_kept(tmp_path):
     assert "together" not in prepared(cells)
 
 
-def test_time_is_kept_to_explain_transforms_which_takes_as_long_as_to_apply_them(tmp_path):
-    single, both = (
-        {"prepare_s": 22.0, "phases": {"transforms": 20.0}},
-        {"prepare_s": 42.0, "phases": {"transforms": 40.0}},
-    )
-    plans = {"half": Plan(5.0, **single), "fifth_off": Plan(8.0, **single), "half+fifth_off": Plan(4.0, **both)}
-    space = space_of("half", "fifth_off", half={"seconds": 20.0}, fifth_off={"seconds": 20.0})
-    for budget, best in ((120.0, "half"), (300.0, "half+fifth_off")):
-        _, records, took = searched(tmp_path / best, space, cells_of(**plans), budget=budget)
-        assert took <= budget
-        assert fastest_correct(records.values()).variant == best
-
-
 COMPILER = {"kind": "compiler", "seconds": 30.0}
 
 
