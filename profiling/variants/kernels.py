@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels of a module that no compiler takes, side by side."""
+"""Compiles the Triton kernels that a module launches, side by side."""
 
 from __future__ import annotations
 

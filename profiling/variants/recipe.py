@@ -230,9 +230,9 @@ class Recipe(Variant):
             if self.transforms:
                 with component.kept.replacing():
                     module = self._transformed(component, log)
-                if self.compiler is None:
-                    for each in inputs:
-                        compile_kernels(module, each)
+            if self._is_graph:  # also where a compiler follows: the capture calls the graph, to see what it does
+                for each in inputs:
+                    compile_kernels(module, each)
             call: Callable[..., Any] = module
             engine = None
             with naming_what_fails(module, component, log.replaced, compiled=self.compiler is not None):
@@ -268,6 +268,11 @@ class Recipe(Variant):
         """The step because of which later calls run no Python of the module; None: they do."""
         steps = [each for each in (self.capture, self.compiler, *self.transforms) if each is not None]
         return next((each for each in steps if getattr(each, "runs_no_python", False)), None)
+
+    @property
+    def _is_graph(self) -> bool:
+        """Whether a transform turns the module into a graph, whose calls run none of its Python code."""
+        return any(getattr(each, "runs_no_python", False) for each in self.transforms)
 
     def _check_state(self, component: Component) -> None:
         """Refuse a module whose Python state changes from call to call, where later calls would run no Python.
@@ -311,7 +316,7 @@ class Recipe(Variant):
     def _eager_step(self, module: nn.Module, call: Callable[[], Any]) -> EagerStep | None:
         if self.compiler is not None and self.compiler.own_graphs is not None:
             return None
-        fused = self.compiler is not None or any(getattr(each, "runs_no_python", False) for each in self.transforms)
+        fused = self.compiler is not None or self._is_graph
         if self.capture is not None:
             call = no_autocast_cache()(call)  # as in the capture: a compiled call would otherwise compile again
         return EagerStep(call, None if fused else module)
