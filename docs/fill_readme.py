@@ -33,7 +33,7 @@ STEPS = frozenset({"fused_norm", "grouped_conv", "pointwise_conv", "interpolatio
 PLAIN = frozenset({"channels_last", "compile", "cuda_graph"})
 STEPPED = (
     *("h200_decoder_steps", "h200_sd_vae_decoder", "h200_wan_vae_decoder", "h200_drawn_decoders"),
-    *("h200_quantised", "h200_merged_linear", "h200_realtime_steps"),
+    *("h200_world_model_step", "h200_merged_linear", "h200_realtime_steps"),
 )
 #: Runs of the components of other libraries.
 MODELS = ("h200_clip_text", "h200_diffusion", "h200_wan_vae_decoder", "h200_merged_linear")

@@ -51,7 +51,7 @@ others() { # networks of diffusers and transformers, a training step, the loop a
   local all=baseline,$best,$last$best folded=${last}fold_upsampling+fused_norm+
   forward sd_vae_decoder sd_vae_decoder "$all,$folded$best,${folded}pointwise_conv+$best" seconds=10
   forward drawn_decoders emu3_decoder,hunyuan_refiner_decoder,speecht5_vocoder \
-    "$all,${folded}pointwise_conv+$best,fold_upsampling+grouped_conv+$best" --config-dir=benchmarks/drawn_decoders seconds=8
+    "$all,${last}fused_norm+$best,${folded}pointwise_conv+$best,fold_upsampling+grouped_conv+$best" --config-dir=benchmarks/drawn_decoders seconds=8
   forward sd_turbo_unet sd_turbo_unet "baseline,cuda_graph,$best" seconds=10
   run training training_step
   run paced realtime "variant=[$best]" loop.pace=realtime

@@ -1,10 +1,10 @@
 """Reduce runs to what is committed here: `python docs/results/thin.py RUN [RUN ...] docs/results/NAME`.
 
 Copies the records, the environment, the configuration, a search's winner and the files of a sweep's jobs, and renders
-`report.md` anew. Several runs, each of other components, become one. Removed are logs, traces, compiled files, lines of
-cells that a later line replaces, cells that a time limit interrupted, and from the environment the variables and paths
-of the machine, from its command the run folder. Samples keep six digits, finer than any clock. A trace is reduced by
-`tests/data/traces/thin.py`.
+`report.md` anew. Several runs, each of other components or variants, become one. Removed are logs, traces, compiled
+files, lines of cells that a later line replaces, cells that a time limit interrupted, and from the environment the
+variables and paths of the machine, from its command the run folder. Samples keep six digits, finer than any clock. A
+trace is reduced by `tests/data/traces/thin.py`.
 """
 
 import json
@@ -44,12 +44,14 @@ def with_short_samples(value: Any) -> Any:
 
 
 def merged_command(commands: list[str]) -> str:
-    """Return the command of all runs together: that of the first, with the components of all."""
-    found = [re.search(r"component=\[([^\]]*)\]", command) for command in commands]
-    if len(commands) == 1 or not all(found):
-        return commands[0]
-    names = dict.fromkeys(name for match in found if match for name in match[1].split(","))
-    return re.sub(r"component=\[[^\]]*\]", f"component=[{','.join(names)}]", commands[0])
+    """Return the command of all runs together: that of the first, with the components and variants of all."""
+    merged = commands[0]
+    for key in ("component", "variant"):
+        found = [re.search(rf"{key}=\[([^\]]*)\]", command) for command in commands]
+        if all(found):
+            names = dict.fromkeys(name for match in found if match for name in match[1].split(","))
+            merged = re.sub(rf"{key}=\[[^\]]*\]", f"{key}=[{','.join(names)}]", merged)
+    return merged
 
 
 def thin(runs: list[Path], target: Path) -> None:
@@ -60,8 +62,8 @@ def thin(runs: list[Path], target: Path) -> None:
     command = merged_command([re.sub(r" hydra\.run\.dir=\S+", "", each["command"]) for each in environments])
     environment["command"] = without_paths(command)
     (target / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
-    records = (record for run in runs for record in read_records(run).records)
-    kept = (json.loads(encode_record(each)) for each in records if each.reason != INTERRUPTED)
+    records = {record.cell: record for run in runs for record in read_records(run).records}
+    kept = (json.loads(encode_record(each)) for each in records.values() if each.reason != INTERRUPTED)
     lines = [json.dumps(with_short_samples(each), separators=(",", ":")) for each in kept]
     (target / "results.jsonl").write_text(without_paths("\n".join([*lines, ""])))
     for pattern in KEPT:
