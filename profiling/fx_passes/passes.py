@@ -87,14 +87,13 @@ def apply_passes(
 ) -> Iterator[AppliedPass]:
     """Apply each pass to a copy of the graph that the one before it returned; unchanged weights stay shared.
 
-    `propagate` writes the info of a module's nodes.
+    The nodes of `traced` have info; `propagate` writes that of a module's nodes.
 
     Raises:
         InputError: a pass returns no GraphModule.
 
     """
     before = traced
-    propagate(before)
     for each in passes:
         after = each(fx.GraphModule(before, copy.deepcopy(before.graph), before._get_name()))
         if not isinstance(after, fx.GraphModule):
