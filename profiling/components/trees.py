@@ -35,9 +35,9 @@ def named_tensors(tree: Any) -> Iterator[tuple[str, Tensor]]:
         yield dotted(keys), tensor
 
 
-def keyed_tensors(tree: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+def keyed_tensors(tree: Any) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
     """Yield (keys, tensor) for each tensor in `tree`; `key.get(container)` returns the entry of a key."""
-    return ((place, leaf) for place, leaf in keyed_leaves(tree, keys) if isinstance(leaf, Tensor))
+    return ((place, leaf) for place, leaf in keyed_leaves(tree) if isinstance(leaf, Tensor))
 
 
 def keyed_leaves(tree: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -146,9 +146,9 @@ def count_of(number: float, noun: str) -> str:
     return f"{round(number, 1):,.10g} {noun}{'' if number == 1 else 's'}"
 
 
-def listed(names: Sequence[str], *, last: str = "and") -> str:
+def listed(names: Sequence[str]) -> str:
     """Return `24, 30 and 60`."""
-    return f" {last} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def few(names: Sequence[str]) -> str:
