@@ -213,7 +213,9 @@ def _composer(target: str, overrides: Sequence[str], folders: Sequence[Path]) ->
     own = folders[0] if file is None else file.parent
     places = (override("", f"file://{folder.absolute()}")[1:] for folder in folders if folder != own)
     added = f"hydra.searchpath=[{','.join(places)}]"
-    given = [*overrides, added, *register(target, check_overrides(overrides), folders)]
+    # Of a top-level key ++ would add what nothing reads: without it, Hydra says that there is no such key.
+    asked = (re.sub(r"^\+\+(?=\w+=)", "", each) for each in overrides)
+    given = [*asked, added, *register(target, check_overrides(overrides), folders)]
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(own.absolute()), job_name=target, version_base=None):
         yield cast(Hydra, GlobalHydra.instance().hydra), given

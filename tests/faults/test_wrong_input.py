@@ -59,6 +59,7 @@ REFUSED = {
         ("settings=5", "settings=NAME"),
         # keys
         ("tarce=true", "Did you mean 'trace'? --cfg job lists all keys."),
+        ("++tarce=true", "there is no key 'tarce' in the config"),
         ("+tarce=true", "+ adds a key, and only options are read. Write an option without +; --cfg job lists them."),
         ("component.net.checkpont=x", "--cfg job lists all keys; to add one, write +component.net.checkpont=VALUE"),
         ("target_fps=60", "no key 'target_fps' in the config. --cfg job lists"),  # and none that is near
