@@ -72,19 +72,19 @@ class ForkServer:
         request = json.dumps([*places, dict(environment), [*modules], self.later]).encode()
         if len(request) > _REQUEST_BYTES:
             return None
-        only_imports = json.dumps([None, None, {}, [*ahead], self.later]).encode()
         (status, theirs), pid = os.pipe(), b""
         with contextlib.suppress(OSError):  # it has died
             with os.fdopen(theirs, "wb"):
                 socket.send_fds(self._channel, [request], [theirs, output, *descriptors])
-                if ahead:
-                    self._channel.send(only_imports)
             if select.select([status], [], [], _START_SECONDS)[0]:
                 with open(status, "rb", buffering=0, closefd=False) as answers:  # the exit code follows the line
                     pid = answers.readline()
         if not pid:
             os.close(status)
             return None
+        if ahead:
+            with contextlib.suppress(OSError):  # it has died; the task runs without it
+                self._channel.send(json.dumps([None, None, {}, [*ahead], self.later]).encode())
 
         def reap() -> tuple[int, int | None]:
             answer = os.read(status, 100).split() or (-signal.SIGKILL, 0)  # none: what waited for it has died, too
