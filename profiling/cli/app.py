@@ -213,7 +213,7 @@ def _composer(target: str, overrides: Sequence[str], folders: Sequence[Path]) ->
     own = folders[0] if file is None else file.parent
     places = (override("", f"file://{folder.absolute()}")[1:] for folder in folders if folder != own)
     added = f"hydra.searchpath=[{','.join(places)}]"
-    # Of a top-level key ++ would add what nothing reads: without it, Hydra says that there is no such key.
+    # With an unknown key, `++key=` would add what nothing reads, and `key=` is an error of Hydra.
     asked = (re.sub(r"^\+\+(?=\w+=)", "", each) for each in overrides)
     given = [*asked, added, *register(target, check_overrides(overrides), folders)]
     GlobalHydra.instance().clear()

@@ -118,7 +118,7 @@ class Sensitivity(Section, frozen=True, kw_only=True):
 
 
 class FxPass(Section, frozen=True, kw_only=True):
-    """A torch.fx pass of a variant that compiles nothing, in the order of application."""
+    """A torch.fx pass of a variant without a compiler, in the order of application."""
 
     name: Annotated[str, about("name of the pass", title="pass")]
     replaced: Annotated[int | None, about("places that it rewrote; absent where it does not count them")] = None

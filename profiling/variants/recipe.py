@@ -59,7 +59,8 @@ class Outcome:
         packages: files that a compiler made ahead of time, for the record.
         shapes: the first call of a compiled module on the inputs of each shape.
         explain: like `Step.explain`, returns sections of the record that only this step can fill.
-        explain_uncompiled: likewise, called where no compiler follows: of one that does, it would run other code.
+        explain_uncompiled: like `explain`, but called only where no compiler follows: with one, other code runs than
+            this would time.
         close: undoes what must not outlive the prepared step, for example in the module.
         choices: the layers that a transform replaced or left; `changed` is then the number replaced.
 
@@ -230,7 +231,9 @@ class Recipe(Variant):
             if self.transforms:
                 with component.kept.replacing():
                     module = self._transformed(component, log)
-            if self._is_graph:  # also where a compiler follows: the capture calls the graph, to see what it does
+            if (
+                self._is_graph
+            ):  # a capture calls it eagerly first, to see what its operators do, also where it is compiled
                 for each in inputs:
                     compile_kernels(module, each)
             call: Callable[..., Any] = module
