@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures what README and docs show, all from one revision: bash docs/results/measure.sh FOLDER [LANE...]
 # A lane is a list of runs on one GPU, in at most 10 minutes: loop, decoders, quantised, wan, others. Without a name all run, on as
-# many GPUs of the host as there are, each with its own share of the cores. `search`, `packages` and `tables` are named.
+# many GPUs of the host as there are, each with its own share of the cores. `tried`, `search`, `packages` and `tables` are named.
 # docs/results/thin.py reduces a run to what is committed. Needs the packages of requirements.lock, `quantised` also torchao,
 # `wan` and `others` diffusers and transformers. ONLY="main paced" leaves out all other runs of the lanes;
 # EXTRA="scale=tiny device=cpu" tries the commands.
@@ -43,6 +43,13 @@ quantised() { # the world model and its cached step in 8 bits, an encoder with f
   forward merged_linear world_model,llama_1b_step "baseline,$best,merged_linear+$best" seconds=15
   forward clip_text clip_text "baseline,cuda_graph,fx_passes+cuda_graph,$best" seconds=20
 }
+tried() { # what the bars that are missed gain and lose by each step, and by other options
+  local without cells=
+  for without in fold_upsampling fused_norm grouped_conv pointwise_conv; do cells+=,${sound/$without+/}; done
+  forward audio_steps audio_decoder "$best,$sound$cells,${sound/compile/compile+pdl}" seconds=25
+  forward step_options world_model_step \
+    "$best,merged_linear+$best,compile+pdl+cuda_graph,merged_linear+compile+pdl+cuda_graph,compile+max_autotune+cuda_graph" seconds=20 prepare_timeout=120
+}
 wan() {
   local upsampled=fold_upsampling+fused_norm+pointwise_conv+
   forward wan_vae_decoder wan_vae_decoder "baseline,$best,$last$best,$last$upsampled$best" seconds=8
@@ -74,7 +81,7 @@ tables() {
   table frame_recorder frame_recorder.py --device cuda
 }
 
-lanes=(loop decoders quantised wan others) known=" ${lanes[*]} overlap search packages tables "
+lanes=(loop decoders quantised wan others) known=" ${lanes[*]} overlap tried search packages tables "
 for name; do [[ $known == *" $name "* ]] || { echo "error: $name is none of:$known" >&2; exit 2; }; done
 if [ $# -gt 0 ]; then
   for name; do "$name"; done
