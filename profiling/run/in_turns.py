@@ -263,10 +263,7 @@ class CellsInTurns:
         if not cells:
             return
         records, settings = cells[0].records, cells[0].job.settings
-        names = [each.waiting_in.name for each in cells]
-        which = " and ".join(names) if len(names) <= 2 else f"{len(names)} variants"
-        records.progress.begin(f"{cells[0].job.row} · {which}", 0, 0)
-        records.progress.phase("turns")
+        _show(cells, "turns")
         again, placements = self._again if with_controls else None, [each.waiting_in for each in cells]
         spreads, late = records.spreads, settings.late_share
         take_turns(placements, seconds, settings.seed, self._now, again, spreads, late, most_turns)
@@ -291,6 +288,8 @@ class CellsInTurns:
         Where there is no room for that, or in this process, each finishes before the next.
         """
         self._end_controls([each for each in self.waiting if each.placement and each.placement.start])
+        if cells:
+            _show(cells, "finish")
         settings = cells[0].job.settings if cells else None
         at_once = settings is not None and not (settings.counters or settings.memory_snapshot)
         at_once = at_once and most_concurrent(cells) >= len(cells) and not self.lacking_memory()
@@ -323,6 +322,14 @@ class CellsInTurns:
                 control.close()
                 if control in self._preparing:
                     self._preparing.remove(control)
+
+
+def _show(cells: Sequence[LiveCell], phase: str) -> None:
+    """Show in the progress display what cells that have been prepared do together."""
+    names = [each.label for each in cells]
+    progress, which = cells[0].records.progress, " and ".join(names) if len(names) <= 2 else f"{len(names)} variants"
+    progress.begin(f"{cells[0].job.row} · {which}", 0, 0)
+    progress.phase(phase)
 
 
 def _code(cell: LiveCell) -> tuple[str, str | None]:

@@ -22,6 +22,8 @@ PHASES = {
     "parity": "checking parity",
     "latency": "timing",
     "turns": "timing in turns",
+    "control": "preparing the control (a second process)",
+    "finish": "checking parity once more, tracing",
     "memory": "measuring memory",
     "explain": "explaining",
     "roofline": "computing the roofline",
