@@ -63,7 +63,7 @@ def models_block() -> str:
 
 def loop_block() -> str:
     """Return frame times of runs of the default pipeline, two with faster kernels, and verdicts on the first."""
-    runs = [load_run(RESULTS / name) for name in ("h200_realtime", "h200_realtime_steps", "h200_realtime_overlap")]
+    runs = [load_run(RESULTS / name) for name in ("h200_realtime", "h200_realtime_steps")]
     tables = [f"{markdown(answer_section(run).tables[1], 'console')}\n\n{measured_on(run)}" for run in runs]
     lines = "\n".join(f"- {escaped(line)}" for line in realtime_section(runs[0]).lines)
     return "\n\n".join([*tables, lines])
