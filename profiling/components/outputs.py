@@ -22,6 +22,7 @@ from torch.utils._pytree import GetAttrKey
 
 from profiling.components.snapshot import bits
 from profiling.components.trees import opened
+from profiling.machine.memory import free_bytes
 
 #: A sparse tensor with more elements is not made dense, which would take more than 2 GiB in float64.
 MOST_DENSE = 2**28
@@ -40,9 +41,10 @@ _LEAST_RMS = 4e-6
 _NO_PARTS = (0.0, "", 0.0, "")
 #: A tensor with more elements is compared part by part in float32, not in float64.
 _EXACT = 2**24
-#: A tensor of a GPU with at most so many elements is compared there: on the host each of the cells that are prepared at
-#: the same time would use all cores, whose threads wait for each other (16 cores beside an H200: 10 s, not 0.2 s).
-_ON_DEVICE = 2**22
+#: A tensor of a GPU is compared there: on the host each of the cells that are prepared at the same time would use all
+#: cores, whose threads wait for each other (16 cores beside an H200: 10 s, not 0.2 s). One with more than so many
+#: elements only where its copies in float64 take at most a share of what is free, which others may need, too.
+_ON_DEVICE, _COPIES, _SHARE_OF_FREE = 2**22, 6, 1 / 8
 #: Below this norm squares lose digits in float64, so that values are scaled first.
 _LEAST_NORM = 1e-140
 
@@ -207,13 +209,19 @@ def leaf_errors(output: Outputs, reference: Outputs) -> list[LeafError]:
 
 
 def on_device(compare: Callable[[Tensor, Tensor], T], leaf: Leaf, expected: Leaf) -> T:
-    """Return what `compare` says of the numbers of both, on the GPU of `leaf` if they are few and it can do that."""
+    """Return what `compare` says of the numbers of both: on the GPU of `leaf`, if it has room and can do that."""
     assert leaf.numbers is not None
     assert expected.numbers is not None
-    if leaf.device is not None and leaf.device.type == "cuda" and expected.numbers.numel() <= _ON_DEVICE:
+    if leaf.device is not None and leaf.device.type == "cuda" and _has_room(leaf.device, expected.numbers.numel()):
         with suppress(RuntimeError):  # it has no room, or lacks a conversion that the host has
             return compare(leaf.numbers.to(leaf.device), expected.numbers.to(leaf.device))
     return compare(leaf.numbers, expected.numbers)
+
+
+def _has_room(device: torch.device, elements: int) -> bool:
+    """Return whether tensors of so many elements may be compared on a GPU."""
+    needed = _COPIES * elements * torch.float64.itemsize
+    return elements <= _ON_DEVICE or needed <= _SHARE_OF_FREE * free_bytes(device)
 
 
 #: (largest error of a part, that part in words, largest error of a slice divided by the slice's own RMS, that slice).

@@ -1,6 +1,7 @@
 """Parity against errors of known size."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from fixed_component import Net
 from playing import component_of, normal
 from torch import nn
 
-from profiling.components.outputs import relative_l2, to_host
+from profiling.components import outputs
+from profiling.components.outputs import leaf_errors, on_device, relative_l2, to_host
 from profiling.components.reference import eager_reference
 from profiling.metrics.metric import Subject
 from profiling.metrics.parity import Parity, similarity
@@ -46,6 +48,18 @@ def test_similarity_against_its_definition():
     assert (relative_l2(zeros, zeros), relative_l2(zeros + 1, zeros)) == (0.0, math.inf)
     for other in ({"a": ones}, ones[:1], ones * math.nan):
         assert relative_l2(other, ones) == math.inf, "nothing can be compared"
+
+
+@pytest.mark.parametrize(("free", "where"), [(2**24, "cpu"), pytest.param(2**40, "cuda", marks=pytest.mark.gpu)])
+def test_large_outputs_of_a_gpu_are_compared_there_where_it_has_room(monkeypatch, free, where):
+    monkeypatch.setattr(outputs, "free_bytes", lambda device: free)
+    expected = to_host(output=torch.randn(6, 1024, 1024))
+    output = to_host(output=expected["output",].numbers * 1.01)
+    output = {path: replace(leaf, device=torch.device("cuda")) for path, leaf in output.items()}
+    devices = on_device(lambda *both: {each.device.type for each in both}, output["output",], expected["output",])
+    assert devices == {where}
+    (found,) = leaf_errors(output, expected)
+    assert (found.error, found.local) == (pytest.approx(0.01, rel=1e-3), pytest.approx(0.01, rel=0.3))
 
 
 def noisy(level):
