@@ -32,7 +32,6 @@ class Graphs(Section, frozen=True, kw_only=True):
     capture_seconds: Annotated[float | None, about("static inputs, capture and instantiation", "s")] = None
     pool_bytes: Annotated[int | None, about("reserved by the pool that the graphs share", "bytes")] = None
     memory: Annotated[Mapping[str, MemoryKinds], about("memory at each phase of the last capture, by phase")] = {}
-    host_launches: Annotated[BeforeAfter | None, about("launches a call, uncaptured and replayed", "count")] = None
 
 
 class ModuleChoice(Section, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Measures how much time a torch.fx pass or a quantised layer saves, and how many launches a capture saves.
+"""Measures how much time a torch.fx pass or a quantised layer saves.
 
 Two calls are timed alternately, so that drift affects both alike.
 """
@@ -20,10 +20,7 @@ from torch import nn
 from profiling.components.component import Component
 from profiling.components.outputs import Outputs, difference, to_host
 from profiling.graphs import CudaGraphed
-from profiling.graphs.capture import no_autocast_cache
-from profiling.results.explanations import BeforeAfter, Graphs, LayerSensitivity, ModuleChoice, Sensitivity
-from profiling.results.measured import MemoryKinds
-from profiling.trace.device_work import device_work
+from profiling.results.explanations import BeforeAfter, LayerSensitivity, ModuleChoice, Sensitivity
 from profiling.variants.replaced_layers import input_of
 
 #: Calls in a row that are observed: a module may use some layers in every second call only.
@@ -41,28 +38,6 @@ def interleaved_medians(before: Callable[[], float], after: Callable[[], float],
         for index in (0, 1) if number % 2 == 0 else (1, 0):
             values[index].append((before, after)[index]())
     return statistics.median(values[0]), statistics.median(values[1])
-
-
-def graphs_section(engine: CudaGraphed, call: Callable[..., Any], inputs: Mapping[str, Any]) -> Graphs:
-    """Return the record's section `graphs`, where `engine` replays what `call(**inputs)` does eagerly.
-
-    Host launches are those of one eager call, `before`, and of a replay, `after`; absent where CUPTI counted none.
-    """
-    captured, counters = engine.newest, engine.counters
-    with no_autocast_cache():  # as in the capture: a compiled call would otherwise recompile
-        launches = BeforeAfter(before=_launches(partial(call, **inputs)), after=_launches(partial(engine, **inputs)))
-    return Graphs(
-        held=counters.held,
-        capture_seconds=counters.capture_seconds,
-        pool_bytes=counters.pool_bytes,
-        memory={} if captured is None else {point: MemoryKinds(**kinds) for point, kinds in captured.memory.items()},
-        host_launches=launches,
-    )
-
-
-def _launches(call: Callable[[], Any]) -> float | None:
-    work = device_work(call)
-    return None if work is None else work.launches
 
 
 def replay_ms(

@@ -31,11 +31,12 @@ from profiling.errors import (
     reason_of,
 )
 from profiling.fx_passes.passes import RewritePass, check_callables, name_of
+from profiling.graphs import CudaGraphed
 from profiling.graphs.capture import CaptureError, no_autocast_cache, preserved_generators
-from profiling.results.explanations import ModuleChoice, Package, RecipeStep, ShapeCompile
+from profiling.results.explanations import Graphs, ModuleChoice, Package, RecipeStep, ShapeCompile
+from profiling.results.measured import MemoryKinds
 from profiling.trace.profiler import synchronize
 from profiling.variants.cuda_graph import CudaGraph, check_reset
-from profiling.variants.gains import graphs_section
 from profiling.variants.kernels import compile_kernels
 from profiling.variants.replaced_layers import (
     choices_of,
@@ -254,8 +255,7 @@ class Recipe(Variant):
             *extra_steps, run = [partial(call if engine is None else engine, **each) for each in inputs]
             static = None if engine is None else engine.static_step(**component.inputs)
             if engine is not None:
-                section = partial(graphs_section, engine, call, component.inputs)
-                log.explain.append(lambda: {"graphs": section()})
+                log.explain.append(partial(_graphs, engine))
             return Step(
                 run=run,
                 close=stack.pop_all().close,
@@ -423,6 +423,14 @@ def _applied(transform: Any, name: str, module: nn.Module, component: Component)
     if outcome.choices and all(each.left is not None for each in outcome.choices):
         raise NothingChangedError(f"{DID_NOTHING}: {why_nothing(outcome.choices)}")
     return outcome
+
+
+def _graphs(engine: CudaGraphed) -> Mapping[str, Graphs]:
+    """Return the record's section of the graphs that `engine` holds."""
+    captured, counters = engine.newest, engine.counters
+    memory = {} if captured is None else {point: MemoryKinds(**kinds) for point, kinds in captured.memory.items()}
+    held, seconds = counters.held, counters.capture_seconds
+    return {"graphs": Graphs(held=held, capture_seconds=seconds, pool_bytes=counters.pool_bytes, memory=memory)}
 
 
 def _merged(explain: Iterable[Callable[[], Mapping[str, Any]]]) -> Mapping[str, Any]:

@@ -114,7 +114,7 @@ def test_fields_of_a_record_have_their_columns_from_its_structs():
     """Title, unit and meaning are declared once; what a row lacks is absent, and a median has its interval."""
     content = {
         "trace_analysis": {"busy_ms": 0.5, "count": 2.5, "idle": {"host_ms": 0.25, "between_ms": 0.25}},
-        **{"graphs": {"pool_bytes": 3 * 2**20, "host_launches": {"before": 2.0}}},
+        **{"graphs": {"pool_bytes": 3 * 2**20}},
         **{"prepare": {"seconds": 1.0, "phases": {"load package": 0.5}, "cache_hits": 2}},
         "metrics": {"latency": {"cold": True, "warmup_seconds": 1.0, "settled": True}},
         "realtime": {"frames": 1, "target_fps": 60.0, "pace": "free", "frame_ms": summary(9.0), "sustained_fps": 110.2},
@@ -122,8 +122,6 @@ def test_fields_of_a_record_have_their_columns_from_its_structs():
     paths = {
         **{"trace_analysis.busy_ms": ("busy ms", "0.5000"), "trace_analysis.count": ("kernels, copies, fills", "2.5")},
         **{"graphs.pool_bytes": ("pool MiB", "3.0"), "energy.watts": ("power W", ABSENT)},
-        **{"graphs.host_launches.before": ("host launches before", "2")},
-        **{"graphs.host_launches.after": ("host launches after", ABSENT)},
         **{"prepare.phases.load package": ("load package s", "0.500"), "prepare.cache_hits": ("cache hits", "2")},
         **{"metrics.latency.cold": ("cold", "yes"), "target": ("target", "generic_forward")},
         **{"realtime.frame_ms": ("frame ms", "9.000 ±0.1%"), "realtime.frame_ms.max": ("frame max ms", "9.200")},

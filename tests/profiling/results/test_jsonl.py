@@ -19,7 +19,7 @@ RUNS = sorted(RESULTS.rglob("results.jsonl"))
 GONE = re.compile(
     r"warmup_iterations|cache_control|max_allocated|max_reserved|peak_reserved|descheduled|run_queue_wait_ms|longest_run"
     r"|sm_clock_(min|max)_mhz|sm_clock_mhz|first_call_s|restore_us|^load\.|memory_bytes|steady\.p99"
-    r"|graphs\.wall_ms|hardware_counters\.launches|^prepare\.stages|^realtime\.memory\.\w+\.(min|max|ci95)"
+    r"|graphs\.(wall_ms|host_launches)|hardware_counters\.launches|^prepare\.stages|^realtime\.memory\.\w+\.(min|max|ci95)"
 )
 #: A line in which damage is planted.
 LINE = json.loads(encode_record(record(p50=2.0, metrics=Metrics(wall_ms=summary(2.0, samples=(1.0, 2.0, 3.0))))))
