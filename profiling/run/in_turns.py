@@ -287,8 +287,9 @@ class CellsInTurns:
 
         Where there is no room for that, or in this process, each finishes before the next.
         """
-        self._end_controls([each for each in self.waiting if each.placement and each.placement.start])
-        if cells:
+        timed = [each for each in self.waiting if each.placement and each.placement.start]
+        self._end_controls(timed)
+        if timed and cells:
             _show(cells, "finish")
         settings = cells[0].job.settings if cells else None
         at_once = settings is not None and not (settings.counters or settings.memory_snapshot)

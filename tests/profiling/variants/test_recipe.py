@@ -12,13 +12,17 @@ import pytest
 import torch
 from fixed_component import Net
 from fixed_component import fixed_component as component
+from playing import component_of, normal
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
+from profiling.components.reference import eager_reference
 from profiling.components.trajectory import learn
 from profiling.errors import InputError, SkippedError
 from profiling.fx_passes.linear import FuseParallelLinears
 from profiling.graphs import CaptureError
+from profiling.metrics.metric import Subject
+from profiling.metrics.parity import Parity
 from profiling.trace.counters import snapshot
 from profiling.variants.aot_inductor import AOTInductor
 from profiling.variants.cuda_graph import CudaGraph
@@ -280,6 +284,35 @@ def test_channels_last_changes_convolutions_only(dimensions, tmp_path):
     of_one_element = (4, 1, *[4] * dimensions)
     assert net.module[3].weight.stride() == of_one_element, "the strides that libraries look at"
     assert [each.changed for each in step.recipe] == [3]
+
+
+def test_channels_last_keeps_features_of_earlier_calls_in_the_layout_and_other_state_as_it_is(tmp_path):
+    class Stream(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv3d(4, 4, (3, 1, 1))
+            for name, shape in {"features": (1, 4, 2, 5, 6), "ring": (1, 3, 2, 5, 6), "table": (1, 4, 2, 5, 6)}.items():
+                self.register_buffer(name, torch.randn(shape))
+
+        def forward(self, x):
+            seen = torch.cat([self.features, x], 2)
+            self.features.copy_(seen[:, :, -2:])
+            self.ring.view(-1).add_(1)
+            return self.conv(seen) + self.table[:, :, :1] + self.ring.mean()
+
+    net = component_of(Stream(), normal(1, 4, 2, 5, 6))
+    reference = eager_reference(net)
+    net.reset()
+    before = net.module.features.clone()
+    step = Recipe(transforms=[ChannelsLast()]).prepare(net, tmp_path)
+    layouts = [each.is_contiguous(memory_format=torch.channels_last_3d) for each in net.module.buffers()]
+    assert layouts == [True, False, False], "no convolution reads the ring, and no call writes to the table"
+    assert step.recipe[0].notes == ("tensors of its state that are kept in this layout, too: 1",)
+    assert Parity().measure(Subject(net, step, reference, None, 0)).problem is None
+    assert torch.equal(net.module.features, before), "put back"
+    with torch.no_grad():
+        net.module(x=net.inputs["x"])
+        net.module.features.zero_()
 
 
 def test_channels_last_counts_parametrised_convolutions_only_if_their_weight_follows(tmp_path):
