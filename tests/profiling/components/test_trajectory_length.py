@@ -8,18 +8,7 @@ import torch
 from fixed_component import Net, fixed_component
 
 from profiling.components import trajectory
-from profiling.components.outputs import to_host
 from profiling.components.trajectory import ELEMENTS, SECONDS, learn, played
-
-
-def walking():
-    """A component whose output is a step ahead of the last one."""
-
-    def forward(self, x):
-        self.at += 1
-        return x + self.at
-
-    return fixed_component(Net(forward, at=torch.zeros(1)), torch.zeros(4))
 
 
 @pytest.mark.parametrize(
@@ -28,22 +17,17 @@ def walking():
         (64, SECONDS / 64, 1, 64),
         (64, SECONDS / 63, 1, 32),
         (64, SECONDS / 16 * 1.01, 1, 8),
-        (64, 1e-3, ELEMENTS // 64, 64),
-        (64, 1e-3, ELEMENTS // 64 + 1, 32),
+        (64, 1e-3, 2, 64),  # of the input and of the output each
+        (64, 1e-3, 3, 32),
+        (64, 1e-3, 256, 2),
         *((wanted, 100.0, 1, min(2, wanted)) for wanted in (64, 7, 3, 2, 1)),
-        (64, 1e-3, ELEMENTS, 2),
-        (64, 1e-3, 0, 64),
     ],
 )
-def test_a_trajectory_has_the_calls_that_there_is_time_for_and_two_at_least(wanted, call_s, elements, calls):
+def test_a_trajectory_has_the_calls_that_there_is_time_for_and_two_at_least(
+    monkeypatch, wanted, call_s, elements, calls
+):
+    """The first call alone tells how many: a warm call would tell it."""
     assert (SECONDS, ELEMENTS) == (10.0, 2**28)
-    first = to_host(output=torch.zeros(1), text="no number")
-    first["output",] = replace(first["output",], numbers=torch.zeros(1).expand(elements))
-    assert trajectory._affordable(wanted, first, call_s) == calls
-
-
-@pytest.mark.parametrize(("call_s", "calls"), [(0.1, 64), (0.2, 32)])
-def test_the_first_call_alone_tells_how_many_there_is_time_for(monkeypatch, call_s, calls):
     clock = SimpleNamespace(now=0.0)
 
     def forward(self, x):
@@ -51,9 +35,10 @@ def test_the_first_call_alone_tells_how_many_there_is_time_for(monkeypatch, call
         clock.now += call_s
         return x + self.at
 
-    # A warm call would tell it.
-    component = replace(fixed_component(Net(forward, at=torch.zeros(1)), torch.zeros(4)), warm_calls=0)
-    component.place.calls = 64
+    component = fixed_component(Net(forward, at=torch.zeros(1)), torch.zeros(elements))
+    component = replace(component, warm_calls=0)
+    component.place.calls = wanted
+    monkeypatch.setattr(trajectory, "ELEMENTS", 256)
     monkeypatch.setattr(trajectory, "perf_counter", lambda: clock.now)
     with torch.inference_mode():
         assert learn(component).calls == component.place.calls == calls
@@ -64,7 +49,7 @@ def test_a_trajectory_that_is_played_ends_when_its_time_is_over_but_not_before_t
     monkeypatch, wanted, most_s, calls
 ):
     """The state after fewer calls is that of no other side."""
-    component = walking()
+    component = fixed_component(Net(lambda self, x: x + self.at.add_(1), at=torch.zeros(1)), torch.zeros(4))
     component.place.calls = wanted
     with torch.inference_mode():
         learn(component)

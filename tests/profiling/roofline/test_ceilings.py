@@ -164,23 +164,6 @@ def measure():
     return Mock(return_value=KNOWN)
 
 
-def test_cached_ceilings_are_measured_once_for_each_device_and_setup(measure, monkeypatch, tmp_path):
-    ways = tmp_path / "measure.py", tmp_path / "pace.py"
-    for way in ways:
-        way.write_text("one way")
-    monkeypatch.setattr(ceilings_cache, "METHOD_FILES", ways)
-    folder = tmp_path / "kept"
-    for key in (KEY, {**KEY, "device": "that one"}, {**KEY, "threads": 2}):
-        first = kept_ceilings(key, measure, folder)
-    assert measure.call_count == 3
-    assert kept_ceilings(key, measure, folder) == first == KNOWN
-    kept_ceilings(KEY, measure, folder)
-    assert measure.call_count == 3, "one does not push the other out"
-    ways[1].write_text("another way to measure")
-    kept_ceilings(KEY, measure, folder)
-    assert measure.call_count == 4
-
-
 def test_disturbed_ceilings_are_used_and_not_cached(tmp_path):
     measured = [replace(KNOWN, lost_share=share, disturbed=share > 0.1) for share in (0.4, 0.4, 0.02)]
     found = [kept_ceilings(KEY, iter([ceilings]).__next__, tmp_path) for ceilings in measured]
@@ -224,8 +207,10 @@ def test_all_that_measures_is_part_of_the_way():
                 assert imported in named or imported.stem in HOLDERS, f"{path.name} measures by {imported.name} too"
 
 
-def test_ceilings_of_a_run_depend_on_dtype_tf32_and_device(monkeypatch, tmp_path):
-    asked = []
+def test_ceilings_of_a_run_are_measured_once_for_each_device_and_setup_and_way_to_measure(monkeypatch, tmp_path):
+    asked, ways = [], (tmp_path / "measure.py", tmp_path / "pace.py")
+    for way in ways:
+        way.write_text("one way")
 
     def measured(device, dtype, *, threads, tf32):
         asked.append((str(device), dtype, threads, tf32))
@@ -233,21 +218,26 @@ def test_ceilings_of_a_run_depend_on_dtype_tf32_and_device(monkeypatch, tmp_path
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(of_run, "measure_ceilings", measured)
+    monkeypatch.setattr(ceilings_cache, "METHOD_FILES", ways)
     settings = Settings(device="cpu", dtype="bfloat16", scale="tiny", threads=1)
     machine = Environment(device=Device(type="cpu", name="planted"))
     said: list[object] = []
     first = of_run.ceilings_of(settings, machine, said.append)
-    assert of_run.ceilings_of(settings, machine, said.append) == first
-    of_run.ceilings_of(dataclasses.replace(settings, dtype="float32"), machine, said.append)
-    of_run.ceilings_of(dataclasses.replace(settings, tf32=True), machine, said.append)
+    for changed in ({"dtype": "float32"}, {"tf32": True}, {"threads": 2}):
+        of_run.ceilings_of(dataclasses.replace(settings, **changed), machine, said.append)
     of_run.ceilings_of(settings, replace(machine, device=Device(name="another")), said.append)
+    assert of_run.ceilings_of(settings, machine, said.append) == first, "none pushes another out"
     assert asked == [
         ("cpu", torch.bfloat16, 1, False),
         ("cpu", torch.float32, 1, False),
         ("cpu", torch.bfloat16, 1, True),
+        ("cpu", torch.bfloat16, 2, False),
         ("cpu", torch.bfloat16, 1, False),
     ]
     assert len(said) == len(asked), "what is read from the cache has no line of progress"
+    ways[1].write_text("another way to measure")
+    of_run.ceilings_of(settings, machine, said.append)
+    assert len(asked) == 6
     assert read_environment(tmp_path).ceilings is None
     (tmp_path / "environment.json").write_text(json.dumps({"ceilings": msgspec.to_builtins(first)}))
     assert read_environment(tmp_path).ceilings == first
