@@ -423,13 +423,15 @@ def test_frames_whose_report_cannot_be_written_are_saved(tmp_path, monkeypatch, 
 
 
 def test_a_folder_that_holds_something_else_is_refused(make_recorder, tmp_path):
-    (tmp_path / "mine").mkdir()
+    for name in ("mine", "mine-2"):
+        (tmp_path / name).mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     first, other = make_recorder(device="cpu"), make_recorder(device="cpu")
     play_frames(first)
     first.save(tmp_path / "run")
     play_frames(other)
-    for folder, message in (("mine", r"mine is not empty: it holds notes\.txt"), ("run", "run holds a run already")):
+    holds = r"mine is not empty: it holds notes\.txt\. Choose another folder, mine-3 for example"
+    for folder, message in (("mine", holds), ("run", "run holds a run already. Choose another folder, run-2 for")):
         with pytest.raises(InputError, match=message):
             other.save(tmp_path / folder)
         with pytest.raises(InputError, match=message):

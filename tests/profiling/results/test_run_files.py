@@ -18,9 +18,7 @@ from profiling.results.environment import encode_environment, read_environment
 from profiling.results.jsonl import append_record, read_records
 from profiling.results.record import leaves
 from profiling.results.run_folder import (
-    check_is_new,
     claimed,
-    config_differences,
     keep_newest_lines,
     new_folder,
     prepare_folder,
@@ -64,12 +62,6 @@ def test_a_file_is_written_atomically(tmp_path):
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a.txt", "folder"], "no partial file is left"
 
 
-def test_differences_are_named_by_their_key():
-    old = {"a": {"b": 1, "c": [1, 2]}, "resume": None, "cell_timeout": 5}
-    assert config_differences(old, {"a": {"b": 1, "c": [1, 2]}, "resume": "x", "cell_timeout": 9}) == []
-    assert config_differences(old, {"a": {"b": 2, "c": [1, 2]}, "d": 1}) == ["a.b", "d"]
-
-
 @pytest.fixture
 def run(tmp_path):
     """An empty folder that this process has made after it began."""
@@ -104,16 +96,6 @@ def test_folders_of_one_second_are_numbered_from_two_on_also_where_runs_start_at
         f"runs/target/2026-01-02_03-04-05{number}" for number in ("", *(f"-{n}" for n in range(2, 25)))
     )
     assert all(Path(each).is_dir() for each in made)
-
-
-def test_a_script_saves_only_into_a_folder_that_is_new(tmp_path, run):
-    check_is_new(tmp_path / "missing")
-    check_is_new(run)
-    (tmp_path / "run-2").mkdir()
-    for file, said in (("b.txt", "is not empty: it holds b.txt"), ("results.jsonl", "holds a run already")):
-        (run / file).touch()
-        with pytest.raises(InputError, match=f"{said}. Choose another folder, run-3 for example"):
-            check_is_new(run)
 
 
 @pytest.mark.parametrize("file", ["job.json", "job.log", "run.lock"])
@@ -202,7 +184,7 @@ def test_without_locks_a_line_warns_and_other_errors_are_raised(run, monkeypatch
         held(run, resume=str(run))
 
 
-CONFIG = {"a": {"b": 1}}
+CONFIG = {"a": {"b": 1, "c": [1, 2]}, "cell_timeout": 5}
 
 
 def test_a_new_run_keeps_nothing_and_a_resumed_one_what_ended_well(run):
@@ -215,11 +197,11 @@ def test_a_new_run_keeps_nothing_and_a_resumed_one_what_ended_well(run):
     with pytest.raises(InputError, match=r"environment.json is missing or damaged"):
         prepare_folder(run, CONFIG, resumed=True)
     write_json(run / "environment.json", {"seed": 3, "command": "python -m profiling.x resume=old a=1"})
-    kept = prepare_folder(run, CONFIG, resumed=True)
+    kept = prepare_folder(run, CONFIG | {"cell_timeout": 9, "resume": "x"}, resumed=True)
     assert [each.variant for each in kept.records] == ["ok", "skipped"]
     assert (kept.environment.seed, kept.skipped_lines) == (3, 0)
-    with pytest.raises(InputError, match=r"another config \(a.b\). Use the same config: .* -m profiling.x a=1 resume="):
-        prepare_folder(run, {"a": {"b": 2}}, resumed=True)
+    with pytest.raises(InputError, match=r"another config \(a.b, d\). Use the same config: .* profiling.x a=1 resume="):
+        prepare_folder(run, {"a": {"b": 2, "c": [1, 2]}, "d": 1}, resumed=True)
     (run / "config.yaml").write_text("[]")
     with pytest.raises(InputError, match=r"config.yaml cannot be read, because it holds no config"):
         prepare_folder(run, CONFIG, resumed=True)

@@ -22,9 +22,6 @@ from profiling.results.stats import rates_of_calls, summarize
 from profiling.results.verdicts import (
     answer_on,
     compare_records,
-    correct_baseline,
-    drift_of,
-    fastest_correct,
     holds_rate,
     interval_of,
     placements_of,
@@ -89,15 +86,6 @@ def test_what_is_undecided_among_many_is_undecided_against_the_baseline():
     assert answer_on(second, (*group, second)) == "undecided", "nor is one that does not lead"
 
 
-def test_a_wrong_record_neither_leads_nor_is_compared():
-    eager, wrong = timed("baseline", 4.0), timed("wrong", 1.0, parity=WRONG)
-    assert fastest_correct((eager, wrong)) == eager
-    assert speedup(wrong, (eager, wrong)) is None
-    assert speedup(wrong, (replace(eager, parity=WRONG), wrong)) is None
-    assert correct_baseline((replace(eager, parity=WRONG), wrong)) is None
-    assert ranking([record("a")]) is None
-
-
 def test_controls_and_rounds_are_placements_and_samples_are_windows_where_there_were_no_turns():
     control = Control(windows=windows(2.0, seed=9, first=2))
     placed = placements_of(timed("a", 2.0, controls=(control,)))
@@ -137,14 +125,6 @@ def test_beside_others_the_interval_reaches_down_to_the_shortest_call_without_wh
     assert interval_of(short)[0] == pytest.approx(0.01 * (1 - 0.4))
     assert taken(busy.conditions).words == "40% of the CPU went to other processes"
     assert taken(record("a").conditions) is None
-
-
-def test_a_drift_is_that_of_the_windows():
-    falling = tuple(replace(each, p50=18.0 - 0.25 * place) for place, each in enumerate(windows(18.0)))
-    made = timed("a", 16.0)
-    moved = drift_of(replace(made, turns=replace(made.turns, windows=falling)))
-    assert (moved.begin, moved.end) == pytest.approx((18.0, 13.25), rel=0.03)
-    assert drift_of(made) is None
 
 
 def calls(wall_ms, **more):
