@@ -125,33 +125,22 @@ def driver(monkeypatch):
     called.set()
 
 
-def test_after_a_session_cupti_is_detached(driver):
-    with detached_afterwards(True):
-        driver.start()
-    assert not driver.is_alive()
-    assert os.environ["TEARDOWN_CUPTI"] == "1"
-
-
-def test_a_thread_that_cupti_keeps_from_the_first_session_on_is_not_waited_for(driver):
-    with detached_afterwards(True) as traced:
-        driver.start()
-        traced()
-    assert driver.is_alive()
-
-
-@pytest.mark.parametrize("keeps", ["the user's choice", "another device", "CUDA 12.4"])
+@pytest.mark.parametrize("keeps", ["a thread of the first session", "the user's choice", "another device", "CUDA 12.4"])
 def test_where_cupti_stays_attached_nothing_is_waited_for(driver, monkeypatch, keeps):
     if keeps == "the user's choice":
         monkeypatch.setenv("TEARDOWN_CUPTI", "0")
     if keeps == "CUDA 12.4":
         monkeypatch.setattr(torch.version, "cuda", "12.4")
-    with detached_afterwards(keeps != "another device"):
+    with detached_afterwards(keeps != "another device") as traced:
         driver.start()
+        if keeps == "a thread of the first session":
+            traced()
     assert driver.is_alive()
-    assert os.environ.get("TEARDOWN_CUPTI") == ("0" if keeps == "the user's choice" else None)
+    expected = {"the user's choice": "0", "a thread of the first session": "1"}
+    assert os.environ.get("TEARDOWN_CUPTI") == expected.get(keeps)
 
 
-def test_a_session_that_fails_detaches_cupti_too_and_a_thread_that_stays_is_not_waited_for(driver):
+def test_a_session_detaches_cupti_also_where_it_fails_and_a_thread_that_stays_is_not_waited_for(driver):
     stays = threading.Event()
 
     def fails():
@@ -163,4 +152,5 @@ def test_a_session_that_fails_detaches_cupti_too_and_a_thread_that_stays_is_not_
     with pytest.raises(ZeroDivisionError):
         fails()
     assert not driver.is_alive()
+    assert os.environ["TEARDOWN_CUPTI"] == "1"
     stays.set()
