@@ -47,8 +47,8 @@ tried() { # what the bars that are missed gain and lose by each step, and by oth
   local without cells=
   for without in fold_upsampling fused_norm grouped_conv pointwise_conv; do cells+=,${sound/$without+/}; done
   forward audio_steps audio_decoder "$best,$sound$cells,${sound/compile/compile+pdl}" seconds=25
-  forward step_options world_model_step \
-    "$best,merged_linear+$best,compile+pdl+cuda_graph,merged_linear+compile+pdl+cuda_graph,compile+max_autotune+cuda_graph" seconds=20 prepare_timeout=120
+  forward step_options world_model_step "$best,merged_linear+$best,merged_linear+${best/compile/compile+pdl}" seconds=15
+  forward step_autotuned world_model_step "$best,${best/compile/compile+max_autotune}" seconds=10
 }
 wan() {
   local upsampled=fold_upsampling+fused_norm+pointwise_conv+
