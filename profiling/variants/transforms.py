@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class ChannelsLast(Transform):
         """Convert the weights of all convolutions in place; `changed` counts those whose weight has the layout."""
         convolutions = [each for each in module.modules() if isinstance(each, (*_FLAT, *_SOLID))]
         changed = sum(map(_converted, convolutions))
-        features = [each for each in component.kept.written().values() if _is_read_by(convolutions, each)]
+        features = [each for each in _own_memory(component) if _is_read_by(convolutions, each)]
         for each in features:
             each.data = _in_layout(each)
         notes = [f"tensors of its state that are kept in this layout, too: {len(features)}"] if features else []
@@ -41,10 +42,19 @@ class ChannelsLast(Transform):
         return Outcome(module, changed=changed, notes=tuple(notes))
 
 
+def _own_memory(component: Component) -> list[Tensor]:
+    """Return the tensors, no weights, that calls write to and that share their memory with no other tensor."""
+    plain = [
+        each for _, each in component.kept.named_tensors() if type(each) is Tensor and each.layout == torch.strided
+    ]
+    users = Counter(each.untyped_storage().data_ptr() for each in plain)
+    written = {id(each) for each in component.kept.written().values()}
+    alone = (each for each in plain if id(each) in written and users[each.untyped_storage().data_ptr()] == 1)
+    return [each for each in alone if each.untyped_storage().nbytes() == each.nbytes]
+
+
 def _is_read_by(convolutions: Sequence[nn.Module], state: Tensor) -> bool:
-    """Return whether a tensor that is no weight may be what one of the convolutions reads or returns."""
-    if isinstance(state, nn.Parameter):
-        return False
+    """Return whether a tensor may be what one of the convolutions reads or returns."""
     return any(
         state.dim() == (4 if isinstance(each, _FLAT) else 5) and state.shape[1] in (each.in_channels, each.out_channels)
         for each in convolutions

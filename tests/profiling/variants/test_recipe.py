@@ -293,12 +293,15 @@ def test_channels_last_keeps_features_of_earlier_calls_in_the_layout_and_other_s
             self.conv = nn.Conv3d(4, 4, (3, 1, 1))
             for name, shape in {"features": (1, 4, 2, 5, 6), "ring": (1, 3, 2, 5, 6), "table": (1, 4, 2, 5, 6)}.items():
                 self.register_buffer(name, torch.randn(shape))
+            self.frames = torch.randn(3, 1, 4, 2, 5, 6)
+            self.places = list(self.frames)  # its memory, under other tensors
 
         def forward(self, x):
             seen = torch.cat([self.features, x], 2)
             self.features.copy_(seen[:, :, -2:])
             self.ring.view(-1).add_(1)
-            return self.conv(seen) + self.table[:, :, :1] + self.ring.mean()
+            self.places[1].copy_(x)
+            return self.conv(seen) + self.table[:, :, :1] + self.ring.mean() + self.frames.mean()
 
     net = component_of(Stream(), normal(1, 4, 2, 5, 6))
     reference = eager_reference(net)
@@ -307,6 +310,7 @@ def test_channels_last_keeps_features_of_earlier_calls_in_the_layout_and_other_s
     step = Recipe(transforms=[ChannelsLast()]).prepare(net, tmp_path)
     layouts = [each.is_contiguous(memory_format=torch.channels_last_3d) for each in net.module.buffers()]
     assert layouts == [True, False, False], "no convolution reads the ring, and no call writes to the table"
+    assert net.module.places[1].is_contiguous(), "the memory of two tensors"
     assert step.recipe[0].notes == ("tensors of its state that are kept in this layout, too: 1",)
     assert Parity().measure(Subject(net, step, reference, None, 0)).problem is None
     assert torch.equal(net.module.features, before), "put back"
