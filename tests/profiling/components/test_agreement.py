@@ -205,28 +205,25 @@ def test_calls_before_eager_itself_is_too_far_are_judged(factor, judged):
     assert not wrong.passed
 
 
-def test_a_recipe_s_own_tolerance_grows_with_eager_s_error():
-    """Eager is off by 0.01 to 0.08 in four calls; a quantised step of tolerance 0.05 by five times as much."""
-    exact, near = growing(0.0, 2.0), growing(0.01, 2.0)
-    near.place.calls = 4
+def test_a_recipe_s_own_tolerance_grows_with_eager_s_error_and_never_allows_an_output_of_zeros():
+    """Eager is off by 0.01 to 0.08 in four calls; a quantised step of tolerance 0.05 by five times as much.
+
+    Where eager's error grows from 0.001 to 0.4, 0.05 times that ratio would be 20.
+    """
 
     def off(times):
         return step_of(lambda c, number, _: c.inputs["x"] * (1 + times * 0.01 * 2 ** (number - 1)))
 
-    own = Rules(tolerance=0.05)
+    exact, near, own = growing(0.0, 2.0), growing(0.01, 2.0), Rules(tolerance=0.05)
+    near.place.calls = 4
     assert verdict_of(near, off(4.9), exact, own).passed
     wrong = verdict_of(near, off(5.1), exact, own)
     assert wrong.wrong_from == 1
     assert "allowed 0.05" in (wrong.reason or "")
-
-
-def test_a_recipe_s_own_tolerance_never_allows_an_output_of_zeros():
-    """Eager's error grows from 0.001 to 0.4: 0.05 times that ratio would be 20."""
     exact, near = growing(0.0, 2.4), growing(0.001, 2.4)
-
     zeros_from_call_4 = step_of(lambda component, number, output: output * (number < 4))
-    assert verdict_of(near, exact=exact, rules=Rules(tolerance=0.05)).calls == 4
-    assert not verdict_of(near, zeros_from_call_4, exact, Rules(tolerance=0.05)).passed
+    assert verdict_of(near, exact=exact, rules=own).calls == 4
+    assert not verdict_of(near, zeros_from_call_4, exact, own).passed
 
 
 def logistic(self, x):

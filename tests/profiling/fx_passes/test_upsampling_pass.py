@@ -109,17 +109,6 @@ def test_upsampling_that_others_read_is_computed_for_them():
     assert (counts, calls(traced)["interpolate"]) == ([2], 1)
 
 
-def test_upsampling_of_what_is_written_to_stays():
-    def forward(self, x):
-        x = x * 1
-        part, up = x[:, :4], F.interpolate(x, scale_factor=2)
-        x.mul_(2)
-        return self.conv(up) + part.mean()
-
-    module = Net(forward, conv=nn.Conv2d(6, 4, 3, padding=1))
-    assert applied([FoldUpsampling()], module, 1e-6, x=f32(2, 6, 4, 4))[1] == [0]
-
-
 def test_bfloat16_is_rounded_once():
     """Sums of weights are rounded as each weight was."""
     module = Net(lambda self, x: self.conv(UP(x)), conv=nn.Conv2d(64, 32, 3, padding=1))
@@ -143,27 +132,36 @@ INTERPOLATED = {
 }
 
 
+INTERPOLATION = ReplaceInterpolation(resize=resize, tables=tables, misfit=taken)
+
+
 @pytest.mark.parametrize("name", INTERPOLATED)
 def test_interpolation_by_the_kernel(name):
     options, is_replaced = INTERPOLATED[name]
-    steps = [ReplaceInterpolation(resize=resize, tables=tables, misfit=taken)]
     module = Net(lambda self, x: F.interpolate(x * 2, **options) + 1)
-    traced, counts = applied(steps, module, 1e-6, x=last(f32(2, 6, 5, 6)))
+    traced, counts = applied([INTERPOLATION], module, 1e-6, x=last(f32(2, 6, 5, 6)))
     assert (counts, calls(traced)["resize"]) == ([is_replaced], is_replaced)
     assert traced.meta["left"] == {}
 
 
-def test_interpolation_that_stays():
-    steps = [ReplaceInterpolation(resize=resize, tables=tables, misfit=taken)]
-    options = {"scale_factor": 2, "mode": "bilinear"}
-    contiguous = Net(lambda self, x: F.interpolate(x, **options))
-    assert applied(steps, contiguous, 1e-6, x=f32(2, 6, 5, 6))[0].meta["left"] == {"it is contiguous": 1}
+def test_interpolation_that_the_kernel_does_not_take_stays():
+    contiguous = Net(lambda self, x: F.interpolate(x, scale_factor=2, mode="bilinear"))
+    traced, _ = applied([INTERPOLATION], contiguous, 1e-6, x=f32(2, 6, 5, 6))
+    assert traced.meta["left"] == {"it is contiguous": 1}
 
+
+@pytest.mark.parametrize(
+    ("a_pass", "mode", "left"),
+    [(FoldUpsampling(), "nearest", {}), (INTERPOLATION, "bilinear", {"the memory of its input is written to": 1})],
+    ids=["upsampling", "interpolation"],
+)
+def test_what_is_written_to_after_it_was_read_stays(a_pass, mode, left):
     def forward(self, x):
         x = x * 1
-        part, up = x[:, :4], F.interpolate(x, **options)
+        part, up = x[:, :4], F.interpolate(x, scale_factor=2, mode=mode)
         x.mul_(2)
-        return up + part.mean()
+        return self.conv(up) + part.mean()
 
-    left = applied(steps, Net(forward), 1e-6, x=last(f32(2, 6, 5, 6)))[0].meta["left"]
-    assert left == {"the memory of its input is written to": 1}
+    module = Net(forward, conv=nn.Conv2d(6, 4, 3, padding=1))
+    traced, counts = applied([a_pass], module, 1e-6, x=last(f32(2, 6, 4, 4)))
+    assert (counts, traced.meta["left"]) == ([0], left)

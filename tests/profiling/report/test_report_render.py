@@ -66,9 +66,8 @@ def test_the_answer_comes_first_and_the_paths_last(three, save):
     assert not list(run.glob(".*"))
 
 
-def test_committed_runs_have_their_report_and_the_same_tables_in_a_hundred_columns(committed):
+def test_the_tables_of_a_committed_run_fit_a_hundred_columns(committed):
     data = load_run(committed)
-    assert run_report(data).markdown() == (committed / "report.md").read_text(encoding="utf-8")
     assert max(len(line) for line in run_report(data).console().splitlines() if str(committed) not in line) <= 100
     details = run_report(data).console("report")
     for table in (table for section in run_report(data).sections for table in section.tables if table):

@@ -8,7 +8,6 @@ from report_records import build, build_loop, clocks, frame_loop, run_data, titl
 
 from profiling.report.answer import answer_section, notes_section
 from profiling.report.heading import ceilings_line
-from profiling.report.render import Report, run_report
 from profiling.report.roofline import REASONS, deciding, judged_calls, next_step, roofline_section, stage_ms
 from profiling.report.run_data import load_run
 from profiling.results.verdicts import by_component
@@ -239,15 +238,3 @@ def made_up(seed):
 
 def test_made_up_runs_advise_nothing_that_they_refute():
     assert sum(check(run_data(*made_up(seed))) for seed in range(100)) > 50
-
-
-def test_no_rendering_says_it_either():
-    """The stored advice of a record, which a later cell of the same run refuted, is in none of the texts."""
-    steps = [{"words": "cuda_graph", "advice": "planted: capture it (cuda_graph)", "variant": "cuda_graph"}]
-    section = {"roofline_ms": 0.4, "over_roofline": 5.0, "bound": "GEMM 60%", "evidence": ["x"], "steps": steps}
-    slower = build("cuda_graph", 9.0, roofline={"roofline_ms": 0.4, "bound": "GEMM 60%", "evidence": ["x"]})
-    data = run_data(build("baseline", 2.0, roofline=section), slower)
-    for render in (Report.console, Report.markdown, Report.page):
-        assert "planted" not in render(run_report(data))
-    alone = run_data(build("baseline", 2.0, roofline=section))
-    assert "planted" in run_report(alone).console("report")
