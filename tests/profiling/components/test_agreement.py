@@ -107,7 +107,6 @@ def test_a_step_that_is_right_in_the_first_call_and_wrong_later(wrong, dtype):
 
 
 def picture(generator):
-    """Return a smooth picture with texture."""
     rows = torch.linspace(0, 6, 512)
     waves = rows[:, None].sin() * rows[None].cos() + 0.3 * torch.randn(512, 512, generator=generator)
     return {"x": waves.expand(1, 3, 512, 512).clone()}

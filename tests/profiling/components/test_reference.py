@@ -60,7 +60,6 @@ def computed(spec, dtype="bfloat16"):
 
 
 def distance(one, other):
-    """Return the largest error of an output in two calls."""
     pairs = zip(one.log, other.log, strict=True)
     return max(relative_l2(each["output",].numbers, wanted["output",].numbers) for each, wanted in pairs)
 

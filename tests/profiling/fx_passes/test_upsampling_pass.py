@@ -28,7 +28,6 @@ def one_row(x):
 
 
 def last(x):
-    """Return a tensor or a module with its channels last."""
     return x.to(memory_format=torch.channels_last)
 
 

@@ -119,8 +119,6 @@ class Benchmark(nn.Module):
 
 
 class Raises(nn.Module):
-    """Fails inside the capture for a reason of its own."""
-
     def forward(self, x):
         if torch.cuda.is_current_stream_capturing():
             raise ValueError("planted")  # HERE

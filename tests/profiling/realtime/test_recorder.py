@@ -220,7 +220,6 @@ def test_without_a_frame_nothing_is_saved_and_a_stage_that_begins_too_late_is_lo
 
 
 def entered(pool, block):
-    """Enter a block in the thread of a pool, and return it."""
     return pool.submit(block.__enter__).result()
 
 

@@ -32,7 +32,6 @@ ALL = sorted(path.stem for path in (CONF / "pipeline").glob("*.yaml"))
 
 
 def of(name):
-    """Return (config, graph) of a pipeline."""
     GlobalHydra.instance().clear()
     return checked(compose_config("realtime", (f"pipeline={name}", VARIANTS), [CONF]))
 

@@ -19,7 +19,6 @@ def summary(series, events=(), media_rate=None, **options):
 
 
 def faults(section):
-    """Return every fault that a summary names."""
     named = {
         "causes": section.slow.causes,
         "growing": section.slope.growing,

@@ -29,8 +29,6 @@ def three() -> tuple[Record, ...]:
 
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[[Sequence[Record]], Path]:
-    """Write records as a run folder."""
-
     def write(records: Sequence[Record]) -> Path:
         run = tmp_path / "2026-01-02"
         run.mkdir()
@@ -58,5 +56,4 @@ def write_page(save: Callable[[Sequence[Record]], Path]) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module", params=COMMITTED, ids=lambda run: run.name)
 def committed(request: pytest.FixtureRequest) -> Path:
-    """Give each run that is committed, in turn."""
     return request.param

@@ -48,7 +48,6 @@ def cell(component: str, variant: str, p50: float, sm_clock: float | None = None
 
 
 def pair(component: str, eager: float, compiled: float, **changes: Any) -> tuple[Record, Record]:
-    """Make a baseline and a compiled variant."""
     return cell(component, "baseline", eager, **changes), cell(component, "compile", compiled, **changes)
 
 

@@ -35,7 +35,6 @@ def test_metrics_of_a_users_own_show_their_numbers():
 
 
 def spreads(*records):
-    """Return what is drawn of each component."""
     (chart,) = latency_section(run_data(*records)).charts
     return {title: drawn for title, drawn in chart.drawings.items() if isinstance(drawn, Rows)}
 

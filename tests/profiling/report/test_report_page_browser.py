@@ -16,8 +16,6 @@ pytestmark = pytest.mark.browser
 
 @pytest.fixture
 def shown(show, tmp_path):
-    """Open the page of a committed run."""
-
     def show_run(name, **options):
         file = tmp_path / PAGE_FILE
         file.write_text(run_report(load_run(RESULTS / name)).page(), encoding="utf-8")

@@ -24,7 +24,6 @@ def sections(folder):
 
 
 def table(folder, key):
-    """Return the rows of the table of a section, which has its title."""
     section = sections(folder)[key]
     return titled(section)[section.title]
 

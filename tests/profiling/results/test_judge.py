@@ -279,7 +279,6 @@ def test_an_undecided_pair_says_what_would_tell():
 
 
 def known_to(ratio, error=0.01):
-    """A ratio whose logarithm has this standard error."""
     return Pair(float(np.log(ratio)), error**2, 1e6, 0.0, 1e6)
 
 

@@ -3,15 +3,8 @@
 from typing import Any
 
 import torch
-from fixed_component import Net, fixed_component
+from fixed_component import Net
 from torch import Tensor, nn
-
-from profiling.components.component import Component
-
-
-def component(module: nn.Module, device: str = "cpu", **inputs: Tensor) -> Component:
-    """Make a component of `module` that always has the same inputs."""
-    return fixed_component(module.to(device), **{name: tensor.to(device) for name, tensor in inputs.items()})
 
 
 @torch.library.custom_op("planted_limits::write_rings", mutates_args={"k", "v"})
@@ -46,15 +39,11 @@ class Chain(nn.Module):
 
 
 class Copy(nn.Module):
-    """A copy of its input."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x.clone()
 
 
 class Product(nn.Module):
-    """A matrix times its input."""
-
     def __init__(self, width: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(width, width, dtype=dtype) * width**-0.5)

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from planted_networks import Chain, Copy, Product, component
+from fixed_component import fixed_component
+from planted_networks import Chain, Copy, Product
 
 from profiling.metrics.clocks import CallClock
 from profiling.results.jsonl import read_records
@@ -27,7 +28,7 @@ def ceilings():
 
 @torch.inference_mode()
 def judged(ceilings, module, *, calls=50, **inputs):
-    planted = component(module, "cuda", **inputs)
+    planted = fixed_component(module.cuda(), **{name: tensor.cuda() for name, tensor in inputs.items()})
     clock = CallClock(torch.device("cuda"))
     for _ in range(5):
         clock.sample(planted.call)

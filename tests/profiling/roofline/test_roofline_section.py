@@ -5,8 +5,9 @@ import re
 
 import pytest
 import torch
+from fixed_component import fixed_component as component
 from hand_made_ceilings import ceilings_of
-from planted_networks import Chain, Copy, Product, component
+from planted_networks import Chain, Copy, Product
 
 from profiling.results.explanations import KernelFinding, ModuleTime, TraceAnalysis
 from profiling.results.jsonl import read_records

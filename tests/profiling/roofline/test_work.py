@@ -5,9 +5,10 @@ from functools import partial
 import pytest
 import torch
 from fixed_component import Net
+from fixed_component import fixed_component as component
 from hand_made_ceilings import ceilings_of
 from msgspec.structs import replace
-from planted_networks import component, writes_rings
+from planted_networks import writes_rings
 from torch import nn
 from torch._higher_order_ops.out_dtype import out_dtype
 from torch._subclasses.fake_tensor import FakeTensorMode

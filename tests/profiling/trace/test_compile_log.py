@@ -16,7 +16,6 @@ PROGRAM = Path(__file__).with_name("planted_compiles.py")
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
-    """What torch logs of the program."""
     folder = tmp_path_factory.mktemp("logs")
     environment = {**os.environ, "TORCH_TRACE": str(folder)}
     subprocess.run([sys.executable, PROGRAM], env=environment, check=True, capture_output=True, timeout=120)

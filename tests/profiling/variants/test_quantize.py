@@ -276,8 +276,6 @@ def test_wrong_options_are_refused(options, says, net, tmp_path):
 
 def test_any_transform_with_choices_has_them_in_its_record(tmp_path):
     class First:
-        """A transform of a user's own."""
-
         def __call__(self, module):
             module[0] = nn.Sequential(module[0])
             return module

@@ -161,7 +161,6 @@ def test_a_reset_that_replaces_what_a_graph_reads_is_refused(tmp_path):
 
 
 def broken(module):
-    """A transform of a user's own that fails."""
     raise ValueError("no room")
 
 
