@@ -153,7 +153,7 @@ def test_branches_of_a_replay_are_not_mixed_up(kernels, reference, expected):
     assert [item.module for item in completed(timeline(events), known)[0]] == expected
 
 
-def test_operators_that_a_compiler_keeps_keep_their_submodule():
+def test_operators_that_a_compiler_keeps_keep_their_submodule_but_for_products_of_another_number():
     eager, fused = attributions("net.eager_hooks"), attributions("net.compile")
     found = with_eager_modules(fused, eager)
     assert all(item.module is None for item in found if item.work.name.startswith("triton_"))
@@ -161,6 +161,12 @@ def test_operators_that_a_compiler_keeps_keep_their_submodule():
     assert kept > 0.7 * sum(item.work.length for item in found)
     named = [(item.kind, item.flops, item.module) for item in found if item.flops is not None]
     assert named == [(item.kind, item.flops, item.module) for item in eager if item.flops is not None]
+    first = next(place for place, item in enumerate(eager) if item.module == "blocks.0.qkv")
+    fewer = with_eager_modules(fused, (*eager[:first], *eager[first + 1 :]))
+    open_now = {before.module for before, after in zip(found, fewer, strict=True) if before.module and not after.module}
+    assert open_now == {f"blocks.{n}.qkv" for n in range(3)}
+    custom = KernelAttribution(GpuWork("_attend", "kernel", 20, 30, 1, 5, None), "attention", "models::attend", "ring")
+    assert [each.module for each in with_eager_modules([replace(custom, module=None)], [custom])] == ["ring"]
 
 
 def test_products_that_a_library_launches_as_several_kernels_are_anchors_too():
@@ -177,17 +183,6 @@ def test_products_that_a_library_launches_as_several_kernels_are_anchors_too():
     assert list(by_module) == [None, *layers], "in the order of the network"
     assert [len(by_module[layer]) for layer in layers] == [1, 2, 1, 2, 4]
     assert all(item.operator.startswith("triton_") for item in by_module[None])
-
-
-def test_another_number_of_products_of_one_size_leaves_them_open():
-    eager, fused = attributions("net.eager_hooks"), attributions("net.compile")
-    first = next(place for place, item in enumerate(eager) if item.module == "blocks.0.qkv")
-    fewer = (*eager[:first], *eager[first + 1 :])
-    pairs = zip(with_eager_modules(fused, eager), with_eager_modules(fused, fewer), strict=True)
-    open_now = [before for before, after in pairs if before.module and not after.module]
-    assert {item.module for item in open_now} == {f"blocks.{n}.qkv" for n in range(3)}
-    custom = KernelAttribution(GpuWork("_attend", "kernel", 20, 30, 1, 5, None), "attention", "models::attend", "ring")
-    assert [each.module for each in with_eager_modules([replace(custom, module=None)], [custom])] == ["ring"]
 
 
 def test_only_what_the_order_decides_corresponds():
