@@ -94,6 +94,14 @@ def test_windows_that_only_one_cell_had_say_nothing_of_the_other():
     assert compare(shorter, longer).answer() == "undecided"
 
 
+def test_between_two_runs_what_others_took_of_a_cell_moves_the_end_at_which_it_is_shorter():
+    alone, beside = (cell(1.0, taken=taken, session=name) for name, taken in (("a", 0.0), ("b", 0.2)))
+    (low, high), (least, most) = compare(alone, beside).interval(), compare(beside, alone).interval()
+    assert low == pytest.approx(1.0, abs=0.03)
+    assert high > 1.2, "the other one may take 20% less without them"
+    assert (least, most) == (pytest.approx(1 / high), pytest.approx(1 / low))
+
+
 def test_among_twelve_equal_cells_beside_others_the_placements_make_none_faster():
     false = 0
     for seed in range(40):
