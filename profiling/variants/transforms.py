@@ -29,8 +29,9 @@ class ChannelsLast(Transform):
         convolutions = [each for each in module.modules() if isinstance(each, (*_FLAT, *_SOLID))]
         changed = sum(map(_converted, convolutions))
         features = [each for each in _own_memory(component) if _is_read_by(convolutions, each)]
-        for each in features:
-            each.data = _in_layout(each)
+        with torch.inference_mode(False), torch.no_grad():  # a module that writes to them may be called outside it
+            for each in features:
+                each.data = _in_layout(each)
         notes = [f"tensors of its state that are kept in this layout, too: {len(features)}"] if features else []
         if not convolutions:
             notes.append(f"{type(module).__name__} has no 2D or 3D convolution")
@@ -64,8 +65,7 @@ def _is_read_by(convolutions: Sequence[nn.Module], state: Tensor) -> bool:
 def _in_layout(tensor: Tensor) -> Tensor:
     """Return a copy of a tensor with channels last: also where one element a channel fits both, for libraries look."""
     layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-    with torch.inference_mode(False), torch.no_grad():  # a module that writes to it may be called outside that mode
-        return torch.empty_like(tensor, memory_format=layout).copy_(tensor)
+    return torch.empty_like(tensor, memory_format=layout).copy_(tensor)
 
 
 def _converted(convolution: nn.Module) -> bool:
